@@ -1,0 +1,5 @@
+"""`python -m normlab`."""
+
+from normlab.cli import main
+
+main()

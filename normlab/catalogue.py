@@ -1,0 +1,157 @@
+"""What there is to choose from, read from the source without running it: `normlab list` needs no torch.
+
+A norm is a class decorated with `@register_norm`, a placement a `Row(...)` of the algebra or an instance given
+to `register_placement`, an option a field with a default and the docstring under it. Presets are the YAML
+files of `conf/`, each opened by a comment that says what it is.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from normlab.paths import config_dir
+
+_PACKAGE = Path(__file__).resolve().parent
+
+Entry = dict[str, Any]
+
+
+def norms() -> list[Entry]:
+    """Every norm, then its presets."""
+    found = [_entry(node) for node in _classes("norms/*.py", "register_norm")]
+    return _with_presets(found, "norm")
+
+
+def placements() -> list[Entry]:
+    """Every placement: rows of the algebra, and schemes with a class of their own."""
+    rows = [_row(node) for node in _nodes("placements/*.py", ast.Call) if _called(node) == "Row"]
+    # A scheme's class is one with a name, a formula and a source of its own.
+    schemes = [_entry(node) for node in _nodes("placements/*.py", ast.ClassDef)]
+    return rows + [entry for entry in schemes if entry["name"] and entry.get("formula")]
+
+
+def models() -> list[Entry]:
+    """Every preset of the model, with what it sets."""
+    return [_preset(path) for path in sorted((config_dir() / "model").glob("*.yaml"))]
+
+
+def data() -> list[Entry]:
+    """Every corpus."""
+    return [entry for entry in map(_entry, _subclasses("DataConfig")) if entry["name"]]
+
+
+def optim() -> list[Entry]:
+    """Every optimiser."""
+    return [entry for entry in map(_entry, _subclasses("OptimConfig")) if entry["name"]]
+
+
+def _trees(pattern: str) -> Iterator[ast.Module]:
+    for path in sorted(_PACKAGE.glob(pattern)):
+        yield ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _nodes(pattern: str, kind: type) -> Iterator[Any]:
+    for tree in _trees(pattern):
+        yield from (node for node in ast.walk(tree) if isinstance(node, kind))
+
+
+def _classes(pattern: str, decorator: str) -> Iterator[ast.ClassDef]:
+    for node in _nodes(pattern, ast.ClassDef):
+        if any(isinstance(mark, ast.Name) and mark.id == decorator for mark in node.decorator_list):
+            yield node
+
+
+def _subclasses(base: str) -> Iterator[ast.ClassDef]:
+    """The class itself, for the options that all share, is not among them."""
+    for node in _nodes("config.py", ast.ClassDef):
+        if any(isinstance(parent, ast.Name) and parent.id == base for parent in node.bases):
+            yield node
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def _entry(node: ast.ClassDef) -> Entry:
+    """A class's name, its ClassVars, its options and its documentation."""
+    entry: Entry = {"name": "", "about": (ast.get_docstring(node) or "").split("\n")[0]}
+    options: list[Entry] = []
+    for field, text in zip(node.body, [*node.body[1:], None], strict=True):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        name, value = field.target.id, _value(field.value)
+        if name == "name":
+            entry["name"] = value or ""
+        elif "ClassVar" in ast.unparse(field.annotation):
+            entry[name] = value
+        else:
+            options.append({"option": name, "default": value, "about": _text(text), **_limits(field.value)})
+    return entry | {"options": options, "documentation": ast.get_docstring(node) or ""}
+
+
+def _row(node: ast.Call) -> Entry:
+    keywords = {word.arg or "": word.value for word in node.keywords}
+    entry = {name: _value(keywords.get(name)) for name in ("name", "formula", "source", "init")}
+    sites = {kind: _sites(keywords.get(kind)) for kind in ("attn", "mlp")}
+    ends = {name: bool(_value(keywords.get(name))) for name in ("embedding_norm", "final_norm")}
+    return entry | {"norms": sites} | ends
+
+
+def _sites(node: ast.expr | None) -> list[str]:
+    if isinstance(node, ast.Call):
+        for word in node.keywords:
+            if word.arg == "norms":
+                return list(_value(word.value) or ())
+    return []
+
+
+def _value(node: ast.expr | None) -> Any:
+    """A literal, or the default inside `option(...)`; otherwise its source."""
+    if node is None:
+        return None
+    if isinstance(node, ast.Call) and _called(node) == "option":
+        return _value(node.args[0]) if node.args else None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def _limits(node: ast.expr | None) -> Entry:
+    """What `option(...)` allows, where it says so."""
+    if not isinstance(node, ast.Call) or _called(node) != "option":
+        return {}
+    return {word.arg or "": _value(word.value) for word in node.keywords if word.arg != "identity"}
+
+
+def _text(node: ast.stmt | None) -> str:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return " ".join(node.value.value.split())
+    return ""
+
+
+def _with_presets(found: list[Entry], group: str) -> list[Entry]:
+    presets = [_preset(path) for path in sorted((config_dir() / group).glob("*.yaml"))]
+    listed: list[Entry] = []
+    for entry in found:
+        listed += [entry, *(preset for preset in presets if preset.get("preset_of") == entry["name"])]
+    return listed
+
+
+def _preset(path: Path) -> Entry:
+    """A preset's name, its opening comment, and the options that it sets."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    about = lines[0].lstrip("# ") if lines and lines[0].startswith("#") else ""
+    sets: Entry = {}
+    base = None
+    for line in lines:
+        if line.startswith("  - ") and line.strip() != "- _self_":
+            base = line.strip()[2:]
+        word, colon, value = line.partition(": ")
+        if colon and not line.startswith(("#", " ")) and word != "preset":
+            sets[word] = value
+    entry: Entry = {"name": path.stem, "about": about, "sets": sets}
+    return entry | {"preset_of": base} if base else entry

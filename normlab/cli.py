@@ -1,0 +1,156 @@
+"""The command line. Hands `train`'s words on untouched; imports what a command needs when it is called."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normlab import __version__
+from normlab.errors import ConfigError, NormlabError, unknown
+
+if TYPE_CHECKING:
+    from normlab.config import RunConfig
+
+app = typer.Typer(
+    name="normlab",
+    help="A laboratory for normalisation in transformers.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"normlab {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+def train(
+    words: Annotated[list[str] | None, typer.Argument(help="norm=... placement=... model.depth=...")] = None,
+) -> None:
+    """Train a run: normlab train norm=rmsnorm placement=pre model.depth=8.
+
+    The same words again go on with it. Every Hydra flag works: --help, --cfg job, --multirun.
+    """
+    # A reader that closes the pipe (`| head`) is no error; Hydra prints through logging.
+    logging.raiseExceptions = False
+    from normlab.launch import main as launch
+
+    codes: list[int] = []
+    launch(words or [], lambda config: codes.append(_train(config)))
+    if any(codes):
+        raise typer.Exit(max(codes))
+
+
+def _train(config: RunConfig) -> int:
+    """Train one run and say how it ended; the exit code."""
+    from normlab.train.start import train
+
+    outcome = train(config)
+    where = os.path.relpath(outcome.folder.path)
+    status = outcome.status
+    if outcome.already:
+        loss = status.get("val_loss")
+        ending = f", validation loss {loss:.4f}" if isinstance(loss, float) else ""
+        typer.echo(f"{outcome.state} at step {status['step']}{ending}: nothing to do (run.fresh=true starts another)")
+    if outcome.state == "diverged":
+        diverged = status["diverged"]
+        typer.echo(
+            f"diverged at step {diverged['step']}: loss {diverged['loss']}, gradient norm {diverged['grad_norm']}; "
+            f"last finite: {diverged['last_finite']}"
+        )
+    if outcome.state == "interrupted":
+        typer.echo(f"interrupted at step {status['step']}: the same command goes on from there")
+    typer.echo(where)
+    return 128 + outcome.signal if outcome.signal else 0
+
+
+@app.command()
+def summarize(
+    path: Annotated[str, typer.Argument(help="A results folder, its runs, or one run.")] = "results",
+    format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
+) -> None:
+    """One line a run: how it ended, its losses, its speed."""
+    from normlab.report.render import render
+    from normlab.report.summary import summarize as rows_of
+
+    typer.echo(render(rows_of(path), format))
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim or runs.")],
+    path: Annotated[str, typer.Argument(help="Where the runs are (for runs).")] = "results",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option and its meaning.")] = False,
+) -> None:
+    """What there is to choose from, and what was run."""
+    from normlab.report.catalogue import ENTRIES, ROWS
+    from normlab.report.listing import list_runs
+    from normlab.report.render import render
+
+    kinds = {"runs": lambda: list_runs(path), **(ENTRIES if json else ROWS)}
+    if what not in kinds:
+        raise ConfigError(unknown("list", what, kinds))
+    typer.echo(render(kinds[what](), "json" if json else "table"))
+
+
+@app.command()
+def sample(
+    run: Annotated[str, typer.Argument(help="A run: its folder, its id, the beginning of it, or its name.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "def ",
+    tokens: Annotated[int, typer.Option(help="How many tokens to add.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="The same seed, the same text.")] = 0,
+    results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
+) -> None:
+    """Continue a text with a run's model."""
+    from normlab.train.load import load
+
+    typer.echo(load(run, results_dir=results_dir).sample(prompt, tokens=tokens, temperature=temperature, seed=seed))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point: 0 done, 1 a failure of ours, 2 a mistake in the words, 128 + n stopped by signal n."""
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        code = app(args=words, prog_name="normlab", standalone_mode=False)
+    except NormlabError as error:
+        if debug:
+            raise
+        _fail(str(error))
+    except BrokenPipeError:
+        # Whoever read our output has gone; keep the interpreter from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        # Typer's own errors for words that it does not know; it keeps their class to itself.
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(error.format_message())  # pyright: ignore
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: Any) -> None:
+    line = " ".join(str(message).split())
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,368 @@
+"""What a run is: a tree of typed options, validated, and the identity that is made from it.
+
+Knows neither Hydra nor torch. `launch.py` makes a `RunConfig` from a command line; everything below takes
+one. A config is treated as read-only once `validate` has passed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from normlab.errors import ConfigError, unknown
+from normlab.init_rules import INIT_RULES, get_init_rule
+from normlab.norms.base import NORMS, NormConfig
+from normlab.options import check, from_tree, identity_tree, option
+from normlab.placements.base import PLACEMENTS, Placement
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelConfig:
+    """The transformer, apart from its norms and where they stand."""
+
+    preset: str = option("", identity=False)
+    """The preset that these options came from; a label only."""
+    depth: int = option(4, at_least=1)
+    """Blocks, each of one attention and one MLP sub-layer."""
+    width: int = option(128, at_least=1)
+    """Numbers in a token's residual stream."""
+    heads: int = option(4, at_least=1)
+    """Attention heads; must divide the width."""
+    context: int = option(128, at_least=1)
+    """Tokens in a training sequence, and the most that the model can see."""
+    positions: str = option("learned", choices=("learned", "rope"))
+    """Learned position embeddings (GPT-2) or rotary ones (Su et al. 2021, arXiv:2104.09864)."""
+    rope_theta: float | None = option(None, above=0)
+    """Base of the rotary angles; 10000 unless set. Only with positions=rope."""
+    mlp: str = option("gelu", choices=("gelu", "swiglu"))
+    """GELU in its tanh form, as GPT-2; or SwiGLU (Shazeer 2020, arXiv:2002.05202), as Llama."""
+    mlp_width: int | None = option(None, at_least=1)
+    """Hidden width of the MLP; unless set 4 x width for gelu, 8/3 x width rounded up to 32 for swiglu."""
+    bias: bool = True
+    """Whether the linear layers have biases."""
+    tie_embeddings: bool = True
+    """Whether the head reads the token embedding's matrix."""
+    qk_norm: str = option("off", choices=("off", "head", "full"))
+    """The run's norm on queries and keys, before RoPE: each head apart, or the full width at once."""
+
+    def resolve(self) -> None:
+        """Fill in what depends on other options, and refuse what has no effect.
+
+        Raises:
+            ConfigError: Heads do not divide the width, or an option belongs to another choice.
+        """
+        if self.width % self.heads:
+            choices = [n for n in range(1, self.width + 1) if self.width % n == 0 and n <= 4 * self.heads]
+            raise ConfigError(
+                f"model.heads={self.heads}: does not divide model.width={self.width}; "
+                f"choose one of {', '.join(map(str, choices))}"
+            )
+        if self.positions == "rope":
+            self.rope_theta = 10000.0 if self.rope_theta is None else self.rope_theta
+            if (self.width // self.heads) % 2:
+                raise ConfigError(
+                    f"model.heads={self.heads}: positions=rope rotates pairs, so model.width / model.heads "
+                    f"must be even; it is {self.width // self.heads}"
+                )
+        elif self.rope_theta is not None:
+            raise ConfigError(
+                f"model.rope_theta={self.rope_theta}: has no effect with model.positions=learned; "
+                "leave it out or set model.positions=rope"
+            )
+        if self.mlp_width is None:
+            self.mlp_width = 4 * self.width if self.mlp == "gelu" else -(-8 * self.width // 96) * 32
+
+
+@dataclass(kw_only=True, slots=True)
+class DataConfig:
+    """Options of every corpus. A subclass names where its text comes from."""
+
+    name: str
+    """Which corpus; the word after `data=`."""
+    tokenizer: str = option("bytes", choices=("bytes", "chars"))
+    """UTF-8 bytes (257 tokens), or the characters of the training text."""
+    seed: int = option(0, at_least=0)
+    """Draws the order of the training windows, and nothing else does."""
+    val_fraction: float = option(0.05, above=0, at_most=0.5)
+    """Share of the text that is held out for validation."""
+
+
+@dataclass(kw_only=True, slots=True)
+class StdlibData(DataConfig):
+    """The source of Python's own standard library, without its tests: real text on every machine."""
+
+    name: str = "stdlib"
+
+
+@dataclass(kw_only=True, slots=True)
+class FilesData(DataConfig):
+    """Your own text: .txt (or any text), .jsonl/.json and .parquet; a file, several, or a folder."""
+
+    name: str = "files"
+    path: Any = option(None, identity=False)
+    """A file, a folder, or a list of them. The corpus's hash, not its path, is part of a run's identity."""
+    column: str = "text"
+    """The column of JSONL and Parquet files that holds the text."""
+
+
+DATA: dict[str, type[DataConfig]] = {"stdlib": StdlibData, "files": FilesData}
+
+SCHEDULES = ("cosine", "linear", "constant", "wsd")
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimConfig:
+    """Options of every optimiser: the learning rate and its schedule, clipping, weight decay."""
+
+    formula: ClassVar[str]
+    source: ClassVar[str]
+
+    name: str
+    """Which optimiser; the word after `optim=`."""
+    lr: float = option(1e-3, above=0)
+    """Peak learning rate, per step."""
+    schedule: str = option("cosine", choices=SCHEDULES)
+    """What follows the warm-up: cosine, linear, constant, or wsd (warm-up, stable, decay)."""
+    warmup_steps: int | None = option(None, at_least=0)
+    """Steps of linear rise to the peak; unless set 50, or half of all steps where that is less."""
+    final_lr_fraction: float | None = option(None, at_least=0, at_most=1)
+    """Learning rate at the end over the peak; 0.1 unless set (0 for wsd). Not with schedule=constant."""
+    decay_fraction: float | None = option(None, above=0, at_most=1)
+    """Share of the steps that the decay of wsd takes; 0.2 unless set. Only with schedule=wsd."""
+    clip: float | None = option(1.0, above=0)
+    """Largest norm of the whole gradient; null for no clipping."""
+    weight_decay: float = option(0.1, at_least=0)
+    """Decoupled for AdamW, added to the gradient for SGD."""
+    decay: str = option("matrices", choices=("matrices", "all"))
+    """What is decayed: matrices and embeddings, or gains and biases too."""
+
+    def resolve(self, steps: int) -> None:
+        """Fill in what depends on the schedule and the number of steps, and refuse what has no effect."""
+        if self.warmup_steps is None:
+            self.warmup_steps = min(50, steps // 2)
+        if self.warmup_steps > steps:
+            raise ConfigError(f"optim.warmup_steps={self.warmup_steps}: more than train.steps={steps}")
+        if self.schedule == "constant":
+            if self.final_lr_fraction is not None:
+                raise ConfigError(
+                    f"optim.final_lr_fraction={self.final_lr_fraction}: has no effect with "
+                    "optim.schedule=constant; leave it out or choose cosine, linear or wsd"
+                )
+        elif self.final_lr_fraction is None:
+            self.final_lr_fraction = 0.0 if self.schedule == "wsd" else 0.1
+        if self.schedule == "wsd":
+            self.decay_fraction = 0.2 if self.decay_fraction is None else self.decay_fraction
+        elif self.decay_fraction is not None:
+            raise ConfigError(
+                f"optim.decay_fraction={self.decay_fraction}: has no effect with "
+                f"optim.schedule={self.schedule}; leave it out or set optim.schedule=wsd"
+            )
+        if self.decay == "all" and self.weight_decay == 0:
+            raise ConfigError("optim.decay=all: has no effect with optim.weight_decay=0; leave one of them out")
+
+
+@dataclass(kw_only=True, slots=True)
+class AdamW(OptimConfig):
+    """Adam with decoupled weight decay."""
+
+    formula: ClassVar[str] = "w <- w - lr (m^/(sqrt(v^) + eps) + wd w)"
+    source: ClassVar[str] = "Loshchilov & Hutter 2017, arXiv:1711.05101, algorithm 2"
+
+    name: str = "adamw"
+    beta1: float = option(0.9, at_least=0, below=1)
+    """Decay of the mean of gradients, per step."""
+    beta2: float = option(0.95, at_least=0, below=1)
+    """Decay of the mean of squared gradients, per step."""
+    eps: float = option(1e-8, above=0)
+    """Added to the root of the second moment."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SGD(OptimConfig):
+    """Gradient descent with momentum."""
+
+    formula: ClassVar[str] = "b <- momentum b + (g + wd w);  w <- w - lr b"
+    source: ClassVar[str] = "Sutskever et al. 2013; torch.optim.SGD's form, dampening 0"
+
+    name: str = "sgd"
+    lr: float = option(0.1, above=0)
+    """Peak learning rate, per step."""
+    weight_decay: float = option(0.0, at_least=0)
+    """Added to the gradient, as weight_decay x weight."""
+    momentum: float = option(0.9, at_least=0, below=1)
+    """Decay of the velocity, per step."""
+    nesterov: bool = False
+    """Look ahead along the velocity."""
+
+    def resolve(self, steps: int) -> None:
+        """As the base, and Nesterov needs momentum."""
+        super(SGD, self).resolve(steps)
+        if self.nesterov and self.momentum == 0:
+            raise ConfigError("optim.nesterov=true: has no effect with optim.momentum=0; leave one of them out")
+
+
+OPTIMIZERS: dict[str, type[OptimConfig]] = {"adamw": AdamW, "sgd": SGD}
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainConfig:
+    """How long, in what batches, and how often things are written."""
+
+    steps: int = option(500, at_least=1)
+    """Optimiser steps."""
+    batch_size: int = option(16, at_least=1)
+    """Sequences in an optimiser step, over all its micro-batches."""
+    accumulation: int = option(1, at_least=1)
+    """Micro-batches that a step is split into; must divide the batch size."""
+    log_every: int = option(10, at_least=1, identity=False)
+    """Steps between two writes of the record; every step's numbers are in it whatever this is."""
+    checkpoint_every: int = option(200, at_least=0, identity=False)
+    """Steps between two checkpoints; 0 for one at the end only. The two newest are kept."""
+
+
+@dataclass(kw_only=True, slots=True)
+class EvalConfig:
+    """Validation: fixed windows, evenly spaced over the held-out text."""
+
+    every: int = option(100, at_least=0, identity=False)
+    """Steps between two evaluations; 0 for one at the end only."""
+    sequences: int = option(64, at_least=1)
+    """Windows of one context each."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrackingConfig:
+    """Where numbers go besides the local record, which is always written."""
+
+    wandb: str = option("auto", choices=("auto", "online", "offline", "off"), identity=False)
+    """Weights & Biases; auto is online with a login, else offline."""
+    project: str = option("normlab", identity=False)
+    """W&B project."""
+    entity: str | None = option(None, identity=False)
+    """W&B entity (user or team); the login's own unless set."""
+    group: str | None = option(None, identity=False)
+    """W&B group; norm-placement-depth unless set, so that seeds group together."""
+    job_type: str = option("train", identity=False)
+    """W&B job type."""
+    tags: list[str] = option([], identity=False)
+    """W&B tags, beside the norm, the placement and the corpus."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RunOptions:
+    """This run among others."""
+
+    name: str | None = option(None, identity=False)
+    """What tables call it; the run's id unless set."""
+    fresh: bool = option(False, identity=False)
+    """Start another run beside the one that these words already made."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RunConfig:
+    """One run, whole: what `normlab train` is asked for."""
+
+    norm: NormConfig
+    placement: Placement
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig
+    optim: OptimConfig
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    run: RunOptions = field(default_factory=RunOptions)
+    seed: int = option(0, at_least=0)
+    """Draws the initial weights."""
+    init: str = "auto"
+    """Init rule; auto is the placement's own."""
+    device: str = option("auto", choices=("auto", "cuda", "cpu"), identity=False)
+    """Where it trains; auto is a GPU where there is one. The resolved device is part of the identity."""
+    precision: str = option("auto", choices=("auto", "fp32", "bf16"), identity=False)
+    """fp32, or bf16 autocast over float32 weights; auto is bf16 on a GPU that has it, else fp32."""
+    compile: str = option("auto", choices=("auto", "on", "off"), identity=False)
+    """torch.compile, block by block; auto is on for a GPU, off for a CPU."""
+    deterministic: bool | None = option(None, identity=False)
+    """Bit for bit the same on the same machine; unless set, true on a CPU and false on a GPU."""
+    results_dir: str = option("results", identity=False)
+    """Where runs are kept."""
+    plugins: list[str] = option([], identity=False)
+    """Python files of yours that register norms or placements."""
+
+    @property
+    def init_rule(self) -> str:
+        """The init rule that is used: `init`, or the placement's own where that is auto."""
+        return self.placement.init_rule if self.init == "auto" else self.init
+
+    def validate(self) -> None:
+        """Resolve what depends on other options and hold everything against its limits.
+
+        Raises:
+            ConfigError: Naming the word, what was seen, and what to do.
+        """
+        check(self)
+        for kind, known in (("norm", NORMS), ("data", DATA), ("optim", OPTIMIZERS)):
+            part = getattr(self, kind)
+            if known.get(part.name) is not type(part):
+                raise ConfigError(f"{kind}.name={part.name}: is not to be set; {kind}=... chooses another")
+        if type(PLACEMENTS.get(self.placement.name)) is not type(self.placement):
+            raise ConfigError(f"placement.name={self.placement.name}: is not to be set; placement=... chooses another")
+        self.model.resolve()
+        self.optim.resolve(self.train.steps)
+        self.norm.validate()
+        self.placement.validate()
+        if self.init != "auto" and self.init not in INIT_RULES:
+            raise ConfigError("init: " + unknown("rule", self.init, ["auto", *INIT_RULES]))
+        get_init_rule(self.init_rule)
+        if self.train.batch_size % self.train.accumulation:
+            raise ConfigError(
+                f"train.accumulation={self.train.accumulation}: does not divide "
+                f"train.batch_size={self.train.batch_size}"
+            )
+        if isinstance(self.data, FilesData):
+            if isinstance(self.data.path, str):
+                self.data.path = [self.data.path]
+            if not self.data.path or not all(isinstance(path, str) for path in self.data.path):
+                raise ConfigError("data.path: data=files needs a file, a folder, or a list: data.path=my.txt")
+
+    def identity(self) -> dict[str, Any]:
+        """The options that can change the numbers, with `init` as it is resolved."""
+        return identity_tree(self) | {"init": self.init_rule}
+
+    @property
+    def config_hash(self) -> str:
+        """SHA-256 of the canonical JSON of `identity()`."""
+        return canonical_hash(self.identity())
+
+
+def config_of_record(tree: Mapping[str, Any]) -> RunConfig:
+    """The config that a run's record holds, its norm and placement being registered.
+
+    Raises:
+        ConfigError: A name or an option is not known: another normlab wrote it, or a plugin is missing.
+    """
+
+    def known(kind: str, names: Mapping[str, Any]) -> Any:
+        name = tree[kind]["name"]
+        if name not in names:
+            raise ConfigError(unknown(kind, name, names))
+        return names[name]
+
+    parts: dict[str, Any] = dict(tree)
+    for kind, names in (("norm", NORMS), ("data", DATA), ("optim", OPTIMIZERS)):
+        parts[kind] = from_tree(known(kind, names), tree[kind])
+    parts["placement"] = from_tree(type(known("placement", PLACEMENTS)), tree["placement"])
+    for name, kind in (
+        ("model", ModelConfig), ("train", TrainConfig), ("eval", EvalConfig), ("tracking", TrackingConfig),
+        ("run", RunOptions),
+    ):  # fmt: skip
+        parts[name] = from_tree(kind, tree[name])
+    return from_tree(RunConfig, parts)
+
+
+def canonical_hash(tree: Any) -> str:
+    """SHA-256, in hex, of a tree of plain values: keys sorted, no spaces, shortest float that reads back."""
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

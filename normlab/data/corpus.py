@@ -1,0 +1,222 @@
+"""A corpus: text as two files of tokens, made once and kept in the cache.
+
+`<cache>/tokens/<key>/` holds `train.bin`, `val.bin` (little-endian unsigned integers, each document followed
+by the end-of-document token) and `meta.json`. The key is a hash of all that the files depend on. Nothing in
+the cache is believed: lengths and hashes are compared at every opening, and what does not fit is made again.
+
+Shapes: N tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normlab.config import DataConfig, FilesData, canonical_hash
+from normlab.data import split as split_rule
+from normlab.data import tokenizers
+from normlab.data.baselines import baselines
+from normlab.data.cache import fresh_folder, locked
+from normlab.data.documents import Documents, read_documents
+from normlab.data.sources import find_sources, source_sha256
+from normlab.data.tokenizers import Tokenizer, token_dtype
+from normlab.errors import DataError
+from normlab.paths import cache_dir
+
+FORMAT = 1
+"""Number of the cache's format; raised when a folder that an older version made must not be used."""
+
+PARTS = ("train", "val")
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Text as tokens, in two parts, and what is known of it."""
+
+    name: str
+    """The word after `data=`."""
+    train: np.memmap
+    """Training tokens (N,), read-only."""
+    val: np.memmap
+    """Validation tokens (N,), read-only."""
+    tokenizer: Tokenizer
+    sha256: str
+    """Hash of both parts' tokens and of the tokenizer: the corpus's identity."""
+    source_sha256: str
+    """Hash of the files that it was made from, names and bytes."""
+    split: str
+    """What was held out: whole `documents`, or their `tails`."""
+    num_documents: int
+    """Documents, without empty ones, in both parts together."""
+    baselines: dict[str, float]
+    """Nats a validation token under uniform, unigram and bigram models."""
+
+    def describe(self) -> dict[str, Any]:
+        """Plain JSON values for a run's record."""
+        return {
+            "name": self.name,
+            "sha256": self.sha256,
+            "tokenizer": self.tokenizer.name,
+            "vocab_size": self.tokenizer.vocab_size,
+            "train_tokens": len(self.train),
+            "val_tokens": len(self.val),
+            "documents": self.num_documents,
+            "split": self.split,
+            "baselines": dict(self.baselines),
+        }
+
+
+def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
+    """The corpus that a config names: from the cache, or made now and put there.
+
+    Args:
+        config: Where the text is, how it is split and tokenized.
+        cache: Folder of the cache; `paths.cache_dir()` unless given.
+
+    Raises:
+        DataError: The text cannot be read or is too short to split, or the cache cannot be written.
+    """
+    cache = (cache or cache_dir()).absolute()
+    sources = find_sources(config)
+    column = config.column if isinstance(config, FilesData) else "text"
+    parts = {
+        "format": FORMAT,
+        "split_rule": split_rule.RULE,
+        "name": config.name,
+        "source_sha256": source_sha256(sources),
+        "tokenizer": config.tokenizer,
+        "val_fraction": config.val_fraction,
+        "column": column,
+    }
+    folder = cache / "tokens" / canonical_hash(parts)
+    if corpus := _read(folder):
+        return corpus
+    # Its name is ours alone: it is deleted as it stands, and the cache may be a folder that others use too.
+    making = cache / ".normlab-making"
+    try:
+        with locked(cache):
+            if corpus := _read(folder):  # another process made it while this one waited
+                return corpus
+            with fresh_folder(folder, making) as new:
+                _write(new, read_documents(sources, column, making / "datasets"), config, parts)
+                if source_sha256(find_sources(config)) != parts["source_sha256"]:
+                    raise DataError(f"data={config.name}: the text changed while it was read; try again")
+    except OSError as error:
+        raise DataError(
+            f"{cache}: the cache cannot be written ({error.strerror or error}); "
+            "set NORMLAB_CACHE to a folder on a disk that can be written and has space"
+        ) from error
+    if corpus := _read(folder):
+        return corpus
+    raise DataError(f"{folder}: does not read back as it was written; check the disk, or set NORMLAB_CACHE")
+
+
+def _write(folder: Path, documents: Documents, config: DataConfig, parts: dict[str, Any]) -> None:
+    digests, lengths = [], []
+    for text in documents:
+        digests.append(hashlib.sha256(text.encode()).digest())
+        lengths.append(len(text))
+    if not digests:
+        raise DataError(f"data={config.name}: there is no text in it; every document is empty")
+    held_out = split_rule.held_out_documents(digests, lengths, config.val_fraction)
+
+    def halves() -> Iterator[tuple[str, str]]:
+        """Each document's training text and validation text; one of them may be empty."""
+        for text, digest in zip(documents, digests, strict=True):
+            if held_out:
+                yield ("", text) if digest in held_out else (text, "")
+            else:
+                start = split_rule.tail_start(text, config.val_fraction)
+                yield text[:start], text[start:]
+
+    tokenizer = tokenizers.fit(config.tokenizer, (train for train, _ in halves()))
+    files = _write_tokens(folder, halves, tokenizer)
+    for part in PARTS:
+        if files[part]["tokens"] == 0:
+            raise DataError(
+                f"data={config.name}: {sum(lengths)} characters in {len(lengths)} documents leave nothing "
+                f"for {part} with data.val_fraction={config.val_fraction}; give it more text"
+            )
+    train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
+    meta = parts | {
+        "split": "documents" if held_out else "tails",
+        "num_documents": len(lengths),
+        "tokenizer_state": tokenizer.state(),
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": token_dtype(tokenizer.vocab_size).str,
+        "files": files,
+        "baselines": baselines(train_N, val_N, tokenizer.vocab_size),
+    }
+    meta["meta_sha256"] = canonical_hash(meta)
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+
+
+def _write_tokens(
+    folder: Path, halves: Callable[[], Iterator[tuple[str, str]]], tokenizer: Tokenizer
+) -> dict[str, dict[str, Any]]:
+    """Write both parts, one document in memory at a time; length and hash of each."""
+    dtype = token_dtype(tokenizer.vocab_size)
+    end = np.array([tokenizer.end_of_document], dtype).tobytes()
+    hashes = {part: hashlib.sha256() for part in PARTS}
+    sizes = dict.fromkeys(PARTS, 0)
+    with _bin(folder, "train").open("wb") as train, _bin(folder, "val").open("wb") as val:
+        for texts in halves():
+            for part, file, text in zip(PARTS, (train, val), texts, strict=True):
+                if text:
+                    content = tokenizer.encode(text).astype(dtype, copy=False).tobytes() + end
+                    hashes[part].update(content)
+                    sizes[part] += file.write(content)
+    return {
+        part: {
+            "tokens": sizes[part] // dtype.itemsize,
+            "bytes": sizes[part],
+            "sha256": hashes[part].hexdigest(),
+        }
+        for part in PARTS
+    }
+
+
+def _read(folder: Path) -> Corpus | None:
+    """The corpus in a folder of the cache, or None where there is none or it is damaged."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        if meta.pop("meta_sha256") != canonical_hash(meta):
+            return None
+        for part in PARTS:
+            file = meta["files"][part]
+            if _bin(folder, part).stat().st_size != file["bytes"]:
+                return None
+            with _bin(folder, part).open("rb") as content:
+                if hashlib.file_digest(content, "sha256").hexdigest() != file["sha256"]:
+                    return None
+        tokenizer = tokenizers.from_state(meta["tokenizer_state"])
+        train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
+    # Whatever else stands where a corpus should be is a damaged corpus.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    identity = {part: meta["files"][part]["sha256"] for part in PARTS} | {"tokenizer": tokenizer.state()}
+    return Corpus(
+        name=meta["name"],
+        train=train_N,
+        val=val_N,
+        tokenizer=tokenizer,
+        sha256=canonical_hash(identity),
+        source_sha256=meta["source_sha256"],
+        split=meta["split"],
+        num_documents=meta["num_documents"],
+        baselines=meta["baselines"],
+    )
+
+
+def _memmap(folder: Path, part: str, tokenizer: Tokenizer) -> np.memmap:
+    return np.memmap(_bin(folder, part), token_dtype(tokenizer.vocab_size), mode="r")
+
+
+def _bin(folder: Path, part: str) -> Path:
+    return folder / f"{part}.bin"

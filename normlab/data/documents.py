@@ -1,0 +1,167 @@
+"""The documents of a corpus, read from its files with Hugging Face `datasets`.
+
+What `datasets` prepares lies in a scratch folder that is new for every corpus, so a changed file cannot be
+answered from an older copy; from there it is read a few documents at a time, however large the corpus.
+`datasets` is imported inside functions: it takes seconds, and a corpus that is in the cache does not need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normlab.data.sources import Source, invalid_utf8_at
+from normlab.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+BATCH = 16
+"""Documents in memory at once."""
+
+
+class Documents:
+    """The documents in order, without the empty ones. Can be gone through more than once.
+
+    Raises:
+        DataError: While iterating, where a row is no text: the file, the row and what it holds.
+    """
+
+    def __init__(self, parts: list[tuple[Source, Dataset, str]]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[str]:
+        for source, rows, column in self._parts:
+            for number, text in enumerate(_values(source, rows, column), start=1):
+                if not isinstance(text, str):
+                    raise DataError(
+                        f"{source.path}: row {number} of column {column!r} is {text!r:.40}, not text; "
+                        "leave such rows out, or set data.column to another"
+                    )
+                if text:
+                    yield text
+
+
+def read_documents(sources: Sequence[Source], column: str, scratch: Path) -> Documents:
+    r"""Read files into documents: a text file is one, a JSON or Parquet file has one a row.
+
+    Line ends of text files become `\n`, as Python's text mode does it; those inside JSON strings and Parquet
+    stay as they are.
+
+    Args:
+        sources: The files.
+        column: The column of JSON and Parquet files that holds the text.
+        scratch: An empty or new folder of ours; the documents need it as long as they live.
+
+    Raises:
+        DataError: A file is not UTF-8, is not what its name says, or lacks the column.
+    """
+    for source in sources:
+        at = None if source.kind == "parquet" else invalid_utf8_at(source.path)
+        if at is not None:
+            raise DataError(
+                f"{source.path}: not UTF-8 at byte {at}; convert it (iconv -t utf-8), unpack it, or leave it out"
+            )
+    parts = []
+    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, _quiet_and_offline():
+        links = {source: _link(source, folder, number) for number, source in enumerate(sources)}
+        for is_text, group in itertools.groupby(sources, key=lambda source: source.kind == "text"):
+            # Text files are loaded together, for speed. Others one by one: their columns may differ.
+            for batch in [list(group)] if is_text else [[source] for source in group]:
+                wanted = "text" if is_text else column
+                rows = _load(batch, [links[source] for source in batch], wanted, scratch)
+                if rows is not None:
+                    parts.append((batch[0], rows, wanted))
+    return Documents(parts)
+
+
+def _values(source: Source, rows: Dataset, column: str) -> Iterator[Any]:
+    try:
+        for batch in rows.select_columns([column]).iter(batch_size=BATCH):
+            yield from batch[column]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source.path}: column {column!r} is not UTF-8 ({error.reason}); convert it") from error
+
+
+def _link(source: Source, folder: str, number: int) -> str:
+    """A link to a file under a name that `datasets` takes as it stands.
+
+    It reads brackets and stars as patterns, `::` and `://` as addresses, `$HOME` as a variable, and unpacks
+    what is called .gz; a user's file may be called any of it.
+    """
+    link = Path(folder, f"{number:07d}.{source.kind}")
+    link.symlink_to(source.path.absolute())
+    return str(link)
+
+
+def _load(sources: list[Source], links: list[str], column: str, scratch: Path) -> Dataset | None:
+    """The rows of files of one kind; None where there are none, which `datasets` takes for an error."""
+    import datasets
+
+    source, kind = sources[0], sources[0].kind
+    try:
+        options = _options(source, links[0], column)
+        if options is None:
+            return None
+        rows = datasets.load_dataset(kind, data_files=links, cache_dir=str(scratch), split="train", **options)
+    except DataError:
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error  # `datasets` wraps what went wrong in a sentence that says nothing
+        if isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT):
+            raise cause from error  # the scratch folder's trouble, not the file's
+        reason = str(cause).partition("\n")[0].replace(links[0], str(source.path))
+        more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        raise DataError(f"{source.path}{more}: cannot be read as {kind} ({reason}); mend it or leave it out") from error
+    _check_column(source, column, rows.column_names)
+    return rows
+
+
+def _options(source: Source, link: str, column: str) -> dict[str, Any] | None:
+    """What `datasets` must be told to read a file as it stands; None where it has no rows."""
+    import pyarrow.parquet
+    from datasets.packaged_modules.json.json import JsonConfig
+
+    if source.kind == "text":
+        return {"sample_by": "document"}
+    if source.kind == "parquet":
+        with pyarrow.parquet.ParquetFile(link) as file:
+            _check_column(source, column, file.schema_arrow.names)
+            # Unless told, it reads as many rows at once as the first row group has, which may be none.
+            return {"columns": [column], "batch_size": 1000} if file.metadata.num_rows else None
+    if source.path.stat().st_size == 0:
+        return None
+    # Rows with the columns of some chat formats would else be turned into others, by a package we lack.
+    return {"parse_agent_traces": False} if "parse_agent_traces" in JsonConfig.__dataclass_fields__ else {}
+
+
+def _check_column(source: Source, column: str, names: list[str]) -> None:
+    if column not in names:
+        raise DataError(
+            f"{source.path}: no column {column!r}{nearest(column, names)}; it has {', '.join(names)}; set data.column"
+        )
+
+
+@contextlib.contextmanager
+def _quiet_and_offline() -> Iterator[None]:
+    """No progress bars, no log lines, and no network: `load_dataset` reports each use to be counted."""
+    import datasets
+    from datasets import config
+    from datasets.utils import are_progress_bars_disabled, logging
+
+    bars, verbosity, offline = not are_progress_bars_disabled(), logging.get_verbosity(), config.HF_HUB_OFFLINE
+    datasets.disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+    config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = offline
+        logging.set_verbosity(verbosity)
+        if bars:
+            datasets.enable_progress_bars()

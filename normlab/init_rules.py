@@ -1,0 +1,82 @@
+"""Init rules: the standard deviation that each weight matrix is drawn with. Imports no torch.
+
+A rule is one function from a `Weight` (which matrix, its fans, the model's depth) to a standard deviation;
+weights are drawn from a normal distribution with mean zero. Biases start at zero; a norm starts its own
+gains. Roles: `embed.tokens`, `embed.positions`, `attn.q`, `attn.k`, `attn.v`, `attn.out`, `mlp.up`,
+`mlp.gate`, `mlp.down`, `head`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from normlab.errors import ConfigError, unknown
+
+OUTPUTS = ("attn.out", "mlp.down")
+"""The matrices that write into the residual stream."""
+EMBEDDINGS = ("embed.tokens", "embed.positions", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One weight matrix, as an init rule sees it."""
+
+    role: str
+    fan_in: int
+    fan_out: int
+    depth: int
+    """Number of blocks L; the stream receives 2L additions."""
+
+
+InitRule = Callable[[Weight], float]
+
+INIT_RULES: dict[str, InitRule] = {}
+
+
+def init_rule(rule: InitRule) -> InitRule:
+    """Make a rule known by its function's name."""
+    INIT_RULES[rule.__name__] = rule
+    return rule
+
+
+def get_init_rule(name: str) -> InitRule:
+    """The rule called `name`.
+
+    Raises:
+        ConfigError: There is none; the message lists those that there are.
+    """
+    if name not in INIT_RULES:
+        raise ConfigError("init: " + unknown("rule", name, ["auto", *INIT_RULES]))
+    return INIT_RULES[name]
+
+
+@init_rule
+def gpt2(weight: Weight) -> float:
+    """N(0, 0.02) for every matrix.
+
+    Source: Radford et al. 2019 as in openai/gpt-2; the position embedding too, as in nanoGPT.
+    """
+    return 0.02
+
+
+@init_rule
+def gpt2_scaled(weight: Weight) -> float:
+    """N(0, 0.02), and 0.02 / sqrt(2L) for the two matrices of a block that write into the stream.
+
+    Source: Radford et al. 2019, section 2.3 ("scale the weights of residual layers by 1/sqrt(N)").
+    """
+    return 0.02 / math.sqrt(2 * weight.depth) if weight.role in OUTPUTS else 0.02
+
+
+@init_rule
+def xavier(weight: Weight) -> float:
+    """sqrt(2 / (fan_in + fan_out)) for the blocks' matrices; N(0, 0.02) for embeddings and head.
+
+    Source: Glorot & Bengio 2010, eq. 16, in its normal form; the rule that post-norm belongs to
+    (Xiong et al. 2020, arXiv:2002.04745, section 3).
+    """
+    if weight.role in EMBEDDINGS:
+        return 0.02
+    return math.sqrt(2 / (weight.fan_in + weight.fan_out))

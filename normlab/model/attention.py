@@ -1,0 +1,94 @@
+"""Causal self-attention, with norms inside it where the placement or `qk_norm` asks for them.
+
+Shapes: B batch, T time, D model width, H heads, K head width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.config import ModelConfig
+from normlab.placements.base import MakeNorm
+
+
+def rotate(x_HTK: Tensor, theta: float) -> Tensor:
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864, eq. 34), in Llama's half-split layout.
+
+    Channel i is paired with i + K/2 and turned by t * theta^(-2i/K) at position t, in float32.
+    """
+    steps, width = x_HTK.shape[-2:]
+    device = x_HTK.device
+    inverse_K = theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    angle_TK = torch.outer(torch.arange(steps, device=device, dtype=torch.float32), inverse_K)
+    dtype = torch.promote_types(x_HTK.dtype, torch.float32)
+    cos_TK, sin_TK = angle_TK.cos().to(dtype), angle_TK.sin().to(dtype)
+    first, second = x_HTK.to(dtype).chunk(2, dim=-1)
+    turned = (first * cos_TK - second * sin_TK, second * cos_TK + first * sin_TK)
+    return torch.cat(turned, dim=-1).to(x_HTK.dtype)
+
+
+def attend(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
+    """softmax(scale q k^T + causal mask) v, written out: what SDPA computes, in a form that vmap can batch."""
+    steps = q_HTK.shape[-2]
+    future_TT = torch.ones(steps, steps, dtype=torch.bool, device=q_HTK.device).triu(1)
+    logits_HTT = (q_HTK @ k_HTK.transpose(-1, -2)) * scale
+    weights_HTT = logits_HTT.masked_fill(future_TT, float("-inf")).softmax(-1)
+    return weights_HTT.to(v_HTK.dtype) @ v_HTK
+
+
+class Attention(nn.Module):
+    """W_o attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x)), norms and rope optional.
+
+    Maps (B, T, D) to (B, T, D).
+    """
+
+    def __init__(self, config: ModelConfig, sites: frozenset[str], scale: float, make_norm: MakeNorm):
+        super().__init__()
+        self.heads = config.heads
+        self.scale = scale
+        self.rope_theta = config.rope_theta
+        self.fused = True
+        """Whether to call torch's fused kernel; a pack does not, which vmap cannot batch on a CPU."""
+        width = config.width
+        self.q = nn.Linear(width, width, bias=config.bias)
+        self.k = nn.Linear(width, width, bias=config.bias)
+        self.v = nn.Linear(width, width, bias=config.bias)
+        self.out = nn.Linear(width, width, bias=config.bias)
+        self.norms = nn.ModuleDict({s: make_norm(width // config.heads) for s in ("q", "k", "v") if s in sites})
+        if "attn_inner" in sites:
+            self.norms["attn_inner"] = make_norm(width)
+        if config.qk_norm == "head":
+            self.qk_norms = nn.ModuleDict({site: make_norm(width // config.heads) for site in ("q", "k")})
+        elif config.qk_norm == "full":
+            self.qk_norms = nn.ModuleDict({site: make_norm(width) for site in ("q", "k")})
+        else:
+            self.qk_norms = nn.ModuleDict()
+        self.qk_norm_full = config.qk_norm == "full"
+
+    def heads_of(self, site: str, x_BTD: Tensor) -> Tensor:
+        """Project to queries, keys or values, normed as asked, split in heads: (B, H, T, K)."""
+        y_BTD = getattr(self, site)(x_BTD)
+        if self.qk_norm_full and site in self.qk_norms:
+            y_BTD = self.qk_norms[site](y_BTD)
+        y_BTHK = y_BTD.unflatten(-1, (self.heads, -1))
+        if not self.qk_norm_full and site in self.qk_norms:
+            y_BTHK = self.qk_norms[site](y_BTHK)
+        if site in self.norms:
+            y_BTHK = self.norms[site](y_BTHK)
+        return y_BTHK.transpose(1, 2)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Attend over the positions up to each one's own."""
+        q_BHTK, k_BHTK, v_BHTK = (self.heads_of(site, x_BTD) for site in ("q", "k", "v"))
+        if self.rope_theta is not None:
+            q_BHTK, k_BHTK = rotate(q_BHTK, self.rope_theta), rotate(k_BHTK, self.rope_theta)
+        if self.fused:
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, scale=self.scale)
+        else:
+            y_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, self.scale)
+        y_BTD = y_BHTK.transpose(1, 2).flatten(-2)
+        if "attn_inner" in self.norms:
+            y_BTD = self.norms["attn_inner"](y_BTD)
+        return self.out(y_BTD)

@@ -1,0 +1,106 @@
+"""The GPT: embeddings, blocks, head. It names no norm and no placement; it is handed both.
+
+The model is three kinds of segment, `embed`, each of `blocks`, and `head`, each of them a pure function of
+its input and its own tensors. The step runs (and compiles) them one by one: one compiled block then serves
+every depth, and a pack of runs is the same segments under vmap.
+
+Shapes: B batch, T time, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlab.config import ModelConfig
+from normlab.model.attention import Attention
+from normlab.model.mlp import MLP
+from normlab.placements.base import MakeNorm, Placement
+
+
+class Embed(nn.Module):
+    """Token embedding, plus position embedding where positions are learned; then the placement's `open`."""
+
+    def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, vocab_size: int):
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, config.width)
+        learned = config.positions == "learned"
+        self.positions = nn.Embedding(config.context, config.width) if learned else None
+        self.open = placement.open(config.width, make_norm)
+
+    def forward(self, tokens_BT: Tensor) -> Any:
+        """The stream that enters the first block."""
+        x_BTD = self.tokens(tokens_BT)
+        if self.positions is not None:
+            x_BTD = x_BTD + self.positions.weight[: tokens_BT.shape[-1]]
+        return x_BTD if self.open is None else self.open(x_BTD)
+
+
+class Block(nn.Module):
+    """Attention and MLP, wired to the stream by the placement. Which layer it is, is in its tensors alone."""
+
+    def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, layer: int):
+        super().__init__()
+        sites = placement.inner_sites(layer, config.depth)
+        scale = placement.attention_scale(config.width // config.heads)
+        self.attn = Attention(config, sites, scale, make_norm)
+        self.mlp = MLP(config, sites, make_norm)
+        self.wiring = placement.wire(layer, config.depth, config.width, make_norm)
+
+    def forward(self, stream: Any) -> Any:
+        """The stream after the block."""
+        return self.wiring(stream, self.attn, self.mlp)
+
+
+class Head(nn.Module):
+    """The placement's `close`, then logits by the token embedding's matrix or one of its own."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        placement: Placement,
+        make_norm: MakeNorm,
+        vocab_size: int,
+        tokens: nn.Embedding,
+    ):
+        super().__init__()
+        self.close = placement.close(config.width, make_norm)
+        self.logits = placement.logits(vocab_size)
+        self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
+
+    def forward(self, stream: Any) -> Tensor:
+        """Logits, shape (B, T, V)."""
+        x_BTD = stream if self.close is None else self.close(stream)
+        logits_BTV = nn.functional.linear(x_BTD, self.weight)
+        return logits_BTV if self.logits is None else self.logits(logits_BTV)
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer. Maps tokens (B, T), T at most the context, to logits (B, T, V).
+
+    Weights are uninitialised until `model.init.initialise` has drawn them.
+    """
+
+    def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, vocab_size: int):
+        super().__init__()
+        self.context = config.context
+        self.embed = Embed(config, placement, make_norm, vocab_size)
+        self.blocks = nn.ModuleList(Block(config, placement, make_norm, layer) for layer in range(config.depth))
+        self.head = Head(config, placement, make_norm, vocab_size, self.embed.tokens)
+
+    def segments(self) -> Iterator[tuple[str, nn.Module]]:
+        """The segments in order, each with the prefix that its tensors have in the whole model."""
+        yield "embed.", self.embed
+        for layer, block in enumerate(self.blocks):
+            yield f"blocks.{layer}.", block
+        yield "head.", self.head
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits, shape (B, T, V)."""
+        stream = self.embed(tokens_BT)
+        for block in self.blocks:
+            stream = block(stream)
+        return self.head(stream)

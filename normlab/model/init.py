@@ -1,0 +1,88 @@
+"""Building a model from a config, and drawing its initial weights.
+
+Each weight is drawn from (seed, its own name), on the CPU, by a counter-based generator: two models under one
+seed share every weight that both have, whatever else differs, on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+from normlab.config import RunConfig
+from normlab.init_rules import Weight, get_init_rule
+from normlab.model.gpt import GPT
+
+
+def seed_of(seed: int, name: str) -> int:
+    """A 64-bit seed for the tensor or module called `name`, from the first bytes of a SHA-256."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")
+
+
+def role_of(name: str) -> str | None:
+    """The role that init rules know a weight by, from its name; None for what norms and biases own."""
+    parts = name.split(".")
+    if parts[-1] != "weight":
+        return None
+    if parts[0] == "embed" and len(parts) == 3:
+        return f"embed.{parts[1]}"
+    if name == "head.weight":
+        return "head"
+    if parts[0] == "blocks" and len(parts) == 5 and parts[2] in ("attn", "mlp"):
+        return f"{parts[2]}.{parts[3]}"
+    return None
+
+
+@torch.no_grad()
+def initialise(model: GPT, rule_name: str, seed: int) -> None:
+    """Draw every weight of the model by an init rule; biases of linear layers start at zero.
+
+    What belongs to norms and wirings keeps the values that they were built with.
+    """
+    rule = get_init_rule(rule_name)
+    depth = len(model.blocks)
+    for name, parameter in model.named_parameters():
+        role = role_of(name)
+        if role is None:
+            if _is_linear_bias(model, name):
+                parameter.zero_()
+            continue
+        fan_out, fan_in = parameter.shape
+        std = rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth))
+        generator = np.random.Generator(np.random.Philox(key=seed_of(seed, name)))
+        values = generator.standard_normal(math.prod(parameter.shape), dtype=np.float32)
+        parameter.copy_(torch.from_numpy(values).reshape(parameter.shape) * std)
+
+
+def _is_linear_bias(model: nn.Module, name: str) -> bool:
+    owner, _, leaf = name.rpartition(".")
+    return (
+        leaf == "bias" and isinstance(model.get_submodule(owner), nn.Linear) and role_of(owner + ".weight") is not None
+    )
+
+
+def build_model(config: RunConfig, vocab_size: int) -> GPT:
+    """The model of a validated config, initialised and projected, on the CPU in float32.
+
+    Norms are built in a fixed order, each with torch's global generator seeded from (seed, its number), so
+    that one that draws its parameters draws the same ones every time; the generator is put back afterwards.
+    """
+    count = 0
+
+    def make_norm(width: int) -> nn.Module:
+        nonlocal count
+        torch.manual_seed(seed_of(config.seed, f"norm/{count}") % 2**63)
+        count += 1
+        return config.norm.build(width)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(config.seed, "wiring") % 2**63)
+        model = GPT(config.model, config.placement, make_norm, vocab_size)
+    initialise(model, config.init_rule, config.seed)
+    with torch.no_grad():
+        config.placement.project(dict(model.named_parameters()))
+    return model

@@ -1,0 +1,37 @@
+"""The two MLPs.
+
+Shapes: B batch, T time, D model width, M hidden width.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.config import ModelConfig
+from normlab.placements.base import MakeNorm
+
+
+class MLP(nn.Module):
+    """gelu: W_down N(gelu(W_up x)); swiglu: W_down N(silu(W_gate x) * W_up x). N only where asked for.
+
+    GELU in its tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415), as GPT-2. SwiGLU: Shazeer 2020,
+    arXiv:2002.05202, eq. 6. Maps (B, T, D) to (B, T, D).
+    """
+
+    def __init__(self, config: ModelConfig, sites: frozenset[str], make_norm: MakeNorm):
+        super().__init__()
+        width, hidden = config.width, config.mlp_width
+        assert hidden is not None, "ModelConfig.resolve() sets the hidden width"
+        self.up = nn.Linear(width, hidden, bias=config.bias)
+        self.gate = nn.Linear(width, hidden, bias=config.bias) if config.mlp == "swiglu" else None
+        self.down = nn.Linear(hidden, width, bias=config.bias)
+        self.norm = make_norm(hidden) if "mlp_inner" in sites else None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Each token apart."""
+        h_BTM = self.up(x_BTD)
+        h_BTM = F.gelu(h_BTM, approximate="tanh") if self.gate is None else F.silu(self.gate(x_BTD)) * h_BTM
+        if self.norm is not None:
+            h_BTM = self.norm(h_BTM)
+        return self.down(h_BTM)

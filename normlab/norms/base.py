@@ -1,0 +1,91 @@
+"""What a norm is, and the list of those that are known. Imports no torch, so that a config can name a norm.
+
+A norm is one file: an options dataclass, decorated with `@register_norm`, and beside it the module that it
+builds. The contract of that module (held by tests over the whole registry):
+
+- `forward(x)` maps `(*batch, D)` to the same shape and dtype;
+- it computes in float32 (float64 for float64 input) unless an option says otherwise, and says where it rounds;
+- no `.item()`, no branch on data, nothing written in place: it runs under `torch.func.vmap` and
+  `torch.compile(fullgraph=True)`;
+- running statistics are buffers that `forward` *reassigns* (`self.running_mean = ...`);
+- its parameters are the same at every construction (ones, zeros, constants), or drawn with torch's global
+  generator, which the model seeds per norm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from normlab.errors import ConfigError
+from normlab.options import option
+from normlab.source import code_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(kw_only=True, slots=True)
+class NormConfig:
+    """Options that every norm has. A subclass adds its own, and builds the module."""
+
+    formula: ClassVar[str]
+    """What it computes, on one line."""
+    source: ClassVar[str]
+    """Author, year, arXiv id and equation."""
+    oracle: ClassVar[str]
+    """What the tests hold it against."""
+    causal: ClassVar[bool] = True
+    """Whether, in training, no output depends on a later token."""
+    batch_statistics: ClassVar[bool] = False
+    """Whether training and evaluation compute different things (running statistics)."""
+
+    name: str
+    """The registered name. Fixed by the norm; not to be set."""
+    preset: str = option("", identity=False)
+    """The preset that these options came from; a label only."""
+
+    @property
+    def label(self) -> str:
+        """What people call it: the preset's name where there is one."""
+        return self.preset or self.name
+
+    def definition(self) -> str:
+        """The code that defines the norm; its hash is part of a run's identity."""
+        return code_of(sys.modules[type(self).__module__])
+
+    def validate(self) -> None:
+        """Raise ConfigError where options contradict each other or have no effect."""
+
+    def build(self, width: int) -> nn.Module:
+        """The module, for vectors of `width` numbers."""
+        raise NotImplementedError
+
+
+NORMS: dict[str, type[NormConfig]] = {}
+
+T = TypeVar("T", bound=type[NormConfig])
+
+
+def register_norm(cls: T) -> T:
+    """Make a norm known by its `name` field's default. Registering a name twice is an error."""
+    name = next(field.default for field in dataclasses.fields(cls) if field.name == "name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{cls.__name__}: give the field `name` a default; it is the word after norm=")
+    known = NORMS.get(name)
+    if known is not None and known.__qualname__ != cls.__qualname__:
+        raise ConfigError(f"norm {name!r} is defined twice: {known.__module__} and {cls.__module__}")
+    NORMS[name] = cls
+    return cls
+
+
+def load_all() -> dict[str, type[NormConfig]]:
+    """Import every norm of the package (this loads torch) and return the registry."""
+    package = importlib.import_module("normlab.norms")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"normlab.norms.{module.name}")
+    return NORMS

@@ -1,0 +1,97 @@
+"""Batch norm: mean and variance of each channel over all tokens of the batch.
+
+Shapes: `*batch` any leading axes (batch and time), D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from normlab.errors import ConfigError
+from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.base import NormConfig, register_norm
+from normlab.options import option
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class BatchNormConfig(NormConfig):
+    """(x - mean) / sqrt(var + eps) * gain + bias, mean and biased variance over every axis but the last.
+
+    In training the statistics are the batch's own, so position t sees later positions of its sequence
+    through them: the training loss is not causal. In evaluation they are running ones,
+    running <- (1 - momentum) running + momentum batch, updated once a micro-batch. The gap between the two
+    is reported with every validation loss.
+    """
+
+    formula: ClassVar[str] = "(x - mean_batch(x)) / sqrt(var_batch(x) + eps) * gain + bias"
+    source: ClassVar[str] = "Ioffe & Szegedy 2015, arXiv:1502.03167, algorithms 1 and 2"
+    oracle: ClassVar[str] = "torch.nn.BatchNorm1d; the seed article's code"
+    causal: ClassVar[bool] = False
+    batch_statistics: ClassVar[bool] = True
+
+    name: str = "batchnorm"
+    eps: float = option(1e-5, at_least=0)
+    """Added to the variance, unit of x squared."""
+    momentum: float = option(0.1, above=0, at_most=1)
+    """Weight of the newest batch in the running statistics."""
+    running_var: str = option("unbiased", choices=("unbiased", "biased"))
+    """Variance that is kept for evaluation: over N-1 as torch does, or over N as in the seed article's code."""
+    gain: bool = True
+    """Learn a gain per channel."""
+    unit_offset: bool = False
+    """Multiply by 1 + gain, gain starting at 0: weight decay then pulls towards the identity."""
+    bias: bool = True
+    """Learn a bias per channel, started at 0."""
+
+    def validate(self) -> None:
+        """Refuse options without effect.
+
+        Raises:
+            ConfigError: unit_offset without gain.
+        """
+        if self.unit_offset and not self.gain:
+            raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
+
+    def build(self, width: int) -> nn.Module:
+        """The module, for vectors of `width` numbers."""
+        return BatchNorm(width, self)
+
+
+class BatchNorm(nn.Module):
+    """The module of `BatchNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, width: int, options: BatchNormConfig):
+        super().__init__()
+        self.eps = options.eps
+        self.momentum = options.momentum
+        self.unbiased = options.running_var == "unbiased"
+        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Normalise each channel; in training mode, move the running statistics too."""
+        work_D = x_D.to(working_dtype(x_D.dtype))
+        if self.training:
+            axes = tuple(range(x_D.dim() - 1))
+            mean_D = work_D.mean(axes)
+            var_D = work_D.var(axes, unbiased=False)
+            count = x_D.numel() // x_D.shape[-1]
+            # One token has no unbiased variance: keep the biased one (0) rather than divide by nothing.
+            kept_D = var_D * (count / (count - 1)) if self.unbiased and count > 1 else var_D
+            # Reassigned, not written in place: vmap and the step both rely on it.
+            self.running_mean = torch.lerp(
+                self.running_mean, mean_D.detach().to(self.running_mean.dtype), self.momentum
+            )
+            self.running_var = torch.lerp(self.running_var, kept_D.detach().to(self.running_var.dtype), self.momentum)
+        else:
+            mean_D, var_D = self.running_mean.to(work_D.dtype), self.running_var.to(work_D.dtype)
+        return self.affine((work_D - mean_D) * torch.rsqrt(var_D + self.eps)).to(x_D.dtype)

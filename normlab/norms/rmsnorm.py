@@ -1,0 +1,116 @@
+"""Root-mean-square norm, in each of the eps conventions that are in use.
+
+Shapes: `*batch` any leading axes, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from normlab.errors import ConfigError
+from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.base import NormConfig, register_norm
+from normlab.options import option
+
+EPS_MODES = ("inside_ms", "outside_rms", "inside_sum", "clamp", "none")
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class RMSNormConfig(NormConfig):
+    """x / rms(x) * gain + bias over the last axis, rms(x) = sqrt(mean(x^2)).
+
+    One name, five formulas that differ in where eps stands:
+
+    - `inside_ms`: x * rsqrt(mean(x^2) + eps). Llama, Qwen, Gemma.
+    - `outside_rms`: x / (rms(x) + eps). The paper's own code.
+    - `inside_sum`: x / sqrt(sum(x^2) + eps). An L2 norm: the output's rms is 1/sqrt(D).
+    - `clamp`: x / max(rms(x), eps). torch.nn.functional.normalize, times sqrt(D), with eps/sqrt(D).
+    - `none`: x / rms(x). NaN at x = 0, by its definition.
+
+    The gradient at x = 0 is finite in all but `none` (in `outside_rms` the root's subgradient there is 0).
+    """
+
+    formula: ClassVar[str] = "x / sqrt(mean(x^2) + eps) * gain"
+    source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4"
+    oracle: ClassVar[str] = "torch.nn.RMSNorm; transformers' LlamaRMSNorm; the seed articles' code"
+
+    name: str = "rmsnorm"
+    eps: float = option(1e-6, at_least=0)
+    """Unit of x squared in inside_ms and inside_sum, of x in outside_rms and clamp."""
+    eps_mode: str = option("inside_ms", choices=EPS_MODES)
+    """Where eps stands."""
+    gain: bool = True
+    """Learn a gain per channel."""
+    unit_offset: bool = False
+    """Multiply by 1 + gain, gain starting at 0 (Gemma): weight decay then pulls towards the identity."""
+    bias: bool = False
+    """Learn a bias per channel, started at 0."""
+    compute: str = option("fp32", choices=("fp32", "input"))
+    """fp32: upcast a narrower input and compute in float32; input: compute in the input's own dtype."""
+    rounding: str = option("scale_then_cast", choices=("scale_then_cast", "cast_then_scale"))
+    """Back to the input's dtype after the affine (Gemma, OLMo) or before it (Llama, Qwen3 in HF)."""
+
+    def validate(self) -> None:
+        """Refuse options without effect.
+
+        Raises:
+            ConfigError: unit_offset without gain, a rounding order with nothing to round, or eps in none.
+        """
+        if self.unit_offset and not self.gain:
+            raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
+        if self.rounding == "cast_then_scale" and not (self.gain or self.bias):
+            raise ConfigError(
+                "norm.rounding=cast_then_scale: has no effect with norm.gain=false and norm.bias=false; "
+                "leave one of them out"
+            )
+        if self.rounding == "cast_then_scale" and self.compute == "input":
+            raise ConfigError(
+                "norm.rounding=cast_then_scale: has no effect with norm.compute=input, which never casts; "
+                "leave one of them out"
+            )
+        if self.eps_mode == "none" and self.eps != 0:
+            raise ConfigError(f"norm.eps={self.eps}: has no effect with norm.eps_mode=none; set norm.eps=0")
+
+    def build(self, width: int) -> nn.Module:
+        """The module, for vectors of `width` numbers."""
+        return RMSNorm(width, self)
+
+
+class RMSNorm(nn.Module):
+    """The module of `RMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: RMSNormConfig):
+        super().__init__()
+        self.eps = options.eps
+        self.eps_mode = options.eps_mode
+        self.upcast = options.compute == "fp32"
+        self.cast_first = options.rounding == "cast_then_scale"
+        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """X over its root mean square, without the affine, in the dtype of x."""
+        match self.eps_mode:
+            case "inside_ms":
+                return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps)
+            case "inside_sum":
+                return x_D * torch.rsqrt(x_D.square().sum(-1, keepdim=True) + self.eps)
+            case "none":
+                return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True))
+        # vector_norm has the subgradient 0 at x = 0, where sqrt(mean(x^2)) would give 0 * inf = NaN.
+        rms = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True) * x_D.shape[-1] ** -0.5
+        if self.eps_mode == "outside_rms":
+            return x_D / (rms + self.eps)
+        return x_D / rms.clamp(min=self.eps)
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis."""
+        dtype = x_D.dtype
+        y_D = self.normalise(x_D.to(working_dtype(dtype)) if self.upcast else x_D)
+        if self.cast_first:
+            y_D = y_D.to(dtype)
+        return self.affine(y_D).to(dtype)

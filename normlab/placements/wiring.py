@@ -1,0 +1,64 @@
+"""The modules that the residual algebra is made of.
+
+Shapes: B batch, T time, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from normlab.placements.base import MakeNorm
+
+if TYPE_CHECKING:
+    from normlab.placements.algebra import SubLayer
+
+Branch = Callable[[Tensor], Tensor]
+
+
+class Residual(nn.Module):
+    """x <- C(a x + b B(F(A(x) / s))) for one sub-layer F. Absent norms and factors cost nothing."""
+
+    skip: Tensor | None
+    branch: Tensor | None
+    shrink: Tensor | None
+
+    def __init__(self, sub: SubLayer, layer: int, depth: int, width: int, make_norm: MakeNorm):
+        super().__init__()
+        self.norms = nn.ModuleDict({site: make_norm(width) for site in ("in", "out", "res") if site in sub.norms})
+        for name in ("skip", "branch", "shrink"):
+            schedule = getattr(sub, name)
+            used = any(schedule(other, depth) != 1.0 for other in range(1, depth + 1))
+            # A buffer where any layer needs the factor, so that all layers share one compiled graph; a float64
+            # scalar, which multiplies a float32 tensor as a float32 number and a float64 one without loss.
+            self.register_buffer(name, torch.tensor(schedule(layer, depth), dtype=torch.float64) if used else None)
+
+    def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
+        """The stream after the sub-layer."""
+        branch_BTD = self.norms["in"](x_BTD) if "in" in self.norms else x_BTD
+        if self.shrink is not None:
+            branch_BTD = branch_BTD / self.shrink
+        branch_BTD = sublayer(branch_BTD)
+        if "out" in self.norms:
+            branch_BTD = self.norms["out"](branch_BTD)
+        if self.branch is not None:
+            branch_BTD = branch_BTD * self.branch
+        skip_BTD = x_BTD if self.skip is None else x_BTD * self.skip
+        sum_BTD = skip_BTD + branch_BTD
+        return self.norms["res"](sum_BTD) if "res" in self.norms else sum_BTD
+
+
+class Sequential(nn.Module):
+    """Attention, then the MLP, each joined to the stream by its own module."""
+
+    def __init__(self, attn: nn.Module, mlp: nn.Module):
+        super().__init__()
+        self.attn = attn
+        self.mlp = mlp
+
+    def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
+        """The stream after the block."""
+        return self.mlp(self.attn(x_BTD, attn), mlp)

@@ -1,0 +1,76 @@
+"""What `normlab list norms|placements|models|data|optim` shows: the catalogue as rows, and one entry whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from normlab import catalogue
+
+Row = dict[str, Any]
+
+
+def _norms() -> list[Row]:
+    return [
+        {
+            "norm": entry["name"],
+            "formula": entry.get("formula") or _setting(entry),
+            "causal": "" if "sets" in entry else "no" if entry.get("causal") is False else "yes",
+            "source": entry.get("source") or entry["about"],
+        }
+        for entry in catalogue.norms()
+    ]
+
+
+def _placements() -> list[Row]:
+    return [
+        {
+            "placement": entry["name"],
+            "formula": entry["formula"],
+            "init": entry["init"],
+            "source": entry["source"],
+        }
+        for entry in catalogue.placements()
+    ]
+
+
+def _models() -> list[Row]:
+    shown = ("depth", "width", "heads", "context", "positions", "mlp")
+    return [
+        {"model": entry["name"], **{word: entry["sets"][word] for word in shown}, "about": entry["about"]}
+        for entry in catalogue.models()
+    ]
+
+
+def _data() -> list[Row]:
+    return [{"data": entry["name"], "about": entry["about"]} for entry in catalogue.data()]
+
+
+def _optim() -> list[Row]:
+    return [
+        {"optim": entry["name"], "formula": entry["formula"], "source": entry["source"]} for entry in catalogue.optim()
+    ]
+
+
+def _setting(entry: Row) -> str:
+    sets = ", ".join(f"{word}={value}" for word, value in entry["sets"].items())
+    return f"{entry['preset_of']} with {sets}"
+
+
+ROWS: dict[str, Callable[[], list[Row]]] = {
+    "norms": _norms,
+    "placements": _placements,
+    "models": _models,
+    "data": _data,
+    "optim": _optim,
+}
+"""Rows for a table, by the word after `normlab list`."""
+
+ENTRIES: dict[str, Callable[[], list[Row]]] = {
+    "norms": catalogue.norms,
+    "placements": catalogue.placements,
+    "models": catalogue.models,
+    "data": catalogue.data,
+    "optim": catalogue.optim,
+}
+"""Everything that is known of each, for `--json`."""

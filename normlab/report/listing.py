@@ -1,0 +1,30 @@
+"""The runs of a folder, newest first: what `normlab list runs` shows."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import Any
+
+from normlab.report.summary import read_rows
+from normlab.store.schema import number
+
+COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
+"""Keys of a listing's rows, in order; as in the summary."""
+
+
+def list_runs(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """A row for every run in a results folder, a `runs` folder or a run's folder: `COLUMNS`.
+
+    Raises:
+        StoreError: There is no run there.
+    """
+    rows = sorted(read_rows(path), key=lambda row: _unix_time(row["created"]), reverse=True)
+    return [{key: row[key] for key in COLUMNS} for row in rows]
+
+
+def _unix_time(created: Any) -> float:
+    try:
+        return number(created) or datetime.fromisoformat(created).timestamp()
+    except (TypeError, ValueError):
+        return 0.0

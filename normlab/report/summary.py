@@ -1,0 +1,175 @@
+"""One row a run: what it was, how it ended, and how good it was."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+from normlab.errors import StoreError
+from normlab.report.render import FORMATS as FORMATS
+from normlab.report.render import render as render
+from normlab.store.query import Entry, find_runs, no_runs
+from normlab.store.schema import DAMAGED, DIVERGED, FAILED, FINISHED, INTERRUPTED, KILLED, number
+
+COLUMNS = (
+    "run",
+    "id",
+    "state",
+    "norm",
+    "placement",
+    "depth",
+    "width",
+    "seed",
+    "lr",
+    "step",
+    "steps",
+    "val_loss",
+    "best_val_loss",
+    "train_loss",
+    "vs_bigram",
+    "corpus",
+    "corpus_sha256",
+    "device",
+    "precision",
+    "tokens_per_s",
+    "seconds",
+    "note",
+)
+"""Keys of a summary's rows, in order. Losses are in nats a token; None is what a run has not said."""
+
+
+def summarize(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """A row for every run in a results folder, a `runs` folder or a run's folder: `COLUMNS`.
+
+    Runs on one corpus stand together, the finished ones first, lowest validation loss first. A run that
+    diverged, failed, was killed or cannot be read has a row like any other, and a note of what happened.
+
+    Raises:
+        StoreError: There is no run there.
+    """
+    return [{key: row[key] for key in COLUMNS} for row in sorted(read_rows(path), key=_rank)]
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """A row for every run, by id: `COLUMNS` and `created`.
+
+    Raises:
+        StoreError: There is no run there.
+    """
+    entries = find_runs(path)
+    if not entries:
+        raise StoreError(no_runs(path))
+    return [_row(entry) for entry in entries]
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    run, status, lost = entry.run, entry.status, ""
+    if number(status.get("step")) is None:
+        progress, lost = _progress(entry)
+        status = progress | status
+    steps = number(status.get("steps"))
+    val_loss = number(status.get("val_loss"))
+    bigram = number(_dig(run, "corpus.baselines.bigram"))
+    row = {
+        "run": entry.name,
+        "id": entry.folder.run_id,
+        "state": entry.state,
+        "norm": _dig(run, "config.norm.preset") or _dig(run, "config.norm.name"),
+        "placement": _dig(run, "config.placement.name"),
+        "depth": number(_dig(run, "config.model.depth")),
+        "width": number(_dig(run, "config.model.width")),
+        "seed": number(_dig(run, "config.seed")),
+        "lr": number(_dig(run, "config.optim.lr")),
+        "step": number(status.get("step")),
+        "steps": number(_dig(run, "config.train.steps")) if steps is None else steps,
+        "val_loss": val_loss,
+        "best_val_loss": number(status.get("best_val_loss")),
+        "train_loss": number(status.get("train_loss")),
+        "vs_bigram": None if val_loss is None or bigram is None else val_loss - bigram,
+        "corpus": _dig(run, "corpus.name"),
+        "corpus_sha256": _dig(run, "corpus.sha256"),
+        "device": _dig(run, "resolved.device"),
+        "precision": _dig(run, "resolved.precision"),
+        "tokens_per_s": number(status.get("tokens_per_s")),
+        "seconds": number(status.get("seconds")),
+        "created": run.get("created"),
+    }
+    note = _note(entry, row["step"], row["steps"])
+    return row | {"note": "; ".join(filter(None, (note, lost)))}
+
+
+def _progress(entry: Entry) -> tuple[dict[str, Any], str]:
+    """What a status would say, from the metrics, and how much of them could not be read."""
+    try:
+        record = entry.folder.rows()
+    except StoreError as error:
+        return {}, str(error)
+    train = [row for row in record.rows if row.get("kind") == "train"]
+    losses = [row.get("loss") for row in record.rows if row.get("kind") == "eval"]
+    finite = [loss for loss in map(number, losses) if loss is not None and math.isfinite(loss)]
+    progress: dict[str, Any] = {}
+    if train:
+        progress |= {"step": train[-1].get("step"), "train_loss": train[-1].get("loss")}
+    if losses:
+        progress |= {"val_loss": losses[-1]}
+    if finite:
+        progress |= {"best_val_loss": min(finite)}
+    lines = "line" if record.damaged == 1 else "lines"
+    return progress, f"{record.damaged} {lines} of the metrics cannot be read" if record.damaged else ""
+
+
+def _note(entry: Entry, step: float | None, steps: float | None) -> str:
+    reached = f" at step {_or_unknown(step)} of {_or_unknown(steps)}"
+    if entry.state == DAMAGED:
+        return entry.problem
+    if entry.state == DIVERGED:
+        return _divergence(entry.status.get("diverged"))
+    if entry.state == FAILED:
+        lines = str(entry.status.get("error") or "").strip().splitlines()
+        return f"failed{reached}: {lines[0]}" if lines else f"failed{reached}"
+    if entry.state == KILLED:
+        return f"killed{reached}; the same command goes on from its last checkpoint"
+    if entry.state == INTERRUPTED:
+        return f"interrupted{reached}; the same command goes on from there"
+    return ""
+
+
+def _divergence(seen: Any) -> str:
+    first = f"diverged at step {_or_unknown(number(_dig(seen, 'step')))}"
+    last = _dig(seen, "last_finite")
+    if not isinstance(last, dict):
+        return f"{first}: {_numbers(seen)}"
+    return f"{first}: {_numbers(seen)}; last finite at step {_or_unknown(number(last.get('step')))}: {_numbers(last)}"
+
+
+def _numbers(seen: Any) -> str:
+    loss, grad_norm = number(_dig(seen, "loss")), number(_dig(seen, "grad_norm"))
+    return f"loss {_or_unknown(loss, '.4f')}, gradient norm {_or_unknown(grad_norm, '.4g')}"
+
+
+def _or_unknown(value: float | None, form: str = "") -> str:
+    return "?" if value is None else format(value, form)
+
+
+def _dig(tree: Any, words: str) -> Any:
+    """A leaf by its dotted words, or None where a level is missing or no mapping."""
+    for word in words.split("."):
+        if not isinstance(tree, dict):
+            return None
+        tree = tree.get(word)
+    return tree
+
+
+def _rank(row: dict[str, Any]) -> tuple[Any, ...]:
+    loss = row["val_loss"]
+    bad = loss is None or math.isnan(loss)
+    return (
+        row["corpus_sha256"] is None,
+        str(row["corpus"]),
+        str(row["corpus_sha256"]),
+        row["state"] != FINISHED,
+        bad,
+        0.0 if bad else loss,
+        row["id"],
+    )

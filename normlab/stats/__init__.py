@@ -1,0 +1,1 @@
+"""Statistics: pure functions of tensors, called inside the step; their values are part of its output."""

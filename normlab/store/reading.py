@@ -1,0 +1,89 @@
+"""Reading what a kill, a full disk or a bad one may have left: nothing damaged is taken for a number."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import StoreError
+from normlab.store.files import refusal
+from normlab.store.schema import RECORD_VERSION, RUN_FILE, STATUS_FILE, decode
+
+MENDING = {
+    RUN_FILE: "put back a copy, or delete the run's folder and run it again",
+    STATUS_FILE: "delete this one file and the same `normlab train` goes on from the last checkpoint",
+}
+"""What to do where a file of a run is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What could be read of a run's metrics."""
+
+    rows: list[dict[str, Any]]
+    """Rows, oldest first."""
+    damaged: int
+    """Lines that could not be read, and are not among the rows."""
+    torn: bool
+    """Whether one of them is the last line, cut short: the mark of a kill, and of nothing worse."""
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The content of run.json or status.json, as it was encoded.
+
+    Raises:
+        StoreError: It is missing or damaged, or was written by a newer normlab.
+    """
+    try:
+        record = _parse(path.read_bytes())
+    except FileNotFoundError:
+        raise StoreError(f"{path}: is missing; {MENDING[path.name]}") from None
+    except OSError as error:
+        raise refusal(path, "read", error) from error
+    version = None if record is None else record.get("version")
+    if record is None or not isinstance(version, int):
+        raise StoreError(f"{path}: is damaged (no JSON object with a version); {MENDING[path.name]}")
+    if version > RECORD_VERSION:
+        raise StoreError(
+            f"{path}: is of record version {version}, and this normlab reads versions 1 to {RECORD_VERSION}; "
+            "update normlab"
+        )
+    return record
+
+
+def read_rows(path: Path, kind: str | None = None) -> Rows:
+    """The rows of one kind, or all; lines that cannot be read are skipped and counted.
+
+    Raises:
+        StoreError: The file is there and cannot be opened.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    except OSError as error:
+        raise refusal(path, "read", error) from error
+    lines = content.split(b"\n")
+    rows: list[dict[str, Any]] = []
+    damaged: list[int] = []
+    for index, line in enumerate(lines):
+        if not line:
+            continue
+        row = _parse(line)
+        if row is None:
+            damaged.append(index)
+        elif kind is None or row.get("kind") == kind:
+            rows.append(decode(row))
+    # Every whole line ends in a newline, so what follows the last one was cut short.
+    return Rows(rows=rows, damaged=len(damaged), torn=damaged[-1:] == [len(lines) - 1])
+
+
+def _parse(content: bytes) -> dict[str, Any] | None:
+    """One JSON object, or None where the bytes are none."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

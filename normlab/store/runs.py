@@ -1,0 +1,241 @@
+"""One run's folder: what the run is, how it stands, and its numbers.
+
+`run.json` is written once. `status.json` is replaced whole. `metrics.jsonl` is only appended to, one line a
+row, and cut back to a checkpoint's length when a run is resumed. Whoever writes holds `lock()`:
+
+    folder = RunFolder(path)
+    with folder.lock():
+        if not folder.exists():
+            RunFolder.create(path, run)
+        folder.append(rows)
+        folder.write_status({"state": "running", ...})
+
+Reading needs no lock and disturbs no writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import StoreError
+from normlab.store.files import refusal, sweep_temporaries, write_all, write_atomic
+from normlab.store.lock import hold, is_held
+from normlab.store.reading import MENDING, Rows, read_record, read_rows
+from normlab.store.schema import (
+    KILLED,
+    LOCK_FILE,
+    METRICS_FILE,
+    RECORD_VERSION,
+    RUN_FILE,
+    RUNNING,
+    STATES,
+    STATUS_FILE,
+    decode,
+    to_json,
+)
+
+
+class RunFolder:
+    """A run's folder, to be read by anyone and written by one."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._descriptor: int | None = None
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @property
+    def metrics_path(self) -> Path:
+        """Where the rows are."""
+        return self.path / METRICS_FILE
+
+    def exists(self) -> bool:
+        """Whether the run was created."""
+        return (self.path / RUN_FILE).exists()
+
+    # What the run is, and how it stands.
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], run: Mapping[str, Any]) -> RunFolder:
+        """Make the folder, write run.json, and return the folder.
+
+        Raises:
+            StoreError: There is a run already, or the system refused.
+        """
+        folder = cls(path)
+        if folder.exists():
+            raise StoreError(f"{folder.path}: holds a run already; resume it, or use run.fresh=true")
+        folder._make()
+        write_atomic(folder.path / RUN_FILE, _versioned(run))
+        return folder
+
+    def run(self) -> dict[str, Any]:
+        """The content of run.json.
+
+        Raises:
+            StoreError: It is missing or damaged, or was written by a newer normlab.
+        """
+        return read_record(self.path / RUN_FILE)
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Replace status.json; `version` and `updated` (unix time, seconds) are added."""
+        if status.get("state") not in STATES:
+            raise ValueError(f"state {status.get('state')!r} is none of {', '.join(STATES)}")
+        write_atomic(self.path / STATUS_FILE, _versioned({**status, "updated": time.time()}))
+
+    def status(self) -> dict[str, Any]:
+        """The content of status.json; of a run too young to have one, the state alone.
+
+        Raises:
+            StoreError: It is damaged, or was written by a newer normlab.
+        """
+        path = self.path / STATUS_FILE
+        if not path.exists():
+            return {"state": RUNNING}
+        status = decode(read_record(path))
+        if not isinstance(status.get("state"), str):
+            raise StoreError(f"{path}: is damaged (it names no state); {MENDING[STATUS_FILE]}")
+        return status
+
+    def observe(self) -> tuple[str, dict[str, Any]]:
+        """The state as it is, and the status that it was seen with.
+
+        The state is the status's own, except that a run which says running and whose lock nobody holds
+        was killed.
+        """
+        status = self.status()
+        if status["state"] == RUNNING and not is_held(self.path / LOCK_FILE):
+            # The writer may have written its last status and let go between the two looks.
+            status = self.status()
+            if status["state"] == RUNNING:
+                return KILLED, status
+        return status["state"], status
+
+    def state(self) -> str:
+        """One of `STATES`, or killed."""
+        return self.observe()[0]
+
+    # Writing.
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the one writer for the length of a `with` block; the folder is made if there is none.
+
+        Leftovers of killed writers are swept on the way in, and the metrics closed on the way out.
+
+        Raises:
+            StoreError: Another process is the writer, or this one is already.
+        """
+        self._make()
+        with hold(self.path / LOCK_FILE, f"run {self.run_id}"):
+            sweep_temporaries(self.path)
+            try:
+                yield
+            finally:
+                self.close()
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write rows at the end, in one system call: a kill tears the last one at most.
+
+        Raises:
+            StoreError: The system refused; none of the rows is in the record, and it can go on.
+        """
+        content = b"".join(map(to_json, rows))
+        if not content:
+            return
+        try:
+            descriptor = self._open()
+            start = os.fstat(descriptor).st_size
+            try:
+                write_all(descriptor, content)
+            except BaseException:
+                # Half a row would run into the next one.
+                os.ftruncate(descriptor, start)
+                raise
+        except OSError as error:
+            raise refusal(self.metrics_path, "written", error) from error
+
+    def sync(self) -> None:
+        """Return once the rows are on the disk, so that a power cut does not lose them."""
+        if self._descriptor is not None:
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                raise refusal(self.metrics_path, "written", error) from error
+
+    def size(self) -> int:
+        """Length of the metrics, in bytes: what a checkpoint notes and `cut` is given."""
+        try:
+            return self.metrics_path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def cut(self, size: int) -> None:
+        """Drop what was appended after the metrics were `size` bytes long.
+
+        Raises:
+            StoreError: They are shorter than that: rows that the checkpoint counts on are gone.
+        """
+        found = self.size()
+        if found < size:
+            raise StoreError(
+                f"{self.metrics_path}: has {found} bytes where the checkpoint says {size}, rows were lost; "
+                "put the file back, or run.fresh=true starts another run beside this one"
+            )
+        self.close()
+        if found == size:
+            return
+        try:
+            with self.metrics_path.open("r+b") as file:
+                file.truncate(size)
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise refusal(self.metrics_path, "cut", error) from error
+
+    def close(self) -> None:
+        """Close the metrics; the next `append` opens them again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise refusal(self.path, "made", error) from error
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self.metrics_path, flags, 0o666)
+            size = os.fstat(self._descriptor).st_size
+            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                # A kill tore the last line; what follows must not become part of it.
+                write_all(self._descriptor, b"\n")
+        return self._descriptor
+
+    # Reading.
+
+    def rows(self, kind: str | None = None) -> Rows:
+        """The rows of one kind, or all; lines that cannot be read are skipped and counted.
+
+        Raises:
+            StoreError: The file is there and cannot be opened.
+        """
+        return read_rows(self.metrics_path, kind)
+
+
+def _versioned(record: Mapping[str, Any]) -> bytes:
+    version = {"version": RECORD_VERSION}
+    return to_json({**version, **record, **version}, indent=2)

@@ -1,0 +1,75 @@
+"""The form of the record: its version, its files, the states of a run, and how numbers are written.
+
+JSON has no NaN and no infinity, and a run that diverges has both. They are written as the strings "nan",
+"inf" and "-inf", so that every file stays strict JSON that any tool reads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+RECORD_VERSION = 1
+"""Written into run.json and status.json. Raised when an older reader would misread what is written."""
+
+RUNS_FOLDER = "runs"
+RUN_FILE = "run.json"
+STATUS_FILE = "status.json"
+METRICS_FILE = "metrics.jsonl"
+LOCK_FILE = "lock"
+
+RUNNING = "running"
+FINISHED = "finished"
+DIVERGED = "diverged"
+INTERRUPTED = "interrupted"
+FAILED = "failed"
+STATES = (RUNNING, FINISHED, DIVERGED, INTERRUPTED, FAILED)
+"""The states that a run writes of itself."""
+
+KILLED = "killed"
+"""What readers call a run whose status says running while no process holds its lock."""
+DAMAGED = "damaged"
+"""What readers call a run whose run.json or status.json cannot be read."""
+
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_TEXT_FIELDS = frozenset({"kind", "state", "error"})
+
+
+def encode(value: Any) -> Any:
+    """`value` with every NaN and infinity in it, at any depth, as its string."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {key: encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    return value
+
+
+def decode(value: Any) -> Any:
+    """The inverse of `encode`, for rows and statuses: where their fields are text, text stays text.
+
+    Not for run.json, where a name may well be "inf"; what is a number there is read with `number`.
+    """
+    if isinstance(value, str):
+        return _NON_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {key: item if key in _TEXT_FIELDS else decode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    return value
+
+
+def number(value: Any) -> float | None:
+    """A number of the record, encoded or not; None for whatever is no number."""
+    if isinstance(value, str):
+        return _NON_FINITE.get(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def to_json(value: Any, indent: int | None = None) -> bytes:
+    """`value` as strict JSON in ASCII, ended by a newline: one line unless `indent` is given."""
+    separators = (",", ":") if indent is None else None
+    return json.dumps(encode(value), allow_nan=False, indent=indent, separators=separators).encode() + b"\n"

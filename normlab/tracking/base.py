@@ -1,0 +1,25 @@
+"""What a sink is. The loop tells every sink the same three things; a sink never changes a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+Row = Mapping[str, Any]
+"""One line of the record: `kind` (train, eval, pace), `step`, and plain numbers by name."""
+
+
+class Sink(Protocol):
+    """Receives a run's beginning, its rows in order, and its end."""
+
+    def start(self, run: Mapping[str, Any], first_step: int) -> None:
+        """A run begins. `run` is the content of run.json; `first_step` is 0, or the step it goes on from."""
+        ...
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Rows, oldest first."""
+        ...
+
+    def finish(self, status: Mapping[str, Any]) -> None:
+        """The run ends, with the content of status.json."""
+        ...

@@ -1,0 +1,253 @@
+"""Weights & Biases: a mirror of the record, best effort. Whatever becomes of it, the run goes on.
+
+W&B is imported when a run starts and not before. The first thing that goes wrong is said in one line on
+stderr, and from then on the sink is silent; the local record has everything.
+"""
+
+from __future__ import annotations
+
+import math
+import netrc
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from normlab.config import TrackingConfig
+from normlab.tracking.base import Row
+
+SETTINGS: dict[str, Any] = {
+    "silent": True,
+    "console": "off",
+    "disable_git": True,
+    "disable_code": True,
+    "save_code": False,
+    "x_disable_stats": True,
+    "x_disable_meta": True,
+    "x_save_requirements": False,
+    "init_timeout": 8.0,
+    "finish_timeout": 8.0,
+    "finish_timeout_raises": True,
+    "x_transaction_log_flush_interval": 2.0,
+}
+"""Quiet, nothing taken from the machine, and bounded waits: at most 8 s for W&B's server at either end, and
+at most 2 s of rows not yet on disk. Those that the installed version does not know are left out."""
+
+
+class WandbSink:
+    """Mirrors a run to W&B, in `folder`/wandb and, online, to its server.
+
+    Args:
+        tracking: Mode, project and labels. `auto` is what W&B itself is set to (WANDB_MODE), or else online
+            with a login and offline without.
+        folder: Where W&B makes its own folder; created if need be.
+    """
+
+    def __init__(self, tracking: TrackingConfig, folder: Path) -> None:
+        self._tracking = tracking
+        self._folder = folder
+        self._run: Any = None
+        self._tokens_per_step = 0
+
+    def start(self, run: Mapping[str, Any], first_step: int) -> None:
+        """Begin a W&B run, or go on with the one of this id; offline each part is a run folder of its own."""
+        config = run["config"]
+        self._tokens_per_step = config["train"]["batch_size"] * config["model"]["context"]
+        with self._guarded("did not start"):
+            self._run = self._init(run)
+            if self._run is not None:
+                # Offline, W&B counts every part from 0 and takes no `resume`; our own step is the axis.
+                self._run.define_metric("train/step")
+                self._run.define_metric("*", step_metric="train/step")
+                self._run.define_metric("eval/loss", step_metric="train/step", summary="min")
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Send an interval's rows: one W&B row for each step that has something besides the training loss."""
+        if self._run is not None:
+            with self._guarded("stopped"):
+                for payload in payloads(rows, self._tokens_per_step):
+                    self._run.log(payload)
+
+    def finish(self, status: Mapping[str, Any]) -> None:
+        """Write the summary and end the run; its exit code is 1 for a failed run, 0 for every other end."""
+        if self._run is not None:
+            with self._guarded("did not finish"):
+                summary = {key: status.get(key) for key in ("state", "val_loss", "best_val_loss")}
+                self._run.summary.update({key: value for key, value in summary.items() if value is not None})
+                self._run.finish(exit_code=int(status["state"] == "failed"))
+                self._run = None
+
+    def _init(self, run: Mapping[str, Any]) -> Any:
+        import wandb
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        settings = wandb.setup(wandb.Settings(silent=True)).settings
+        mode: Any = self._tracking.wandb
+        if mode == "auto":
+            mode = {"run": "online", "dryrun": "offline"}.get(settings.mode, settings.mode)
+            if mode == "online" and not _has_login(settings):
+                mode = "offline"
+        if mode == "disabled":
+            return None
+        options = self.options(run)
+        if mode != "online":
+            return wandb.init(mode=mode, settings=_known_settings(), **options)
+        try:
+            # Asked here, because W&B would ask for a key on the terminal and wait.
+            if not _has_login(settings):
+                raise PermissionError("no login for W&B; `wandb login` makes one")
+            return wandb.init(mode="online", resume="allow", settings=_known_settings(), **options)
+        except Exception as error:
+            # W&B's process goes on holding the id of a run that failed to start.
+            _tear_down()
+            offline = wandb.init(mode="offline", settings=_known_settings(), **options)
+            _warn(f"goes on offline: {_one_line(error)}", offline)
+            return offline
+
+    def options(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """What W&B is told of a run when it begins: the arguments of `wandb.init`, mode and settings aside."""
+        tracking, config = self._tracking, flat_config(run)
+        labels = [config["norm"], config["placement"], config["corpus"]]
+        # A sweep's agent, or whoever set the variable, has already chosen the run.
+        chosen = {"WANDB_RUN_ID", "WANDB_SWEEP_ID"} & os.environ.keys()
+        return {
+            "id": None if chosen else run["run_id"],
+            "name": run["name"] or run["run_id"],
+            "project": tracking.project,
+            "entity": tracking.entity,
+            "group": tracking.group or f"{config['norm']}-{config['placement']}-d{config['depth']}",
+            "job_type": tracking.job_type,
+            # W&B refuses a tag of more than 64 characters.
+            "tags": [tag[:64] for tag in dict.fromkeys([*tracking.tags, *labels])],
+            "dir": str(self._folder),
+            "config": config,
+            # A run of the caller's own that is still open is none of our business.
+            "reinit": "create_new",
+        }
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        try:
+            with _no_error_reports():
+                yield
+        except Exception as error:
+            _warn(f"{what}: {_one_line(error)}", self._run)
+            self._run = None
+            # Without this W&B's exit hook would fail loudly, and a later run would inherit a dead process.
+            _tear_down()
+
+
+def payloads(rows: Sequence[Row], tokens_per_step: int) -> list[dict[str, float]]:
+    """What W&B is told of an interval, oldest first: a dict for each step, its evaluation and pace merged in.
+
+    Of the training rows the last one is sent, a call of W&B's for each step being too dear. The largest loss
+    of the interval goes with it (NaN if one was), so that a spike between two of them is seen.
+    """
+    training = [row for row in rows if row["kind"] == "train"]
+    merged: dict[int, dict[str, float]] = {}
+    for row in [*training[-1:], *(row for row in rows if row["kind"] != "train")]:
+        step = row["step"]
+        payload = merged.setdefault(step, {"train/step": step, "train/tokens": step * tokens_per_step})
+        payload |= {name: row[key] for key, name in _NAMES[row["kind"]].items() if key in row}
+    if training:
+        losses = (row["loss"] for row in training)
+        merged[training[-1]["step"]]["train/loss_max"] = max(losses, key=lambda x: (math.isnan(x), x))
+    return [merged[step] for step in sorted(merged)]
+
+
+_NAMES = {
+    "train": {
+        "loss": "train/loss",
+        "grad_norm": "train/grad_norm",
+        "clip": "train/clip_coef",
+        "lr": "train/lr",
+    },
+    "eval": {"loss": "eval/loss", "loss_batch_statistics": "eval/loss_batch_statistics"},
+    "pace": {"tokens_per_s": "perf/tokens_per_s", "seconds": "perf/seconds"},
+}
+
+
+def flat_config(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The W&B config of a run: what one groups by at the top level, and the full tree under `config`."""
+    config, resolved, corpus = run["config"], run["resolved"], run["corpus"]
+    model, train = config["model"], config["train"]
+    return {
+        "norm": config["norm"]["preset"] or config["norm"]["name"],
+        "placement": config["placement"]["name"],
+        "model": model["preset"],
+        **{key: model[key] for key in ("depth", "width", "heads", "context")},
+        "seed": config["seed"],
+        "data_seed": config["data"]["seed"],
+        "optim": config["optim"]["name"],
+        "lr": config["optim"]["lr"],
+        "batch_size": train["batch_size"],
+        "steps": train["steps"],
+        "tokens": train["steps"] * train["batch_size"] * model["context"],
+        **{key: resolved[key] for key in ("init", "device", "precision")},
+        "corpus": corpus["name"],
+        "corpus_sha256": corpus["sha256"],
+        "vocab_size": corpus["vocab_size"],
+        "baselines": corpus["baselines"],
+        "config": config,
+        "versions": run["versions"],
+        "git": run["git"],
+    }
+
+
+def _known_settings() -> Any:
+    import wandb
+
+    known = wandb.Settings.model_fields
+    return wandb.Settings(**{key: value for key, value in SETTINGS.items() if key in known})
+
+
+def _has_login(settings: Any) -> bool:
+    """Whether W&B would find credentials for its server without asking."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or settings.api_key:
+        return True
+    try:
+        entries = netrc.netrc(os.path.expanduser(os.environ.get("NETRC") or "~/.netrc"))
+    except (OSError, netrc.NetrcParseError):
+        return False
+    entry = entries.authenticators(urlsplit(settings.base_url).netloc)
+    return bool(entry and entry[2])
+
+
+@contextmanager
+def _no_error_reports() -> Iterator[None]:
+    """W&B's reports about itself are off. It reads the variable only, which is put back as it was."""
+    before = os.environ.get("WANDB_ERROR_REPORTING")
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["WANDB_ERROR_REPORTING"]
+        else:
+            os.environ["WANDB_ERROR_REPORTING"] = before
+
+
+def _tear_down() -> None:
+    # This ends every W&B run of the process. It raises if W&B's own process is gone, and may call sys.exit;
+    # by then it has let go of what it held.
+    with suppress(Exception, SystemExit):
+        import wandb
+
+        wandb.teardown()
+
+
+def _warn(what: str, run: Any) -> None:
+    line = f"normlab: W&B {what}. The local record has everything"
+    if run is not None:
+        flag = "" if run.offline else "--include-online "
+        line += f"; what W&B has can be sent later: wandb sync {flag}{shlex.quote(run.settings.sync_dir)}"
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__} {error}".split()).rstrip(".")

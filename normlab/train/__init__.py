@@ -1,0 +1,1 @@
+"""Training: the step, the optimiser, the loop, checkpoints."""

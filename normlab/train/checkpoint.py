@@ -1,0 +1,147 @@
+"""Checkpoints: tensors and JSON, nothing that can execute. Whole or not there at all.
+
+A checkpoint is a folder `step_00000200/` with `state.safetensors`, `meta.json` and `manifest.json`, which
+holds the length and the SHA-256 of the other two and is written last. The folder is made under a temporary
+name and renamed when everything in it has reached the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from normlab.errors import StoreError
+
+VERSION = 1
+NEWEST = 2
+"""How many are kept, beside those that are asked for."""
+_NAME = re.compile(r"step_(\d{8})")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint as it was read: whole, its hashes verified."""
+
+    step: int
+    """Updates made."""
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}
+
+
+def save(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    keep: Collection[int] = (),
+) -> None:
+    """Write the checkpoint of `step`, then drop all but the two newest and those in `keep`.
+
+    Raises:
+        StoreError: The disk refused; older checkpoints are as they were.
+    """
+    final = folder / f"step_{step:08d}"
+    temporary = folder / f".{final.name}.tmp"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_file(
+            {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+            temporary / "state.safetensors",
+        )
+        (temporary / "meta.json").write_text(json.dumps(meta, allow_nan=False))
+        parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
+        for name in parts:
+            _sync(temporary / name)
+        (temporary / "manifest.json").write_text(json.dumps({"version": VERSION, "step": step, "files": parts}))
+        _sync(temporary / "manifest.json")
+        _sync(temporary)
+        if final.exists():
+            # Only a damaged one, or one of a longer past that was cut back, can be in the way.
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(folder.parent).free
+        raise StoreError(
+            f"{final}: cannot be written ({error}; {free / 2**20:.0f} MiB free); older checkpoints are intact: "
+            "make room and run the same command again"
+        ) from error
+    for old in steps(folder)[:-NEWEST]:
+        if old not in keep:
+            shutil.rmtree(folder / f"step_{old:08d}", ignore_errors=True)
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that there are checkpoints of, whole or damaged, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name)))
+
+
+def read(folder: Path, step: int) -> Checkpoint:
+    """One checkpoint, verified.
+
+    Raises:
+        StoreError: It is damaged; the message says which part and how.
+    """
+    path = folder / f"step_{step:08d}"
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        if manifest["version"] > VERSION:
+            raise StoreError(
+                f"{path}: is of checkpoint version {manifest['version']}, this normlab reads up to {VERSION}; update it"
+            )
+        for name in ("state.safetensors", "meta.json"):
+            if _digest(path / name) != manifest["files"][name]:
+                raise StoreError(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
+        return Checkpoint(step, load_file(path / "state.safetensors"), json.loads((path / "meta.json").read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise StoreError(f"{path}: damaged or incomplete ({type(error).__name__}: {error})") from error
+
+
+def newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint (of at most a step), and what was wrong with those passed over.
+
+    Raises:
+        StoreError: There are checkpoints, and all are damaged: never a silent fresh start.
+    """
+    problems: list[str] = []
+    for step in reversed(steps(folder)):
+        if at_most is not None and step > at_most:
+            continue
+        try:
+            return read(folder, step), problems
+        except StoreError as error:
+            problems.append(str(error))
+    if problems:
+        raise StoreError(
+            "every checkpoint of this run is damaged: " + "; ".join(problems) + "; put back a copy, or start "
+            "another run beside it with run.fresh=true"
+        )
+    return None, problems

@@ -1,0 +1,100 @@
+"""What makes two runs the same run, and what `run.json` says of one.
+
+The identity is the config's part that can change the numbers, the corpus, the device kind, precision and
+compile, and the source of the norm and the placement. Its hash is the run's id; the same words on the same
+machine therefore find the same folder again, and an edited norm is another run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+import sys
+import time
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import normlab
+from normlab.config import RunConfig, canonical_hash
+from normlab.data.corpus import Corpus
+from normlab.options import plain_tree
+from normlab.train.resolve import Resolved
+
+
+def identity(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
+    """Everything that a run's numbers depend on, as plain values."""
+    return {
+        "config": config.identity(),
+        "corpus": corpus.sha256,
+        "device": resolved.device,
+        "precision": resolved.precision,
+        "compile": resolved.compile,
+        "sources": {
+            "norm": hashlib.sha256(config.norm.definition().encode()).hexdigest(),
+            "placement": hashlib.sha256(config.placement.definition().encode()).hexdigest(),
+        },
+    }
+
+
+def trunk_hash(identity: dict[str, Any]) -> str | None:
+    """The hash of what a run shares with a longer one, or nothing where the schedule binds them to a length.
+
+    Under a constant or a warm-up-stable-decay schedule, a run of more steps begins with the very same steps.
+    """
+    config = identity["config"]
+    if config["optim"]["schedule"] not in ("constant", "wsd"):
+        return None
+    train = {word: value for word, value in config["train"].items() if word != "steps"}
+    return canonical_hash({**identity, "config": {**config, "train": train}})
+
+
+def describe(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
+    """The content of run.json."""
+    whole = identity(config, resolved, corpus)
+    model = config.model
+    run_id = f"{config.norm.name}-{config.placement.name}-d{model.depth}w{model.width}-{canonical_hash(whole)[:10]}"
+    return {
+        "run_id": run_id,
+        "name": config.run.name or run_id,
+        "config": plain_tree(config),
+        "resolved": resolved.record(),
+        "corpus": corpus.describe(),
+        "identity": whole,
+        "trunk": trunk_hash(whole),
+        "norm": _facts(config.norm, "formula", "source", "causal", "batch_statistics"),
+        "placement": {"name": config.placement.name},
+        "versions": {
+            "normlab": normlab.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "numpy", "datasets", "wandb")},
+        },
+        "git": _git_state(),
+        "command": sys.argv,
+        "created": time.time(),
+    }
+
+
+def _facts(obj: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(obj, name) for name in names}
+
+
+@cache
+def _git_state() -> dict[str, str] | None:
+    """Commit and the hash of what differs from it, where normlab runs from a checkout."""
+    root = Path(normlab.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
+        ).stdout
+
+    try:
+        commit, diff = git("rev-parse", "HEAD").strip(), git("diff", "HEAD", "--", "normlab", "conf")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "diff": hashlib.sha256(diff.encode()).hexdigest() if diff else ""}

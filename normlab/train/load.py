@@ -1,0 +1,127 @@
+"""A run from its record: its config, its metrics, and its model in evaluation mode.
+
+Shapes: T time, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from normlab.config import RunConfig, config_of_record
+from normlab.data.tokenizers import Tokenizer, from_state
+from normlab.errors import ConfigError, StoreError
+from normlab.model.gpt import GPT
+from normlab.model.init import build_model
+from normlab.norms import base as norms
+from normlab.placements import base as placements
+from normlab.source import load_plugins
+from normlab.store.query import resolve_run
+from normlab.store.runs import RunFolder
+from normlab.train import checkpoint
+from normlab.train.start import CHECKPOINTS, PLUGINS, TOKENIZER_FILE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def load(run: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results") -> LoadedRun:
+    """A run by its folder, its id, the beginning of its id, or its name.
+
+    Raises:
+        StoreError: No run or several answer to it, or its record cannot be read.
+    """
+    return LoadedRun(resolve_run(os.fspath(run), results_dir))
+
+
+class LoadedRun:
+    """A run, read from its folder. Each part is read when it is first asked for."""
+
+    def __init__(self, folder: RunFolder):
+        self.folder = folder
+        self.record: dict[str, Any] = folder.run()
+        """The content of run.json."""
+
+    def __repr__(self) -> str:
+        return f"LoadedRun({self.folder.run_id!r}, {self.status['state']})"
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The content of status.json, as it is now."""
+        return self.folder.status()
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """What was trained. A plugin's norm comes from the copy that the run keeps."""
+        norms.load_all()
+        placements.load_all()
+        load_plugins([str(path) for path in sorted((self.folder.path / PLUGINS).glob("*.py"))])
+        return config_of_record(self.record["config"])
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """The rows of the record, oldest first: `kind` (train, eval, pace), `step`, and the numbers of each kind."""
+        import pandas as pd
+
+        return pd.DataFrame(self.folder.rows().rows)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the run was trained with."""
+        path = self.folder.path / TOKENIZER_FILE
+        try:
+            return from_state(json.loads(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"{path}: cannot be read ({error}); put back a copy from a run on the same corpus"
+            ) from error
+
+    @cached_property
+    def model(self) -> GPT:
+        """The model of the newest whole checkpoint, on the CPU, in evaluation mode.
+
+        Raises:
+            StoreError: There is no checkpoint, or none that is whole.
+        """
+        saved, _ = checkpoint.newest(self.folder.path / CHECKPOINTS)
+        if saved is None:
+            raise StoreError(f"run {self.folder.run_id} has no checkpoint yet; the same `normlab train` makes one")
+        model = build_model(self.config, self.tokenizer.vocab_size)
+        with torch.no_grad():
+            for kind, tensors in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
+                for name, tensor in tensors:
+                    tensor.copy_(saved.tensors[f"{kind}/{name}"])
+        return model.eval()
+
+    @torch.no_grad()
+    def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
+        """The prompt and its continuation by the model.
+
+        Args:
+            prompt: The text to continue; an empty one begins a document.
+            tokens: How many tokens to add.
+            temperature: Divides the logits; 0 takes the likeliest token each time.
+            seed: Draws the tokens.
+
+        Raises:
+            ConfigError: A negative number of tokens, or a temperature that is no temperature.
+        """
+        if tokens < 0:
+            raise ConfigError(f"tokens={tokens}: must be at least 0")
+        if not 0 <= temperature < float("inf"):
+            raise ConfigError(f"temperature={temperature}: must be a finite number, at least 0")
+        generator = torch.Generator().manual_seed(seed)
+        start = [int(token) for token in self.tokenizer.encode(prompt)]
+        context_T = torch.tensor([start or [self.tokenizer.end_of_document]])
+        for _ in range(tokens):
+            logits_V = self.model(context_T[:, -self.model.context :])[0, -1].double()
+            if temperature == 0:
+                token = logits_V.argmax()
+            else:
+                token = torch.multinomial((logits_V / temperature).softmax(-1), 1, generator=generator)[0]
+            context_T = torch.cat([context_T, token.view(1, 1)], dim=1)
+        return prompt + self.tokenizer.decode(context_T[0, max(1, len(start)) :].tolist())

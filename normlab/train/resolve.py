@@ -1,0 +1,94 @@
+"""What `auto` means on this machine, and bringing torch into that state."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from normlab.config import RunConfig
+from normlab.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """The choices that depend on the machine, as they were made."""
+
+    device: str
+    """cpu or cuda. Part of a run's identity, like precision and compile."""
+    precision: str
+    compile: str
+    deterministic: bool
+    init: str
+    """The init rule."""
+    device_name: str
+    threads: int
+    """Threads of torch's CPU kernels: 1 and 2 give other bits."""
+    instructions: str
+    """Widest vector instructions that torch uses on this CPU: AVX2 and AVX-512 give other bits."""
+
+    def record(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device."""
+        return torch.device(self.device)
+
+    def autocast(self) -> Callable[[], AbstractContextManager]:
+        """Makes the context that a forward runs in."""
+        if self.precision == "fp32":
+            return nullcontext
+        device = self.device
+        return lambda: torch.autocast(device, dtype=torch.bfloat16)
+
+
+def resolve(config: RunConfig) -> Resolved:
+    """Decide device, precision, compile and determinism for a config on this machine.
+
+    Raises:
+        ConfigError: A GPU or a compiler was asked for that is not there.
+    """
+    has_gpu = torch.cuda.is_available()
+    device = ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
+    if device == "cuda" and not has_gpu:
+        raise ConfigError(
+            "device=cuda: torch sees no GPU here; use device=cpu or auto, or install a torch build with CUDA"
+        )
+    on_gpu = device == "cuda"
+    precision, compiled = config.precision, config.compile
+    if precision == "auto":
+        precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if compiled == "auto":
+        compiled = "on" if on_gpu else "off"
+    elif compiled == "on" and not on_gpu and not (shutil.which("g++") or shutil.which("clang++")):
+        raise ConfigError("compile=on: no C++ compiler was found on the PATH; install g++, or use compile=off")
+    return Resolved(
+        device=device,
+        precision=precision,
+        compile=compiled,
+        deterministic=(not on_gpu) if config.deterministic is None else config.deterministic,
+        init=config.init_rule,
+        device_name=torch.cuda.get_device_name() if on_gpu else "cpu",
+        threads=torch.get_num_threads(),
+        instructions=torch.backends.cpu.get_cpu_capability(),
+    )
+
+
+def apply(resolved: Resolved) -> None:
+    """Bring torch's global switches into the state that a run asks for."""
+    if resolved.deterministic and resolved.device == "cuda":
+        # cuBLAS reads it when its first handle is made.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(resolved.deterministic)
+    # It would fill every fresh tensor with NaN: a check on kernels, not a need of ours, and it costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    if resolved.compile == "on":
+        # Graphs are cached by code, not by model: another width would count towards the recompile limit.
+        torch.compiler.reset()

@@ -1,0 +1,193 @@
+"""From a config to a run's end: which folder it is, whether it goes on, who listens, how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normlab.config import RunConfig
+from normlab.data.corpus import Corpus, open_corpus
+from normlab.errors import NormlabError, StoreError
+from normlab.store.files import write_atomic
+from normlab.store.query import find_runs
+from normlab.store.runs import RunFolder
+from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUNS_FOLDER, STATUS_FILE, to_json
+from normlab.tracking.base import Sink
+from normlab.tracking.console import Console
+from normlab.train import checkpoint
+from normlab.train.identity import describe
+from normlab.train.loop import Loop, Progress, copied_rows
+from normlab.train.optim import decay_start
+from normlab.train.resolve import Resolved, apply, resolve
+from normlab.train.signals import StopRequest
+
+CHECKPOINTS = "checkpoints"
+PLUGINS = "plugins"
+TOKENIZER_FILE = "tokenizer.json"
+ENDED = (FINISHED, DIVERGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call of `train` ended."""
+
+    folder: RunFolder
+    state: str
+    """finished, diverged, interrupted."""
+    status: dict[str, Any]
+    signal: int | None = None
+    """The signal that interrupted it."""
+    already: bool = False
+    """Whether the run had ended before, and nothing was done."""
+
+
+def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
+    """Train the run of a validated config, or go on with it, or find that it has ended.
+
+    Args:
+        config: What to train.
+        sinks: Who listens besides the local record; the console and W&B, as configured, unless given.
+
+    Raises:
+        ConfigError, DataError, StoreError: Each says what to do.
+    """
+    with StopRequest() as stop:
+        resolved = resolve(config)
+        apply(resolved)
+        corpus = open_corpus(config.data)
+        run = describe(config, resolved, corpus)
+        folder = RunFolder(_place(config, run))
+        if folder.exists() and (status := folder.status())["state"] in ENDED:
+            return Outcome(folder, status["state"], status, already=True)
+        # What can be wrong with a new run is wrong here, before its folder is made.
+        loop = Loop(config, resolved, corpus, folder, [])
+        with folder.lock():
+            if folder.exists():
+                run = folder.run()
+                _say_what_differs(run["resolved"], resolved)
+            else:
+                _create(folder, run, config, corpus)
+            _go_to_checkpoint(loop)
+            loop.sinks = make_sinks(config, folder) if sinks is None else sinks
+            return _run(loop, run, stop)
+
+
+def _place(config: RunConfig, run: dict[str, Any]) -> Path:
+    """The run's folder; with run.fresh, the first free one beside it. The run takes the folder's name."""
+    runs = Path(config.results_dir) / RUNS_FOLDER
+    run_id, number = run["run_id"], 1
+    while config.run.fresh and (runs / run["run_id"]).exists():
+        number += 1
+        run["run_id"] = f"{run_id}.{number}"
+    if config.run.name is None:
+        run["name"] = run["run_id"]
+    return runs / run["run_id"]
+
+
+def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig, corpus: Corpus) -> None:
+    """Fill a new folder; run.json comes last, so that a kill in between leaves a folder that is no run yet."""
+    for name in (CHECKPOINTS, PLUGINS, METRICS_FILE, STATUS_FILE):
+        path = folder.path / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for number, path in enumerate(config.plugins):
+        kept = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
+        kept.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, kept)
+    write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
+    trunk = None if config.run.fresh else _longest_trunk(folder, run, config)
+    if trunk is not None:
+        source, step = trunk
+        saved = checkpoint.read(source.path / CHECKPOINTS, step)
+        write_atomic(folder.metrics_path, source.metrics_path.read_bytes()[: saved.meta["record_bytes"]])
+        checkpoint.save(folder.path / CHECKPOINTS, step, saved.tensors, saved.meta)
+        run["continued_from"] = {"run_id": source.run_id, "step": step}
+    RunFolder.create(folder.path, run)
+
+
+def _longest_trunk(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> tuple[RunFolder, int] | None:
+    """The finished shorter run that this one begins like, and the last step that both share."""
+    if run["trunk"] is None:
+        return None
+    best: tuple[RunFolder, int] | None = None
+    for entry in find_runs(folder.path.parent):
+        other = entry.run
+        if other.get("trunk") != run["trunk"] or entry.state != "finished":
+            continue
+        steps = other["config"]["train"]["steps"]
+        if steps >= config.train.steps:
+            continue
+        limit = min(decay_start(config.optim, steps), decay_start(config.optim, config.train.steps))
+        with contextlib.suppress(StoreError):
+            saved, _ = checkpoint.newest(entry.folder.path / CHECKPOINTS, at_most=limit)
+            if saved is not None and (best is None or saved.step > best[1]):
+                best = entry.folder, saved.step
+    return best
+
+
+def _go_to_checkpoint(loop: Loop) -> None:
+    """Put the loop at the run's newest whole checkpoint, or at its beginning, and the record with it."""
+    saved, problems = checkpoint.newest(loop.folder.path / CHECKPOINTS)
+    for problem in problems:
+        _say(f"{problem}; going on from the checkpoint before it")
+    if saved is None:
+        loop.progress = Progress()
+        loop.folder.cut(0)
+        return
+    loop.restore(saved)
+    loop.folder.cut(saved.meta["record_bytes"])
+
+
+def make_sinks(config: RunConfig, folder: RunFolder) -> list[Sink]:
+    """Who listens besides the local record, as the config asks."""
+    sinks: list[Sink] = [Console()]
+    if config.tracking.wandb != "off":
+        from normlab.tracking.wandb import WandbSink
+
+        sinks.append(WandbSink(config.tracking, folder.path))
+    return sinks
+
+
+def _run(loop: Loop, run: dict[str, Any], stop: StopRequest) -> Outcome:
+    first = loop.progress.step
+    for sink in loop.sinks:
+        sink.start(run, first)
+        if run.get("continued_from", {}).get("step") == first and first > 0:
+            sink.log(copied_rows(loop.folder))
+    try:
+        state = loop.run(stop)
+    except BaseException as error:
+        reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
+        _finish(loop, {**loop.status("failed"), "error": reason})
+        raise
+    status = loop.status(state)
+    _finish(loop, status)
+    return Outcome(loop.folder, state, status, stop.received if state == "interrupted" else None)
+
+
+def _finish(loop: Loop, status: dict[str, Any]) -> None:
+    try:
+        loop.folder.write_status(status)
+    finally:
+        for sink in loop.sinks:
+            sink.finish(status)
+
+
+def _say_what_differs(recorded: dict[str, Any], resolved: Resolved) -> None:
+    """A resume on other threads, instructions or hardware gives other bits: say so."""
+    now = resolved.record()
+    differing = [
+        f"{name} was {recorded.get(name)} and is {now[name]}"
+        for name in ("threads", "instructions", "device_name", "deterministic")
+        if recorded.get(name) != now[name]
+    ]
+    if differing:
+        _say(f"this run goes on where {'; '.join(differing)}: its numbers will not be bit for bit the same")
+
+
+def _say(line: str) -> None:
+    print(f"normlab: {line}", file=sys.stderr)

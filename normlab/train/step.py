@@ -1,0 +1,141 @@
+"""One optimiser step: forward, loss, gradients, clipping, update. The only maths of training.
+
+The state is donated: parameters, moments and buffers are changed in place. What the step saw is returned, as
+tensors on the device; it never asks the host.
+
+Shapes: R runs (absent for a lone run), B batch, T time, L blocks; `...R` marks an axis that only a pack has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normlab.train.bound import Bound
+from normlab.train.optim import Hyper, Number, Optimizer
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step saw."""
+
+    loss: Tensor
+    """Nats per token, shape (...R), before the update."""
+    grad_norm: Tensor
+    """L2 norm of the whole gradient before clipping, shape (...R)."""
+    clip: Tensor
+    """Factor that the gradient was clipped by, at most 1, shape (...R)."""
+    alive: Tensor
+    """Whether the update was made: false from the first non-finite loss or gradient on, shape (...R)."""
+    stream: Tensor | None = None
+    """Measured steps only: E[x^2] of the stream entering each block and the head, shape (L + 1, ...R)."""
+    stream_grad: Tensor | None = None
+    """Measured steps only: E[(dL/dx)^2] at the same places, L the step's loss, shape (L + 1, ...R)."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A training step over a bound model. Call it with a batch; it changes the state and returns what it saw."""
+
+    bound: Bound
+    optimizer: Optimizer
+    accumulation: int = 1
+    clip: Number | None = None
+    """Largest gradient norm; one for each run of a pack, or none."""
+    autocast: Callable[[], AbstractContextManager] = nullcontext
+    project: Callable[[Mapping[str, Tensor]], None] | None = None
+    """Brings the parameters back to where the placement wants them, after the update."""
+    alive: Tensor | None = None
+    """Sticky: once false, nothing changes any more. Part of the state."""
+
+    def __post_init__(self) -> None:
+        """Everything is alive at first."""
+        if self.alive is None:
+            device = next(iter(self.bound.params.values())).device
+            self.alive = torch.ones(self.bound.lead, dtype=torch.bool, device=device)
+
+    def __call__(self, tokens: Tensor, targets: Tensor, hyper: Hyper, *, measure: bool = False) -> StepOutput:
+        """One update from tokens and targets, shape (...R, B, T)."""
+        bound, old_buffers = self.bound, self.bound.buffers
+        bound.train(True)
+        loss, grads, stream, stream_grad = self._gradients(tokens, targets, measure)
+        norm, factor = self._norm_and_clip(list(grads.values()))
+        assert self.alive is not None
+        self.alive = self.alive & loss.isfinite() & norm.isfinite()
+        with torch.no_grad():
+            self.optimizer.update(bound.params, grads, hyper, self.alive)
+            if self.project is not None:
+                self.project(bound.params)
+        self._keep_buffers(old_buffers)
+        return StepOutput(loss, norm, factor, self.alive, stream, stream_grad)
+
+    def _gradients(
+        self, tokens: Tensor, targets: Tensor, measure: bool
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor | None, Tensor | None]:
+        """Mean loss and gradient over the micro-batches; the stream's summaries where measured."""
+        bound, parts = self.bound, self.accumulation
+        names, params = list(bound.params), list(bound.params.values())
+        batch_axis = len(bound.lead)
+        loss: Tensor | None = None
+        sums: list[Tensor] = []
+        streams: list[Tensor] = []
+        slots: tuple[Tensor, ...] = ()
+        for some_tokens, some_targets in zip(
+            tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True
+        ):
+            if measure:
+                like = params[0]
+                depth = len(bound.model.blocks)
+                zero = torch.zeros(bound.lead, dtype=like.dtype, device=like.device)
+                slots = tuple(zero.clone().requires_grad_() for _ in range(depth + 1))
+            with self.autocast():
+                part, seen = bound.loss(some_tokens, some_targets, slots if measure else None)
+            grads = list(torch.autograd.grad(part.sum() / parts, [*params, *slots], materialize_grads=True))
+            if seen:
+                streams.append(torch.stack(seen))
+            part = part.detach()
+            if loss is None:
+                loss, sums = part, grads
+            else:
+                loss = loss + part
+                torch._foreach_add_(sums, grads)
+        assert loss is not None
+        stream = torch.stack(streams).mean(0) if streams else None
+        # Each micro-batch's gradient is 1/parts of its own loss's, and its square 1/parts^2: the mean over
+        # all tokens of the step's gradient squared is the sum over parts divided by their number.
+        stream_grad = torch.stack(sums[len(params) :]) / parts if measure else None
+        return loss / parts, dict(zip(names, sums, strict=False)), stream, stream_grad
+
+    @torch.no_grad()
+    def _norm_and_clip(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The gradient's norm, and the factor that it was then multiplied by, in place."""
+        if self.bound.lead:
+            norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads])
+        else:
+            norms = torch.stack(torch._foreach_norm(grads))
+        norm = torch.linalg.vector_norm(norms, dim=0)
+        if self.clip is None:
+            return norm, torch.ones_like(norm)
+        factor = (self.clip / (norm + 1e-6)).clamp(max=1.0)
+        if self.bound.lead:
+            for grad in grads:
+                grad.mul_(factor.view(-1, *[1] * (grad.dim() - 1)))
+        else:
+            torch._foreach_mul_(grads, factor)
+        return norm, factor
+
+    @torch.no_grad()
+    def _keep_buffers(self, old: dict[str, Tensor]) -> None:
+        """Undo what a spoiled forward did to running statistics."""
+        assert self.alive is not None
+        moved = {name: new for name, new in self.bound.buffers.items() if new is not old[name]}
+        if moved:
+            shaped = {
+                name: self.alive.view(-1, *[1] * (new.dim() - 1)) if self.bound.lead else self.alive
+                for name, new in moved.items()
+            }
+            self.bound.set_buffers({name: torch.where(shaped[name], new, old[name]) for name, new in moved.items()})

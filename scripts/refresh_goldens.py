@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""Write tests/golden/*.json anew. Only for a change of maths; the commit says what changed and why.
+
+Usage: OMP_NUM_THREADS=1 .venv/bin/python scripts/refresh_goldens.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from conftest import small_run  # noqa: E402
+from test_goldens import GOLDEN, environment, losses  # noqa: E402
+
+RUNS = {
+    "rmsnorm-pre": ["norm=rmsnorm", "placement=pre"],
+    "layernorm-post-llama": ["norm=layernorm", "placement=post", "model=llama_nano", "model.qk_norm=head"],
+    "batchnorm-pre-accumulated": ["norm=batchnorm", "placement=pre", "train.accumulation=2"],
+    "none-pre-sgd": ["norm=none", "placement=pre", "optim=sgd", "optim.nesterov=true", "optim.schedule=wsd"],
+}
+
+
+def main() -> None:
+    GOLDEN.mkdir(exist_ok=True)
+    for name, words in RUNS.items():
+        words = [*words, "train.steps=20"]
+        with tempfile.TemporaryDirectory() as folder:
+            common = small_run(Path(folder))
+            seen = losses([*common, *words])
+        path = GOLDEN / f"{name}.json"
+        path.write_text(json.dumps({"words": words, "environment": environment(), "losses": seen}, indent=1) + "\n")
+        print(path.relative_to(ROOT), float.fromhex(seen[-1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What all tests share: a cache and a results folder of their own, and the corpus that the repository holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+CORPUS = Path(__file__).with_name("corpus.txt")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's cache or W&B login; one cache for all of a worker's tests."""
+    own = {
+        "NORMLAB_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "HOME": str(tmp_path_factory.mktemp("home")),
+        "HF_HUB_OFFLINE": "1",
+    }
+    # What torch compiles is worth keeping between runs of the tests; it is keyed by content.
+    before = {name: os.environ.get(name) for name in [*own, "WANDB_API_KEY", "WANDB_MODE"]}
+    os.environ.update(own)
+    os.environ.pop("WANDB_API_KEY", None)
+    os.environ.pop("WANDB_MODE", None)
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def small_run(results: Path) -> list[str]:
+    """The words of a run of seconds on the repository's corpus."""
+    return [
+        "model=gpt2_nano",
+        "data=files",
+        f"data.path=[{CORPUS}]",
+        "train.steps=12",
+        "train.batch_size=4",
+        "eval.sequences=8",
+        "tracking.wandb=off",
+        "device=cpu",
+        f"results_dir={results}",
+    ]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """A small run that writes below the test's own folder."""
+    return small_run(tmp_path / "results")
+
+
+@pytest.fixture
+def run_command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Call the command line in this process: exit code, standard output, standard error."""
+    from normlab.cli import main
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = 0
+        try:
+            main(list(arguments))
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return call

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normlab.config import FilesData
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache and a home of the test's own."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("NORMLAB_CACHE", str(folder))
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    return folder
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[..., FilesData]:
+    """Write files below tmp_path/text and name that folder: files({"a.txt": "hello"}, column="body")."""
+
+    def write(contents: dict[str, str | bytes], **options: object) -> FilesData:
+        for name, content in contents.items():
+            path = tmp_path / "text" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        options.setdefault("path", [str(tmp_path / "text")])
+        return FilesData(**options)  # pyright: ignore[reportArgumentType]
+
+    return write

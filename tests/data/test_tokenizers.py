@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from normlab.config import DataConfig
+from normlab.data import tokenizers
+from normlab.data.tokenizers import TOKENIZERS, BytesTokenizer, CharsTokenizer, token_dtype
+from normlab.errors import DataError
+
+SAMPLES = [
+    "",
+    "plain ascii\n",
+    "\u00e9\u00df \u4e2d\u6587 \U0001f600\U0001f601",
+    "a\x00b\r\n\ufeff\u2028",
+    "".join(chr(c) for c in random.Random(0).choices([*range(0xD800), *range(0xE000, 0x110000)], k=5000)),
+]
+
+
+def test_every_tokenizer_is_an_option() -> None:
+    field = DataConfig.__dataclass_fields__["tokenizer"]
+    assert set(field.metadata["choices"]) == set(TOKENIZERS)
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_bytes_are_utf8(text: str) -> None:
+    tokenizer = BytesTokenizer()
+    tokens = tokenizer.encode(text)
+    assert tokens.tolist() == list(text.encode())
+    assert tokens.dtype == np.uint16
+    assert tokenizer.decode(tokens) == text
+    assert tokenizer.decode(tokens.tolist()) == text
+
+
+def test_bytes_decode_what_is_no_text() -> None:
+    tokenizer = BytesTokenizer()
+    assert tokenizer.decode([104, 256, 105]) == "h\ni"
+    assert tokenizer.decode([0xC3, 256, 0xA9]) == "\ufffd\n\ufffd"  # an end inside a character
+    assert tokenizer.decode(np.arange(257)).endswith("\n")
+
+
+def test_bytes_take_a_command_lines_words() -> None:
+    word = b"a\xff".decode("utf-8", "surrogateescape")
+    assert BytesTokenizer().encode(word).tolist() == [97, 255]
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_chars_are_positions_in_the_sorted_alphabet(text: str) -> None:
+    tokenizer = CharsTokenizer.fit(["hello", text, "w\U0010ffff"])
+    alphabet = sorted(set("hellow\U0010ffff" + text))
+    assert tokenizer.vocab_size == len(alphabet) + 2
+    assert tokenizer.encode(text).tolist() == [alphabet.index(c) for c in text]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_chars_that_are_not_in_the_alphabet_are_unknown() -> None:
+    tokenizer = CharsTokenizer.fit(["cab"])
+    assert tokenizer.encode("a?d\U0001f600b\udcffc").tolist() == [0, 4, 4, 4, 1, 4, 2]
+    assert tokenizer.decode([0, 3, 4, 2]) == "a\n\ufffdc"
+    assert tokenizer.end_of_document == 3
+
+
+def test_an_alphabet_must_be_sorted() -> None:
+    with pytest.raises(ValueError, match="sorted"):
+        CharsTokenizer("ba")
+    with pytest.raises(ValueError, match="sorted"):
+        CharsTokenizer("aab")
+
+
+@pytest.mark.parametrize("name", sorted(TOKENIZERS))
+def test_state_survives_json(name: str) -> None:
+    text = "the \u00e9 \U0001f600\n"
+    tokenizer = tokenizers.fit(name, [text])
+    again = tokenizers.from_state(json.loads(json.dumps(tokenizer.state())))
+    assert type(again) is type(tokenizer)
+    assert again.name == name
+    assert again.vocab_size == tokenizer.vocab_size
+    assert again.end_of_document == tokenizer.end_of_document < tokenizer.vocab_size
+    np.testing.assert_array_equal(again.encode(text + "?"), tokenizer.encode(text + "?"))
+
+
+@pytest.mark.parametrize("name", sorted(TOKENIZERS))
+@pytest.mark.parametrize("wrong", [-1, 10**6])
+def test_tokens_outside_the_vocabulary_are_refused(name: str, wrong: int) -> None:
+    with pytest.raises(ValueError, match=str(wrong)):
+        tokenizers.fit(name, ["abc"]).decode([0, wrong])
+
+
+def test_unknown_names_list_the_known() -> None:
+    with pytest.raises(DataError, match=r"'byte'.*bytes, chars.*did you mean 'bytes'"):
+        tokenizers.fit("byte", [])
+    with pytest.raises(DataError, match="bytes, chars"):
+        tokenizers.from_state({})
+
+
+def test_dtype_is_the_narrowest_that_fits() -> None:
+    for vocab_size in (2, 257, 65535, 65536, 65537, 1 << 20):
+        dtype = token_dtype(vocab_size)
+        assert np.iinfo(dtype).max >= vocab_size - 1
+        assert (dtype.itemsize == 2) == (vocab_size <= 65536)

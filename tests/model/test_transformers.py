@@ -1,0 +1,364 @@
+"""The model against transformers: the same weights must give the same logits and the same gradients.
+
+`norm=layernorm placement=pre` in GPT-2's style is GPT2LMHeadModel, `norm=rmsnorm placement=pre` in Llama's is
+LlamaForCausalLM, with a norm on each head's queries and keys Qwen3ForCausalLM, and with the norm on each
+sub-layer's output instead of its input, and on all queries and keys at once, Olmo2ForCausalLM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from normlab.config import ModelConfig, RunConfig
+from normlab.launch import compose_run
+from normlab.model.attention import Attention, rotate
+from normlab.model.gpt import GPT
+from normlab.model.init import build_model
+from normlab.placements import algebra, base
+from normlab.placements.algebra import AlgebraPlacement, Row, SubLayer, register_row
+
+Tensors = dict[str, Tensor]
+Translate = Callable[[Tensors], Tensors]
+
+VOCAB = 61
+CONTEXT = 24
+
+each_attention = pytest.mark.parametrize("attention", ["eager", "sdpa"])
+each_shape = pytest.mark.parametrize(
+    ("depth", "heads", "steps", "attention"),
+    [
+        (1, 1, CONTEXT, "eager"),
+        (2, 4, 17, "eager"),
+        (2, 4, 17, "sdpa"),
+        (5, 8, 9, "sdpa"),
+        (3, 2, 1, "eager"),
+    ],
+)
+
+
+def config_of(*words: str) -> RunConfig:
+    return compose_run(["model.width=32", "model.heads=4", f"model.context={CONTEXT}", *words])
+
+
+def randomised(config: RunConfig, dtype: torch.dtype = torch.float32) -> GPT:
+    """A model with weights of every kind away from where they start, and logits of order one."""
+    model = build_model(config, VOCAB).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 2:
+                parameter.copy_(1.3 * noise / math.sqrt(parameter.shape[-1]))
+            else:
+                parameter.add_(0.3 * noise)
+    return model.to(dtype)
+
+
+# Our tensors, or their gradients, under the names and in the shapes that transformers has them
+
+
+def as_gpt2(ours: Tensors) -> Tensors:
+    theirs = {
+        "transformer.wte.weight": ours["embed.tokens.weight"],
+        "transformer.wpe.weight": ours["embed.positions.weight"],
+        "transformer.ln_f.weight": ours["head.close.affine.gain"],
+        "transformer.ln_f.bias": ours["head.close.affine.bias"],
+    }
+    for layer in range(sum(name.endswith("mlp.up.weight") for name in ours)):
+        block, h = f"blocks.{layer}", f"transformer.h.{layer}"
+        for number, part in ((1, "attn"), (2, "mlp")):
+            norm = f"{block}.wiring.{part}.norms.in.affine"
+            theirs[f"{h}.ln_{number}.weight"] = ours[f"{norm}.gain"]
+            theirs[f"{h}.ln_{number}.bias"] = ours[f"{norm}.bias"]
+        for word, turn in (("weight", Tensor.t), ("bias", Tensor.clone)):
+            # Their Conv1D holds a matrix transposed; queries, keys and values stand side by side in one.
+            qkv = torch.cat([ours[f"{block}.attn.{site}.{word}"] for site in ("q", "k", "v")])
+            theirs[f"{h}.attn.c_attn.{word}"] = turn(qkv)
+            theirs[f"{h}.attn.c_proj.{word}"] = turn(ours[f"{block}.attn.out.{word}"])
+            theirs[f"{h}.mlp.c_fc.{word}"] = turn(ours[f"{block}.mlp.up.{word}"])
+            theirs[f"{h}.mlp.c_proj.{word}"] = turn(ours[f"{block}.mlp.down.{word}"])
+    return theirs
+
+
+def as_llama(ours: Tensors) -> Tensors:
+    """Llama's names, which are also Qwen3's and OLMo 2's: what ours lack, theirs lack too."""
+    theirs = {
+        "model.embed_tokens.weight": ours["embed.tokens.weight"],
+        "model.norm.weight": ours["head.close.affine.gain"],
+    }
+    if "head.weight" in ours:
+        theirs["lm_head.weight"] = ours["head.weight"]
+    for layer in range(sum(name.endswith("mlp.up.weight") for name in ours)):
+        for name, value in {
+            "input_layernorm": ours.get(f"blocks.{layer}.wiring.attn.norms.in.affine.gain"),
+            # One name for two things: what follows attention is the MLP's in-norm, or attention's out-norm.
+            "post_attention_layernorm": ours.get(
+                f"blocks.{layer}.wiring.mlp.norms.in.affine.gain",
+                ours.get(f"blocks.{layer}.wiring.attn.norms.out.affine.gain"),
+            ),
+            "post_feedforward_layernorm": ours.get(f"blocks.{layer}.wiring.mlp.norms.out.affine.gain"),
+            "self_attn.q_proj": ours[f"blocks.{layer}.attn.q.weight"],
+            "self_attn.k_proj": ours[f"blocks.{layer}.attn.k.weight"],
+            "self_attn.v_proj": ours[f"blocks.{layer}.attn.v.weight"],
+            "self_attn.o_proj": ours[f"blocks.{layer}.attn.out.weight"],
+            "self_attn.q_norm": ours.get(f"blocks.{layer}.attn.qk_norms.q.affine.gain"),
+            "self_attn.k_norm": ours.get(f"blocks.{layer}.attn.qk_norms.k.affine.gain"),
+            "mlp.up_proj": ours[f"blocks.{layer}.mlp.up.weight"],
+            "mlp.gate_proj": ours[f"blocks.{layer}.mlp.gate.weight"],
+            "mlp.down_proj": ours[f"blocks.{layer}.mlp.down.weight"],
+        }.items():
+            if value is not None:
+                theirs[f"model.layers.{layer}.{name}.weight"] = value
+    return theirs
+
+
+def assert_equal_models(
+    model: GPT,
+    other: nn.Module,
+    translate: Translate,
+    steps: int,
+    *,
+    logits_atol: float = 1e-5,
+    grad_rtol: float = 1e-5,
+) -> None:
+    """Copy our weights to theirs, and compare logits and all the gradients of the loss."""
+    ours, theirs = dict(model.named_parameters()), dict(other.named_parameters())
+    weights = translate({name: parameter.detach() for name, parameter in ours.items()})
+    assert weights.keys() == theirs.keys()
+    assert sum(value.numel() for value in weights.values()) == sum(p.numel() for p in ours.values())
+    with torch.no_grad():
+        for name, parameter in theirs.items():
+            parameter.copy_(weights[name])
+    other.eval()
+    generator = torch.Generator().manual_seed(2)
+    tokens, targets = torch.randint(VOCAB, (2, 3, steps), generator=generator)
+    logits, expected = model(tokens), other(input_ids=tokens, use_cache=False).logits
+    # Worth comparing: of order one, different at each position, and nothing like uniform.
+    assert logits.std() > 0.8
+    assert logits.shape == expected.shape == (3, steps, VOCAB)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=logits_atol)
+
+    def gradients(logits: Tensor, params: Tensors) -> Tensors:
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
+
+    found, wanted = translate(gradients(logits, ours)), gradients(expected, theirs)
+    for name, grad in wanted.items():
+        # Relative to the largest entry of each tensor, but for those that are zero up to rounding: a single
+        # position has nothing to attend to but itself.
+        atol = grad_rtol * max(grad.abs().max().item(), 1e-2)
+        torch.testing.assert_close(found[name], grad, rtol=0, atol=atol)
+    assert sum(grad.abs().max() > 1e-2 for grad in wanted.values()) > len(wanted) / 2
+
+
+# GPT-2
+
+
+def gpt2_like(config: ModelConfig, attention: str = "sdpa") -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB,
+            n_positions=config.context,
+            n_embd=config.width,
+            n_layer=config.depth,
+            n_head=config.heads,
+            attn_implementation=attention,
+        )
+    )
+
+
+@each_shape
+def test_gpt2(depth: int, heads: int, steps: int, attention: str) -> None:
+    config = config_of(
+        "model=gpt2_nano", "norm=layernorm", "placement=pre", f"model.depth={depth}", f"model.heads={heads}"
+    )
+    assert_equal_models(randomised(config), gpt2_like(config.model, attention), as_gpt2, steps)
+
+
+def test_gpt2_in_float64() -> None:
+    # Nothing in GPT-2 is bound to float32, so that nothing but rounding may differ.
+    config = config_of("model=gpt2_nano", "norm=layernorm_gpt2", "placement=pre", "model.depth=3")
+    model, other = randomised(config, torch.float64), gpt2_like(config.model).double()
+    assert_equal_models(model, other, as_gpt2, 17, logits_atol=1e-12, grad_rtol=1e-12)
+
+
+# Llama and those that came from it
+
+
+def shape_of(config: ModelConfig) -> dict[str, object]:
+    assert config.mlp_width is not None
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": config.width,
+        "intermediate_size": config.mlp_width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.heads,
+        "head_dim": config.width // config.heads,
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tie_embeddings,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+@each_shape
+def test_llama(depth: int, heads: int, steps: int, attention: str) -> None:
+    config = config_of(
+        "model=llama_nano", "norm=rmsnorm", "placement=pre", f"model.depth={depth}", f"model.heads={heads}"
+    )
+    assert not config.model.tie_embeddings
+    other = LlamaForCausalLM(LlamaConfig(**shape_of(config.model), attn_implementation=attention))
+    assert_equal_models(randomised(config), other, as_llama, steps)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model.tie_embeddings=true",),
+        ("model.rope_theta=500000",),
+        ("model.rope_theta=17.5", "norm=rmsnorm_llama"),
+        ("model.mlp_width=56",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_llama_with_options(words: tuple[str, ...]) -> None:
+    config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", *words)
+    other = LlamaForCausalLM(LlamaConfig(**shape_of(config.model)))
+    theta = config.model.rope_theta
+    assert theta is not None
+    assert other.model.rotary_emb.inv_freq[1].item() == pytest.approx(theta**-0.25, rel=1e-6)
+    assert_equal_models(randomised(config), other, as_llama, 17)
+
+
+@each_attention
+def test_qwen3_norms_each_heads_queries_and_keys_before_rope(attention: str) -> None:
+    config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=3", "model.qk_norm=head")
+    other = Qwen3ForCausalLM(Qwen3Config(**shape_of(config.model), attn_implementation=attention))
+    assert_equal_models(randomised(config), other, as_llama, 17)
+
+
+@pytest.fixture
+def res_post(monkeypatch: pytest.MonkeyPatch) -> AlgebraPlacement:
+    """OLMo 2's placement, x <- x + N(F(x)), for this test alone."""
+    monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))
+    monkeypatch.setattr(algebra, "_ROWS_BY_NAME", dict(algebra._ROWS_BY_NAME))
+    row = Row(
+        name="test_res_post",
+        formula="x <- x + N(F(x))",
+        source="OLMo 2, arXiv:2501.00656",
+        init="gpt2",
+        attn=SubLayer(norms=("out",)),
+        mlp=SubLayer(norms=("out",)),
+        final_norm=True,
+    )
+    register_row(row)
+    return AlgebraPlacement(name=row.name)
+
+
+@each_attention
+def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(res_post: AlgebraPlacement, attention: str) -> None:
+    config = config_of("model=llama_nano", "norm=rmsnorm", "model.depth=3", "model.qk_norm=full")
+    config = dataclasses.replace(config, placement=res_post)
+    other = Olmo2ForCausalLM(Olmo2Config(**shape_of(config.model), attn_implementation=attention))
+    assert_equal_models(randomised(config), other, as_llama, 17)
+
+
+@pytest.mark.parametrize("word", ["model.rope_theta=9000", "norm.eps=1e-4"])
+def test_the_comparison_can_fail(word: str) -> None:
+    # Another model, by a little; it may not pass for Llama.
+    config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", word)
+    shape = shape_of(config.model) | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    with pytest.raises(AssertionError, match="not close"):
+        assert_equal_models(randomised(config), LlamaForCausalLM(LlamaConfig(**shape)), as_llama, 17)
+
+
+# Attention by itself
+
+
+@pytest.mark.parametrize("theta", [10000.0, 17.5])
+def test_rope_is_theirs(theta: float) -> None:
+    steps, width = 64, 16
+    config = LlamaConfig(
+        hidden_size=width,
+        num_attention_heads=1,
+        max_position_embeddings=steps,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+    )
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 3, 4, steps, width, generator=generator)
+    cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(steps)[None])
+    for ours, theirs in zip((rotate(q, theta), rotate(k, theta)), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_rope_turns_pairs_by_position_and_keeps_what_it_should() -> None:
+    steps, width, theta = 10, 8, 100.0
+    q = torch.randn(steps, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turned = rotate(q, theta)
+    # As complex numbers, channel i with i + K/2: multiplied by exp(i t theta^(-2i/K)).
+    rate = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.arange(steps, dtype=torch.float64)[:, None] * rate
+    expected = torch.complex(q[:, :4], q[:, 4:]) * torch.polar(torch.ones_like(angle), angle)
+    # Its angles are float32's, as everywhere in the field.
+    torch.testing.assert_close(torch.cat([expected.real, expected.imag], -1), turned, rtol=0, atol=2e-6)
+    torch.testing.assert_close(turned[0], q[0], rtol=0, atol=0)
+    assert rotate(q.bfloat16(), theta).dtype == torch.bfloat16
+    torch.testing.assert_close(rotate(q.bfloat16(), theta), rotate(q.bfloat16().float(), theta).bfloat16())
+
+
+@pytest.mark.parametrize("words", [("model=gpt2_nano",), ("model=llama_nano", "model.qk_norm=head")], ids=str)
+def test_the_fused_and_the_written_out_attention_agree(words: tuple[str, ...]) -> None:
+    config = config_of(*words, "norm=rmsnorm", "placement=pre", "model.depth=2")
+    model = randomised(config, torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    tokens, targets = torch.randint(VOCAB, (2, 3, 17), generator=generator)
+
+    def both() -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        for fused in (True, False):
+            for module in model.modules():
+                if isinstance(module, Attention):
+                    module.fused = fused
+            logits = model(tokens)
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            yield logits, torch.autograd.grad(loss, list(model.parameters()))
+
+    (logits, grads), (other_logits, other_grads) = both()
+    assert logits.std() > 0.8
+    torch.testing.assert_close(logits, other_logits, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grads, other_grads, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "written_out"])
+def test_attention_sees_nothing_later(fused: bool) -> None:
+    model = randomised(config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2"), torch.float64)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.fused = fused
+    tokens = torch.randint(VOCAB, (1, 12), generator=torch.Generator().manual_seed(2))
+    other = tokens.clone()
+    other[0, 6:] = (other[0, 6:] + 1) % VOCAB
+    ours, theirs = model(tokens), model(other)
+    torch.testing.assert_close(ours[:, :6], theirs[:, :6], rtol=1e-12, atol=1e-12)
+    assert (ours[:, 6:] - theirs[:, 6:]).abs().amax(-1).min() > 1e-3

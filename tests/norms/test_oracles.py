@@ -1,0 +1,409 @@
+"""Norms against what others wrote: torch, transformers, and each formula again in numpy.
+
+The gradients of the numpy formulas are taken by a complex step, f'(x) = Im f(x + ih) / h, which is exact to
+rounding and shares nothing with autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from normlab.launch import compose_run
+from normlab.norms.base import NormConfig
+from normlab.norms.batchnorm import BatchNorm, BatchNormConfig
+from normlab.norms.layernorm import LayerNorm, LayerNormConfig
+from normlab.norms.none import NoNormConfig
+from normlab.norms.rmsnorm import RMSNorm, RMSNormConfig
+from normlab.paths import config_dir
+
+WIDTH = 12
+BFLOAT16 = torch.bfloat16
+# float64 to its rounding; float32 to a few of its own (eps 1.2e-7) over sums of WIDTH terms.
+TOLERANCE = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.float32: {"rtol": 2e-6, "atol": 2e-6}}
+EXACTLY = {"rtol": 0.0, "atol": 0.0}
+
+both_precisions = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@torch.no_grad()
+def fill(norm: LayerNorm | RMSNorm | BatchNorm, oracle: nn.Module | None = None) -> None:
+    """Give the norm a gain and a bias that it does not start with, and the oracle the same ones."""
+    for seed, (own, name) in enumerate([(norm.affine.gain, "weight"), (norm.affine.bias, "bias")]):
+        if own is not None:
+            own.add_(0.3 * draw(*own.shape, seed=20 + seed, dtype=own.dtype))
+            if oracle is not None:
+                getattr(oracle, name).copy_(own)
+
+
+def outcome(norm: nn.Module, x: Tensor, params: list[Tensor | None]) -> list[Tensor]:
+    """The output, and the gradients of a fixed sum of it with respect to the input and the parameters."""
+    x = x.detach().clone().requires_grad_()
+    y = norm(x)
+    inputs = [x, *(parameter for parameter in params if parameter is not None)]
+    weight = draw(*y.shape, seed=9, dtype=y.dtype)
+    return [y.detach(), *torch.autograd.grad((y * weight).sum(), inputs)]
+
+
+def assert_same(actual: list[Tensor], expected: list[Tensor], **tolerance: float) -> None:
+    assert len(actual) == len(expected)
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, **tolerance)
+
+
+# torch
+
+
+@both_precisions
+@pytest.mark.parametrize("eps", [1e-5, 0.1])
+@pytest.mark.parametrize(("gain", "bias"), [(True, True), (True, False), (False, False)])
+def test_layernorm_is_torchs(dtype: torch.dtype, eps: float, gain: bool, bias: bool) -> None:
+    norm = LayerNorm(WIDTH, LayerNormConfig(eps=eps, gain=gain, bias=bias)).to(dtype)
+    oracle = nn.LayerNorm(WIDTH, eps=eps, elementwise_affine=gain, bias=bias, dtype=dtype)
+    fill(norm, oracle)
+    x = 3 + 2 * draw(2, 5, WIDTH, dtype=dtype)
+    ours = outcome(norm, x, [norm.affine.gain, norm.affine.bias])
+    assert_same(ours, outcome(oracle, x, [oracle.weight, oracle.bias]), **TOLERANCE[dtype])
+
+
+@both_precisions
+@pytest.mark.parametrize("eps", [1e-6, 0.1])
+@pytest.mark.parametrize("gain", [True, False])
+def test_rmsnorm_is_torchs(dtype: torch.dtype, eps: float, gain: bool) -> None:
+    norm = RMSNorm(WIDTH, RMSNormConfig(eps=eps, gain=gain)).to(dtype)
+    oracle = nn.RMSNorm(WIDTH, eps=eps, elementwise_affine=gain, dtype=dtype)
+    fill(norm, oracle)
+    x = 2 * draw(2, 5, WIDTH, dtype=dtype)
+    ours = outcome(norm, x, [norm.affine.gain])
+    assert_same(ours, outcome(oracle, x, [oracle.weight]), **TOLERANCE[dtype])
+
+
+def batch(seed: int, dtype: torch.dtype) -> Tensor:
+    """Tokens whose channels differ in mean and spread."""
+    return torch.linspace(-2, 3, WIDTH, dtype=dtype) + draw(3, 4, WIDTH, seed=seed, dtype=dtype) * torch.linspace(
+        0.3, 2, WIDTH, dtype=dtype
+    )
+
+
+@both_precisions
+@pytest.mark.parametrize("momentum", [0.1, 0.7, 1.0])
+def test_batchnorm_is_torchs(dtype: torch.dtype, momentum: float) -> None:
+    norm = BatchNorm(WIDTH, BatchNormConfig(momentum=momentum)).to(dtype)
+    oracle = nn.BatchNorm1d(WIDTH, momentum=momentum, dtype=dtype)
+    fill(norm, oracle)
+
+    def flat(x: Tensor) -> Tensor:
+        return oracle(x.flatten(0, 1)).view_as(x)
+
+    for step in range(4):
+        x = batch(step, dtype)
+        ours = outcome(norm, x, [norm.affine.gain, norm.affine.bias])
+        assert_same(ours, outcome(flat, x, [oracle.weight, oracle.bias]), **TOLERANCE[dtype])
+        torch.testing.assert_close(norm.running_mean, oracle.running_mean, **TOLERANCE[dtype])
+        torch.testing.assert_close(norm.running_var, oracle.running_var, **TOLERANCE[dtype])
+    norm.eval()
+    oracle.eval()
+    x = batch(9, dtype)
+    ours = outcome(norm, x, [norm.affine.gain, norm.affine.bias])
+    assert_same(ours, outcome(flat, x, [oracle.weight, oracle.bias]), **TOLERANCE[dtype])
+
+
+def test_the_biased_running_variance_is_the_formulas() -> None:
+    norm = BatchNorm(WIDTH, BatchNormConfig(momentum=0.3, running_var="biased")).double()
+    mean, var = np.zeros(WIDTH), np.ones(WIDTH)
+    for step in range(3):
+        x = batch(step, torch.float64)
+        norm(x)
+        tokens = x.numpy().reshape(-1, WIDTH)
+        mean = 0.7 * mean + 0.3 * tokens.sum(0) / 12
+        var = 0.7 * var + 0.3 * ((tokens - tokens.sum(0) / 12) ** 2).sum(0) / 12
+    np.testing.assert_allclose(norm.running_mean, mean, rtol=1e-12)
+    np.testing.assert_allclose(norm.running_var, var, rtol=1e-12)
+    x = batch(9, torch.float64)
+    np.testing.assert_allclose(
+        norm.eval()(x).detach(), (x.numpy() - mean) / np.sqrt(var + 1e-5), rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("running_var", ["unbiased", "biased"])
+def test_one_token_has_no_variance(running_var: str) -> None:
+    # torch refuses one; a context of one and a batch of one are allowed here.
+    norm = BatchNorm(WIDTH, BatchNormConfig(running_var=running_var)).double()
+    x = draw(1, 1, WIDTH)
+    torch.testing.assert_close(norm(x), torch.zeros_like(x), **EXACTLY)
+    torch.testing.assert_close(norm.running_mean, 0.1 * x[0, 0], **TOLERANCE[torch.float64])
+    torch.testing.assert_close(norm.running_var, torch.full_like(x[0, 0], 0.9), **TOLERANCE[torch.float64])
+
+
+def test_none_is_the_input_itself() -> None:
+    x = draw(2, 3, WIDTH)
+    assert NoNormConfig().build(WIDTH)(x) is x
+
+
+# Formulas
+
+Array = NDArray[np.complex128]
+Formula = Callable[[Array, float], Array]
+
+
+def inside_ms(x: Array, eps: float) -> Array:
+    return x / np.sqrt((x * x).sum() / len(x) + eps)
+
+
+def outside_rms(x: Array, eps: float) -> Array:
+    return x / (np.sqrt((x * x).sum() / len(x)) + eps)
+
+
+def inside_sum(x: Array, eps: float) -> Array:
+    return x / np.sqrt((x * x).sum() + eps)
+
+
+def clamp(x: Array, eps: float) -> Array:
+    rms = np.sqrt((x * x).sum() / len(x))
+    return x / (rms if rms.real > eps else eps)
+
+
+def no_eps(x: Array, eps: float) -> Array:
+    return x / np.sqrt((x * x).sum() / len(x))
+
+
+def inside_var(x: Array, eps: float) -> Array:
+    centred = x - x.sum() / len(x)
+    return centred / np.sqrt((centred * centred).sum() / len(x) + eps)
+
+
+def outside_sigma(x: Array, eps: float) -> Array:
+    centred = x - x.sum() / len(x)
+    return centred / (np.sqrt((centred * centred).sum() / len(x)) + eps)
+
+
+FORMULAS: list[tuple[Formula, NormConfig]] = [
+    (inside_ms, RMSNormConfig(eps=0.3, eps_mode="inside_ms", bias=True)),
+    (outside_rms, RMSNormConfig(eps=0.3, eps_mode="outside_rms", bias=True)),
+    (inside_sum, RMSNormConfig(eps=0.3, eps_mode="inside_sum", bias=True)),
+    (clamp, RMSNormConfig(eps=0.3, eps_mode="clamp", bias=True)),
+    (no_eps, RMSNormConfig(eps=0.0, eps_mode="none", bias=True)),
+    (inside_var, LayerNormConfig(eps=0.3)),
+    (outside_sigma, LayerNormConfig(eps=0.3, eps_mode="outside")),
+]
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("unit_offset", [False, True], ids=["gain", "offset"])
+@pytest.mark.parametrize(("formula", "options"), FORMULAS, ids=lambda value: getattr(value, "__name__", ""))
+def test_eps_stands_where_the_formula_has_it(
+    formula: Formula, options: NormConfig, unit_offset: bool, scale: float
+) -> None:
+    # eps is 0.3 so that it counts at all three scales: below it, beside it, and far above it.
+    options = type(options)(**{"eps": options.eps, "eps_mode": options.eps_mode, "bias": True}, unit_offset=unit_offset)
+    norm = options.build(WIDTH).double()
+    fill(norm)
+    gain = norm.affine.gain.detach().numpy() + unit_offset
+    bias = norm.affine.bias.detach().numpy()
+    x = scale * (draw(3, WIDTH) + 0.5)
+    y, grad, _, _ = outcome(norm, x, [norm.affine.gain, norm.affine.bias])
+    weight = draw(3, WIDTH, seed=9).numpy()
+    step = 1e-30 * scale
+    for token in range(3):
+        row = x[token].numpy().astype(np.complex128)
+        np.testing.assert_allclose(y[token], formula(row, 0.3).real * gain + bias, rtol=1e-12, atol=1e-12)
+        slopes = [
+            (weight[token] * gain * formula(row + 1j * step * unit, 0.3).imag).sum() / step for unit in np.eye(WIDTH)
+        ]
+        np.testing.assert_allclose(grad[token], slopes, rtol=1e-11, atol=1e-12 / scale)
+
+
+def test_the_formulas_are_told_apart() -> None:
+    # What the test above rests on: no two of them agree on its inputs.
+    row = (draw(WIDTH) + 0.5).numpy().astype(np.complex128)
+    values = [formula(row, 0.3).real for formula, _ in FORMULAS if formula is not clamp]
+    for i, one in enumerate(values):
+        for other in values[i + 1 :]:
+            assert np.abs(one - other).max() > 1e-2
+    small = 0.01 * row
+    assert np.abs(clamp(small, 0.3) - no_eps(small, 0.3)).max() > 1e-2
+
+
+@pytest.mark.parametrize("eps", [1e-12, 0.5])
+def test_clamp_is_torchs_normalize_times_the_root_of_the_width(eps: float) -> None:
+    norm = RMSNormConfig(eps_mode="clamp", eps=eps / WIDTH**0.5, gain=False).build(WIDTH).double()
+
+    def oracle(x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1, eps=eps) * WIDTH**0.5
+
+    # Lengths on both sides of eps.
+    x = draw(6, WIDTH) * torch.tensor([0.01, 0.05, 0.1, 0.5, 1, 10], dtype=torch.float64)[:, None]
+    short = torch.linalg.vector_norm(x, dim=-1) < 0.5
+    assert short.any()
+    assert not short.all()
+    assert_same(outcome(norm, x, []), outcome(oracle, x, []), **TOLERANCE[torch.float64])
+
+
+# bfloat16: where it is rounded
+
+
+def in_bfloat16(norm: RMSNorm, oracle: nn.Module, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """Both outputs for one bfloat16 input; the oracle's weight is in bfloat16, as a checkpoint's is."""
+    with torch.no_grad():
+        norm.affine.gain.copy_(gain)
+        oracle.weight.copy_(gain)
+    x = draw(64, 256, dtype=BFLOAT16)
+    return norm(x), oracle.to(BFLOAT16)(x)
+
+
+def test_cast_then_scale_is_llamas_bit_for_bit() -> None:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    gain = 1 + 0.3 * draw(256, seed=1, dtype=torch.float32)
+    norm = RMSNormConfig(rounding="cast_then_scale").build(256)
+    ours, theirs = in_bfloat16(norm, LlamaRMSNorm(256, eps=1e-6), gain)
+    assert ours.dtype == theirs.dtype == BFLOAT16
+    torch.testing.assert_close(ours, theirs, **EXACTLY)
+    # The other order gives other bits on this very input.
+    other, _ = in_bfloat16(RMSNormConfig().build(256), LlamaRMSNorm(256, eps=1e-6), gain)
+    assert (ours != other).float().mean() > 0.05
+
+
+def test_scale_then_cast_is_gemmas_bit_for_bit() -> None:
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+
+    # Already a bfloat16 number: Gemma's checkpoint is one, and ours keeps float32.
+    gain = (0.3 * draw(256, seed=1)).to(BFLOAT16).float()
+    norm = RMSNormConfig(unit_offset=True).build(256)
+    ours, theirs = in_bfloat16(norm, GemmaRMSNorm(256, eps=1e-6), gain)
+    assert ours.dtype == theirs.dtype == BFLOAT16
+    torch.testing.assert_close(ours, theirs, **EXACTLY)
+    options = RMSNormConfig(unit_offset=True, rounding="cast_then_scale")
+    other, _ = in_bfloat16(options.build(256), GemmaRMSNorm(256, eps=1e-6), gain)
+    assert (ours != other).float().mean() > 0.05
+
+
+def test_compute_input_rounds_at_every_operation() -> None:
+    x, gain = draw(64, 256, dtype=BFLOAT16), 1 + 0.3 * draw(256, seed=1, dtype=torch.float32)
+    norm, wide = RMSNormConfig(compute="input").build(256), RMSNormConfig().build(256)
+    with torch.no_grad():
+        norm.affine.gain.copy_(gain)
+        wide.affine.gain.copy_(gain)
+    squares = (x * x).mean(-1, keepdim=True)
+    assert squares.dtype == BFLOAT16
+    expected = (x * torch.rsqrt(squares + 1e-6)) * gain.to(BFLOAT16)
+    torch.testing.assert_close(norm(x), expected, **EXACTLY)
+    assert (norm(x) != wide(x)).float().mean() > 0.05
+
+
+# Presets that are named after a model
+
+
+@cache
+def preset(name: str) -> NormConfig:
+    return compose_run([f"norm={name}"]).norm
+
+
+def llama(width: int) -> nn.Module:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    return LlamaRMSNorm(width)
+
+
+def gemma(width: int) -> nn.Module:
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+
+    return GemmaRMSNorm(width)
+
+
+def gpt2(width: int) -> nn.Module:
+    from transformers import GPT2Config
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+    return GPT2Block(GPT2Config(n_embd=width, n_head=1)).ln_1
+
+
+def olmo1(width: int) -> nn.Module:
+    from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
+
+    return OlmoLayerNorm(width)
+
+
+class Paper(nn.Module):
+    """bzhangGo/rmsnorm, rmsnorm_torch.py."""
+
+    def __init__(self, d: int, eps: float = 1e-8):
+        super().__init__()
+        self.d, self.eps = d, eps
+        self.weight = nn.Parameter(torch.ones(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm_x = x.norm(2, dim=-1, keepdim=True)
+        rms_x = norm_x * self.d ** (-1.0 / 2)
+        return self.weight * (x / (rms_x + self.eps))
+
+
+class Simple(nn.Module):
+    """TransNormerLLM's SimpleRMSNorm, which learns nothing."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.eps = 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "layernorm_gpt2": gpt2,
+    "layernorm_olmo1": olmo1,
+    "rmsnorm_gemma": gemma,
+    "rmsnorm_llama": llama,
+    "rmsnorm_paper": Paper,
+    "rmsnorm_simple": Simple,
+    "rmsnorm_torch": lambda width: nn.RMSNorm(width, eps=None),
+}
+
+
+def test_every_preset_of_a_model_has_its_oracle() -> None:
+    shipped = {path.stem for path in (config_dir() / "norm").glob("*.yaml")}
+    assert {name for name in shipped if "_seed" not in name} == set(MODELS)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3], ids=["large", "beside_eps"])
+@pytest.mark.parametrize("name", MODELS)
+def test_preset_is_the_model(name: str, scale: float) -> None:
+    norm, oracle = preset(name).build(WIDTH), MODELS[name](WIDTH)
+    theirs = [getattr(oracle, word, None) for word in ("weight", "bias")]
+    ours = [norm.affine.gain, norm.affine.bias]
+    assert [p is None for p in ours] == [p is None for p in theirs]
+    fill(norm, oracle)
+    x = scale * draw(4, 5, WIDTH, dtype=torch.float32)
+    tolerance = {"rtol": 4e-6, "atol": 4e-6}
+    values, expected = outcome(norm, x, ours), outcome(oracle, x, theirs)
+    # The gradient with respect to x grows as x shrinks.
+    values[1], expected[1] = scale * values[1], scale * expected[1]
+    assert_same(values, expected, **tolerance)
+
+
+@pytest.mark.parametrize("name", ["rmsnorm_llama", "rmsnorm_gemma"])
+def test_preset_is_the_model_in_bfloat16(name: str) -> None:
+    norm, oracle = preset(name).build(256), MODELS[name](256)
+    gain = (oracle.weight.detach() + 0.3 * draw(256, seed=1)).to(BFLOAT16).float()
+    torch.testing.assert_close(*in_bfloat16(norm, oracle, gain), **EXACTLY)
+
+
+def test_torchs_default_eps_is_that_of_float32_also_in_bfloat16() -> None:
+    x = 1e-3 * draw(64, 256, dtype=BFLOAT16)
+    oracle = nn.RMSNorm(256, eps=None, elementwise_affine=False)
+    norm = preset("rmsnorm_torch").build(256)
+    # At this size the old default, bfloat16's own epsilon, would shrink the output a hundredfold.
+    assert norm(x).float().square().mean() > 0.8
+    # To one bfloat16 rounding: torch's own order of operations is not fixed between its versions.
+    torch.testing.assert_close(norm(x), oracle(x), rtol=2**-7, atol=0)

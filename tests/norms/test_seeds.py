@@ -1,0 +1,415 @@
+"""The presets named after a seed article, against the article's own code and formulas, transcribed here.
+
+An article is quoted in its own words: names, operations and their order are its, whatever the house style.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normlab.launch import compose_run
+from normlab.norms.base import NormConfig, load_all
+from normlab.paths import config_dir
+
+WIDTH = 12
+TOLERANCE = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.float32: {"rtol": 1e-6, "atol": 1e-6}}
+# A gradient is a sum over tokens or channels, ten times as large as one term of it.
+GRADIENT_TOLERANCE = {
+    torch.float64: {"rtol": 1e-11, "atol": 1e-11},
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+}
+
+
+@cache
+def preset(*words: str) -> NormConfig:
+    return compose_run(words).norm
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+# Article 000
+
+
+class RMSNorm000(nn.Module):
+    def __init__(self, d, eps=1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d))
+        self.eps = eps
+
+    def forward(self, x):
+        rms = x.pow(2).mean(dim=-1, keepdim=True).sqrt()
+        return x / (rms + self.eps) * self.weight
+
+
+def layer_norm_000(h, gamma, beta, epsilon=1e-5):
+    # Its code is nn.LayerNorm, whose epsilon is 1e-5.
+    d = h.shape[-1]
+    mu = h.sum(-1, keepdim=True) / d
+    sigma2 = ((h - mu) ** 2).sum(-1, keepdim=True) / d
+    return gamma * ((h - mu) / torch.sqrt(sigma2 + epsilon)) + beta
+
+
+def batch_norm_000(x, gamma, beta, epsilon=1e-5):
+    tokens = x.reshape(-1, x.shape[-1])
+    batch = len(tokens)
+    mu = tokens.sum(0) / batch
+    sigma2 = ((tokens - mu) ** 2).sum(0) / batch
+    return gamma * ((x - mu) / torch.sqrt(sigma2 + epsilon)) + beta
+
+
+# Article 001
+
+
+class BatchNorm001(nn.Module):
+    def __init__(self, num_features, eps=1e-5, momentum=0.1):
+        super().__init__()
+        self.eps = eps
+        self.momentum = momentum
+        self.gamma = nn.Parameter(torch.ones(num_features))
+        self.beta = nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+
+    def forward(self, x):
+        if self.training:
+            mean = x.mean(dim=0)
+            var = x.var(dim=0, unbiased=False)
+            self.running_mean = (1 - self.momentum) * self.running_mean + self.momentum * mean.detach()
+            self.running_var = (1 - self.momentum) * self.running_var + self.momentum * var.detach()
+            x_hat = (x - mean[None, :]) / torch.sqrt(var[None, :] + self.eps)
+        else:
+            x_hat = (x - self.running_mean[None, :]) / torch.sqrt(self.running_var[None, :] + self.eps)
+        return self.gamma[None, :] * x_hat + self.beta[None, :]
+
+
+class LayerNorm001(nn.Module):
+    def __init__(self, normalized_shape, eps=1e-5):
+        super().__init__()
+        if isinstance(normalized_shape, int):
+            normalized_shape = (normalized_shape,)
+        self.normalized_shape = normalized_shape
+        self.eps = eps
+        self.gamma = nn.Parameter(torch.ones(*normalized_shape))
+        self.beta = nn.Parameter(torch.zeros(*normalized_shape))
+
+    def forward(self, x):
+        dims = [-i for i in range(1, len(self.normalized_shape) + 1)]
+        mean = x.mean(dim=dims, keepdim=True)
+        var = x.var(dim=dims, keepdim=True, unbiased=False)
+        x_hat = (x - mean) / torch.sqrt(var + self.eps)
+        return self.gamma * x_hat + self.beta
+
+
+# Article 003
+
+
+class LayerNorm003(nn.Module):
+    def __init__(self, layer_shape, eps=1e-6):
+        super().__init__()
+        self.layer_shape = (layer_shape,) if isinstance(layer_shape, int) else tuple(layer_shape)
+        self.eps = eps
+        self.gamma = nn.Parameter(torch.ones(*self.layer_shape))
+        self.beta = nn.Parameter(torch.zeros(*self.layer_shape))
+
+    def forward(self, x):
+        start_dim = x.dim() - len(self.layer_shape)
+        norm_dim = tuple(range(start_dim, x.dim()))
+        variance = x.var(norm_dim, keepdim=True, unbiased=False)
+        mean = x.mean(norm_dim, keepdim=True)
+        norm_x = (x - mean) / torch.sqrt(variance + self.eps)
+        norm_x = self.gamma * norm_x + self.beta
+        return norm_x
+
+
+def layer_norm_003_formula(x, gamma, beta, epsilon=1e-6):
+    mu = x.sum(-1, keepdim=True) / x.shape[-1]
+    sigma = torch.sqrt(((x - mu) ** 2).sum(-1, keepdim=True) / x.shape[-1])
+    return gamma * (x - mu) / (sigma + epsilon) + beta
+
+
+class RMSNorm003(nn.Module):
+    def __init__(self, emb_dim, eps=1e-6, bias=False, qwen3_compatible=True):
+        super().__init__()
+        self.eps = eps
+        self.qwen3_compatible = qwen3_compatible
+        self.scale = nn.Parameter(torch.ones(emb_dim))
+        self.shift = nn.Parameter(torch.zeros(emb_dim)) if bias else None
+
+    def forward(self, x):
+        input_dtype = x.dtype
+        if self.qwen3_compatible:
+            x = x.to(torch.float32)
+        variance = x.pow(2).mean(dim=-1, keepdim=True)
+        norm_x = x * torch.rsqrt(variance + self.eps)
+        norm_x = norm_x * self.scale
+        if self.shift is not None:
+            norm_x = norm_x + self.shift
+        return norm_x.to(input_dtype)
+
+
+def rms_norm_003_formula(x, epsilon=1e-6):
+    return x / torch.sqrt(epsilon + (x**2).sum(-1, keepdim=True))
+
+
+# Article 004
+
+
+def batch_norm_004(x, gamma, beta, epsilon=1e-5):
+    n = x[..., 0].numel()
+    mu_d = x.flatten(0, -2).sum(0) / n
+    sigma2_d = ((x.flatten(0, -2) - mu_d) ** 2).sum(0) / n
+    return gamma * (x - mu_d) / torch.sqrt(sigma2_d + epsilon) + beta
+
+
+def layer_norm_004(x, gamma, beta, epsilon=1e-5):
+    mu = torch.einsum("...d->...", x)[..., None] / x.shape[-1]
+    sigma2 = torch.einsum("...d,...d->...", x - mu, x - mu)[..., None] / x.shape[-1]
+    return gamma * (x - mu) / torch.sqrt(sigma2 + epsilon) + beta
+
+
+def rms_norm_004(x, gamma, epsilon=1e-6):
+    return x / torch.sqrt((x**2).sum(-1, keepdim=True) / x.shape[-1] + epsilon) * gamma
+
+
+# What each preset must equal, given its gain and bias
+
+
+def with_parameters(build: Callable[[], nn.Module]) -> Callable[..., Tensor]:
+    """An article's module as a function of the input and its parameters, in their order."""
+
+    def call(x: Tensor, *values: Tensor) -> Tensor:
+        module = build().to(x.dtype)
+        names = [name for name, _ in module.named_parameters()]
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x,))
+
+    return call
+
+
+def over_tokens(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Article 001's batch norm takes (N, D) alone: the tokens of a batch are its N."""
+    return lambda x, *values: function(x.reshape(-1, x.shape[-1]), *values).view_as(x)
+
+
+def wide_003(x: Tensor, scale: Tensor) -> Tensor:
+    """Article 003's RMSNorm; in float64 without its upcast, which would narrow."""
+    module = RMSNorm003(WIDTH, qwen3_compatible=x.dtype != torch.float64).to(x.dtype)
+    return torch.func.functional_call(module, {"scale": scale}, (x,))
+
+
+ARTICLES: dict[str, Callable[..., Tensor]] = {
+    "batchnorm_seed000": batch_norm_000,
+    "layernorm_seed000": layer_norm_000,
+    "rmsnorm_seed000": with_parameters(lambda: RMSNorm000(WIDTH)),
+    "batchnorm_seed001": over_tokens(with_parameters(lambda: BatchNorm001(WIDTH))),
+    "layernorm_seed001": with_parameters(lambda: LayerNorm001(WIDTH)),
+    "layernorm_seed003_code": with_parameters(lambda: LayerNorm003(WIDTH)),
+    "layernorm_seed003_formula": layer_norm_003_formula,
+    "rmsnorm_seed003_code": wide_003,
+    "rmsnorm_seed003_formula": rms_norm_003_formula,
+    "batchnorm_seed004": batch_norm_004,
+    "layernorm_seed004": layer_norm_004,
+    "rmsnorm_seed004": rms_norm_004,
+}
+
+
+def parameters_of(norm: nn.Module) -> list[Tensor]:
+    """The gain and the bias that a norm has, moved from where they start."""
+    named = [norm.affine.gain, norm.affine.bias]  # pyright: ignore[reportAttributeAccessIssue]
+    present = [parameter for parameter in named if parameter is not None]
+    with torch.no_grad():
+        for seed, parameter in enumerate(present):
+            parameter.add_(0.3 * draw(WIDTH, seed=20 + seed, dtype=parameter.dtype))
+    return present
+
+
+def value_and_gradients(call: Callable[..., Tensor], x: Tensor, params: list[Tensor]) -> list[Tensor]:
+    x = x.detach().clone().requires_grad_()
+    y = call(x)
+    grads = torch.autograd.grad((y * draw(*y.shape, seed=9, dtype=y.dtype)).sum(), [x, *params])
+    return [y.detach(), *grads]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 2e-3], ids=["large", "beside_eps"])
+@pytest.mark.parametrize("name", ARTICLES)
+def test_preset_is_the_article(name: str, dtype: torch.dtype, scale: float) -> None:
+    norm = preset(f"norm={name}").build(WIDTH).to(dtype)
+    params = parameters_of(norm)
+    x = scale * (0.5 + draw(3, 5, WIDTH, dtype=dtype))
+    ours = value_and_gradients(norm, x, params)
+    article = value_and_gradients(lambda x: ARTICLES[name](x, *params), x, params)
+    torch.testing.assert_close(ours[0], article[0], **TOLERANCE[dtype])
+    # The gradient with respect to x is of size 1/scale.
+    ours[1], article[1] = scale * ours[1], scale * article[1]
+    for mine, its in zip(ours[1:], article[1:], strict=True):
+        torch.testing.assert_close(mine, its, **GRADIENT_TOLERANCE[dtype])
+
+
+def test_every_seed_preset_is_held_to_its_article() -> None:
+    assert {path.stem for path in (config_dir() / "norm").glob("*_seed*.yaml")} == set(ARTICLES)
+
+
+# What an article says beyond one forward pass
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_batchnorm_001_over_training_and_evaluation(dtype: torch.dtype) -> None:
+    norm, article = preset("norm=batchnorm_seed001").build(WIDTH).to(dtype), BatchNorm001(WIDTH).to(dtype)
+    for seed in range(5):
+        # (N, D) is the one shape that the article's code takes; at a small N the two variances differ.
+        x = 1 + draw(4, WIDTH, seed=seed, dtype=dtype)
+        torch.testing.assert_close(norm(x), article(x), **TOLERANCE[dtype])
+    torch.testing.assert_close(norm.running_mean, article.running_mean, **TOLERANCE[dtype])
+    torch.testing.assert_close(norm.running_var, article.running_var, **TOLERANCE[dtype])
+    x = draw(4, WIDTH, seed=9, dtype=dtype)
+    torch.testing.assert_close(norm.eval()(x), article.eval()(x), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", ["batchnorm_seed000", "batchnorm_seed004"])
+def test_batchnorm_uses_running_averages_in_evaluation(name: str) -> None:
+    norm = preset(f"norm={name}").build(WIDTH).double()
+    mean, var = torch.zeros(WIDTH, dtype=torch.float64), torch.ones(WIDTH, dtype=torch.float64)
+    for seed in range(3):
+        x = 1 + draw(4, WIDTH, seed=seed)
+        norm(x)
+        mean, var = 0.9 * mean + 0.1 * x.mean(0), 0.9 * var + 0.1 * x.var(0, unbiased=True)
+    x = draw(4, WIDTH, seed=9)
+    torch.testing.assert_close(norm.eval()(x), (x - mean) / (var + 1e-5).sqrt(), **TOLERANCE[torch.float64])
+
+
+def test_rmsnorm_003_upcasts_and_rounds_once_at_the_end() -> None:
+    norm, article = preset("norm=rmsnorm_seed003_code").build(256), RMSNorm003(256)
+    scale = 1 + 0.3 * draw(256, seed=1, dtype=torch.float32)
+    with torch.no_grad():
+        norm.affine.gain.copy_(scale)
+        article.scale.copy_(scale)
+    x = draw(64, 256, dtype=torch.bfloat16)
+    torch.testing.assert_close(norm(x), article(x), rtol=0, atol=0)
+    narrow = RMSNorm003(256, qwen3_compatible=False)
+    narrow.load_state_dict(article.state_dict())
+    assert (norm(x) != narrow(x)).float().mean() > 0.05
+
+
+def test_rmsnorm_003_without_its_upcast() -> None:
+    norm = preset("norm=rmsnorm_seed003_code", "norm.compute=input").build(256)
+    article = RMSNorm003(256, qwen3_compatible=False)
+    # A gain that is a bfloat16 number: the article multiplies by its float32 scale, and rounds after that.
+    scale = (1 + 0.3 * draw(256, seed=1)).bfloat16().float()
+    with torch.no_grad():
+        norm.affine.gain.copy_(scale)
+        article.scale.copy_(scale)
+    x = draw(64, 256, dtype=torch.bfloat16)
+    torch.testing.assert_close(norm(x), article(x), rtol=0, atol=0)
+
+
+def test_rmsnorm_003_with_its_bias() -> None:
+    norm = preset("norm=rmsnorm_seed003_code", "norm.bias=true").build(WIDTH)
+    article = RMSNorm003(WIDTH, bias=True)
+    scale, shift = parameters_of(norm)
+    with torch.no_grad():
+        article.scale.copy_(scale)
+        article.shift.copy_(shift)
+    x = draw(3, WIDTH, dtype=torch.float32)
+    torch.testing.assert_close(norm(x), article(x), **TOLERANCE[torch.float32])
+
+
+def test_rmsnorm_000_at_zero_is_where_we_differ_on_purpose() -> None:
+    # The article's code has no gradient at x = 0: sqrt'(0) is infinite. Ours takes the root's subgradient 0.
+    for build, finite in ((lambda: RMSNorm000(WIDTH), False), (preset("norm=rmsnorm_seed000").build, True)):
+        norm = build(WIDTH) if finite else build()
+        x = torch.zeros(2, WIDTH, requires_grad=True)
+        norm(x).sum().backward()
+        assert x.grad is not None
+        assert bool(x.grad.isfinite().all()) == finite
+
+
+# Where the articles contradict themselves and one another, the presets do
+
+
+def apart(one: str, other: str, scale: float) -> float:
+    """The largest difference between two presets' outputs, as they start."""
+    x = scale * draw(4, 5, WIDTH)
+    norms = (preset(f"norm={name}").build(WIDTH).double() for name in (one, other))
+    y, z = (norm(x) for norm in norms)
+    return (y - z).abs().max().item()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("layernorm_seed003_code", "layernorm_seed003_formula"),
+        ("rmsnorm_seed003_code", "rmsnorm_seed003_formula"),
+        ("rmsnorm_seed000", "rmsnorm_seed003_code"),
+        ("rmsnorm_seed000", "rmsnorm_seed004"),
+        ("layernorm_seed000", "layernorm_seed003_code"),
+        ("layernorm_seed001", "layernorm_seed003_formula"),
+    ],
+)
+def test_contradictions_are_kept(one: str, other: str) -> None:
+    # At a spread of 1e-3 the square of x is as large as the eps = 1e-6 that is added to it.
+    assert apart(one, other, scale=1e-3) > 0.1
+
+
+def test_the_sum_of_squares_is_the_mean_but_for_the_root_of_the_width() -> None:
+    x = draw(4, 5, WIDTH)
+    code, formula = (preset(f"norm=rmsnorm_seed003_{word}").build(WIDTH).double() for word in ("code", "formula"))
+    torch.testing.assert_close(code(x), formula(x) * math.sqrt(WIDTH), rtol=1e-6, atol=0)
+    assert formula(x).square().mean(-1).sqrt().max() < 1.001 / math.sqrt(WIDTH)
+
+
+def test_the_running_variances_differ_by_n_over_n_minus_one() -> None:
+    one, other = (preset(f"norm=batchnorm_seed{number}").build(WIDTH).double() for number in ("000", "001"))
+    x = draw(4, WIDTH)
+    torch.testing.assert_close(one(x), other(x), rtol=0, atol=0)
+    moved = (one.running_var - 0.9, other.running_var - 0.9)
+    torch.testing.assert_close(moved[0], moved[1] * 4 / 3, rtol=1e-12, atol=1e-12)
+    x = draw(4, WIDTH, seed=1)
+    assert (one.eval()(x) - other.eval()(x)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("layernorm_seed000", "layernorm_seed001"),
+        ("layernorm_seed000", "layernorm_seed004"),
+        ("rmsnorm_seed003_code", "rmsnorm_seed004"),
+        ("batchnorm_seed000", "batchnorm_seed004"),
+    ],
+)
+def test_those_that_agree_agree(one: str, other: str) -> None:
+    assert apart(one, other, scale=1e-3) == 0
+
+
+# The files
+
+FILES = sorted((config_dir() / "norm").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_preset_composes_and_carries_its_name(path: Path) -> None:
+    norm = preset(f"norm={path.stem}")
+    assert norm.preset == path.stem
+    assert norm.label == path.stem
+    assert path.stem.startswith(norm.name + "_")
+    x = draw(2, 3, WIDTH, dtype=torch.float32)
+    assert norm.build(WIDTH)(x).shape == x.shape
+    comments = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert f"# normlab train norm={path.stem}" in comments
+
+
+def test_there_are_presets() -> None:
+    assert len(FILES) >= 19
+
+
+@pytest.mark.parametrize("name", load_all())
+def test_a_norm_without_a_preset_is_its_defaults(name: str) -> None:
+    assert preset(f"norm={name}") == load_all()[name]()  # pyright: ignore[reportCallIssue]

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from normlab.errors import StoreError
+from normlab.report.listing import COLUMNS, list_runs
+from normlab.report.render import render
+
+
+def test_newest_first_however_the_time_was_written(make_run, tmp_path):
+    make_run("old", run={"created": 1_700_000_000.5})
+    make_run("new", run={"created": "2026-08-02T10:00:00+00:00"})
+    make_run("middle", "diverged", run={"created": "2024-08-02T10:00:00Z"})
+    make_run("unknown", run={"created": None})
+    rows = list_runs(tmp_path)
+    assert [row["id"] for row in rows] == ["new", "middle", "old", "unknown"]
+    assert [tuple(row) for row in rows] == [COLUMNS] * 4
+    assert [row["state"] for row in rows] == ["finished", "diverged", "finished", "finished"]
+
+
+def test_times_are_local(make_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TZ", "UTC-2")
+    time.tzset()
+    try:
+        make_run("aa", run={"created": "2026-08-02T10:00:00Z"})
+        make_run("bb", run={"created": 0})
+        make_run("cc", run={"created": "yesterday"})
+        make_run("dd", run={"created": 1e300})
+        text = render(list_runs(tmp_path), "table", 160)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    for created in ("2026-08-02 12:00", "1970-01-01 02:00", "yesterday", "1e+300"):
+        assert created in text
+
+
+def test_no_runs(tmp_path):
+    with pytest.raises(StoreError, match=r"normlab train"):
+        list_runs(tmp_path)

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+
+import pytest
+
+from normlab.errors import NormlabError
+from normlab.report.render import FORMATS, render
+from normlab.report.summary import COLUMNS, summarize
+
+HOSTILE = [
+    "[red]x[/red]",
+    "[/]",
+    "<img src=x onerror=alert(1)>",
+    'a "quoted", name',
+    "a|b\\|c",
+    "*bold* _under_ `code` ~~gone~~",
+    "&lt;b&gt;",
+    "two\nlines\r",
+    "=1+1",
+]
+
+
+@pytest.fixture
+def rows(make_run, tmp_path):
+    make_run("aa11", norm="layernorm", status={"val_loss": 1.23456, "best_val_loss": 1.2})
+    make_run("bb22", depth=12, seed=1, status={"val_loss": 2.5})
+    last = {"step": 41, "loss": 7.1, "grad_norm": 5.0}
+    make_run(
+        "cc33",
+        "diverged",
+        norm="none",
+        status={
+            "step": 42,
+            "val_loss": math.nan,
+            "diverged": {"step": 42, "loss": math.inf, "grad_norm": math.nan, "last_finite": last},
+        },
+    )
+    return summarize(tmp_path)
+
+
+def unescape(text: str) -> str:
+    """What a Markdown reader shows of a cell."""
+    text = re.sub(r"\\([!-/:-@[-`{-~])", r"\1", text)
+    return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+
+
+def test_json_is_strict_and_whole(rows):
+    read = json.loads(render(rows, "json"), parse_constant=pytest.fail)
+    assert [tuple(row) for row in read] == [COLUMNS] * 3
+    assert read[0]["val_loss"] == 1.23456
+    assert read[2]["val_loss"] == "nan"
+
+
+def test_csv_is_whole(rows):
+    read = list(csv.DictReader(io.StringIO(render(rows, "csv"))))
+    assert tuple(read[0]) == COLUMNS
+    assert float(read[0]["val_loss"]) == 1.23456
+    assert math.isnan(float(read[2]["val_loss"]))
+    assert read[2]["note"].startswith("diverged at step 42: loss inf")
+
+
+def test_markdown_has_every_column_and_rounds(rows):
+    lines = render(rows, "markdown").splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert "| 1.2346 |" in lines[2]
+    assert "| -1.2654 |" in lines[2]
+    assert "| nan |" in lines[4]
+    assert "diverged at step 42" in lines[4]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_survive_in_every_format(make_run, tmp_path, name):
+    make_run("aa11", run={"name": name})
+    make_run("bb22", run={"name": "plain"})
+    rows = summarize(tmp_path)
+    shown = name.replace("\n", "\\n").replace("\r", "\\r")
+
+    assert json.loads(render(rows, "json"))[0]["run"] == name
+    assert next(csv.DictReader(io.StringIO(render(rows, "csv"), newline="")))["run"] == name
+    lines = render(rows, "markdown").splitlines()
+    assert len(lines) == 4
+    cells = re.split(r"(?<!\\)(?:\\\\)*\|", lines[2])
+    assert len(cells) == len(COLUMNS) + 2
+    assert unescape(cells[1]).strip() == shown
+    assert "<" not in lines[2]
+    assert f"\n{shown} " in render(rows, "table", 200)
+    assert shown in render(rows[:1], "table", 200)
+
+
+def test_escape_sequences_do_not_reach_the_terminal(make_run, tmp_path):
+    make_run("aa11", "failed", run={"name": "\x1b[2Jx"}, status={"error": "\x1b]0;title\x07"})
+    make_run("bb22")
+    text = render(summarize(tmp_path), "table", 160)
+    assert "\\x1b[2Jx" in text
+    assert "failed at step 100 of 100: \\x1b]0;title\\x07" in text
+    assert not set(text + render(summarize(tmp_path), "markdown")) & set("\x1b\x07")
+
+
+@pytest.mark.parametrize("width", [56, 80, 100, 160, 300])
+def test_a_table_fits_and_says_what_it_left_out(rows, make_run, tmp_path, width):
+    make_run("dd44-" + "very-long-" * 12, norm="a_rather_long_name", run={"name": "words " * 20})
+    make_run("ee55", "failed", status={"error": "no " * 100})
+    text = render(summarize(tmp_path), "table", width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert all(line == line.rstrip() for line in lines)
+    shown = " ".join(text.split())
+    for heading in ("norm", "placement", "depth", "seed", "step", "val loss", "vs bigram", "seconds"):
+        said_above = heading == "placement"
+        in_head = heading in next(line for line in lines if line.startswith("run "))
+        left_out = heading in shown[shown.find("not shown:") :] if "not shown:" in shown else False
+        assert in_head + left_out + said_above == 1
+    assert "1.2346" in shown
+    assert "in common: placement pre" in shown
+
+
+def test_rows_of_another_kind_fold_too():
+    formula = " ".join(["y = x / rms(x) * gain"] * 5)
+    source = " ".join(["Zhang 2019"] * 4)
+    rows = [{"norm": f"a_very_long_word_of_a_name_{index}", "formula": formula, "source": source} for index in range(3)]
+    text = render(rows, "table", 80)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["norm", "formula", "source"]
+    assert "not shown" not in text
+    assert text.count("rms(x)") == 15
+    assert text.count("Zhang") == 12
+    assert all(f"a_very_long_word_of_a_name_{index}" in text for index in range(3))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_last_line_is_not_ended(rows, format):
+    assert render(rows, format) == render(rows, format).strip()
+
+
+def test_numbers_stand_to_the_right(rows):
+    lines = render(rows, "table", 160).splitlines()
+    head = next(index for index, line in enumerate(lines) if line.startswith("run "))
+    end = lines[head].index("val loss") + len("val loss")
+    assert [line[:end].rsplit(" ", 1)[1] for line in lines[head + 2 : head + 5]] == [
+        "1.2346",
+        "2.5000",
+        "nan",
+    ]
+    assert set(lines[head + 1]) == {"-"}
+
+
+def test_a_diverged_run_has_its_row_and_its_sentence(rows):
+    text = render(rows, "table", 200)
+    assert re.search(r"^cc33 +diverged +none +", text, re.MULTILINE)
+    assert "cc33: diverged at step 42: loss inf, gradient norm nan; last finite at step 41" in text
+
+
+def test_one_run_stands_upright(rows):
+    lines = render(rows[:1], "table", 80).splitlines()
+    assert "norm           layernorm" in lines
+    assert "val loss       1.2346" in lines
+    assert not any(line.startswith("note") for line in lines)
+
+
+def test_names_that_are_the_same_get_their_ids(make_run, tmp_path):
+    for run_id in ("aa11", "bb22"):
+        make_run(run_id, run={"name": "same"})
+    make_run("cc33", run={"name": "other"})
+    text = render(summarize(tmp_path), "table", 160)
+    assert "same (aa11)" in text
+    assert "same (bb22)" in text
+    assert "other (" not in text
+
+
+@pytest.mark.parametrize("format", ["table", "markdown"])
+def test_corpora_that_differ_are_pointed_out(make_run, tmp_path, format):
+    make_run("aa11")
+    make_run("bb22")
+    assert "corpora" not in render(summarize(tmp_path), format, 160)
+    make_run("cc33", run={"corpus": {"name": "stdlib", "sha256": "b" * 64}})
+    text = render(summarize(tmp_path), format, 160)
+    expected = "2 corpora, and losses compare only within one (stdlib aaaaaaaa: 2 runs, stdlib bbbbbbbb: 1 run)"
+    assert expected in text
+    if format == "table":
+        assert re.search(r"^cc33 .* stdlib bbbbbbbb", text, re.MULTILINE)
+
+
+def test_wide_characters_keep_the_columns(make_run, tmp_path):
+    from rich.cells import cell_len
+
+    make_run("aa11", run={"name": "\u5c42\u5f52\u4e00\u5316" * 12})
+    make_run("bb22", seed=1)
+    lines = render(summarize(tmp_path), "table", 80).splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    ends = [cell_len(line[: line.index(" 2.0000")]) for line in lines if " 2.0000" in line]
+    assert len(ends) == 2
+    assert ends[0] == ends[1]
+
+
+def test_without_a_terminal_it_is_wide(rows, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.__stdout__", None)
+    assert render(rows) == render(rows, "table", 160)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert render(rows) == render(rows, "table", 80)
+
+
+def test_an_unknown_format_is_named(rows):
+    with pytest.raises(NormlabError, match=r"unknown format 'jsn'.*csv, json, markdown, table.*'json'"):
+        render(rows, "jsn")
+
+
+def test_no_rows():
+    assert json.loads(render([], "json")) == []
+    assert render([], "table") == render([], "csv") == render([], "markdown") == ""

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import pytest
+
+from normlab.errors import StoreError
+from normlab.report.summary import COLUMNS, summarize
+
+
+def test_a_row_says_what_the_run_was_and_how_good(make_run, tmp_path):
+    make_run("abc", preset="rmsnorm_llama", run={"name": "mine"}, seed=3)
+    assert summarize(tmp_path) == [
+        {
+            "run": "mine",
+            "id": "abc",
+            "state": "finished",
+            "norm": "rmsnorm_llama",
+            "placement": "pre",
+            "depth": 4,
+            "width": 128,
+            "seed": 3,
+            "lr": 1e-3,
+            "step": 100,
+            "steps": 100,
+            "val_loss": 2.0,
+            "best_val_loss": 2.0,
+            "train_loss": 1.9,
+            "vs_bigram": -0.5,
+            "corpus": "stdlib",
+            "corpus_sha256": "a" * 64,
+            "device": "cpu",
+            "precision": "fp32",
+            "tokens_per_s": 12345.6,
+            "seconds": 65.43,
+            "note": "",
+        }
+    ]
+    assert tuple(summarize(tmp_path)[0]) == COLUMNS
+
+
+def test_no_runs_says_how_to_make_one(tmp_path):
+    with pytest.raises(StoreError, match=r"no runs in .*: make one with `normlab train`"):
+        summarize(tmp_path)
+
+
+def test_corpora_apart_and_the_best_finished_run_first(make_run, tmp_path):
+    files = {"corpus": {"name": "files", "sha256": "f" * 64}}
+    make_run("worse", status={"val_loss": 2.2})
+    make_run("best", status={"val_loss": 1.8})
+    make_run("nan", status={"val_loss": math.nan})
+    make_run("stopped", "interrupted", status={"val_loss": 1.0})
+    make_run("other", status={"val_loss": 9.0}, run=files)
+    make_run("broken").path.joinpath("run.json").write_text("{")
+    assert [row["id"] for row in summarize(tmp_path)] == [
+        "other",
+        "best",
+        "worse",
+        "nan",
+        "stopped",
+        "broken",
+    ]
+
+
+def test_what_happened_to_those_that_did_not_finish(make_run, tmp_path):
+    last = {"step": 41, "loss": 7.12345, "grad_norm": 5234.5}
+    diverged = {"step": 42, "loss": math.nan, "grad_norm": math.inf, "last_finite": last}
+    make_run("diverged", "diverged", status={"step": 42, "val_loss": math.nan, "diverged": diverged})
+    make_run("failed", "failed", status={"step": 3, "error": "OutOfMemoryError: no\nmore"})
+    make_run("interrupted", "interrupted", status={"step": 50})
+    make_run("killed", "running", status={"step": 60})
+    newer = make_run("old").path / "run.json"
+    newer.write_text(json.dumps(json.loads(newer.read_text()) | {"version": 99}))
+    rows = {row["id"]: row for row in summarize(tmp_path)}
+    assert {run_id: row["state"] for run_id, row in rows.items()} == {
+        "diverged": "diverged",
+        "failed": "failed",
+        "interrupted": "interrupted",
+        "killed": "killed",
+        "old": "damaged",
+    }
+    assert rows["diverged"]["note"] == (
+        "diverged at step 42: loss nan, gradient norm inf; last finite at step 41: loss 7.1235, gradient norm 5234"
+    )
+    assert rows["failed"]["note"] == "failed at step 3 of 100: OutOfMemoryError: no"
+    assert rows["interrupted"]["note"].startswith("interrupted at step 50 of 100; the same command goes on")
+    assert rows["killed"]["note"].startswith("killed at step 60 of 100; the same command goes on")
+    assert "record version 99" in rows["old"]["note"]
+    assert rows["old"]["val_loss"] == 2.0
+
+
+def test_a_live_run_is_running(make_run, tmp_path):
+    folder = make_run("live", "running")
+    with folder.lock():
+        (row,) = summarize(tmp_path)
+    assert (row["state"], row["note"]) == ("running", "")
+
+
+def test_without_a_status_the_metrics_say_how_far_it_came(make_run, tmp_path):
+    folder = make_run("young", None)
+    folder.append([{"kind": "train", "step": step, "loss": 5.0 - step} for step in (1, 2, 3)])
+    folder.append([{"kind": "eval", "step": step, "loss": loss} for step, loss in ((1, 2.7), (2, math.nan), (3, 2.8))])
+    with folder.metrics_path.open("ab") as file:
+        file.write(b'{"kind":"tra')
+    (row,) = summarize(tmp_path)
+    assert (row["step"], row["steps"], row["train_loss"]) == (3, 100, 2.0)
+    assert (row["val_loss"], row["best_val_loss"]) == (2.8, 2.7)
+    assert row["note"].startswith("killed at step 3 of 100")
+    assert row["note"].endswith("; 1 line of the metrics cannot be read")
+
+
+def test_the_metrics_are_left_alone_where_the_status_says_enough(make_run, tmp_path, monkeypatch):
+    make_run("abc")
+    monkeypatch.setattr("normlab.store.runs.RunFolder.rows", lambda *words: pytest.fail("metrics were read"))
+    assert summarize(tmp_path)[0]["step"] == 100
+
+
+@pytest.mark.parametrize(
+    "run",
+    [{"config": None}, {"config": []}, {"config": {"norm": "x", "seed": {}}}, {"corpus": 3}, {"name": 7}],
+)
+def test_fields_of_another_shape_are_blank(make_run, tmp_path, run):
+    make_run("odd", run=run)
+    (row,) = summarize(tmp_path)
+    assert (row["run"], row["state"]) == ("odd", "finished")
+    json.dumps(row)
+
+
+def test_fields_that_nobody_knows_are_no_matter(make_run, tmp_path):
+    make_run("abc", run={"later": {"x": 1}}, status={"later": [1]})
+    assert summarize(tmp_path)[0]["val_loss"] == 2.0
+
+
+def test_a_bigram_that_is_infinite_is_no_text(make_run, tmp_path):
+    make_run("abc", run={"corpus": {"name": "stdlib", "baselines": {"bigram": math.inf}}})
+    assert summarize(tmp_path)[0]["vs_bigram"] == -math.inf
+
+
+def test_two_hundred_runs_in_no_time(make_run, tmp_path):
+    for index in range(200):
+        make_run(f"run{index:03}", "running" if index % 2 else "finished")
+    best = math.inf
+    for _ in range(3):
+        start = time.perf_counter()
+        assert len(summarize(tmp_path)) == 200
+        best = min(best, time.perf_counter() - start)
+    assert best < 0.5

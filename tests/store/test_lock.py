@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from normlab.errors import StoreError
+from normlab.store.lock import hold, is_held
+
+HOLD = """
+import pathlib, sys, time
+from normlab.store.lock import hold
+with hold(pathlib.Path(sys.argv[1]), "run x"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+HOLD_AND_FORK = """
+import os, pathlib, sys, time
+from normlab.store.lock import hold
+with hold(pathlib.Path(sys.argv[1]), "run x"):
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "lock"
+
+
+def start(script: str, path) -> subprocess.Popen:
+    words = [sys.executable, "-c", script, str(path)]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def said(process: subprocess.Popen) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_another_process_is_refused_and_told_who(path):
+    with start(HOLD, path) as process:
+        assert said(process) == "held"
+        assert is_held(path)
+        expected = rf"run x is active in process {process.pid} on {os.uname().nodename}; wait for it"
+        with pytest.raises(StoreError, match=expected), hold(path, "run x"):
+            pass
+        process.communicate("")
+    assert process.returncode == 0
+    assert not is_held(path)
+    with hold(path, "run x"):
+        assert is_held(path)
+
+
+def test_a_killed_owner_is_taken_over(path):
+    with start(HOLD, path) as process:
+        assert said(process) == "held"
+        process.kill()
+    assert str(process.pid) in path.read_text()
+    assert not is_held(path)
+    with hold(path, "run x"):
+        assert f'"pid":{os.getpid()}' in path.read_text()
+
+
+def test_a_fork_does_not_keep_the_lock_of_its_killed_parent(path):
+    with start(HOLD_AND_FORK, path) as process:
+        child = int(said(process))
+        try:
+            assert is_held(path)
+            process.kill()
+            process.wait()
+            os.kill(child, 0)
+            with hold(path, "run x"):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_the_same_process_is_refused_too(path):
+    with hold(path, "run x"):
+        with pytest.raises(StoreError, match=f"process {os.getpid()}"), hold(path, "run x"):
+            pass
+        assert is_held(path)
+
+
+def test_let_go_after_an_error(path):
+    with pytest.raises(KeyError), hold(path, "run x"):
+        raise KeyError
+    with hold(path, "run x"):
+        pass
+
+
+def test_readers_disturb_no_writer(path):
+    path.touch()
+    stop = threading.Event()
+
+    def probe():
+        while not stop.is_set():
+            is_held(path)
+
+    readers = [threading.Thread(target=probe) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(50):
+            with hold(path, "run x"):
+                assert is_held(path)
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert not is_held(path)
+
+
+def test_readers_do_not_take_each_other_for_a_writer(path):
+    path.touch()
+    with path.open("rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        assert not is_held(path)
+
+
+def test_a_probe_makes_no_file(path):
+    assert not is_held(path)
+    assert not path.exists()

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from normlab.errors import StoreError
+from normlab.store.query import find_runs, resolve_run
+from normlab.store.runs import RunFolder
+
+
+def make(results, run_id: str, name: str | None = None) -> RunFolder:
+    folder = RunFolder.create(results / "runs" / run_id, {"run_id": run_id, "name": name})
+    folder.write_status({"state": "finished"})
+    return folder
+
+
+@pytest.fixture
+def results(tmp_path):
+    make(tmp_path, "aa11", "first")
+    make(tmp_path, "aa22", "second")
+    make(tmp_path, "bb33")
+    return tmp_path
+
+
+def ids(path) -> list[str]:
+    return [entry.folder.run_id for entry in find_runs(path)]
+
+
+def test_results_runs_and_one_run(results, monkeypatch):
+    assert ids(results) == ids(results / "runs") == ["aa11", "aa22", "bb33"]
+    assert ids(results / "runs" / "aa22") == ["aa22"]
+    monkeypatch.chdir(results / "runs" / "bb33")
+    assert ids(".") == ["bb33"]
+
+
+def test_nothing_there(tmp_path):
+    assert find_runs(tmp_path) == find_runs(tmp_path / "missing") == []
+
+
+def test_what_is_no_run_is_left_out(results):
+    (results / "runs" / "empty").mkdir()
+    with RunFolder(results / "runs" / "not yet").lock():
+        assert ids(results) == ["aa11", "aa22", "bb33"]
+    (results / "runs" / "notes.txt").touch()
+    assert ids(results) == ["aa11", "aa22", "bb33"]
+
+
+def test_damaged_runs_are_found_with_what_is_wrong(results):
+    runs = results / "runs"
+    (runs / "aa11" / "run.json").write_text("garbage")
+    (runs / "aa22" / "status.json").write_text(json.dumps({"version": 9}))
+    (runs / "bb33" / "run.json").unlink()
+    first, second, third = find_runs(results)
+    assert [entry.state for entry in (first, second, third)] == ["damaged"] * 3
+    assert "run.json: is damaged" in first.problem
+    assert first.status["state"] == "finished"
+    assert "record version 9" in second.problem
+    assert second.run["name"] == "second"
+    assert "run.json: is missing" in third.problem
+
+
+def test_a_folder_in_a_files_place_is_damage_too(results):
+    status = results / "runs" / "aa11" / "status.json"
+    status.unlink()
+    status.mkdir()
+    assert "status.json: cannot be read (Is a directory)" in find_runs(results)[0].problem
+
+
+@pytest.mark.parametrize(
+    ("word", "run_id"),
+    [("aa11", "aa11"), ("aa2", "aa22"), ("b", "bb33"), ("second", "aa22"), ("bb33", "bb33")],
+)
+def test_resolve(results, word, run_id):
+    assert resolve_run(word, results).run_id == run_id
+
+
+def test_resolve_a_path(results, tmp_path, monkeypatch):
+    assert resolve_run(str(results / "runs" / "aa11"), tmp_path / "elsewhere").run_id == "aa11"
+    monkeypatch.chdir(results / "runs" / "aa11")
+    assert resolve_run(".", results).run_id == "aa11"
+
+
+def test_an_exact_id_wins_over_what_it_begins(results):
+    make(results, "aa11-2")
+    assert resolve_run("aa11", results).run_id == "aa11"
+
+
+@pytest.mark.parametrize("word", ["aa", "", "twin", "bb3"])
+def test_ambiguity_lists_the_candidates(results, word):
+    make(results, "cc44", "twin")
+    make(results, "cc55", "twin")
+    make(results, "dd66", "bb3")
+    expected = {
+        "aa": r"aa11 \(first\), aa22 \(second\);",
+        "": "no run ''",
+        "twin": r"cc44 \(twin\), cc55 \(twin\);",
+        "bb3": r"bb33, dd66 \(bb3\);",
+    }
+    with pytest.raises(StoreError, match=expected[word]):
+        resolve_run(word, results)
+
+
+def test_an_unknown_word_lists_the_runs_and_the_nearest(results):
+    with pytest.raises(StoreError, match=r"no run 'secnd' in .*did you mean 'second'.*aa11 \(first\)"):
+        resolve_run("secnd", results)
+    with pytest.raises(StoreError, match=r"no runs in .*missing.*normlab train"):
+        resolve_run("x", results / "missing")
+
+
+def test_a_long_list_is_cut_short(results):
+    for number in range(20):
+        make(results, f"ee{number:02}")
+    with pytest.raises(StoreError, match=r"and 12 more;"):
+        resolve_run("ee", results)
+
+
+def test_reading_runs_is_light():
+    heavy = ["torch", "numpy", "wandb", "datasets", "pandas", "hydra", "omegaconf", "rich"]
+    script = f"""
+import sys
+import normlab.store.query, normlab.report.summary, normlab.report.listing
+print([name for name in {heavy} if name in sys.modules])
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == "[]\n"

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from normlab.errors import StoreError
+from normlab.store.runs import RunFolder
+
+WRITER = """
+import os, sys
+from normlab.store.runs import RunFolder
+folder = RunFolder(sys.argv[1])
+step = int(sys.argv[2])
+with folder.lock():
+    while True:
+        rows = [{"kind": "train", "step": step + i, "loss": 1.5, "note": "x" * 3000} for i in range(5)]
+        folder.append(rows)
+        step += 5
+        os.write(1, b"%d\\n" % step)
+"""
+SMALL_DISK = """
+import resource, sys
+from normlab.errors import StoreError
+from normlab.store.runs import RunFolder
+folder = RunFolder(sys.argv[1])
+with folder.lock():
+    folder.append([{"kind": "train", "step": 0}])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    try:
+        folder.append([{"kind": "train", "step": i} for i in range(1, 1000)])
+    except StoreError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    folder.append([{"kind": "train", "step": 1}])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.create(tmp_path / "runs" / "abc", {"run_id": "abc", "name": None})
+
+
+def steps(folder: RunFolder) -> list[int]:
+    return [row["step"] for row in folder.rows().rows]
+
+
+def train(*numbers: int) -> list[dict]:
+    return [{"kind": "train", "step": step, "loss": step / 3} for step in numbers]
+
+
+def python(script: str, *words: object) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", script, *map(str, words)], stdout=subprocess.PIPE)
+
+
+def test_create_writes_what_the_run_is_once(folder):
+    assert folder.exists()
+    assert folder.run() == {"version": 1, "run_id": "abc", "name": None}
+    with pytest.raises(StoreError, match="holds a run already"):
+        RunFolder.create(folder.path, {})
+    assert folder.run()["run_id"] == "abc"
+
+
+def test_status_is_replaced_whole(folder):
+    folder.write_status({"state": "diverged", "diverged": {"loss": math.inf, "grad_norm": math.nan}})
+    before = time.time()
+    folder.write_status({"state": "diverged", "step": 7, "val_loss": -math.inf})
+    status = folder.status()
+    assert before <= status.pop("updated") <= time.time()
+    assert status == {"version": 1, "state": "diverged", "step": 7, "val_loss": -math.inf}
+    json.loads((folder.path / "status.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_the_version_is_that_of_the_writer(folder):
+    folder.write_status({"version": 0, "state": "failed"})
+    assert folder.status()["version"] == 1
+    assert RunFolder.create(folder.path.parent / "b", {"version": 7}).run() == {"version": 1}
+
+
+def test_a_status_without_a_state_is_damaged(folder):
+    (folder.path / "status.json").write_text('{"version": 1, "step": 3}')
+    with pytest.raises(StoreError, match=r"it names no state.*delete this one file"):
+        folder.status()
+
+
+def test_a_state_that_nobody_knows_is_our_mistake(folder):
+    with pytest.raises(ValueError, match="'done' is none of running, finished"):
+        folder.write_status({"state": "done"})
+    assert not (folder.path / "status.json").exists()
+
+
+@pytest.mark.parametrize("name", ["run.json", "status.json"])
+def test_a_newer_version_is_refused(folder, name):
+    (folder.path / name).write_text('{"version": 2, "state": "finished"}')
+    read = folder.run if name == "run.json" else folder.status
+    with pytest.raises(StoreError, match=rf"{name}: is of record version 2, .* reads versions 1 to 1; update"):
+        read()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\x00\xff\x00", b"{}", b'{"version": "1"}'])
+def test_a_damaged_file_is_named(folder, content):
+    for name, read in (("run.json", folder.run), ("status.json", folder.status)):
+        (folder.path / name).write_bytes(content)
+        with pytest.raises(StoreError, match=rf"{name}: is damaged"):
+            read()
+
+
+def test_rows_come_back(folder):
+    rows = [
+        {"kind": "train", "step": 1, "loss": math.nan, "grad_norm": math.inf, "clip": 1.0, "lr": 1e-3},
+        {"kind": "eval", "step": 1, "loss": 0.1 + 0.2, "of a later version": {"deep": [1, None]}},
+    ]
+    folder.append(rows)
+    read = folder.rows()
+    assert math.isnan(read.rows[0].pop("loss"))
+    rows[0].pop("loss")
+    assert read.rows == rows
+    assert (read.damaged, read.torn) == (0, False)
+    assert folder.rows("eval").rows == rows[1:]
+    assert folder.rows("pace").rows == []
+
+
+def test_no_metrics_are_no_rows(folder):
+    folder.append([])
+    assert folder.rows().rows == []
+    assert folder.size() == 0
+    assert not folder.metrics_path.exists()
+
+
+def test_torn_last_line_is_skipped_counted_and_kept_apart(folder):
+    folder.append(train(1, 2, 3))
+    with folder.metrics_path.open("r+b") as file:
+        file.truncate(folder.size() - 9)
+    read = folder.rows()
+    assert [row["step"] for row in read.rows] == [1, 2]
+    assert (read.damaged, read.torn) == (1, True)
+
+    again = RunFolder(folder.path)
+    again.append(train(4))
+    read = again.rows()
+    assert [row["step"] for row in read.rows] == [1, 2, 4]
+    assert (read.damaged, read.torn) == (1, False)
+
+
+def test_a_last_line_that_lacks_only_its_end_is_read(folder):
+    folder.append(train(1, 2))
+    with folder.metrics_path.open("r+b") as file:
+        file.truncate(folder.size() - 1)
+    read = folder.rows()
+    assert ([row["step"] for row in read.rows], read.damaged) == ([1, 2], 0)
+
+
+@pytest.mark.parametrize("garbage", [b"\x00" * 9, b"\xff\xfe\x80", b"[" * 100_000, b"17", b"null", b"{]"])
+def test_garbage_in_the_middle_costs_its_own_line(folder, garbage):
+    folder.append(train(1))
+    with folder.metrics_path.open("ab") as file:
+        file.write(garbage + b"\n")
+    folder.append(train(2))
+    read = folder.rows()
+    assert [row["step"] for row in read.rows] == [1, 2]
+    assert (read.damaged, read.torn) == (1, False)
+
+
+def test_short_writes_are_completed(folder, monkeypatch):
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: real(descriptor, bytes(content[:7])))
+    folder.append(train(*range(50)))
+    assert steps(folder) == list(range(50))
+
+
+def test_a_kill_loses_the_last_record_at_most(folder):
+    draw = random.Random(0)
+    known = 0
+    for _ in range(12):
+        with python(WRITER, folder.path, known) as process:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            time.sleep(draw.uniform(0, 0.02))
+            process.kill()
+            said += process.stdout.read()
+        acknowledged = int(said.rsplit(b"\n", 2)[-2])
+        assert acknowledged > known
+        read = folder.rows()
+        found = [row["step"] for row in read.rows]
+        assert found == list(range(len(found)))
+        assert len(found) >= acknowledged
+        assert read.damaged <= read.torn
+        # As a resume does: back to a length at which the record was whole.
+        folder.cut(folder.metrics_path.read_bytes().rfind(b"\n") + 1)
+        known = len(steps(folder))
+
+
+def test_a_full_disk_takes_all_rows_or_none(folder):
+    with python(SMALL_DISK, folder.path) as process:
+        said = process.communicate()[0].decode()
+    assert process.returncode == 0
+    assert "metrics.jsonl: cannot be written (File too large)" in said
+    read = folder.rows()
+    assert [row["step"] for row in read.rows] == [0, 1]
+    assert read.damaged == 0
+
+
+def test_cut_back_to_a_checkpoint_and_go_on(folder):
+    folder.append(train(1, 2))
+    folder.sync()
+    size = folder.size()
+    whole = folder.metrics_path.read_bytes()
+    folder.append(train(3, 4))
+    folder.cut(size)
+    assert folder.metrics_path.read_bytes() == whole
+    folder.append(train(3))
+    assert steps(folder) == [1, 2, 3]
+    folder.cut(0)
+    assert folder.size() == 0
+
+
+def test_cut_beyond_the_end_is_refused(folder):
+    folder.append(train(1))
+    size = folder.size()
+    with pytest.raises(StoreError, match=rf"has {size} bytes where the checkpoint says {size + 1}, .*run.fresh=true"):
+        folder.cut(size + 1)
+    assert steps(folder) == [1]
+    with pytest.raises(StoreError, match="has 0 bytes"):
+        RunFolder(folder.path.parent / "other").cut(1)
+
+
+def test_one_writer(folder):
+    with folder.lock():
+        expected = f"run abc is active in process {os.getpid()} on .*run.fresh=true"
+        with pytest.raises(StoreError, match=expected), RunFolder(folder.path).lock():
+            pass
+        folder.append(train(1))
+    with folder.lock():
+        folder.append(train(2))
+    assert steps(folder) == [1, 2]
+
+
+def test_the_writer_sweeps_what_a_killed_one_left(folder):
+    (folder.path / ".status.json.0123abcd.tmp").touch()
+    with folder.lock():
+        assert not list(folder.path.glob(".*.tmp"))
+
+
+def test_state_says_killed_once_nobody_holds_the_lock(folder):
+    assert folder.state() == "killed"
+    with folder.lock():
+        assert RunFolder(folder.path).state() == "running"
+        folder.write_status({"state": "running", "step": 5})
+        assert RunFolder(folder.path).observe()[1]["step"] == 5
+        assert RunFolder(folder.path).state() == "running"
+    assert folder.state() == "killed"
+    folder.write_status({"state": "interrupted", "step": 5})
+    assert folder.state() == "interrupted"
+
+
+def test_a_run_that_finishes_between_two_looks_was_not_killed(folder, monkeypatch):
+    folder.write_status({"state": "running"})
+
+    def finish_and_let_go(path):
+        folder.write_status({"state": "finished"})
+        return False
+
+    monkeypatch.setattr("normlab.store.runs.is_held", finish_and_let_go)
+    assert folder.state() == "finished"

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from normlab.errors import StoreError
+from normlab.store.files import sweep_temporaries, write_atomic
+
+LENGTH = 1 << 20
+
+
+def run_python(script: str, *words: object, **options) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", script, *map(str, words)], **options)
+
+
+def test_writes_and_replaces_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "status.json"
+    write_atomic(path, b"old")
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["status.json"]
+
+
+def test_honours_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "x", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_killed_before_each_call_leaves_the_old_file_and_a_sweepable_rest(tmp_path, call):
+    path = tmp_path / "status.json"
+    path.write_bytes(b"old")
+    script = f"""
+import os, pathlib, signal, sys
+from normlab.store.files import write_atomic
+os.{call} = lambda *words: os.kill(os.getpid(), signal.SIGKILL)
+write_atomic(pathlib.Path(sys.argv[1]), b"new")
+"""
+    with run_python(script, path) as process:
+        assert process.wait() == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    assert len(os.listdir(tmp_path)) == 2
+    assert len(sweep_temporaries(tmp_path)) == 1
+    assert os.listdir(tmp_path) == ["status.json"]
+
+
+def test_killed_at_random_is_whole(tmp_path):
+    path = tmp_path / "checkpoint"
+    script = f"""
+import pathlib, sys
+from normlab.store.files import write_atomic
+path = pathlib.Path(sys.argv[1])
+while True:
+    for letter in b"ab":
+        write_atomic(path, bytes([letter]) * {LENGTH})
+"""
+    draw = random.Random(0)
+    for _ in range(15):
+        with run_python(script, path) as process:
+            started = path.stat().st_mtime_ns if path.exists() else 0
+            while not path.exists() or path.stat().st_mtime_ns == started:
+                time.sleep(0.001)
+            time.sleep(draw.uniform(0, 0.02))
+            process.kill()
+        content = path.read_bytes()
+        assert len(content) == LENGTH
+        assert content in (b"a" * LENGTH, b"b" * LENGTH)
+        sweep_temporaries(tmp_path)
+        assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+def test_sweep_takes_nothing_but_its_own(tmp_path):
+    kept = ["metrics.jsonl", ".hidden", "notes.tmp", ".x.tmp", ".x.0123456g.tmp"]
+    for name in [*kept, ".run.json.0123abcd.tmp"]:
+        (tmp_path / name).touch()
+    assert sweep_temporaries(tmp_path) == [".run.json.0123abcd.tmp"]
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+
+
+def test_full_disk_keeps_the_old_file(tmp_path):
+    path = tmp_path / "status.json"
+    path.write_bytes(b"old")
+    script = """
+import pathlib, resource, sys
+from normlab.errors import StoreError
+from normlab.store.files import write_atomic
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+try:
+    write_atomic(pathlib.Path(sys.argv[1]), b"new" * 1000)
+except StoreError as error:
+    print(error)
+"""
+    with run_python(script, path, stdout=subprocess.PIPE, text=True) as process:
+        said = process.communicate()[0]
+    assert "cannot be written (File too large)" in said
+    assert "run the same command again" in said
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["status.json"]
+
+
+def test_no_space_says_what_to_do(tmp_path, monkeypatch):
+    def no_space(descriptor, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", no_space)
+    with pytest.raises(StoreError, match=r"x: cannot be written \(No space left on device\); free some space"):
+        write_atomic(tmp_path / "x", b"new")
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,210 @@
+"""The command line: what it prints, what it refuses, what it leaves behind, what it loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import normlab
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def everything_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("norm=rmsnrm", ["norm=rmsnrm", "batchnorm, ", "did you mean 'rmsnorm'"]),
+        ("norm.epps=1", ["norm.epps=1", "eps_mode", "did you mean 'eps'"]),
+        ("norm.momentum=0.5", ["norm.momentum=0.5", "norm has no option 'momentum'", "eps"]),
+        ("placement=prre", ["placement=prre", "post, pre", "did you mean 'pre'"]),
+        ("model=gpt2_tny", ["model=gpt2_tny", "did you mean 'gpt2_tiny'"]),
+        ("model.heads=5", ["model.heads=5", "model.width=32", "1, 2, 4, 8"]),
+        ("train.steps=-3", ["train.steps=-3", "at least 1"]),
+        ("train.steps=many", ["train.steps=many", "could not be converted"]),
+        ("train.accumulation=3", ["train.accumulation=3", "train.batch_size=4"]),
+        ("nrom=rmsnorm", ["nrom=rmsnorm", "did you mean 'norm'"]),
+        ("model.dpth=3", ["model.dpth=3", "did you mean 'depth'"]),
+        ("optim.lr=nan", ["optim.lr=nan", "finite"]),
+        ("optim.schedule=cosin", ["optim.schedule=cosin", "did you mean 'cosine'"]),
+        ("optim.decay_fraction=0.5", ["optim.decay_fraction=0.5", "no effect", "wsd"]),
+        ("optim.warmup_steps=99", ["optim.warmup_steps=99", "train.steps=12"]),
+        ("model.rope_theta=10", ["model.rope_theta=10", "no effect"]),
+        ("init=xaver", ["init", "xaver", "did you mean 'xavier'"]),
+        ("device=tpu", ["device=tpu", "auto, cuda, cpu"]),
+        ("plugins=[no_such.py]", ["no_such.py", "plugins"]),
+        ("plugins=no_such.py", ["plugins=[no_such.py]"]),
+        ("data.path=no_such.txt", ["no_such.txt"]),
+        ("tracking.wandb=maybe", ["tracking.wandb=maybe", "auto, online, offline, off"]),
+        ("norm.eps=", ["norm.eps="]),
+        ("norm=rmsnorm norm.bias", ["norm.bias"]),
+        ("--multirun seed=0,1 norm=rmsnorm,rmsnrm", ["rmsnrm", "did you mean 'rmsnorm'"]),
+        ("--multirun model.heads=2,5", ["model.heads=5"]),
+        ("--config-name=trian", ["trian"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    word: str,
+    told: list[str],
+    words: list[str],
+    run_command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_command("train", *words, *word.split())
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1, err
+    for part in told:
+        assert part in err
+    assert everything_below(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sumarize"],
+        ["list"],
+        ["list", "nroms"],
+        ["summarize", "--format", "xml"],
+        ["summarize", "nowhere"],
+        ["sample", "nothing"],
+        ["--nonsense"],
+    ],
+)
+def test_other_mistakes_are_one_line_too(
+    arguments: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_command(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert everything_below(tmp_path) == set()
+
+
+def test_a_mistake_shows_its_traceback_on_request(run_command: Command) -> None:
+    with pytest.raises(normlab.errors.ConfigError):
+        run_command("--debug", "list", "nroms")
+
+
+def test_a_run_from_words_to_summary(
+    words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_command("train", "norm=rmsnorm", "placement=pre", *words)
+    assert code == 0, err
+    assert "uniform" in err
+    assert "bigram" in err
+    folder = tmp_path / out.splitlines()[-1]
+    assert (folder / "run.json").is_file()
+    # Hydra, and everybody else, wrote nothing beside the results.
+    assert {path.name for path in tmp_path.iterdir()} == {"results"}
+
+    code, out, _ = run_command("train", "norm=rmsnorm", "placement=pre", *words)
+    assert code == 0
+    assert "finished at step 12" in out
+    rows = json.loads(run_command("summarize", "results", "--format", "json")[1])
+    assert [row["state"] for row in rows] == ["finished"]
+    assert json.loads(run_command("list", "runs", "results", "--json")[1])[0]["norm"] == "rmsnorm"
+    code, out, _ = run_command("sample", "rmsnorm", "--prompt", "The norm", "--tokens", "5", "--temperature", "0")
+    assert code == 0
+    assert out.startswith("The norm")
+
+
+def test_every_hydra_flag_is_alive(
+    words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run_command("train", *words, "--cfg", "job", "norm=layernorm")
+    assert code == 0
+    assert "name: layernorm" in out
+    assert run_command("train", "--info", "defaults")[0] == 0
+    code, out, _ = run_command("train", "--help")
+    assert code == 0
+    assert "rmsnorm_llama" in out
+    assert run_command("train", "--hydra-help")[0] == 0
+    assert everything_below(tmp_path) == set()
+
+    own = tmp_path / "own configs"
+    (own / "norm").mkdir(parents=True)
+    (own / "norm" / "mine.yaml").write_text("defaults:\n  - rmsnorm\n  - _self_\npreset: mine\neps: 0.5\n")
+    code, _, err = run_command("train", "--config-dir", str(own), "norm=mine", *words)
+    assert code == 0, err
+    row = json.loads(run_command("summarize", "results", "--format", "json")[1])[0]
+    assert row["norm"] == "mine"
+
+
+def test_multirun_trains_each_job(
+    words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run_command("train", *words, "train.steps=2", "norm=rmsnorm,none", "--multirun", "seed=0,1")
+    assert code == 0, err
+    rows = json.loads(run_command("summarize", "results", "--format", "json")[1])
+    assert sorted((row["norm"], row["seed"]) for row in rows) == [
+        ("none", 0),
+        ("none", 1),
+        ("rmsnorm", 0),
+        ("rmsnorm", 1),
+    ]
+
+
+@pytest.mark.parametrize("what", ["norms", "placements", "models", "data", "optim"])
+def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) -> None:
+    from normlab.launch import compose_run
+
+    group = {"norms": "norm", "placements": "placement", "models": "model"}.get(what, what)
+    entries = json.loads(run_command("list", what, "--json")[1])
+    assert entries
+    for entry in entries:
+        extra = ["data.path=x"] if entry["name"] == "files" else []
+        config = compose_run([f"{group}={entry['name']}", *extra])
+        for option in entry.get("options", []):
+            assert option["about"], f"{entry['name']}.{option['option']} has no documentation"
+            value = getattr(getattr(config, group), option["option"])
+            assert value == option["default"] or option["default"] is None, option
+    table = run_command("list", what)[1]
+    assert all(entry["name"] in table for entry in entries)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["list", "norms"],
+        ["list", "placements"],
+        ["list", "models"],
+        ["summarize", "."],
+    ],
+)
+def test_what_needs_no_torch_loads_none(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "run.json").write_text("{}")
+    code = (
+        "import sys\nfrom normlab.cli import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
+        "print([name for name in ('torch', 'wandb', 'datasets', 'pandas', 'hydra') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_version(run_command: Command) -> None:
+    assert run_command("--version")[1] == f"normlab {normlab.__version__}\n"
+
+
+def test_help_is_printed_without_a_command(run_command: Command) -> None:
+    code, out, _ = run_command()
+    assert code == 0
+    assert "summarize" in out

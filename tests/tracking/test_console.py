@@ -1,0 +1,249 @@
+"""The console sink, with a terminal and without."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normlab.tracking import console
+from normlab.tracking.console import Console
+
+RUN: dict[str, Any] = {
+    "run_id": "rmsnorm-pre-3fa9c1",
+    "name": "[red]mine[/red]",
+    "config": {
+        "norm": {"name": "rmsnorm", "preset": "llama"},
+        "placement": {"name": "pre"},
+        "model": {"preset": "nano", "depth": 4, "width": 128},
+        "train": {"steps": 1000, "batch_size": 16},
+    },
+    "resolved": {"device": "cpu", "precision": "fp32"},
+    "corpus": {
+        "name": "[bold]stdlib",
+        "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046},
+    },
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def interval(last: int, steps: int = 10, val: float | None = None, loss: float = 2.25) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [
+        {"kind": "train", "step": step, "loss": loss, "grad_norm": 1.0, "clip": 1.0, "lr": 1e-3}
+        for step in range(last - steps + 1, last + 1)
+    ]
+    if val is not None:
+        rows.append({"kind": "eval", "step": last, "loss": val})
+    return [*rows, {"kind": "pace", "step": last, "seconds": 0.1, "tokens_per_s": 12345.6}]
+
+
+def status(state: str = "finished", step: int = 1000, val_loss: float | None = 2.4, **more: Any) -> dict[str, Any]:
+    return {
+        "state": state,
+        "step": step,
+        "steps": 1000,
+        "val_loss": val_loss,
+        "best_val_loss": val_loss,
+        **more,
+    }
+
+
+def whole_run(stream: io.StringIO, first: int = 0) -> list[str]:
+    """Lines of a run of 1000 steps with an evaluation every 250."""
+    sink = Console(stream)
+    sink.start(RUN, first)
+    for last in range(first + 10, 1001, 10):
+        sink.log(interval(last, val=2.5 if last % 250 == 0 else None))
+    sink.finish(status())
+    return plain(stream).splitlines()
+
+
+def plain(stream: io.StringIO) -> str:
+    """What a reader sees: no control sequences, each drawing of the bar on a line of its own."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n")
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["plain", "terminal"])
+def test_header_says_what_runs_and_shows_names_as_they_are(stream: io.StringIO) -> None:
+    sink = Console(stream)
+    sink.start(RUN, 340)
+    sink.finish(status())
+    assert plain(stream).splitlines()[:5] == [
+        "run     rmsnorm-pre-3fa9c1 ([red]mine[/red])",
+        "norm    llama, placement pre",
+        "model   depth 4 x width 128, cpu fp32",
+        "corpus  [bold]stdlib: uniform 5.5491, unigram 3.2134, bigram 2.5046 nats per token",
+        "resumes from step 340",
+    ]
+
+
+def test_plain_is_about_twenty_lines_and_one_for_each_evaluation() -> None:
+    lines = [line for line in whole_run(io.StringIO()) if line.startswith("step")]
+    steps = [int(re.match(r"step (\d+)/1000", line).group(1)) for line in lines]  # type: ignore[union-attr]
+    assert steps == [10, *range(50, 1001, 50)]
+    assert [step for step, line in zip(steps, lines, strict=True) if "val 2.5000" in line] == [
+        250,
+        500,
+        750,
+        1000,
+    ]
+    assert re.fullmatch(r"step 500/1000  loss 2\.2500  val 2\.5000  lr 1\.0e-03  12,346 tok/s  left 0:00", lines[10])
+
+
+def test_plain_shows_evaluations_between_its_own_lines() -> None:
+    stream = io.StringIO()
+    sink = Console(stream)
+    sink.start(RUN, 0)
+    sink.log([{"kind": "eval", "step": 0, "loss": 5.5}])
+    sink.log(interval(10))
+    sink.log([*interval(15, steps=5, val=2.5), *interval(20, steps=5, val=math.nan)])
+    assert [line.split("  lr")[0] for line in stream.getvalue().splitlines()[4:]] == [
+        "step 0/1000  val 5.5000",
+        "step 15/1000  loss 2.2500  val 2.5000",
+        "step 20/1000  loss 2.2500  val nan",
+    ]
+
+
+def test_terminal_has_one_moving_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "REFRESH_SECONDS", 0.0)
+    lines = whole_run(Terminal())
+    drawn = [line for line in lines if "step 750/1000" in line]
+    assert re.search(r"step 750/1000  loss 2\.2500  val 2\.5000  lr 1\.0e-03  12,346 tok/s  left 0:0\d$", drawn[0])
+    assert not drawn[0].startswith("step"), "no bar"
+    assert [line for line in lines if "step 760/1000" in line and "val 2.5000" in line], "val is kept in sight"
+    assert lines[-1] == "finished at step 1000/1000  val 2.4000, 0.1046 below bigram 2.5046"
+
+
+def test_terminal_is_redrawn_seldom_and_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "REFRESH_SECONDS", 3600.0)
+    stream = Terminal()
+    sink = Console(stream)
+    threads = threading.active_count()
+    sink.start(RUN, 0)
+    assert threading.active_count() == threads
+    sink.log(interval(10))
+    drawn = stream.getvalue()
+    assert "step 10/1000" in drawn
+    for last in range(20, 500, 10):
+        sink.log(interval(last))
+    assert stream.getvalue() == drawn
+    sink.finish(status("interrupted", step=490))
+    assert "step 490/1000" in plain(stream).splitlines()[-2], "the last drawing is up to date"
+
+
+def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 100.0, 110.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    sink = Console(stream)
+    sink.start(RUN, 0)
+    sink.log([{"kind": "eval", "step": 0, "loss": 5.5}])
+    sink.log(interval(100))
+    assert "left" not in stream.getvalue()
+    sink.log(interval(150))
+    assert "left 2:50" in stream.getvalue()  # 850 steps at 5 a second
+
+
+@pytest.mark.parametrize(
+    ("end", "line"),
+    [
+        (status(), "finished at step 1000/1000  val 2.4000, 0.1046 below bigram 2.5046"),
+        (
+            status("interrupted", 340, 3.0),
+            "interrupted at step 340/1000  val 3.0000, 0.4954 above bigram 2.5046",
+        ),
+        (
+            status("diverged", 350, math.nan, diverged={"step": 347, "last_finite": {}}),
+            "diverged at step 347/1000  val nan",
+        ),
+        (status("failed", 3, None, diverged=None), "failed at step 3/1000"),
+    ],
+    ids=["finished", "interrupted", "diverged", "failed"],
+)
+def test_end(end: dict[str, Any], line: str) -> None:
+    stream = io.StringIO()
+    sink = Console(stream)
+    sink.start(RUN, 0)
+    sink.finish(end)
+    assert stream.getvalue().splitlines()[-1] == line
+
+
+def test_stderr_unless_told_and_stdout_left_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    sink = Console()
+    sink.start(RUN, 0)
+    sink.log(interval(10))
+    print("a result")
+    print("a [bold]warning[/bold]", file=sys.stderr)
+    sink.finish(status())
+    assert sys.stderr is terminal
+    assert capsys.readouterr().out == "a result\n"
+    assert "\na [bold]warning[/bold]\n" in plain(terminal)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "no space"), ValueError("closed file")])
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_a_stream_that_fails_stops_nothing(kind: type[io.StringIO], error: Exception) -> None:
+    class Failing(kind):
+        def write(self, text: str) -> int:
+            raise error
+
+    assert whole_run(Failing()) == []
+
+
+def test_a_reader_that_leaves_stops_nothing(tmp_path: Path) -> None:
+    """The real thing: stderr is a pipe whose other end closes after the header."""
+    script = (
+        "import sys; from test_console import *\n"
+        "sink = Console(); sink.start(RUN, 0); sys.stdin.readline()\n"
+        "for last in range(10, 1001, 10): sink.log(interval(last))\n"
+        "sink.finish(status()); print('trained')\n"
+    )
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("run ")
+        process.stderr.close()
+        process.stdin.write("go\n")
+        process.stdin.close()
+        assert process.stdout.read() == "trained\n"
+        assert process.wait() == 0
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_a_log_call_costs_well_under_a_millisecond(kind: type[io.StringIO]) -> None:
+    sink = Console(kind())
+    sink.start(RUN, 0)
+    rows = [interval(last) for last in range(10, 10010, 10)]
+    started = time.process_time()
+    for batch in rows:
+        sink.log(batch)
+    assert (time.process_time() - started) / len(rows) < 0.5e-3

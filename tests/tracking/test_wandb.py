@@ -1,0 +1,475 @@
+"""The W&B sink against W&B itself: offline files read back, a server of our own, and the ways it can fail.
+
+W&B runs in processes of their own: it starts one more, keeps sockets open until exit and patches `sys.exit`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normlab.tracking.wandb import flat_config, payloads
+
+ROOT = Path(__file__).parents[2]
+
+RUN: dict[str, Any] = {
+    "run_id": "derf-peri-3fa9c1",
+    "name": "derf peri, seed 3",
+    "config": {
+        "norm": {"name": "derf", "preset": "", "alpha": 0.5},
+        "placement": {"name": "peri"},
+        "model": {"preset": "nano", "depth": 4, "width": 128, "heads": 2, "context": 64},
+        "data": {"name": "stdlib", "tokenizer": "bytes", "seed": 7},
+        "optim": {"name": "adamw", "lr": 0.002},
+        "train": {"steps": 40, "batch_size": 16},
+        "tracking": {"wandb": "auto"},
+        "seed": 3,
+    },
+    "resolved": {
+        "device": "cpu",
+        "precision": "fp32",
+        "compile": "off",
+        "deterministic": True,
+        "threads": 2,
+        "init": "gpt2",
+    },
+    "corpus": {
+        "name": "stdlib",
+        "sha256": "ab" * 32,
+        "vocab_size": 257,
+        "train_tokens": 1000,
+        "val_tokens": 100,
+        "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046},
+    },
+    "versions": {"torch": "2.13"},
+    "git": {"commit": "c0ffee", "dirty": False},
+    "created": "2026-01-01T00:00:00Z",
+}
+
+PREAMBLE = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+from normlab.config import TrackingConfig
+from normlab.tracking.wandb import SETTINGS, WandbSink
+
+run, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+
+def interval(first, odd_loss=None):
+    rows = [{"kind": "train", "step": s, "loss": 4 - s / 100, "grad_norm": 1.5, "clip": 0.66, "lr": 0.002}
+            for s in range(first + 1, first + 11)]
+    if odd_loss is not None:
+        rows[3]["loss"] = odd_loss
+    return rows + [{"kind": "eval", "step": first + 10, "loss": 3 - first / 100},
+                   {"kind": "pace", "step": first + 10, "seconds": 0.5, "tokens_per_s": 20480.0}]
+
+def begin(mode, first=0):
+    sink = WandbSink(TrackingConfig(wandb=mode, tags=["mine"]), folder)
+    sink.start(run, first)
+    return sink
+
+def end(sink, state="finished"):
+    sink.finish({"state": state, "step": 40, "steps": 40, "val_loss": 2.7, "best_val_loss": 2.6})
+
+def mirror(mode, first=0, state="finished", odd_loss=9.0):
+    sink = begin(mode, first)
+    for step in range(first, 40, 10):
+        sink.log(interval(step, odd_loss if step == 20 else None))
+    end(sink, state)
+"""
+
+
+def drive(home: Path, body: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `body` after the preamble, in a process that sees nothing of this machine's W&B."""
+    return subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(body), json.dumps(RUN), str(home / "run")],
+        env=environment(home, **variables),
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+
+
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "NETRC", "XDG"))}
+    return {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), **variables}
+
+
+def quiet(done: subprocess.CompletedProcess[str]) -> bool:
+    return done.returncode == 0 and done.stderr == ""
+
+
+def warning(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that a run said, and nothing else said anything."""
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("normlab: W&B ")
+    assert "The local record has everything" in line
+    return line
+
+
+def folders(home: Path, kind: str) -> list[Path]:
+    """W&B's folders of runs, `run` or `offline-run`, oldest first."""
+    return sorted((home / "run" / "wandb").glob(f"{kind}-*"))
+
+
+def read(folder: Path) -> tuple[Any, dict[str, Any], list[dict[str, Any]], dict[str, Any], int | None]:
+    """W&B's record of a run: itself, its config, its rows, its summary and its exit code."""
+    run, config, rows, summary, exit_code = None, {}, [], {}, None
+    for record in records(folder):
+        if record.HasField("run"):
+            run = record.run
+            config |= {item.key: json.loads(item.value_json) for item in run.config.update}
+        elif record.HasField("history"):
+            rows.append({name(item): json.loads(item.value_json) for item in record.history.item})
+        elif record.HasField("summary"):
+            summary |= {name(item): json.loads(item.value_json) for item in record.summary.update}
+        elif record.HasField("exit"):
+            exit_code = record.exit.exit_code
+    return run, config, rows, summary, exit_code
+
+
+def name(item: Any) -> str:
+    return item.key or ".".join(item.nested_key)
+
+
+def records(folder: Path) -> Iterator[Any]:
+    """The records of a .wandb file: 7 bytes of header, then LevelDB's log, in blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = folder.glob("*.wandb")
+    data = path.read_bytes()
+    at, whole, last_part = 7, b"", (1, 4)
+    assert data[:4] == b":W&B"
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, part = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if part in last_part:
+            yield Record.FromString(whole)
+            whole = b""
+
+
+class Server(ThreadingHTTPServer):
+    """As much of W&B's server as a run needs to start, stream, end and be resumed; keeps what it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.run: dict[str, Any] | None = None
+        self.rows: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self.exit_code: int | None = None
+        self.paths: list[str] = []
+        self.streams = True
+
+    @property
+    def login(self) -> dict[str, str]:
+        return {"WANDB_BASE_URL": f"http://127.0.0.1:{self.server_port}", "WANDB_API_KEY": "a" * 40}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """W&B's process drops its connections when it ends; that is no error here."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.answer({})
+
+    def do_POST(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.paths.append(self.path)
+        if "/otel/" in self.path:
+            self.answer({})
+            return
+        body = json.loads(data)
+        if self.path == "/graphql":
+            self.answer({"data": self.graphql(body["query"], body.get("variables") or {})})
+        elif self.path == "/stop":
+            self.server.streams = False
+            self.answer({})
+        elif not self.server.streams:
+            self.answer({}, status=503)
+        else:
+            self.stream(body)
+
+    def graphql(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        server = self.server
+        project = {"id": "p", "name": "normlab", "entity": {"id": "e", "name": "me"}}
+        if "RunResumeStatus" in query:
+            known = server.run and server.run | {
+                "historyLineCount": len(server.rows),
+                "historyTail": json.dumps([json.dumps(row) for row in server.rows[-1:]]),
+                "summaryMetrics": json.dumps(server.summary),
+                "logLineCount": 0,
+                "eventsLineCount": 0,
+                "eventsTail": "[]",
+                "wandbConfig": '{"t": 1}',
+            }
+            return {"model": project | {"bucket": known}}
+        if "UpsertBucket" in query:
+            known = {"id": "r", "name": variables["name"], "displayName": "x", "project": project}
+            server.run = (server.run or {}) | known | {k: v for k, v in variables.items() if v is not None}
+            return {"upsertBucket": {"bucket": known, "inserted": True}}
+        if "CreateRunFiles" in query:
+            url = server.login["WANDB_BASE_URL"] + "/upload"
+            files = [{"name": file, "uploadUrl": url} for file in variables["files"]]
+            return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}
+        return {}
+
+    def stream(self, body: dict[str, Any]) -> None:
+        files = body.get("files", {})
+        history = files.get("wandb-history.jsonl")
+        if history:
+            lines = [json.loads(line) for line in history["content"]]
+            self.server.rows[history["offset"] :] = lines
+        for line in files.get("wandb-summary.json", {}).get("content", []):
+            self.server.summary = json.loads(line)
+        if body.get("complete"):
+            self.server.exit_code = body["exitcode"]
+        self.answer({})
+
+    def answer(self, body: dict[str, Any], status: int = 200) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def test_offline_run_is_complete_on_disk(tmp_path: Path) -> None:
+    done = drive(tmp_path, "mirror('offline'); print([key for key in os.environ if 'REPORTING' in key])")
+    assert quiet(done), done.stderr
+    assert done.stdout == "[]\n"
+    (folder,) = folders(tmp_path, "offline-run")
+    run, config, rows, summary, exit_code = read(folder)
+    labels = (run.run_id, run.display_name, run.project, run.run_group, run.job_type)
+    assert labels == ("derf-peri-3fa9c1", "derf peri, seed 3", "normlab", "derf-peri-d4", "train")
+    assert set(run.tags) == {"mine", "derf", "peri", "stdlib"}
+    assert {key: config[key] for key in flat_config(RUN)} == flat_config(RUN)
+    assert [row["train/step"] for row in rows] == [10, 20, 30, 40]
+    assert [row["train/tokens"] for row in rows] == [10240, 20480, 30720, 40960]
+    assert [row["train/loss"] for row in rows] == pytest.approx([3.9, 3.8, 3.7, 3.6])
+    assert [row["train/loss_max"] for row in rows] == pytest.approx([3.99, 3.89, 9.0, 3.69])
+    assert [row["eval/loss"] for row in rows] == pytest.approx([3.0, 2.9, 2.8, 2.7])
+    assert {row["perf/tokens_per_s"] for row in rows} == {20480.0}
+    assert (summary["state"], summary["val_loss"], summary["best_val_loss"]) == ("finished", 2.7, 2.6)
+    assert exit_code == 0
+
+
+def test_offline_each_part_of_a_run_is_a_folder_with_our_steps(tmp_path: Path) -> None:
+    body = """
+    mirror("offline", first=20, state="interrupted")
+    mirror("offline", first=30, state="failed")
+    mirror("offline", first=20, state="diverged", odd_loss=float("nan"))
+    """
+    done = drive(tmp_path, body)
+    assert quiet(done), done.stderr
+    parts = [read(folder) for folder in folders(tmp_path, "offline-run")]
+    assert {run.run_id for run, *_ in parts} == {"derf-peri-3fa9c1"}
+    steps = [[row["train/step"] for row in rows] for _, _, rows, _, _ in parts]
+    ends = {summary.get("state"): code for _, _, _, summary, code in parts}
+    assert sorted(steps) == [[30, 40], [30, 40], [40]]
+    assert ends == {"interrupted": 0, "failed": 1, "diverged": 0}
+    (diverged,) = [rows for _, _, rows, summary, _ in parts if summary.get("state") == "diverged"]
+    assert math.isnan(diverged[0]["train/loss_max"])
+
+
+def test_its_process_killed(tmp_path: Path) -> None:
+    body = """
+    sink = begin("offline")
+    sink.log(interval(0))
+    time.sleep(3)  # longer than the flush interval, so that the row is on disk
+    core = subprocess.check_output(["pgrep", "-P", str(os.getpid()), "wandb-core"], text=True)
+    os.kill(int(core), signal.SIGKILL)
+    started = time.monotonic()
+    for step in range(10, 2000, 10):
+        sink.log(interval(step))
+        time.sleep(0.001)
+    end(sink)
+    assert time.monotonic() - started < 5
+    mirror("offline")
+    import wandb
+    print("x_transaction_log_flush_interval" in wandb.Settings.model_fields)
+    """
+    done = drive(tmp_path, body)
+    line = warning(done)
+    killed, after = sorted((read(folder) for folder in folders(tmp_path, "offline-run")), key=lambda p: len(p[2]))
+    assert "stopped" in line
+    # W&B before 0.31 flushes every 15 s, whatever it is asked.
+    assert [row["train/step"] for row in killed[2]] == ([10] if done.stdout == "True\n" else [])
+    assert killed[4] is None
+    assert ([row["train/step"] for row in after[2]], after[4]) == ([10, 20, 30, 40], 0)
+
+
+def test_unreachable_server(tmp_path: Path) -> None:
+    body = """
+    SETTINGS["a_setting_of_another_version"] = 1
+    started = time.monotonic()
+    sink = begin("online")
+    assert time.monotonic() - started < 15
+    for step in range(0, 40, 10):
+        sink.log(interval(step))
+    end(sink)
+    """
+    done = drive(tmp_path, body, WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="a" * 40)
+    line = warning(done)
+    (folder,) = folders(tmp_path, "offline-run")
+    assert "goes on offline" in line
+    assert line.endswith(f"wandb sync {folder}")
+    _, _, rows, _, exit_code = read(folder)
+    assert ([row["train/step"] for row in rows], exit_code) == ([10, 20, 30, 40], 0)
+
+
+def test_online_and_resumed(tmp_path: Path, server: Server) -> None:
+    assert quiet(drive(tmp_path, "mirror('online')", **server.login))
+    assert [row["train/step"] for row in server.rows] == [10, 20, 30, 40]
+    assert server.summary["eval/loss"] == {"min": 2.7}
+    assert server.exit_code == 0
+    assert quiet(drive(tmp_path, "mirror('online', first=20, state='failed')", **server.login))
+    assert [row["train/step"] for row in server.rows] == [10, 20, 30, 40, 30, 40]
+    assert [row["_step"] for row in server.rows] == list(range(6))
+    assert server.exit_code == 1
+    assert not [path for path in server.paths if "/otel/" in path], "W&B reported about itself"
+
+
+def test_server_lost_on_the_way(tmp_path: Path, server: Server) -> None:
+    body = """
+    import urllib.request
+    SETTINGS["finish_timeout"] = 2.0
+    sink = begin("online")
+    sink.log(interval(0))
+    urllib.request.urlopen(os.environ["WANDB_BASE_URL"] + "/stop", data=b"{}").read()
+    sink.log(interval(10))
+    started = time.monotonic()
+    end(sink)
+    assert time.monotonic() - started < 6
+    """
+    line = warning(drive(tmp_path, body, **server.login))
+    assert "did not finish" in line
+    server.streams = True
+    command = shlex.split(line.partition("later: ")[2])
+    command[0] = str(Path(sys.executable).with_name(command[0]))
+    subprocess.run(command, env=environment(tmp_path, **server.login), cwd=tmp_path, check=True, timeout=40)
+    assert [row["train/step"] for row in server.rows] == [10, 20]
+    assert server.summary["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("variables", "login", "kinds"),
+    [
+        ({}, "", ["offline-run"]),
+        ({}, "netrc", ["run"]),
+        ({}, "key", ["run"]),
+        ({"WANDB_MODE": "offline"}, "key", ["offline-run"]),
+        ({"WANDB_MODE": "disabled"}, "key", []),
+    ],
+)
+def test_auto(tmp_path: Path, server: Server, variables: dict[str, str], login: str, kinds: list[str]) -> None:
+    known = dict(server.login)
+    key = known.pop("WANDB_API_KEY")
+    if login == "key":
+        known["WANDB_API_KEY"] = key
+    elif login == "netrc":
+        netrc = tmp_path / ".netrc"
+        netrc.write_text(f"machine 127.0.0.1:{server.server_port} login user password {key}\n")
+        netrc.chmod(0o600)
+    done = drive(tmp_path, "mirror('auto')", WANDB_RUN_ID="chosen", **known, **variables)
+    assert quiet(done), done.stderr
+    assert [kind for kind in ("run", "offline-run") for _ in folders(tmp_path, kind)] == kinds
+    for kind in kinds:
+        assert read(folders(tmp_path, kind)[0])[0].run_id == "chosen"
+
+
+def test_online_without_a_login_asks_nothing(tmp_path: Path) -> None:
+    line = warning(drive(tmp_path, "mirror('online')"))
+    assert "no login" in line
+    (folder,) = folders(tmp_path, "offline-run")
+    assert len(read(folder)[2]) == 4
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file in its place")
+    assert "did not start: FileExistsError" in warning(drive(tmp_path, "mirror('offline')"))
+
+
+def test_importing_the_sink_leaves_wandb_alone(tmp_path: Path) -> None:
+    done = drive(tmp_path, "WandbSink(TrackingConfig(), folder); print('wandb' in sys.modules)")
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def train(step: int, loss: float) -> dict[str, Any]:
+    return {"kind": "train", "step": step, "loss": loss, "grad_norm": 1.0, "clip": 0.5, "lr": 1e-3}
+
+
+def test_rows_of_one_step_are_one_payload() -> None:
+    rows = [
+        {"kind": "eval", "step": 0, "loss": 5.5},
+        train(1, 5.0),
+        {"kind": "eval", "step": 1, "loss": 4.5, "loss_batch_statistics": 4.4},
+        train(2, 7.0),
+        train(3, 4.0),
+        {"kind": "pace", "step": 3, "seconds": 0.1, "tokens_per_s": 10.0},
+    ]
+    assert payloads(rows, tokens_per_step=8) == [
+        {"train/step": 0, "train/tokens": 0, "eval/loss": 5.5},
+        {"train/step": 1, "train/tokens": 8, "eval/loss": 4.5, "eval/loss_batch_statistics": 4.4},
+        {
+            "train/step": 3,
+            "train/tokens": 24,
+            "train/loss": 4.0,
+            "train/loss_max": 7.0,
+            "train/grad_norm": 1.0,
+            "train/clip_coef": 0.5,
+            "train/lr": 1e-3,
+            "perf/seconds": 0.1,
+            "perf/tokens_per_s": 10.0,
+        },
+    ]
+
+
+@pytest.mark.parametrize("losses", [[math.nan, 1.0, 2.0], [1.0, math.nan, 2.0], [math.inf, 1.0, math.nan]])
+def test_a_loss_that_was_nan_is_not_lost(losses: list[float]) -> None:
+    (payload,) = payloads([train(step, loss) for step, loss in enumerate(losses)], 8)[-1:]
+    assert math.isnan(payload["train/loss_max"])
+
+
+def test_a_preset_is_the_norms_label() -> None:
+    tree = RUN["config"] | {"norm": {"name": "rmsnorm", "preset": "rmsnorm_bare"}}
+    assert flat_config(RUN | {"config": tree})["norm"] == "rmsnorm_bare"

@@ -1,0 +1,175 @@
+"""The step holds what comes next: packs, statistics that leave it as values, placements from outside."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from normlab.config import RunConfig
+from normlab.launch import compose_run
+from normlab.model.init import build_model
+from normlab.train.bound import Alone, Bound, Pack
+from normlab.train.optim import build_optimizer, hyper_of, is_decayed, stack_hyper
+from normlab.train.start import train
+from normlab.train.step import Step
+
+PLUGIN = Path(__file__).parent.parent / "plugins" / "two_placements.py"
+VOCAB = 16
+
+
+def config_of(*words: str) -> RunConfig:
+    return compose_run(["model=gpt2_nano", "data=stdlib", "train.steps=50", "model.context=16", *words])
+
+
+def step_of(config: RunConfig, bound: Bound) -> Step:
+    decayed = [name for name, p in bound.model.named_parameters() if is_decayed(config.optim, p)]
+    optimizer = build_optimizer(config.optim, bound.params, decayed, bound.lead)
+    clip = torch.full(bound.lead, config.optim.clip, dtype=torch.float64) if bound.lead else config.optim.clip
+    return Step(bound, optimizer, clip=clip, project=config.placement.project)
+
+
+def cyclic_batch(generator: torch.Generator, runs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counting modulo VOCAB from a random start: uniform unigrams (ln 16 nats), and quickly learned."""
+    start = torch.randint(0, VOCAB, (runs, 8, 1), generator=generator)
+    text = (start + torch.arange(17)) % VOCAB
+    return text[..., :-1], text[..., 1:]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("norm=batchnorm",),
+        ("norm=rmsnorm", "model=llama_nano"),
+        ("norm=layernorm", "optim=sgd", "optim.weight_decay=0.1", "placement=post"),
+    ],
+)
+def test_a_pack_equals_its_runs_alone(words: tuple[str, ...], compiled: bool) -> None:
+    if compiled and words[0] != "norm=batchnorm":
+        pytest.skip("one norm compiled, the one with buffers; the others share its path")
+    torch.compiler.reset()
+    sgd = "optim=sgd" in words
+    configs = [config_of(*words, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]
+    if sgd:
+        configs = [config_of(*words, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 0.1), (1, 0.2))]
+    models = [build_model(config, VOCAB).double() for config in configs]
+    lone = [step_of(c, Alone(copy.deepcopy(m), compiled=compiled)) for c, m in zip(configs, models, strict=True)]
+    pack = step_of(configs[0], Pack(models, compiled=compiled))
+    generator = torch.Generator().manual_seed(0)
+    losses = torch.empty(2)
+    for step in range(50):
+        tokens, targets = cyclic_batch(generator, 2)
+        hypers = [hyper_of(config.optim, 50, step) for config in configs]
+        alone = [one(tokens[r], targets[r], hypers[r]) for r, one in enumerate(lone)]
+        together = pack(tokens, targets, stack_hyper(hypers, torch.device("cpu"), torch.float64))
+        losses = together.loss
+        for name in ("loss", "grad_norm", "clip"):
+            expected = torch.stack([getattr(out, name) for out in alone])
+            torch.testing.assert_close(getattr(together, name), expected, atol=1e-9, rtol=0)
+    # Without this the comparison could be one of two models that learned nothing.
+    assert losses.max() < math.log(VOCAB)
+    for kind in ("params", "buffers"):
+        stacked = getattr(pack.bound, kind)
+        for r, one in enumerate(lone):
+            for name, tensor in getattr(one.bound, kind).items():
+                torch.testing.assert_close(
+                    stacked[name][r], tensor, atol=1e-9, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+                )
+
+
+def test_a_run_of_a_pack_that_diverges_is_frozen_and_the_others_go_on() -> None:
+    configs = [config_of("norm=batchnorm", f"seed={seed}") for seed in (0, 1)]
+    models = [build_model(config, VOCAB).double() for config in configs]
+    lone = step_of(configs[1], Alone(copy.deepcopy(models[1]), compiled=False))
+    pack = step_of(configs[0], Pack(models, compiled=False))
+    generator = torch.Generator().manual_seed(0)
+    frozen: dict[str, torch.Tensor] = {}
+    for step in range(6):
+        tokens, targets = cyclic_batch(generator, 2)
+        if step == 3:
+            frozen = {n: t[0].clone() for n, t in (pack.bound.params | pack.bound.buffers).items()}
+            with torch.no_grad():
+                pack.bound.params["embed.tokens.weight"][0, 0, 0] = math.inf
+            frozen["embed.tokens.weight"] = pack.bound.params["embed.tokens.weight"][0].clone()
+        hypers = [hyper_of(config.optim, 50, step) for config in configs]
+        out = pack(tokens, targets, stack_hyper(hypers, torch.device("cpu"), torch.float64))
+        alone = lone(tokens[1], targets[1], hypers[1])
+        assert out.alive.tolist() == [step < 3, True]
+        torch.testing.assert_close(out.loss[1], alone.loss, atol=1e-9, rtol=0)
+    for name, tensor in (pack.bound.params | pack.bound.buffers).items():
+        assert torch.equal(tensor[0], frozen[name]), name
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_stream_summaries_equal_hooks(compiled: bool, accumulation: int) -> None:
+    torch.compiler.reset()
+    config = config_of("norm=layernorm", "model.depth=3")
+    model = build_model(config, VOCAB)
+    step = step_of(config, Alone(copy.deepcopy(model), compiled=compiled))
+    step.accumulation = accumulation
+    tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(0), 1))
+    out = step(tokens, targets, hyper_of(config.optim, 50, 0), measure=True)
+
+    seen: list[torch.Tensor] = []
+    places = [*model.blocks, model.head]
+    for place in places:
+        place.register_forward_pre_hook(lambda module, args: (args[0].retain_grad(), seen.append(args[0]))[-1])
+    logits = model(tokens)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    assert out.stream is not None
+    assert out.stream_grad is not None
+    expected = torch.stack([x.detach().square().mean() for x in seen])
+    gradient = torch.stack([x.grad.square().mean() for x in seen])
+    torch.testing.assert_close(out.stream, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(out.stream_grad, gradient, rtol=1e-5 if accumulation > 1 else 1e-6, atol=0)
+    # A step that is not measured says so, and moves the parameters to the same bits.
+    other = step_of(config, Alone(copy.deepcopy(model), compiled=compiled))
+    other.accumulation = accumulation
+    plain = other(tokens, targets, hyper_of(config.optim, 50, 0))
+    assert plain.stream is None
+    for name, tensor in other.bound.params.items():
+        torch.testing.assert_close(tensor, step.bound.params[name], rtol=0, atol=1e-7)
+
+
+def test_graphs_do_not_depend_on_depth() -> None:
+    graphs = []
+    for depth in (2, 6):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        config = config_of("norm=rmsnorm", f"model.depth={depth}")
+        step = step_of(config, Alone(build_model(config, VOCAB), compiled=True))
+        for number in range(2):
+            tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(number), 1))
+            step(tokens, targets, hyper_of(config.optim, 50, number))
+        counters: dict[str, Counter] = torch._dynamo.utils.counters
+        graphs.append(counters["stats"]["unique_graphs"])
+        assert not counters["graph_break"]
+    assert graphs[0] == graphs[1] > 0
+
+
+@pytest.mark.parametrize("placement", ["hybrid", "hypersphere"])
+def test_placements_from_a_file_train_at_depth_12_compiled(placement: str, words: list[str]) -> None:
+    norm = "norm=layernorm"
+    extra = [
+        f"plugins=[{PLUGIN}]",
+        f"placement={placement}",
+        norm,
+        "model.depth=12",
+        "model.bias=false",
+        "compile=on",
+    ]
+    config = compose_run([*words, *extra, "train.steps=40", "optim.lr=3e-3", "optim.warmup_steps=2"])
+    torch._dynamo.utils.counters.clear()
+    outcome = train(config, sinks=[])
+    assert outcome.state == "finished"
+    losses = [row["loss"] for row in outcome.folder.rows("eval").rows]
+    unigram = outcome.folder.run()["corpus"]["baselines"]["unigram"]
+    assert losses[-1] < unigram < losses[0]
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 10

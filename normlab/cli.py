@@ -51,14 +51,11 @@ def train(
     logging.raiseExceptions = False
     from normlab.launch import main as launch
 
-    codes: list[int] = []
-    launch(words or [], lambda config: codes.append(_train(config)))
-    if any(codes):
-        raise typer.Exit(max(codes))
+    launch(words or [], _train)
 
 
-def _train(config: RunConfig) -> int:
-    """Train one run and say how it ended; the exit code."""
+def _train(config: RunConfig) -> None:
+    """Train one run and say how it ended; a signal that stopped it stops a whole --multirun."""
     from normlab.train.start import train
 
     outcome = train(config)
@@ -77,7 +74,8 @@ def _train(config: RunConfig) -> int:
     if outcome.state == "interrupted":
         typer.echo(f"interrupted at step {status['step']}: the same command goes on from there")
     typer.echo(where)
-    return 128 + outcome.signal if outcome.signal else 0
+    if outcome.signal:
+        sys.exit(128 + outcome.signal)
 
 
 @app.command()

@@ -228,7 +228,7 @@ class EvalConfig:
     """Validation: fixed windows, evenly spaced over the held-out text."""
 
     every: int = option(100, at_least=0, identity=False)
-    """Steps between two evaluations; 0 for one at the end only."""
+    """Steps between two evaluations; 0 for none but those at the beginning and the end."""
     sequences: int = option(64, at_least=1)
     """Windows of one context each."""
 

@@ -67,7 +67,7 @@ def measure(words: Sequence[str], times: int, environment: dict[str, str]) -> Ti
     seconds = []
     for _ in range(times):
         since = time.perf_counter()
-        subprocess.run([*command, *words], check=True, capture_output=True, env=environment)
+        subprocess.run([*command, *words], check=True, stdout=subprocess.DEVNULL, env=environment)
         seconds.append(time.perf_counter() - since)
     probe = subprocess.run(
         [sys.executable, "-c", PROBE, *words], check=True, capture_output=True, text=True, env=environment

@@ -84,8 +84,8 @@ def run_to_point(point: str, number: int, words: Sequence[str]) -> None:
         content = save(tensors)
         path.write_bytes(content[: len(content) // 2])
 
-    def half_of_text(path: Path, text: str) -> None:
-        path.write_bytes(text.encode()[: len(text) // 2])
+    def half_of_manifest(path: Path, content: bytes) -> None:
+        real(path, content[: len(content) // 2])
 
     def half_of_folder(folder: Path, **_: Any) -> None:
         (folder / "state.safetensors").unlink()
@@ -94,7 +94,7 @@ def run_to_point(point: str, number: int, words: Sequence[str]) -> None:
     moment, _, place = point.partition(" the ")
     owner, name, counts, half = {
         "state": (checkpoint, "save_file", lambda _, path: True, half_of_state),
-        "manifest": (Path, "write_text", lambda path, _: path.name == "manifest.json", half_of_text),
+        "manifest": (Path, "write_bytes", lambda path, _: path.name == "manifest.json", half_of_manifest),
         "rename": (Path, "rename", lambda path, _: path.name.startswith(".step_"), None),
         "pruning": (shutil, "rmtree", lambda path, **_: Path(path).name.startswith("step_"), half_of_folder),
     }[place]
@@ -341,9 +341,9 @@ def bits(tensor: Any) -> Any:
 
 
 def rows(folder: Path) -> list[str]:
-    """The record's lines; of those that hold times, only that they are there."""
+    """The record's lines, without those that hold times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [f"pace {row['step']}" if (row := json.loads(line))["kind"] == "pace" else line for line in lines]
+    return [line for line in lines if json.loads(line)["kind"] != "pace"]
 
 
 def timeless(numbers: dict[str, Any]) -> dict[str, Any]:

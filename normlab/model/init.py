@@ -28,11 +28,11 @@ def role_of(name: str) -> str | None:
     parts = name.split(".")
     if parts[-1] != "weight":
         return None
-    if parts[0] == "embed" and len(parts) == 3:
+    if parts[0] == "embed" and parts[1] in ("tokens", "positions"):
         return f"embed.{parts[1]}"
     if name == "head.weight":
         return "head"
-    if parts[0] == "blocks" and len(parts) == 5 and parts[2] in ("attn", "mlp"):
+    if parts[0] == "blocks" and len(parts) == 5 and parts[2] in ("attn", "mlp") and parts[3] != "norm":
         return f"{parts[2]}.{parts[3]}"
     return None
 
@@ -75,12 +75,12 @@ def build_model(config: RunConfig, vocab_size: int) -> GPT:
 
     def make_norm(width: int) -> nn.Module:
         nonlocal count
-        torch.manual_seed(seed_of(config.seed, f"norm/{count}") % 2**63)
+        torch.default_generator.manual_seed(seed_of(config.seed, f"norm/{count}") % 2**63)
         count += 1
         return config.norm.build(width)
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(config.seed, "wiring") % 2**63)
+        torch.default_generator.manual_seed(seed_of(config.seed, "wiring") % 2**63)
         model = GPT(config.model, config.placement, make_norm, vocab_size)
     initialise(model, config.init_rule, config.seed)
     with torch.no_grad():

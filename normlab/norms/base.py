@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 class NormConfig:
     """Options that every norm has. A subclass adds its own, and builds the module."""
 
-    formula: ClassVar[str]
+    formula: ClassVar[str] = ""
     """What it computes, on one line."""
-    source: ClassVar[str]
+    source: ClassVar[str] = ""
     """Author, year, arXiv id and equation."""
-    oracle: ClassVar[str]
+    oracle: ClassVar[str] = ""
     """What the tests hold it against."""
     causal: ClassVar[bool] = True
     """Whether, in training, no output depends on a later token."""

@@ -91,6 +91,11 @@ class Placement:
         """
 
 
+def projects(placement: Placement) -> bool:
+    """Whether a placement projects the parameters at all."""
+    return type(placement).project is not Placement.project
+
+
 PLACEMENTS: dict[str, Placement] = {}
 """By name: the placement with its default options."""
 

@@ -97,7 +97,8 @@ class Bound:
 
     def train(self, mode: bool) -> None:
         """Training mode, or evaluation."""
-        self.model.train(mode)
+        if self.model.training != mode:  # it walks over every module
+            self.model.train(mode)
 
     def loss(
         self, tokens: Tensor, targets: Tensor, slots: Sequence[Tensor] | None = None
@@ -131,6 +132,11 @@ class Alone(Bound):
 
     def __init__(self, model: GPT, *, compiled: bool):
         super().__init__(model, dict(model.named_parameters()), compiled=compiled)
+        # Where each buffer lives: they are reassigned, so the owner is kept and not the tensor.
+        self._owners = {
+            name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
+            for name, _ in model.named_buffers()
+        }
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -140,13 +146,13 @@ class Alone(Bound):
     @property
     def buffers(self) -> Tensors:
         """The model's buffers as they are now."""
-        return dict(self.model.named_buffers())
+        return {name: getattr(module, leaf) for name, (module, leaf) in self._owners.items()}
 
     def set_buffers(self, values: Tensors) -> None:
         """Replace some of the model's buffers."""
         for name, tensor in values.items():
-            owner, _, leaf = name.rpartition(".")
-            setattr(self.model.get_submodule(owner), leaf, tensor)
+            module, leaf = self._owners[name]
+            setattr(module, leaf, tensor)
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
         return None
@@ -190,5 +196,5 @@ class Pack(Bound):
         self._buffers.update(values)
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
-        state = self.params | self._buffers
-        return {name: state[full] for name, full in self._names[prefix].items()}
+        own = self._names[prefix].items()
+        return {name: self.params[full] if full in self.params else self._buffers[full] for name, full in own}

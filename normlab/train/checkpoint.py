@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from normlab.errors import StoreError
+from normlab.store.schema import decode, to_json
 
 VERSION = 1
 NEWEST = 2
@@ -73,11 +74,11 @@ def save(
             {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
             temporary / "state.safetensors",
         )
-        (temporary / "meta.json").write_text(json.dumps(meta, allow_nan=False))
+        (temporary / "meta.json").write_bytes(to_json(meta))
         parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
             _sync(temporary / name)
-        (temporary / "manifest.json").write_text(json.dumps({"version": VERSION, "step": step, "files": parts}))
+        (temporary / "manifest.json").write_bytes(to_json({"version": VERSION, "step": step, "files": parts}))
         _sync(temporary / "manifest.json")
         _sync(temporary)
         if final.exists():
@@ -92,7 +93,8 @@ def save(
             f"{final}: cannot be written ({error}; {free / 2**20:.0f} MiB free); older checkpoints are intact: "
             "make room and run the same command again"
         ) from error
-    for old in steps(folder)[:-NEWEST]:
+    # A later one is damaged, or this one would not have been written after it: it takes no place.
+    for old in [known for known in steps(folder) if known <= step][:-NEWEST]:
         if old not in keep:
             shutil.rmtree(folder / f"step_{old:08d}", ignore_errors=True)
 
@@ -120,7 +122,9 @@ def read(folder: Path, step: int) -> Checkpoint:
         for name in ("state.safetensors", "meta.json"):
             if _digest(path / name) != manifest["files"][name]:
                 raise StoreError(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
-        return Checkpoint(step, load_file(path / "state.safetensors"), json.loads((path / "meta.json").read_bytes()))
+        return Checkpoint(
+            step, load_file(path / "state.safetensors"), decode(json.loads((path / "meta.json").read_bytes()))
+        )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise StoreError(f"{path}: damaged or incomplete ({type(error).__name__}: {error})") from error
 

@@ -21,6 +21,7 @@ from normlab.config import RunConfig
 from normlab.data.batches import Batches, validation_windows
 from normlab.data.corpus import Corpus
 from normlab.model.init import build_model, seed_of
+from normlab.placements.base import projects
 from normlab.store.runs import RunFolder
 from normlab.tracking.base import Row, Sink
 from normlab.train import checkpoint
@@ -91,7 +92,7 @@ class Loop:
             accumulation=config.train.accumulation,
             clip=config.optim.clip,
             autocast=self.resolved.autocast(),
-            project=config.placement.project,
+            project=config.placement.project if projects(config.placement) else None,
         )
 
     # The state, whole.
@@ -131,7 +132,7 @@ class Loop:
     def run(self, stop: StopRequest) -> str:
         """Train to the last step, a stop request, or divergence; return the run's state."""
         steps, progress = self.config.train.steps, self.progress
-        if progress.step == 0:
+        if progress.val_loss is None:
             self._evaluate()
         self._write_status("running")
         since = time.perf_counter()
@@ -204,7 +205,8 @@ class Loop:
         losses, progress = self.validation(self.bound), self.progress
         progress.val_loss = losses["loss"]
         progress.val_loss_batch_statistics = losses.get("loss_batch_statistics")
-        if math.isfinite(losses["loss"]) and losses["loss"] < (progress.best_val_loss or math.inf):
+        best = math.inf if progress.best_val_loss is None else progress.best_val_loss
+        if losses["loss"] < best:  # never where it is NaN
             progress.best_val_loss, progress.best_val_step = losses["loss"], progress.step
         self._record([{"kind": "eval", "step": progress.step, **losses}])
 

@@ -164,8 +164,9 @@ class SGDOptimizer(Optimizer):
 
     def _fused(self, params, grads, moments, weight_decay, hyper, spoiled) -> None:
         assert isinstance(self.options, SGD)
+        velocity = moments[0] if hyper.first else []  # the kernel insists on none where there is no momentum
         torch._fused_sgd_(
-            params, grads, moments[0], weight_decay=weight_decay, momentum=hyper.first, lr=hyper.lr, dampening=0.0,
+            params, grads, velocity, weight_decay=weight_decay, momentum=hyper.first, lr=hyper.lr, dampening=0.0,
             nesterov=self.options.nesterov, maximize=False, is_first_step=False, found_inf=spoiled,
         )  # fmt: skip
 

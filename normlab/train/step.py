@@ -69,7 +69,7 @@ class Step:
         with torch.no_grad():
             self.optimizer.update(bound.params, grads, hyper, self.alive)
             if self.project is not None:
-                self.project(bound.params)
+                self._project()
         self._keep_buffers(old_buffers)
         return StepOutput(loss, norm, factor, self.alive, stream, stream_grad)
 
@@ -128,14 +128,24 @@ class Step:
             torch._foreach_mul_(grads, factor)
         return norm, factor
 
+    def _project(self) -> None:
+        """Project what was updated; a run that is frozen keeps its bits."""
+        assert self.project is not None
+        params = self.bound.params
+        projected = {name: p.detach().clone() for name, p in params.items()}
+        self.project(projected)
+        for name, p in params.items():
+            p.copy_(torch.where(self._alive_for(p), projected[name], p))
+
+    def _alive_for(self, tensor: Tensor) -> Tensor:
+        """`alive`, shaped to choose between tensors like this one."""
+        assert self.alive is not None
+        return self.alive.view(-1, *[1] * (tensor.dim() - 1)) if self.bound.lead else self.alive
+
     @torch.no_grad()
     def _keep_buffers(self, old: dict[str, Tensor]) -> None:
         """Undo what a spoiled forward did to running statistics."""
-        assert self.alive is not None
         moved = {name: new for name, new in self.bound.buffers.items() if new is not old[name]}
         if moved:
-            shaped = {
-                name: self.alive.view(-1, *[1] * (new.dim() - 1)) if self.bound.lead else self.alive
-                for name, new in moved.items()
-            }
-            self.bound.set_buffers({name: torch.where(shaped[name], new, old[name]) for name, new in moved.items()})
+            kept = {name: torch.where(self._alive_for(new), new, old[name]) for name, new in moved.items()}
+            self.bound.set_buffers(kept)

@@ -162,11 +162,12 @@ def assert_equal_models(
 
     found, wanted = translate(gradients(logits, ours)), gradients(expected, theirs)
     for name, grad in wanted.items():
-        # Relative to the largest entry of each tensor, but for those that are zero up to rounding: a single
-        # position has nothing to attend to but itself.
-        atol = grad_rtol * max(grad.abs().max().item(), 1e-2)
+        # Relative to the largest entry of each tensor; a single position has only itself to attend to, and the
+        # gradient of its queries and keys is zero up to rounding.
+        largest = grad.abs().max().item()
+        atol = 1e-6 if largest < 1e-6 else grad_rtol * largest
         torch.testing.assert_close(found[name], grad, rtol=0, atol=atol)
-    assert sum(grad.abs().max() > 1e-2 for grad in wanted.values()) > len(wanted) / 2
+    assert sum(grad.abs().max() > 1e-3 for grad in wanted.values()) > len(wanted) / 2
 
 
 # GPT-2
@@ -180,6 +181,8 @@ def gpt2_like(config: ModelConfig, attention: str = "sdpa") -> GPT2LMHeadModel:
             n_embd=config.width,
             n_layer=config.depth,
             n_head=config.heads,
+            bos_token_id=None,
+            eos_token_id=None,
             attn_implementation=attention,
         )
     )
@@ -259,28 +262,25 @@ def test_qwen3_norms_each_heads_queries_and_keys_before_rope(attention: str) -> 
     assert_equal_models(randomised(config), other, as_llama, 17)
 
 
-@pytest.fixture
-def res_post(monkeypatch: pytest.MonkeyPatch) -> AlgebraPlacement:
-    """OLMo 2's placement, x <- x + N(F(x)), for this test alone."""
-    monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))
-    monkeypatch.setattr(algebra, "_ROWS_BY_NAME", dict(algebra._ROWS_BY_NAME))
-    row = Row(
-        name="test_res_post",
-        formula="x <- x + N(F(x))",
-        source="OLMo 2, arXiv:2501.00656",
-        init="gpt2",
-        attn=SubLayer(norms=("out",)),
-        mlp=SubLayer(norms=("out",)),
-        final_norm=True,
-    )
-    register_row(row)
-    return AlgebraPlacement(name=row.name)
+RES_POST = Row(
+    name="test_res_post",
+    formula="x <- x + N(F(x))",
+    source="OLMo 2, arXiv:2501.00656",
+    init="gpt2",
+    attn=SubLayer(norms=("out",)),
+    mlp=SubLayer(norms=("out",)),
+    final_norm=True,
+)
 
 
 @each_attention
-def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(res_post: AlgebraPlacement, attention: str) -> None:
+def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
     config = config_of("model=llama_nano", "norm=rmsnorm", "model.depth=3", "model.qk_norm=full")
-    config = dataclasses.replace(config, placement=res_post)
+    # Registered for this test alone, and after composing: Hydra's store forgets nothing.
+    monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))
+    monkeypatch.setattr(algebra, "_ROWS_BY_NAME", dict(algebra._ROWS_BY_NAME))
+    register_row(RES_POST)
+    config = dataclasses.replace(config, placement=AlgebraPlacement(name=RES_POST.name))
     other = Olmo2ForCausalLM(Olmo2Config(**shape_of(config.model), attn_implementation=attention))
     assert_equal_models(randomised(config), other, as_llama, 17)
 

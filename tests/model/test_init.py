@@ -1,0 +1,351 @@
+"""Initial weights: drawn from (seed, name) and nothing else, with the standard deviation that the rule gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import random
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normlab.config import RunConfig
+from normlab.init_rules import INIT_RULES
+from normlab.launch import compose_run
+from normlab.model.gpt import GPT
+from normlab.model.init import build_model, role_of
+from normlab.norms.base import NormConfig
+from normlab.placements import algebra, base
+from normlab.placements.algebra import AlgebraPlacement, Row, SubLayer, register_row
+
+VOCAB = 50
+SMALL = ("model=gpt2_nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=8")
+
+
+def config_of(*words: str) -> RunConfig:
+    return compose_run([*SMALL, *words])
+
+
+@cache
+def weights(*words: str) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in build_model(config_of(*words), VOCAB).named_parameters()}
+
+
+def drawn(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those that an init rule drew."""
+    return {name: tensor for name, tensor in tensors.items() if role_of(name) is not None}
+
+
+def assert_shared(one: dict[str, Tensor], other: dict[str, Tensor], names: set[str]) -> None:
+    assert names
+    for name in names:
+        assert torch.equal(one[name], other[name]), name
+
+
+# From (seed, name) alone
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("norm=layernorm", "placement=post"),
+        ("norm=batchnorm", "placement=pre"),
+        ("norm=none", "placement=post"),
+        ("norm=rmsnorm_gemma", "model.qk_norm=head"),
+        ("norm=rmsnorm", "model.qk_norm=full"),
+        ("model.tie_embeddings=false",),
+        ("model.bias=false",),
+        ("data.seed=7", "optim=sgd", "train.steps=9"),
+    ],
+    ids=" ".join,
+)
+def test_whatever_else_differs_what_both_have_is_shared(words: tuple[str, ...]) -> None:
+    plain, other = weights("init=gpt2"), weights("init=gpt2", *words)
+    names = set(drawn(plain))
+    assert names <= set(drawn(other))
+    assert len(names) == 2 + 2 * 6
+    assert_shared(plain, other, names)
+
+
+def test_a_longer_context_leaves_the_rest_alone() -> None:
+    plain, longer = weights("init=gpt2"), weights("init=gpt2", "model.context=12")
+    assert_shared(plain, longer, set(drawn(plain)) - {"embed.positions.weight"})
+
+
+def test_a_deeper_model_begins_with_the_shallower_one() -> None:
+    shallow, deep = weights("init=gpt2"), weights("init=gpt2", "model.depth=4")
+    assert_shared(shallow, deep, set(shallow))
+    for name in drawn(deep):
+        if name.startswith("blocks.2."):
+            assert not torch.equal(deep[name], deep[name.replace("blocks.2.", "blocks.0.")])
+
+
+def test_another_seed_is_another_model() -> None:
+    one, other = drawn(weights()), drawn(weights("seed=1"))
+    for name, tensor in one.items():
+        # Not merely other bits: no more alike than two draws are.
+        correlation = torch.corrcoef(torch.stack([tensor.flatten(), other[name].flatten()]))[0, 1]
+        assert correlation.abs() < 5 / math.sqrt(tensor.numel())
+
+
+def test_no_two_weights_of_a_model_are_alike() -> None:
+    tensors = list(drawn(weights()).values())
+    for i, one in enumerate(tensors):
+        for other in tensors[i + 1 :]:
+            count = min(one.numel(), other.numel())
+            assert not torch.equal(one.flatten()[:count] / one.std(), other.flatten()[:count] / other.std())
+
+
+def test_the_draw_is_the_one_that_is_documented() -> None:
+    # Spelled out again: a run's weights must not change with a refactoring.
+    key = int.from_bytes(hashlib.sha256(b"3/blocks.1.mlp.up.weight").digest()[:8], "little")
+    values = np.random.Generator(np.random.Philox(key=key)).standard_normal(64 * 16, dtype=np.float32)
+    expected = torch.from_numpy(values).view(64, 16) * 0.02
+    torch.testing.assert_close(weights("seed=3", "init=gpt2")["blocks.1.mlp.up.weight"], expected, rtol=0, atol=0)
+
+
+def test_the_draw_is_the_one_that_was_recorded() -> None:
+    # Against a numpy that draws otherwise: these are what numpy 2.4 gave.
+    found = weights("seed=0", "init=gpt2")["embed.tokens.weight"].flatten()[:3]
+    recorded = torch.tensor([-0.01228704, 0.028460819, -0.020609539])
+    torch.testing.assert_close(found, recorded, rtol=1e-6, atol=0)
+
+
+# Global generators
+
+
+def test_global_generators_are_left_alone() -> None:
+    config = config_of("norm=batchnorm")
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    build_model(config, VOCAB)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
+    assert random.getstate() == before[2]
+
+
+def test_a_gpus_generator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch.manual_seed also seeds every device, at once or as soon as there is one.
+    def refuse(seed: int) -> None:
+        raise AssertionError("seeded the GPU")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", refuse)
+    build_model(config_of(), VOCAB)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Drawing(NormConfig):
+    """A norm that draws its parameters, as a user's may; it is not registered."""
+
+    formula: ClassVar[str] = "x * gain"
+    source: ClassVar[str] = "this test"
+    oracle: ClassVar[str] = "none"
+
+    name: str = "drawing"
+
+    def build(self, width: int) -> nn.Module:
+        return DrawnGain(width)
+
+
+class DrawnGain(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.gain = nn.Parameter(torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+def test_weights_do_not_depend_on_torchs_generator() -> None:
+    def built(generator_seed: int, run_seed: int = 0) -> dict[str, Tensor]:
+        config = dataclasses.replace(config_of("model.qk_norm=head", f"seed={run_seed}"), norm=Drawing())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator_seed)
+            torch.rand(generator_seed)
+            return {name: p.detach() for name, p in build_model(config, VOCAB).named_parameters()}
+
+    one, other, reseeded = built(1), built(2), built(1, run_seed=1)
+    assert_shared(one, other, set(one))
+    gains = [name for name in one if name.endswith(".gain")]
+    assert len(gains) == 2 * 4 + 1
+    for i, name in enumerate(gains):
+        assert not torch.equal(one[name], reseeded[name])
+        for another in gains[i + 1 :]:
+            count = min(one[name].numel(), one[another].numel())
+            assert not torch.equal(one[name][:count], one[another][:count])
+
+
+# The rules
+
+ROLES = {
+    "embed.tokens.weight": (1000, 192),
+    "embed.positions.weight": (300, 192),
+    "head.weight": (1000, 192),
+    "blocks.0.attn.q.weight": (192, 192),
+    "blocks.1.attn.k.weight": (192, 192),
+    "blocks.2.attn.v.weight": (192, 192),
+    "blocks.0.attn.out.weight": (192, 192),
+    "blocks.1.mlp.up.weight": (320, 192),
+    "blocks.2.mlp.gate.weight": (320, 192),
+    "blocks.2.mlp.down.weight": (192, 320),
+}
+
+
+def expected_std(rule: str, name: str) -> float:
+    """Each rule's formula once more, for a model of depth 3."""
+    match rule:
+        case "gpt2":
+            return 0.02
+        case "gpt2_scaled":
+            return 0.02 / math.sqrt(6) if name.endswith(("attn.out.weight", "mlp.down.weight")) else 0.02
+        case "xavier":
+            return math.sqrt(2 / sum(ROLES[name])) if name.startswith("blocks") else 0.02
+    raise AssertionError(f"init rule {rule!r} has no formula in this test; write it down")
+
+
+@pytest.mark.parametrize("rule", INIT_RULES)
+def test_the_standard_deviation_is_the_rules(rule: str) -> None:
+    shape = ("model.depth=3", "model.width=192", "model.context=300", "model.mlp=swiglu", "model.mlp_width=320")
+    config = config_of(*shape, "model.tie_embeddings=false", f"init={rule}")
+    found = dict(build_model(config, 1000).named_parameters())
+    for name, size in ROLES.items():
+        tensor = found[name].detach().double()
+        assert tuple(tensor.shape) == size
+        std, count = expected_std(rule, name), tensor.numel()
+        # Five standard errors of a normal sample's standard deviation and mean.
+        assert tensor.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * count))
+        assert abs(tensor.mean().item()) < 5 * std / math.sqrt(count)
+        # Normal, and not merely of that spread: E[z^4] = 3, whose standard error is sqrt((E[z^8] - 9) / n).
+        kurtosis = ((tensor / std) ** 4).mean().item()
+        assert kurtosis == pytest.approx(3, abs=5 * math.sqrt(96 / count))
+
+
+def test_every_drawn_weight_has_a_role_that_the_rules_know() -> None:
+    found = weights("model.mlp=swiglu", "model.tie_embeddings=false")
+    assert {role_of(name) for name in found} - {None} == {role_of(name) for name in ROLES}
+
+
+def test_gpt2_scaled_depends_on_depth_and_gpt2_does_not() -> None:
+    for rule, ratio in (("gpt2", 1.0), ("gpt2_scaled", 0.5)):
+        shallow = weights("model.depth=2", f"init={rule}")
+        deep = weights("model.depth=8", f"init={rule}")
+        for name in drawn(shallow):
+            factor = ratio if name.endswith(("attn.out.weight", "mlp.down.weight")) else 1.0
+            torch.testing.assert_close(deep[name], factor * shallow[name], rtol=1e-6, atol=0)
+
+
+def test_auto_is_the_placements_rule() -> None:
+    for placement, rule in (("pre", "gpt2_scaled"), ("post", "xavier")):
+        auto, named = weights(f"placement={placement}"), weights(f"placement={placement}", f"init={rule}")
+        assert_shared(auto, named, set(auto))
+    pre, post = weights("placement=pre"), weights("placement=post")
+    assert not torch.equal(pre["blocks.0.mlp.up.weight"], post["blocks.0.mlp.up.weight"])
+
+
+@pytest.mark.parametrize("words", [("norm=layernorm",), ("norm=batchnorm", "placement=post")], ids=" ".join)
+def test_biases_are_zero_and_norms_start_as_they_were_built(words: tuple[str, ...]) -> None:
+    rest = {name: tensor for name, tensor in weights(*words).items() if role_of(name) is None}
+    biases = {name for name in rest if name.endswith(".bias")}
+    gains = set(rest) - biases
+    assert len({name for name in biases if "affine" not in name}) == 2 * 6
+    assert gains
+    assert all(name.endswith("affine.gain") for name in gains)
+    for name, tensor in rest.items():
+        assert torch.equal(tensor, torch.full_like(tensor, float(name in gains))), name
+
+
+def test_tied_embeddings_are_one_tensor_and_untied_ones_two() -> None:
+    tied = build_model(config_of(), VOCAB)
+    assert tied.head.weight is tied.embed.tokens.weight
+    untied = build_model(config_of("model.tie_embeddings=false"), VOCAB)
+    assert not torch.equal(untied.head.weight, untied.embed.tokens.weight)
+    assert torch.equal(untied.embed.tokens.weight, tied.embed.tokens.weight)
+
+
+# A norm may name its parameters as torch's own do
+
+
+EVERYWHERE = Row(
+    name="test_everywhere",
+    formula="a norm at every site there is",
+    source="this test",
+    init="gpt2",
+    attn=SubLayer(norms=("in", "out", "res", "q", "k", "v", "attn_inner")),
+    mlp=SubLayer(norms=("in", "out", "res", "mlp_inner")),
+    embedding_norm=True,
+    final_norm=True,
+)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Torchs(NormConfig):
+    """torch's own layer norm, whose gain is called `weight`; it is not registered."""
+
+    formula: ClassVar[str] = "torch.nn.LayerNorm"
+    source: ClassVar[str] = "torch"
+    oracle: ClassVar[str] = "none"
+
+    name: str = "torchs"
+
+    def build(self, width: int) -> nn.Module:
+        norm = nn.LayerNorm(width)
+        nn.init.constant_(norm.weight, 0.25)
+        nn.init.constant_(norm.bias, 0.5)
+        return norm
+
+
+def test_a_norms_parameters_are_its_own_at_every_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("model.qk_norm=head")
+    # Registered for this test alone, and after composing: Hydra's store forgets nothing.
+    monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))
+    monkeypatch.setattr(algebra, "_ROWS_BY_NAME", dict(algebra._ROWS_BY_NAME))
+    register_row(EVERYWHERE)
+    config = dataclasses.replace(config, norm=Torchs(), placement=AlgebraPlacement(name=EVERYWHERE.name))
+    model = build_model(config, VOCAB)
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 2 * (3 + 4 + 4 + 2) + 2
+    for norm in norms:
+        assert torch.equal(norm.weight, torch.full_like(norm.weight, 0.25))
+        assert torch.equal(norm.bias, torch.full_like(norm.bias, 0.5))
+    assert model(torch.zeros(1, 8, dtype=torch.long)).isfinite().all()
+
+
+# At the edges
+
+
+def losses_gradients(model: GPT, vocab: int, context: int) -> list[Tensor]:
+    tokens, targets = torch.randint(vocab, (2, 3, context), generator=torch.Generator().manual_seed(0))
+    logits = model(tokens)
+    assert logits.shape == (3, context, vocab)
+    assert logits.isfinite().all()
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("style", ["gpt2", "llama"])
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm", "batchnorm", "none"])
+def test_the_smallest_model_works(style: str, placement: str, norm: str) -> None:
+    # Rotary positions turn pairs, so that a head of them is two wide at least.
+    width = 1 if style == "gpt2" else 2
+    words = ["model.depth=1", "model.heads=1", "model.context=1", f"model.width={width}"]
+    config = compose_run([f"model={style}_nano", f"norm={norm}", f"placement={placement}", *words])
+    for grad in losses_gradients(build_model(config, 2), 2, 1):
+        assert grad.isfinite().all()
+
+
+def test_a_shorter_sequence_than_the_context_works() -> None:
+    model = build_model(config_of("model.context=8"), VOCAB)
+    tokens = torch.randint(VOCAB, (2, 8), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(tokens[:, :3]), model(tokens)[:, :3], rtol=1e-5, atol=1e-6)
+
+
+def test_two_hundred_layers_build_and_run() -> None:
+    model = build_model(config_of("model.depth=200", "model.width=4", "model.context=4"), 5)
+    assert len(model.blocks) == 200
+    with torch.no_grad():
+        assert model(torch.zeros(1, 4, dtype=torch.long)).isfinite().all()

@@ -1,0 +1,350 @@
+"""Each row of the residual algebra against its formula written out by hand, in float64.
+
+The hands' formulas call the model's own sub-layers and norms; which is called where, on what, and times what, is
+theirs. Every norm has other gains and biases, so that no two can be exchanged unnoticed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from normlab.config import RunConfig
+from normlab.launch import compose_run
+from normlab.model.gpt import GPT, Block
+from normlab.model.init import build_model
+from normlab.norms.layernorm import LayerNormConfig
+from normlab.placements import algebra, base
+from normlab.placements.algebra import ROWS, AlgebraPlacement, Row, SubLayer, register_row
+from normlab.placements.base import PLACEMENTS
+from normlab.placements.wiring import Residual
+
+VOCAB, DEPTH, WIDTH, CONTEXT = 11, 3, 12, 5
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+ByHand = Callable[[Block, int, Tensor], Tensor]
+"""The stream after block `layer` (counted from 1), from the stream before it."""
+
+
+@cache
+def composed() -> RunConfig:
+    words = ["model=llama_nano", "norm=layernorm", "model.heads=2", f"model.depth={DEPTH}"]
+    return compose_run([*words, f"model.width={WIDTH}", f"model.context={CONTEXT}"])
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a test registers are gone after it; composed before them, for Hydra's store forgets nothing."""
+    composed()
+    monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))
+    monkeypatch.setattr(algebra, "_ROWS_BY_NAME", dict(algebra._ROWS_BY_NAME))
+
+
+def placed(row: Row) -> AlgebraPlacement:
+    register_row(row)
+    return AlgebraPlacement(name=row.name)
+
+
+def row_of(name: str = "test_row", **parts: object) -> Row:
+    return Row(name=name, formula="in the test", source="the test", init="xavier", **parts)  # pyright: ignore[reportArgumentType]
+
+
+def config_of(placement: AlgebraPlacement) -> RunConfig:
+    return dataclasses.replace(composed(), placement=placement)
+
+
+def built(placement: AlgebraPlacement) -> GPT:
+    """A model in float64 whose norms are all different, and whose branches are as large as its stream."""
+    model = build_model(config_of(placement), VOCAB).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if parameter.dim() == 2:
+                parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
+            else:
+                parameter.add_(0.3 * noise)
+    return model
+
+
+def assert_by_hand(model: GPT, block_by_hand: ByHand, *, opened: bool, closed: bool) -> None:
+    """The model's logits, and their gradients with respect to every parameter, are those of the formula."""
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(VOCAB, (2, CONTEXT), generator=generator)
+    weight = torch.randn(2, CONTEXT, VOCAB, generator=generator, dtype=torch.float64)
+
+    def by_hand() -> Tensor:
+        x = model.embed.tokens.weight[tokens]
+        if opened:
+            assert model.embed.open is not None
+            x = model.embed.open(x)
+        for layer, block in enumerate(model.blocks, start=1):
+            assert isinstance(block, Block)
+            x = block_by_hand(block, layer, x)
+        if closed:
+            assert model.head.close is not None
+            x = model.head.close(x)
+        return x @ model.head.weight.T
+
+    params = dict(model.named_parameters())
+    values, grads = [], []
+    for logits in (model(tokens), by_hand()):
+        values.append(logits.detach())
+        # A norm that the formula leaves out would show as a parameter without a gradient.
+        grads.append(
+            dict(zip(params, torch.autograd.grad((logits * weight).sum(), list(params.values())), strict=True))
+        )
+    assert values[0].std() > 0.5
+    torch.testing.assert_close(*values, **EXACT)
+    for name in params:
+        scale = max(1.0, grads[1][name].abs().max().item())
+        torch.testing.assert_close(grads[0][name] / scale, grads[1][name] / scale, **EXACT)
+
+
+def norm(block: Block, part: str, site: str) -> nn.Module:
+    return block.wiring.get_submodule(f"{part}.norms.{site}")
+
+
+# The rows of the package
+
+
+def pre(block: Block, layer: int, x: Tensor) -> Tensor:
+    x = x + block.attn(norm(block, "attn", "in")(x))
+    return x + block.mlp(norm(block, "mlp", "in")(x))
+
+
+def post(block: Block, layer: int, x: Tensor) -> Tensor:
+    x = norm(block, "attn", "res")(x + block.attn(x))
+    return norm(block, "mlp", "res")(x + block.mlp(x))
+
+
+BY_HAND: dict[str, tuple[ByHand, bool, bool]] = {
+    # By name: one block, whether the embeddings are normed, whether the head's input is.
+    "pre": (pre, False, True),
+    "post": (post, False, False),
+}
+
+
+def test_every_row_has_its_formula_here() -> None:
+    assert {row.name for row in ROWS} == set(BY_HAND)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_row_is_its_formula(name: str) -> None:
+    block_by_hand, opened, closed = BY_HAND[name]
+    model = built(AlgebraPlacement(name=name))
+    assert (model.embed.open is not None, model.head.close is not None) == (opened, closed)
+    assert_by_hand(model, block_by_hand, opened=opened, closed=closed)
+
+
+def exchanged(block: Block, layer: int, x: Tensor) -> Tensor:
+    """Pre, but for each sub-layer reading the other's norm."""
+    x = x + block.attn(norm(block, "mlp", "in")(x))
+    return x + block.mlp(norm(block, "attn", "in")(x))
+
+
+def between(block: Block, layer: int, x: Tensor) -> Tensor:
+    """Pre, but for a stream that the MLP reads before attention has written to it."""
+    return x + block.attn(norm(block, "attn", "in")(x)) + block.mlp(norm(block, "mlp", "in")(x))
+
+
+@pytest.mark.parametrize("wrong", [exchanged, between], ids=lambda wrong: wrong.__name__)
+def test_the_comparison_can_fail(wrong: ByHand) -> None:
+    with pytest.raises(AssertionError, match="not close"):
+        assert_by_hand(built(AlgebraPlacement(name="pre")), wrong, opened=False, closed=True)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_says_what_it_is(row: Row) -> None:
+    assert row.formula
+    assert row.source
+    assert isinstance(PLACEMENTS[row.name], AlgebraPlacement)
+    assert PLACEMENTS[row.name].init_rule == row.init
+
+
+# Schedules, with rows of the field that the package does not have yet
+
+
+def deepnorm(block: Block, layer: int, x: Tensor) -> Tensor:
+    """x <- N(a x + F(x)), a = (2L)^(1/4)."""
+    a = (2 * DEPTH) ** 0.25
+    x = norm(block, "attn", "res")(a * x + block.attn(x))
+    return norm(block, "mlp", "res")(a * x + block.mlp(x))
+
+
+def layernorm_scaling(block: Block, layer: int, x: Tensor) -> Tensor:
+    """x <- x + F(N(x) / sqrt(l))."""
+    x = x + block.attn(norm(block, "attn", "in")(x) / math.sqrt(layer))
+    return x + block.mlp(norm(block, "mlp", "in")(x) / math.sqrt(layer))
+
+
+def everything(block: Block, layer: int, x: Tensor) -> Tensor:
+    """All three norms and factors, the sub-layers unlike one another."""
+    branch = block.attn(norm(block, "attn", "in")(x) / (layer + 1.5))
+    x = norm(block, "attn", "res")(0.5**layer * x + layer / DEPTH * norm(block, "attn", "out")(branch))
+    branch = block.mlp(norm(block, "mlp", "in")(x) / (DEPTH - layer + 2))
+    return norm(block, "mlp", "res")((1 + 0.1 * layer) * x - 0.7 * norm(block, "mlp", "out")(branch))
+
+
+def mixed(block: Block, layer: int, x: Tensor) -> Tensor:
+    """Attention sandwiched, the MLP bare."""
+    x = x + norm(block, "attn", "out")(block.attn(norm(block, "attn", "in")(x)))
+    return x + block.mlp(x) / math.sqrt(2 * DEPTH)
+
+
+def res_deepnorm() -> SubLayer:
+    return SubLayer(norms=("res",), skip=lambda layer, depth: (2 * depth) ** 0.25)
+
+
+def in_scaled() -> SubLayer:
+    return SubLayer(norms=("in",), shrink=lambda layer, depth: math.sqrt(layer))
+
+
+SCHEDULED: dict[str, tuple[ByHand, Row]] = {
+    "deepnorm": (deepnorm, row_of(attn=res_deepnorm(), mlp=res_deepnorm())),
+    "lns": (layernorm_scaling, row_of(attn=in_scaled(), mlp=in_scaled())),
+    "everything": (
+        everything,
+        row_of(
+            attn=SubLayer(
+                norms=("in", "out", "res"),
+                skip=lambda layer, depth: 0.5**layer,
+                branch=lambda layer, depth: layer / depth,
+                shrink=lambda layer, depth: layer + 1.5,
+            ),
+            mlp=SubLayer(
+                norms=("in", "out", "res"),
+                skip=lambda layer, depth: 1 + 0.1 * layer,
+                branch=lambda layer, depth: -0.7,
+                shrink=lambda layer, depth: depth - layer + 2,
+            ),
+        ),
+    ),
+    "mixed": (
+        mixed,
+        row_of(
+            attn=SubLayer(norms=("in", "out")),
+            mlp=SubLayer(branch=lambda layer, depth: 1 / math.sqrt(2 * depth)),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_schedules_are_their_formula(name: str) -> None:
+    block_by_hand, row = SCHEDULED[name]
+    assert_by_hand(built(placed(row)), block_by_hand, opened=False, closed=False)
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["", "embedding_norm"])
+@pytest.mark.parametrize("closed", [False, True], ids=["", "final_norm"])
+def test_the_norms_at_the_ends_are_switches(opened: bool, closed: bool) -> None:
+    placement = placed(
+        row_of(attn=SubLayer(norms=("in",)), mlp=SubLayer(norms=("in",)), embedding_norm=opened, final_norm=closed)
+    )
+    model = built(placement)
+    assert (model.embed.open is not None, model.head.close is not None) == (opened, closed)
+    assert_by_hand(model, pre, opened=opened, closed=closed)
+
+
+# Factors as tensors
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_factors_of_one_everywhere_cost_nothing(name: str) -> None:
+    model = build_model(config_of(AlgebraPlacement(name=name)), VOCAB)
+    assert list(model.buffers()) == []
+
+
+def test_a_factor_is_a_buffer_in_all_layers_or_in_none() -> None:
+    # Of one graph for every layer: a factor that is one in some of them is a tensor there too.
+    placement = placed(row_of(attn=SubLayer(skip=lambda layer, depth: 1.0 if layer < depth else 2.0)))
+    model = build_model(config_of(placement), VOCAB)
+    found = {name: buffer.item() for name, buffer in model.named_buffers()}
+    assert found == {f"blocks.{layer}.wiring.attn.skip": 1.0 + (layer == DEPTH - 1) for layer in range(DEPTH)}
+
+
+def residual(layer: int = 1, depth: int = 3) -> Residual:
+    schedules = SubLayer(
+        norms=("in",),
+        skip=lambda layer, depth: 1 + layer / 3,
+        branch=lambda layer, depth: layer / 7,
+        shrink=lambda layer, depth: math.sqrt(layer + 2),
+    )
+    return Residual(schedules, layer, depth, WIDTH, LayerNormConfig().build)
+
+
+def test_a_factor_is_not_rounded_in_float64_and_does_not_widen_float32() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype)
+        assert residual()(x, lambda x: x).dtype == dtype
+    join = residual().double()
+    assert join.skip.item() == 1 + 1 / 3
+    assert join.branch.item() == 1 / 7
+    assert join.shrink.item() == math.sqrt(3)
+
+
+def test_factors_under_vmap_are_those_of_each_run() -> None:
+    # Stacked, a factor has an axis of runs; under vmap it is a scalar again, and must not widen the stream.
+    joins = [residual(layer) for layer in (1, 2, 3)]
+    x = torch.randn(3, 2, 4, WIDTH, generator=torch.Generator().manual_seed(0))
+    states = [join.state_dict() for join in joins]
+    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    y = vmap(lambda tensors, x: functional_call(joins[0], tensors, (x, torch.tanh)))(stacked, x)
+    assert y.dtype == torch.float32
+    for run, join in enumerate(joins):
+        torch.testing.assert_close(y[run], join(x[run], torch.tanh), rtol=1e-6, atol=1e-6)
+    assert (y[0] - joins[1](x[0], torch.tanh)).abs().max() > 1e-2
+
+
+# Norms inside the sub-layers
+
+
+def heads(block: Block, y: Tensor) -> Tensor:
+    """(B, T, D) to (B, H, T, K): head h has the channels from h K."""
+    return torch.stack(y.split(WIDTH // 2, dim=-1), dim=1)
+
+
+def rope(q: Tensor) -> Tensor:
+    width = q.shape[-1]
+    rate = 10000.0 ** (-torch.arange(0, width, 2) / width)
+    angle = torch.arange(q.shape[-2])[:, None].float() * rate
+    half = width // 2
+    turned = torch.complex(q[..., :half], q[..., half:]) * torch.complex(angle.cos().double(), angle.sin().double())
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def inner(block: Block, layer: int, x: Tensor) -> Tensor:
+    """x <- x + A(x), x <- x + M(x), with a norm at each site inside."""
+    attn, mlp = block.attn, block.mlp
+    q, k, v = (attn.norms[site](heads(block, x @ getattr(attn, site).weight.T)) for site in ("q", "k", "v"))
+    scores = rope(q) @ rope(k).transpose(-1, -2) / math.sqrt(WIDTH / 2)
+    future = torch.ones(CONTEXT, CONTEXT).triu(1).bool()
+    mixed = torch.exp(scores.masked_fill(future, -torch.inf))
+    mixed = mixed / mixed.sum(-1, keepdim=True) @ v
+    joined = torch.cat(list(mixed.unbind(1)), dim=-1)
+    x = x + attn.norms["attn_inner"](joined) @ attn.out.weight.T
+    gate, up = x @ mlp.gate.weight.T, x @ mlp.up.weight.T
+    assert mlp.norm is not None
+    return x + mlp.norm(gate / (1 + torch.exp(-gate)) * up) @ mlp.down.weight.T
+
+
+def test_norms_inside_the_sub_layers_stand_where_they_are_said_to() -> None:
+    row = row_of(attn=SubLayer(norms=("q", "k", "v", "attn_inner")), mlp=SubLayer(norms=("mlp_inner",)))
+    assert_by_hand(built(placed(row)), inner, opened=False, closed=False)
+
+
+def test_each_inner_site_is_its_own_switch() -> None:
+    for site in base.INNER_SITES:
+        model = build_model(config_of(placed(row_of(name=f"test_{site}", attn=SubLayer(norms=(site,))))), VOCAB)
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            present = set(block.attn.norms) | ({"mlp_inner"} if block.mlp.norm is not None else set())
+            assert present == {site}

@@ -1,0 +1,95 @@
+"""The README is true: every command in it runs, every file that it names is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SMALL = [
+    "train.steps=2", "train.batch_size=2", "model.context=8", "model.width=16", "model.heads=2", "eval.sequences=2",
+    "optim.warmup_steps=1", "tracking.wandb=off", "device=cpu",
+]  # fmt: skip
+"""What makes the README's runs take a second; nothing of what they show."""
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("normlab ")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the README speaks of, and one run."""
+    import pandas as pd
+
+    monkeypatch.chdir(tmp_path)
+    text = "a line of text for a small model to learn\n" * 60
+    Path("my_text.txt").write_text(text)
+    Path("a.jsonl").write_text("".join(json.dumps({"body": text[i:]}) + "\n" for i in range(30)))
+    pd.DataFrame({"body": [text[i:] for i in range(30)]}).to_parquet("b.parquet")
+    (plugin,) = (block for block in blocks("python") if block.startswith("# my_norm.py"))
+    Path("my_norm.py").write_text(plugin)
+    return tmp_path
+
+
+def test_the_two_commands_come_first() -> None:
+    assert re.search(r"^`*(scripts/demo|scripts/test|normlab).*", README, flags=re.MULTILINE)
+    first = blocks("sh")[0].splitlines()
+    assert [line.split()[0] for line in first] == ["scripts/demo", "scripts/test"]
+
+
+def test_there_are_commands() -> None:
+    assert len(commands()) >= 12
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_command(command: list[str], folder: Path, run_command: Command) -> None:
+    reads = command[1] in ("sample", "summarize") or command[1:3] == ["list", "runs"]
+    if reads:
+        assert run_command("train", "norm=rmsnorm", "placement=pre", *SMALL)[0] == 0
+    small = SMALL if command[1] == "train" else []
+    code, out, err = run_command(*command[1:], *small)
+    assert code == 0, err
+    assert out
+
+
+def test_the_python_block(folder: Path, run_command: Command) -> None:
+    assert run_command("train", "norm=rmsnorm", "placement=pre", *SMALL)[0] == 0
+    (block,) = (block for block in blocks("python") if "normlab.load" in block)
+    Path("look.py").write_text(block)
+    names = runpy.run_path("look.py")
+    assert names["run"].metrics["kind"].tolist().count("train") == 2
+    assert not names["run"].model.training
+
+
+def test_the_demo(folder: Path) -> None:
+    """The script itself, on a run of seconds; its install step finds everything there."""
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "demo"), *SMALL],
+        env={**os.environ, "RESULTS": str(folder / "results")}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "finished" in done.stdout
+    assert done.stdout.rstrip().endswith(f"The results are in {folder / 'results'}")
+
+
+def test_every_file_that_it_names_is_there() -> None:
+    named = re.findall(r"`((?:scripts|tests|normlab|conf|results)/[\w./]+)`", README)
+    assert len(named) > 8
+    assert [name for name in named if not (ROOT / name).exists() and not name.startswith("results/runs")] == []

@@ -1,0 +1,83 @@
+"""Validation: what it averages, what it leaves alone, and the gap of norms with batch statistics."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from normlab.launch import compose_run
+from normlab.model.init import build_model
+from normlab.train.bound import Alone
+from normlab.train.evaluate import Validation
+from normlab.train.start import train
+
+VOCAB = 20
+
+
+def validation_of(batch_size: int, batch_statistics: bool = False) -> Validation:
+    tokens = torch.randint(0, VOCAB, (7, 9), generator=torch.Generator().manual_seed(0))
+    return Validation(tokens[:, :-1], tokens[:, 1:], batch_size, nullcontext, batch_statistics)
+
+
+def bound_of(norm: str) -> Alone:
+    config = compose_run(["model=gpt2_nano", "model.context=8", f"norm={norm}", "init=xavier"])
+    return Alone(build_model(config, VOCAB), compiled=False)
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
+def test_the_loss_is_the_mean_over_windows_whatever_the_batch(norm: str) -> None:
+    bound, whole = bound_of(norm), validation_of(7)
+    with torch.no_grad():
+        logits = bound.model.eval()(whole.tokens_NT)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), whole.targets_NT.flatten()).item()
+    for batch_size in (1, 2, 3, 7, 50):
+        assert validation_of(batch_size)(bound)["loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_batch_statistics_are_measured_and_left_as_they_were() -> None:
+    bound = bound_of("batchnorm")
+    before = {name: tensor.clone() for name, tensor in bound.buffers.items()}
+    losses = validation_of(4, batch_statistics=True)(bound)
+    assert losses["loss"] != pytest.approx(losses["loss_batch_statistics"], abs=1e-3)
+    assert before
+    for name, tensor in bound.buffers.items():
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize(("norm", "gap"), [("batchnorm", True), ("rmsnorm", False)])
+def test_the_gap_is_in_the_record_of_norms_that_have_one(norm: str, gap: bool, words: list[str]) -> None:
+    folder = train(compose_run([*words, f"norm={norm}", "train.steps=2"]), sinks=[]).folder
+    assert all(("loss_batch_statistics" in row) == gap for row in folder.rows("eval").rows)
+    assert (folder.status()["val_loss_batch_statistics"] is not None) == gap
+
+
+def test_bf16_and_compile_train_the_same_model(words: list[str]) -> None:
+    """Other precision and compilation are other runs with nearly the same numbers."""
+    torch.compiler.reset()
+    plain = train(compose_run([*words, "train.steps=6"]), sinks=[])
+    for word, tolerance in (("precision=bf16", 0.02), ("compile=on", 1e-4)):
+        other = train(compose_run([*words, "train.steps=6", word]), sinks=[])
+        assert other.folder.run_id != plain.folder.run_id
+        pairs = zip(other.folder.rows("train").rows, plain.folder.rows("train").rows, strict=True)
+        assert all(a["loss"] == pytest.approx(b["loss"], abs=tolerance) for a, b in pairs)
+        assert other.status["val_loss"] != plain.status["val_loss"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["model.context=1"],
+        ["model.depth=1", "train.batch_size=1"],
+        ["train.steps=1", "eval.every=1", "train.checkpoint_every=1"],
+        ["model.depth=60", "model.width=8", "model.heads=1", "train.steps=2"],
+        ["norm=batchnorm", "model.context=1", "train.batch_size=1", "train.steps=2"],
+        ["data.tokenizer=chars"],
+        ["model=llama_nano", "model.qk_norm=full", "placement=post"],
+    ],
+    ids=lambda extra: " ".join(extra),
+)
+def test_corner_cases_train(extra: list[str], words: list[str]) -> None:
+    outcome = train(compose_run([*words, "train.steps=3", *extra]), sinks=[])
+    assert outcome.state == "finished"

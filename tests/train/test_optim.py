@@ -1,0 +1,172 @@
+"""Optimisers against torch.optim, schedules against their formulas, clipping against torch's."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from normlab.config import SGD, AdamW
+from normlab.launch import compose_run
+from normlab.model.init import build_model
+from normlab.train.bound import Alone
+from normlab.train.optim import (
+    build_optimizer,
+    decay_start,
+    hyper_of,
+    is_decayed,
+    learning_rate,
+    stack_hyper,
+)
+from normlab.train.step import Step
+
+STEPS = 6
+
+
+def drawn(*lead: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"weight": (5, 3), "gain": (3,), "scalar": ()}
+    return {n: torch.randn((*lead, *s), generator=generator, dtype=torch.float64) for n, s in shapes.items()}
+
+
+def gradients(step: int, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return {n: torch.randn(p.shape, generator=generator, dtype=torch.float64) for n, p in like.items()}
+
+
+def reference(options: AdamW | SGD, params: dict[str, torch.Tensor], decayed: list[str]) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for n, p in params.items() if n in decayed], "weight_decay": options.weight_decay},
+        {"params": [p for n, p in params.items() if n not in decayed], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if isinstance(options, AdamW):
+        return torch.optim.AdamW(
+            groups, lr=options.lr, betas=(options.beta1, options.beta2), eps=options.eps, foreach=False
+        )
+    return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=options.nesterov, foreach=False)
+
+
+OPTIONS = [
+    AdamW(lr=0.01, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3, schedule="constant", warmup_steps=0),
+    AdamW(lr=0.02, weight_decay=0.3, decay="all", schedule="constant", warmup_steps=0),
+    SGD(lr=0.05, momentum=0.7, weight_decay=0.2, schedule="constant", warmup_steps=0),
+    SGD(lr=0.05, momentum=0.7, nesterov=True, schedule="constant", warmup_steps=0),
+    SGD(lr=0.05, momentum=0.0, schedule="constant", warmup_steps=0),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["adamw", "adamw-all", "sgd", "nesterov", "plain-sgd"])
+def test_a_lone_update_equals_torch_optim(options: AdamW | SGD) -> None:
+    params = drawn()
+    theirs = {n: p.clone().requires_grad_() for n, p in params.items()}
+    decayed = [n for n, p in params.items() if is_decayed(options, p)]
+    assert ("gain" in decayed) == (options.decay == "all")
+    ours = build_optimizer(options, params, decayed, ())
+    other = reference(options, theirs, decayed)
+    for step in range(STEPS):
+        grads = gradients(step, params)
+        for n, p in theirs.items():
+            p.grad = grads[n].clone()
+        other.step()
+        ours.update(params, grads, hyper_of(options, STEPS, step), torch.tensor(True))
+        for n, p in params.items():
+            torch.testing.assert_close(p, theirs[n].detach(), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["adamw", "adamw-all", "sgd", "nesterov", "plain-sgd"])
+def test_a_stacked_update_equals_the_lone_ones(options: AdamW | SGD) -> None:
+    runs = [copy.deepcopy(options) for _ in range(3)]
+    for number, run in enumerate(runs):
+        run.lr, run.weight_decay = options.lr * (1 + number), 0.1 * number
+    stacked = drawn(3)
+    lone = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]
+    decayed = [n for n, p in lone[0].items() if is_decayed(options, p)]
+    together = build_optimizer(options, stacked, decayed, (3,))
+    alone = [build_optimizer(run, lone[r], decayed, ()) for r, run in enumerate(runs)]
+    alive = torch.tensor([True, False, True])
+    start = {n: p.clone() for n, p in stacked.items()}
+    for step in range(STEPS):
+        grads = gradients(step, stacked)
+        hypers = [hyper_of(run, STEPS, step) for run in runs]
+        together.update(stacked, grads, stack_hyper(hypers, torch.device("cpu"), torch.float64), alive)
+        for r in (0, 2):
+            alone[r].update(lone[r], {n: g[r] for n, g in grads.items()}, hypers[r], torch.tensor(True))
+    for n, p in stacked.items():
+        assert torch.equal(p[1], start[n][1])
+        for r in (0, 2):
+            torch.testing.assert_close(p[r], lone[r][n], atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=["adamw", "adamw-all", "sgd"])
+def test_a_spoiled_update_changes_no_bit(options: AdamW | SGD) -> None:
+    params = drawn()
+    optimizer = build_optimizer(options, params, list(params), ())
+    optimizer.update(params, gradients(0, params), hyper_of(options, STEPS, 0), torch.tensor(True))
+    before = copy.deepcopy((params, optimizer.moments))
+    spoiled = {n: torch.full_like(g, math.nan) for n, g in gradients(1, params).items()}
+    optimizer.update(params, spoiled, hyper_of(options, STEPS, 1), torch.tensor(False))
+    for n, p in params.items():
+        assert torch.equal(p, before[0][n])
+        for kind, moments in optimizer.moments.items():
+            assert torch.equal(moments[n], before[1][kind][n])
+
+
+@pytest.mark.parametrize("clip", [0.01, 1e9])
+def test_clipping_equals_torch(clip: float) -> None:
+    config = compose_run(["model=gpt2_nano", "model.context=8", f"optim.clip={clip}"])
+    model = build_model(config, 20)
+    tokens = torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(0))
+    step = Step(
+        Alone(model, compiled=False), build_optimizer(config.optim, dict(model.named_parameters()), [], ()), clip=clip
+    )
+    other = copy.deepcopy(model)
+    out = step(tokens[:, :-1], tokens[:, 1:], hyper_of(config.optim, 10, 0))
+    logits = other(tokens[:, :-1])
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    before = {n: p.grad.clone() for n, p in other.named_parameters()}
+    norm = torch.nn.utils.clip_grad_norm_(other.parameters(), clip)
+    torch.testing.assert_close(out.grad_norm, norm, rtol=1e-6, atol=0)
+    largest = max(before, key=lambda n: before[n].abs().max().item())
+    factor = other.get_parameter(largest).grad / before[largest]
+    torch.testing.assert_close(out.clip, factor.median(), rtol=1e-5, atol=0)
+
+
+def test_schedules_follow_their_formulas() -> None:
+    steps, warm = 100, 10
+
+    def at(step: int, **words) -> float:
+        options = AdamW(lr=1.0, warmup_steps=warm, **words)
+        options.resolve(steps)
+        return learning_rate(options, steps, step)
+
+    for schedule in ("cosine", "linear", "constant", "wsd"):
+        assert [at(s, schedule=schedule) for s in range(warm)] == [(s + 1) / warm for s in range(warm)]
+        assert at(warm, schedule=schedule) == 1.0
+    for step in range(warm, steps):
+        p = (step - warm) / (steps - warm)
+        assert at(step, schedule="cosine") == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * p)))
+        assert at(step, schedule="linear", final_lr_fraction=0.2) == pytest.approx(1 - 0.8 * p)
+        assert at(step, schedule="constant") == 1.0
+        decay = max(0.0, (step - 75) / 25)
+        assert at(step, schedule="wsd", decay_fraction=0.25) == pytest.approx(1 - decay)
+
+
+@pytest.mark.parametrize(("schedule", "start"), [("constant", 100), ("wsd", 80), ("cosine", 10), ("linear", 10)])
+def test_longer_runs_share_the_steps_before_the_decay(schedule: str, start: int) -> None:
+    options = AdamW(schedule=schedule, warmup_steps=10)
+    options.resolve(100)
+    assert decay_start(options, 100) == start
+    if schedule in ("constant", "wsd"):
+        shared = [learning_rate(options, 100, s) == learning_rate(options, 300, s) for s in range(100)]
+        assert all(shared[:start])
+
+
+@pytest.mark.parametrize(("steps", "warm"), [(1, 0), (10, 5), (1000, 50)])
+def test_the_default_warmup_fits_short_runs(steps: int, warm: int) -> None:
+    options = AdamW()
+    options.resolve(steps)
+    assert options.warmup_steps == warm
+    assert all(0 < learning_rate(options, steps, s) <= options.lr for s in range(steps))

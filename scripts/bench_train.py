@@ -22,14 +22,16 @@ steps, and then `train` goes on where it stood. What passes between the sink's r
 out. The step's switch for deterministic kernels is torch's own and global, so it is off while the plain loop
 runs. W&B writes from a process of its own; the CPU time of that is shown beside the ratio.
 
-Noise. Machines are shared: both sides are timed in short turns, next to each other, a ratio is taken for each
-round, and the median of the rounds is shown with the quartiles. Beside it, as a second opinion, is the ratio
-of CPU time (all threads of this process), which waiting for a busy core does not touch.
+Noise. Machines are shared: both sides are timed in short turns, one next to the other (for the step alone of
+one step each, ten pairs a round; for the loop of 10 steps, one pair a round), a ratio is taken of each pair,
+and the median of the pairs is shown with the quartiles. Beside it, as a second opinion, is the ratio of CPU
+time (all threads of this process), which waiting for a core does not touch. Where other programs keep the
+cores busy, two threads wait for each other most of the time; OMP_NUM_THREADS=1 is steadier there.
 
-Model FLOPs utilisation (on a GPU): (6 N + 12 L D T) FLOPs a token over the GPU's dense peak at that precision,
-without sparsity, for fp32 without TF32. N counts the weights that are multiplied (position embeddings are
-not, token embeddings only where the head reads them), L layers, D width, T context; the second term is
-attention, counted whole although half of it is masked (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
+Model FLOPs utilisation (on a GPU): (6 N + 12 L D T) FLOPs a token over the GPU's dense peak at that
+precision, without sparsity, for fp32 without TF32. N counts the weights that are multiplied (position
+embeddings are not, token embeddings only where the head reads them), L layers, D width, T context; the second
+term is attention, whole although half of it is masked (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
 
 Shapes: N tokens, B batch, T context.
 """
@@ -55,19 +57,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normlab.config import AdamW, RunConfig
-from normlab.data.batches import Batches
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
+from normlab.store.runs import RunFolder
 from normlab.tracking.base import Row
 from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbSink
-from normlab.train.bound import Alone
-from normlab.train.optim import build_optimizer, hyper_of, is_decayed, learning_rate
+from normlab.train.loop import Loop
+from normlab.train.optim import hyper_of, learning_rate
 from normlab.train.resolve import Resolved, apply, resolve
 from normlab.train.start import train
-from normlab.train.step import Step
 
 BARS = {"step": 0.98, "loop": 0.95}
 PRINT_EVERY = 10
@@ -75,7 +76,7 @@ PRINT_EVERY = 10
 
 MODELS = {
     "4x128": ["model=gpt2_tiny"],
-    "6x384": ["model=gpt2_mini", "model.context=128", "train.batch_size=4"],
+    "6x384": ["model=gpt2_mini", "model.context=128", "train.batch_size=2"],
 }
 """The default, and a larger one at a batch that keeps its steps short on a CPU."""
 MODELS_ON_GPU = {
@@ -90,7 +91,8 @@ PEAKS = {
     "NVIDIA H100 80GB HBM3": {"bf16": 989e12, "fp32": 67e12},
     "NVIDIA A100": {"bf16": 312e12, "fp32": 19.5e12},
 }
-"""Dense peaks, FLOP/s, by the beginning of the device's name, from NVIDIA's data sheets. HBM3 is the SXM board."""
+"""Dense peaks, FLOP/s, by the beginning of the device's name, as NVIDIA's data sheets have them. The H100 with
+HBM3 is the SXM board."""
 
 
 # Measuring.
@@ -134,13 +136,14 @@ class Result:
     tokens_per_s: tuple[float, float]
     """Normlab's and the plain loop's, medians."""
     ratios: list[float]
-    cpu_ratios: list[float]
+    """One for each pair of turns."""
+    cpu_ratio: float
     utilisation: float | None
     note: str
 
     @property
     def ratio(self) -> float:
-        """The median of the rounds."""
+        """The median of the turns."""
         return statistics.median(self.ratios)
 
     @property
@@ -149,25 +152,17 @@ class Result:
         return self.bar is not None and self.ratio < BARS[self.bar]
 
 
-def result(
-    run: RunConfig, what: str, bar: str | None, ours: Clock, plain: Clock, turns: int, steps: int, note: str
-) -> Result:
-    """The line for two clocks with `turns` turns a round and `steps` steps a turn."""
-
-    def rounds(seconds: list[float]) -> list[float]:
-        return [sum(seconds[at : at + turns]) for at in range(0, len(seconds), turns)]
-
-    tokens = turns * steps * run.train.batch_size * run.model.context
-    wall = [rounds(clock.wall) for clock in (ours, plain)]
-    cpu = [rounds(clock.cpu) for clock in (ours, plain)]
-    speed = tokens / statistics.median(wall[0]), tokens / statistics.median(wall[1])
+def result(run: RunConfig, what: str, bar: str | None, ours: Clock, plain: Clock, steps: int, note: str) -> Result:
+    """The line for two clocks whose turns were of `steps` steps each."""
+    tokens = steps * run.train.batch_size * run.model.context
+    speed = tokens / statistics.median(ours.wall), tokens / statistics.median(plain.wall)
     return Result(
         model=f"{run.model.depth}x{run.model.width}, batch {run.train.batch_size}x{run.model.context}",
         what=what,
         bar=bar,
         tokens_per_s=speed,
-        ratios=[b / a for a, b in zip(*wall, strict=True)],
-        cpu_ratios=[b / a for a, b in zip(*cpu, strict=True)],
+        ratios=[b / a for a, b in zip(ours.wall, plain.wall, strict=True)],
+        cpu_ratio=statistics.median(b / a for a, b in zip(ours.cpu, plain.cpu, strict=True)),
         utilisation=utilisation(run, speed[0]),
         note=note,
     )
@@ -253,35 +248,21 @@ class Plain:
                 print(f"step {self.done}: loss {loss.item():.4f}", file=self.log, flush=True)
 
 
-def our_step(run: RunConfig, resolved: Resolved, corpus: Corpus, compiled: bool) -> Step:
-    """Normlab's step, put together as `Loop` does it."""
-    model = build_model(run, corpus.tokenizer.vocab_size).to(resolved.torch_device)
-    bound = Alone(model, compiled=compiled)
-    decayed = [name for name, p in bound.params.items() if is_decayed(run.optim, p)]
-    return Step(
-        bound,
-        build_optimizer(run.optim, bound.params, decayed, bound.lead),
-        clip=run.optim.clip,
-        autocast=resolved.autocast(),
-        project=run.placement.project,
-    )
-
-
 # The step alone.
 
 
 def bench_step(words: Sequence[str], rounds: int, device: str, compiled: str | None) -> Result:
     """Both steps on the same batches. On a CPU they take turns step by step, on a GPU 20 steps at a time."""
-    run = compose_run([*words, f"device={device}", "compile=off", "deterministic=false"])
-    resolved = resolve(run)
+    switch = "off" if compiled is None else "on"
+    run = compose_run([*words, f"device={device}", f"compile={switch}", "deterministic=false"])
+    resolved, corpus = resolve(run), open_corpus(run.data)
     apply(resolved)
-    torch.compiler.reset()
-    corpus = open_corpus(run.data)
     on_gpu = resolved.device == "cuda"
-    turns, steps = (1, 20) if on_gpu else (10, 1)
-    batches = Batches(corpus.train, run.model.context, run.train.batch_size, run.data.seed, resolved.torch_device)
+    turns, steps = (rounds, 20) if on_gpu else (rounds * 10, 1)
+    # A loop that is never run, for its step and its batches; it writes nothing before it is run.
+    loop = Loop(run, resolved, corpus, RunFolder("nowhere"), [])
+    step, batches = loop.step, loop.batches
     plain = Plain(run, resolved, corpus, compiled)
-    step = our_step(run, resolved, corpus, compiled is not None)
     hyper = hyper_of(run.optim, run.train.steps, run.optim.warmup_steps or 0)
     for group in plain.optimizer.param_groups:
         group["lr"] = hyper.lr
@@ -293,7 +274,7 @@ def bench_step(words: Sequence[str], rounds: int, device: str, compiled: str | N
         losses = step(tokens, targets, hyper).loss, plain.step(tokens, targets)
         apart = max(apart, abs(losses[0].item() - losses[1].item()))
     clocks = Clock(on_gpu), Clock(on_gpu)
-    for number in range(rounds * turns):
+    for number in range(turns):
         window = [batches.batch(3 + number * steps + at) for at in range(steps)]
         # Who goes first alternates: the second one finds the batch in the cache.
         for side in (0, 1) if number % 2 == 0 else (1, 0):
@@ -307,7 +288,7 @@ def bench_step(words: Sequence[str], rounds: int, device: str, compiled: str | N
     # A loop that compiles the whole model at once is another way to work, and no bar of ours.
     bar = None if compiled == "model" else "step"
     note = f"first losses agree to {apart:.0e}"
-    return result(run, f"step, {kind}", bar, *clocks, turns, steps, note)
+    return result(run, f"step, {kind}", bar, *clocks, steps, note)
 
 
 # The whole loop.
@@ -365,12 +346,12 @@ class TakeTurns:
 @contextlib.contextmanager
 def not_deterministic() -> Iterator[None]:
     """Torch's own default, which the plain loop has; what `train` has set comes back."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
 
 
 def helper_seconds() -> float:
@@ -416,7 +397,7 @@ def bench_loop(words: Sequence[str], rounds: int, device: str, compiled: bool, d
     # The bar is for what a user gets who sets nothing.
     bar = "loop" if deterministic == "null" else None
     note = f"W&B's process: {1000 * spent:.0f} ms CPU per {PRINT_EVERY} steps"
-    return result(run, f"loop, {kind}, {mode}", bar, *turns.clocks, 1, PRINT_EVERY, note)
+    return result(run, f"loop, {kind}, {mode}", bar, *turns.clocks, PRINT_EVERY, note)
 
 
 # The table.
@@ -434,7 +415,7 @@ def show(results: Sequence[Result]) -> None:
         mark = "  BELOW ITS BAR" if line.failed else ""
         print(
             f"{line.model:22} {line.what:38} {line.tokens_per_s[0]:10,.0f} {line.tokens_per_s[1]:10,.0f}  "
-            f"{line.ratio:6.3f} {low:6.3f}-{high:6.3f} {bar:>5} {statistics.median(line.cpu_ratios):6.3f} "
+            f"{line.ratio:6.3f} {low:6.3f}-{high:6.3f} {bar:>5} {line.cpu_ratio:6.3f} "
             f"{used:>6}  {line.note}{mark}"
         )
 

@@ -245,7 +245,7 @@ class Trial:
             log = self.folder / f"session_{session}.log"
             if start > LAST_TARGET:
                 break
-            code = self._die(kill, start, processes, log)
+            code = self._die(kill, start, len(self.planned) - session, processes, log)
             if code not in (0, -signal.SIGKILL):
                 return f"exit {code}, see {log}"
             if problem := wrong_start(log, start):
@@ -261,15 +261,16 @@ class Trial:
         problems = [f"exit {code}, see {log}"] if code else differences(reference, run_folder(self.results))
         return wrong_start(log, start) or "; ".join(problems) or "bit for bit"
 
-    def _die(self, kill: Kill, start: int, processes: Processes, log: Path) -> int:
-        """Run it until the kill; the exit status."""
+    def _die(self, kill: Kill, start: int, left: int, processes: Processes, log: Path) -> int:
+        """Run it until the kill, early enough for all that are left of them; the exit status."""
         if kill.point is None:
-            return self._killed_at(self.draw.randint(start, LAST_TARGET), processes, log)
+            last = start + (LAST_TARGET - start) // left
+            return self._killed_at(self.draw.randint(start, last), processes, log)
         # The saves still to come; all but the first two of a run push out an older checkpoint.
         saves = (STEPS - 1) // CHECKPOINT_EVERY - start // CHECKPOINT_EVERY + 1
         if "pruning" in kill.point:
             saves -= max(0, 2 - len(checkpoints(run_folder(self.results))))
-        number = str(self.draw.randint(1, saves))
+        number = str(self.draw.randint(1, -(-saves // left)))
         # The words begin with `-m normlab`, which the child is instead.
         return processes.run([__file__, "--child", kill.point, number, *self.words[2:]], log)
 

@@ -68,13 +68,16 @@ def save(
     final = folder / f"step_{step:08d}"
     temporary = folder / f".{final.name}.tmp"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for left_over in folder.glob(".step_*.tmp"):  # of a save that was killed, at this step or another
+            shutil.rmtree(left_over, ignore_errors=True)
         temporary.mkdir(parents=True)
         save_file(
             {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
             temporary / "state.safetensors",
         )
         (temporary / "meta.json").write_bytes(to_json(meta))
+        # safetensors makes its files for their owner alone, whatever the umask says.
+        shutil.copymode(temporary / "meta.json", temporary / "state.safetensors")
         parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
             _sync(temporary / name)

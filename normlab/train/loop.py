@@ -115,6 +115,7 @@ class Loop:
             tensor.copy_(saved.tensors[name])
         self.progress = Progress(**saved.meta["progress"])
         self._last_finite = saved.meta["last_finite"]
+        self.diverged = saved.meta["diverged"]
 
     def save(self) -> None:
         """Write a checkpoint of the state as it stands."""
@@ -122,6 +123,7 @@ class Loop:
         meta = {
             "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
             "last_finite": self._last_finite,
+            "diverged": self.diverged,
             "record_bytes": self.folder.size(),
         }
         branch = decay_start(self.config.optim, self.config.train.steps)
@@ -132,6 +134,8 @@ class Loop:
     def run(self, stop: StopRequest) -> str:
         """Train to the last step, a stop request, or divergence; return the run's state."""
         steps, progress = self.config.train.steps, self.progress
+        if self.diverged is not None:  # killed between that checkpoint and the status
+            return "diverged"
         if progress.val_loss is None:
             self._evaluate()
         self._write_status("running")

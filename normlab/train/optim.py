@@ -93,7 +93,7 @@ class Optimizer:
 
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], hyper: Hyper, alive: Tensor) -> None:
         """Move the parameters, in place, where `alive`."""
-        self.count += 1
+        self.count += alive.any()  # a spoiled update is none
         for names, weight_decay in zip(self.groups, (hyper.weight_decay, 0.0), strict=True):
             if not names:
                 continue

@@ -145,9 +145,11 @@ def test_buffers_are_reassigned_not_written(options: NormConfig) -> None:
     norm = build(options)
     held = dict(norm.named_buffers())
     values = {name: tensor.clone() for name, tensor in held.items()}
-    norm(draw(2, 3, WIDTH, dtype=torch.float32))
+    norm(draw(2, 3, WIDTH, dtype=torch.float32).requires_grad_())
     for name, tensor in held.items():
         torch.testing.assert_close(tensor, values[name], rtol=0, atol=0)
+    # Nor do they hold on to the graph of the batch that moved them.
+    assert not any(buffer.requires_grad for buffer in norm.buffers())
 
 
 @each_variant

@@ -201,7 +201,7 @@ FORMULAS: list[tuple[Formula, NormConfig]] = [
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize("unit_offset", [False, True], ids=["gain", "offset"])
-@pytest.mark.parametrize(("formula", "options"), FORMULAS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("formula", "options"), FORMULAS, ids=[formula.__name__ for formula, _ in FORMULAS])
 def test_eps_stands_where_the_formula_has_it(
     formula: Formula, options: NormConfig, unit_offset: bool, scale: float
 ) -> None:

@@ -21,15 +21,17 @@ Entry = dict[str, Any]
 
 def norms() -> list[Entry]:
     """Every norm, then its presets."""
-    found = [_entry(node) for node in _classes("norms/*.py", "register_norm")]
-    return _with_presets(found, "norm")
+    known = _classes("norms/*.py")
+    marked = [node for node in known.values() if _is_marked(node, "register_norm")]
+    return _with_presets([_entry(node, known) for node in marked], "norm")
 
 
 def placements() -> list[Entry]:
     """Every placement: rows of the algebra, and schemes with a class of their own."""
     rows = [_row(node) for node in _nodes("placements/*.py", ast.Call) if _called(node) == "Row"]
+    known = _classes("placements/*.py")
     # A scheme's class is one with a name, a formula and a source of its own.
-    schemes = [_entry(node) for node in _nodes("placements/*.py", ast.ClassDef)]
+    schemes = [_entry(node, known) for node in known.values()]
     return rows + [entry for entry in schemes if entry["name"] and entry.get("formula")]
 
 
@@ -40,12 +42,12 @@ def models() -> list[Entry]:
 
 def data() -> list[Entry]:
     """Every corpus."""
-    return [entry for entry in map(_entry, _subclasses("DataConfig")) if entry["name"]]
+    return _derived("DataConfig")
 
 
 def optim() -> list[Entry]:
     """Every optimiser."""
-    return [entry for entry in map(_entry, _subclasses("OptimConfig")) if entry["name"]]
+    return _derived("OptimConfig")
 
 
 def _trees(pattern: str) -> Iterator[ast.Module]:
@@ -58,27 +60,34 @@ def _nodes(pattern: str, kind: type) -> Iterator[Any]:
         yield from (node for node in ast.walk(tree) if isinstance(node, kind))
 
 
-def _classes(pattern: str, decorator: str) -> Iterator[ast.ClassDef]:
-    for node in _nodes(pattern, ast.ClassDef):
-        if any(isinstance(mark, ast.Name) and mark.id == decorator for mark in node.decorator_list):
-            yield node
+def _classes(pattern: str) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in _nodes(pattern, ast.ClassDef)}
 
 
-def _subclasses(base: str) -> Iterator[ast.ClassDef]:
-    """The class itself, for the options that all share, is not among them."""
-    for node in _nodes("config.py", ast.ClassDef):
-        if any(isinstance(parent, ast.Name) and parent.id == base for parent in node.bases):
-            yield node
+def _bases(node: ast.ClassDef) -> list[str]:
+    return [base.id for base in node.bases if isinstance(base, ast.Name)]
+
+
+def _is_marked(node: ast.ClassDef, decorator: str) -> bool:
+    return any(isinstance(mark, ast.Name) and mark.id == decorator for mark in node.decorator_list)
+
+
+def _derived(base: str) -> list[Entry]:
+    known = _classes("config.py")
+    return [_entry(node, known) for node in known.values() if base in _bases(node)]
 
 
 def _called(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
-def _entry(node: ast.ClassDef) -> Entry:
-    """A class's name, its ClassVars, its options and its documentation."""
+def _entry(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Entry:
+    """A class's name, its ClassVars, its options with those that it inherits, and its documentation."""
     entry: Entry = {"name": "", "about": (ast.get_docstring(node) or "").split("\n")[0]}
-    options: list[Entry] = []
+    options: dict[str, Entry] = {}
+    for base in _bases(node):
+        if base in known:
+            options |= {option["option"]: option for option in _entry(known[base], known)["options"]}
     for field, text in zip(node.body, [*node.body[1:], None], strict=True):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
@@ -87,9 +96,10 @@ def _entry(node: ast.ClassDef) -> Entry:
             entry["name"] = value or ""
         elif "ClassVar" in ast.unparse(field.annotation):
             entry[name] = value
-        else:
-            options.append({"option": name, "default": value, "about": _text(text), **_limits(field.value)})
-    return entry | {"options": options, "documentation": ast.get_docstring(node) or ""}
+        elif name != "preset":
+            about = _text(text) or options.get(name, {}).get("about", "")
+            options[name] = {"option": name, "default": value, "about": about, **_limits(field.value)}
+    return entry | {"options": list(options.values()), "documentation": ast.get_docstring(node) or ""}
 
 
 def _row(node: ast.Call) -> Entry:

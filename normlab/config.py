@@ -213,7 +213,7 @@ class TrainConfig:
 
     steps: int = option(500, at_least=1)
     """Optimiser steps."""
-    batch_size: int = option(16, at_least=1)
+    batch_size: int = option(8, at_least=1)
     """Sequences in an optimiser step, over all its micro-batches."""
     accumulation: int = option(1, at_least=1)
     """Micro-batches that a step is split into; must divide the batch size."""

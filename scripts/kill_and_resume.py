@@ -259,7 +259,7 @@ class Trial:
         log = self.folder / "last.log"
         code = processes.run(self.words, log)
         problems = [f"exit {code}, see {log}"] if code else differences(reference, run_folder(self.results))
-        return wrong_start(log, start) or "; ".join(problems) or "bit for bit"
+        return wrong_start(log, start) or "; ".join(problems[:3]) or "bit for bit"
 
     def _die(self, kill: Kill, start: int, left: int, processes: Processes, log: Path) -> int:
         """Run it until the kill, early enough for all that are left of them; the exit status."""

@@ -66,6 +66,27 @@ class NormConfig:
         raise NotImplementedError
 
 
+@dataclass(kw_only=True, slots=True)
+class AffineNormConfig(NormConfig):
+    """Options of a norm that ends in a gain and a bias for each channel (`affine.Affine`)."""
+
+    gain: bool = True
+    """Learn a gain per channel."""
+    unit_offset: bool = False
+    """Multiply by 1 + gain, gain starting at 0 (Gemma): weight decay then pulls towards the identity."""
+    bias: bool = False
+    """Learn a bias per channel, started at 0."""
+
+    def validate(self) -> None:
+        """Refuse options without effect.
+
+        Raises:
+            ConfigError: unit_offset without gain.
+        """
+        if self.unit_offset and not self.gain:
+            raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
+
+
 NORMS: dict[str, type[NormConfig]] = {}
 
 T = TypeVar("T", bound=type[NormConfig])

@@ -11,15 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from normlab.errors import ConfigError
 from normlab.norms.affine import Affine, working_dtype
-from normlab.norms.base import NormConfig, register_norm
+from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
 
 @register_norm
 @dataclass(kw_only=True, slots=True)
-class BatchNormConfig(NormConfig):
+class BatchNormConfig(AffineNormConfig):
     """(x - mean) / sqrt(var + eps) * gain + bias, mean and biased variance over every axis but the last.
 
     In training the statistics are the batch's own, so position t sees later positions of its sequence
@@ -41,21 +40,8 @@ class BatchNormConfig(NormConfig):
     """Weight of the newest batch in the running statistics."""
     running_var: str = option("unbiased", choices=("unbiased", "biased"))
     """Variance that is kept for evaluation: over N-1 as torch does, or over N as in the seed article's code."""
-    gain: bool = True
-    """Learn a gain per channel."""
-    unit_offset: bool = False
-    """Multiply by 1 + gain, gain starting at 0: weight decay then pulls towards the identity."""
     bias: bool = True
     """Learn a bias per channel, started at 0."""
-
-    def validate(self) -> None:
-        """Refuse options without effect.
-
-        Raises:
-            ConfigError: unit_offset without gain.
-        """
-        if self.unit_offset and not self.gain:
-            raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
 
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""

@@ -12,15 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.errors import ConfigError
 from normlab.norms.affine import Affine, working_dtype
-from normlab.norms.base import NormConfig, register_norm
+from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
 
 @register_norm
 @dataclass(kw_only=True, slots=True)
-class LayerNormConfig(NormConfig):
+class LayerNormConfig(AffineNormConfig):
     """(x - mean) / sqrt(var + eps) * gain + bias over the last axis, with the biased variance.
 
     `eps_mode=outside` is the other form in print, (x - mean) / (sigma + eps); its gradient at constant x is
@@ -36,21 +35,8 @@ class LayerNormConfig(NormConfig):
     """Unit of x squared inside the root, of x outside it."""
     eps_mode: str = option("inside", choices=("inside", "outside"))
     """Inside the root, added to the variance; or outside, added to sigma."""
-    gain: bool = True
-    """Learn a gain per channel."""
-    unit_offset: bool = False
-    """Multiply by 1 + gain, gain starting at 0: weight decay then pulls towards the identity."""
     bias: bool = True
     """Learn a bias per channel, started at 0."""
-
-    def validate(self) -> None:
-        """Refuse options without effect.
-
-        Raises:
-            ConfigError: unit_offset without gain.
-        """
-        if self.unit_offset and not self.gain:
-            raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
 
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normlab.errors import ConfigError
 from normlab.norms.affine import Affine, working_dtype
-from normlab.norms.base import NormConfig, register_norm
+from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
 EPS_MODES = ("inside_ms", "outside_rms", "inside_sum", "clamp", "none")
@@ -21,7 +21,7 @@ EPS_MODES = ("inside_ms", "outside_rms", "inside_sum", "clamp", "none")
 
 @register_norm
 @dataclass(kw_only=True, slots=True)
-class RMSNormConfig(NormConfig):
+class RMSNormConfig(AffineNormConfig):
     """x / rms(x) * gain + bias over the last axis, rms(x) = sqrt(mean(x^2)).
 
     One name, five formulas that differ in where eps stands:
@@ -44,12 +44,6 @@ class RMSNormConfig(NormConfig):
     """Unit of x squared in inside_ms and inside_sum, of x in outside_rms and clamp."""
     eps_mode: str = option("inside_ms", choices=EPS_MODES)
     """Where eps stands."""
-    gain: bool = True
-    """Learn a gain per channel."""
-    unit_offset: bool = False
-    """Multiply by 1 + gain, gain starting at 0 (Gemma): weight decay then pulls towards the identity."""
-    bias: bool = False
-    """Learn a bias per channel, started at 0."""
     compute: str = option("fp32", choices=("fp32", "input"))
     """fp32: upcast a narrower input and compute in float32; input: compute in the input's own dtype."""
     rounding: str = option("scale_then_cast", choices=("scale_then_cast", "cast_then_scale"))
@@ -61,8 +55,7 @@ class RMSNormConfig(NormConfig):
         Raises:
             ConfigError: unit_offset without gain, a rounding order with nothing to round, or eps in none.
         """
-        if self.unit_offset and not self.gain:
-            raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
+        AffineNormConfig.validate(self)  # zero-argument super() does not work in a dataclass with slots
         if self.rounding == "cast_then_scale" and not (self.gain or self.bias):
             raise ConfigError(
                 "norm.rounding=cast_then_scale: has no effect with norm.gain=false and norm.bias=false; "

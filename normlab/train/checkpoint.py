@@ -30,6 +30,10 @@ NEWEST = 2
 _NAME = re.compile(r"step_(\d{8})")
 
 
+class NewerCheckpoint(StoreError):
+    """A checkpoint of a version that this normlab does not read: not damaged, and not to be passed over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint as it was read: whole, its hashes verified."""
@@ -119,7 +123,7 @@ def read(folder: Path, step: int) -> Checkpoint:
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         if manifest["version"] > VERSION:
-            raise StoreError(
+            raise NewerCheckpoint(
                 f"{path}: is of checkpoint version {manifest['version']}, this normlab reads up to {VERSION}; update it"
             )
         for name in ("state.safetensors", "meta.json"):
@@ -144,6 +148,8 @@ def newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | None,
             continue
         try:
             return read(folder, step), problems
+        except NewerCheckpoint:
+            raise
         except StoreError as error:
             problems.append(str(error))
     if problems:

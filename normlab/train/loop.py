@@ -66,6 +66,7 @@ class Loop:
     validation: Validation = field(init=False)
     _pending: list[StepOutput] = field(default_factory=list)
     _last_finite: dict[str, Any] | None = None
+    _saved_step: int | None = None
 
     def __post_init__(self) -> None:
         """Build the model, its optimiser and its data."""
@@ -114,6 +115,7 @@ class Loop:
         for name, tensor in state.items():
             tensor.copy_(saved.tensors[name])
         self.progress = Progress(**saved.meta["progress"])
+        self._saved_step = saved.step
         self._last_finite = saved.meta["last_finite"]
         self.diverged = saved.meta["diverged"]
 
@@ -128,6 +130,7 @@ class Loop:
         }
         branch = decay_start(self.config.optim, self.config.train.steps)
         checkpoint.save(self.folder.path / "checkpoints", self.progress.step, self.tensors(), meta, keep={branch})
+        self._saved_step = self.progress.step
 
     # The loop.
 
@@ -159,7 +162,7 @@ class Loop:
             since = time.perf_counter()
         if progress.step == steps:
             return "finished"
-        if progress.step not in checkpoint.steps(self.folder.path / "checkpoints"):
+        if progress.step != self._saved_step:
             self.save()
         return "interrupted"
 

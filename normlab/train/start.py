@@ -161,8 +161,11 @@ def _run(loop: Loop, run: dict[str, Any], stop: StopRequest) -> Outcome:
     try:
         state = loop.run(stop)
     except BaseException as error:
-        reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
-        _finish(loop, {**loop.status("failed"), "error": reason})
+        if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: no checkpoint, and nobody's failure
+            _finish(loop, loop.status("interrupted"))
+        else:
+            reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
+            _finish(loop, {**loop.status("failed"), "error": reason})
         raise
     status = loop.status(state)
     _finish(loop, status)

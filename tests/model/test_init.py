@@ -121,11 +121,14 @@ def test_the_draw_is_the_one_that_was_recorded() -> None:
 
 def test_global_generators_are_left_alone() -> None:
     config = config_of("norm=batchnorm")
-    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    build_model(config, VOCAB)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])
-    assert random.getstate() == before[2]
+    with torch.random.fork_rng(devices=[]):
+        # A state that no earlier building of a model can have left.
+        torch.manual_seed(12345)
+        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+        build_model(config, VOCAB)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert np.array_equal(np.random.get_state()[1], before[1])
+        assert random.getstate() == before[2]
 
 
 def test_a_gpus_generator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

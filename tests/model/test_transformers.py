@@ -29,7 +29,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from normlab.config import ModelConfig, RunConfig
 from normlab.launch import compose_run
-from normlab.model.attention import Attention, rotate
+from normlab.model.attention import Attention, attend, rotate
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.placements import algebra, base
@@ -348,6 +348,14 @@ def test_the_fused_and_the_written_out_attention_agree(words: tuple[str, ...]) -
     assert logits.std() > 0.8
     torch.testing.assert_close(logits, other_logits, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads, other_grads, rtol=1e-12, atol=1e-12)
+
+
+def test_the_written_out_attention_hides_the_future_from_any_score() -> None:
+    # Scores of a million: a mask that was merely a large number would be outweighed.
+    q, k, v = 1e3 * torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = attend(q, k, v, 0.5)
+    torch.testing.assert_close(y, F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5))
+    torch.testing.assert_close(y[:, :, 0], v[:, :, 0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "written_out"])

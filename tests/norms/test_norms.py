@@ -162,6 +162,14 @@ def test_starts_the_same_at_every_construction(options: NormConfig) -> None:
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("kind", [BatchNormConfig, LayerNormConfig, RMSNormConfig])
+def test_a_unit_offset_starts_at_the_identity(kind: type[NormConfig]) -> None:
+    x = draw(2, 3, WIDTH, dtype=torch.float32)
+    offset = kind(unit_offset=True).build(WIDTH)  # pyright: ignore[reportCallIssue]
+    assert torch.equal(offset.affine.gain, torch.zeros(WIDTH))  # pyright: ignore[reportAttributeAccessIssue]
+    torch.testing.assert_close(offset(x), kind().build(WIDTH)(x))  # pyright: ignore[reportCallIssue]
+
+
 # How it runs
 
 

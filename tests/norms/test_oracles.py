@@ -383,9 +383,11 @@ def test_preset_is_the_model(name: str, scale: float) -> None:
     theirs = [getattr(oracle, word, None) for word in ("weight", "bias")]
     ours = [norm.affine.gain, norm.affine.bias]
     assert [p is None for p in ours] == [p is None for p in theirs]
-    fill(norm, oracle)
     x = scale * draw(4, 5, WIDTH, dtype=torch.float32)
     tolerance = {"rtol": 4e-6, "atol": 4e-6}
+    # As they start, and with a gain and a bias.
+    torch.testing.assert_close(norm(x), oracle(x), **tolerance)
+    fill(norm, oracle)
     values, expected = outcome(norm, x, ours), outcome(oracle, x, theirs)
     # The gradient with respect to x grows as x shrinks.
     values[1], expected[1] = scale * values[1], scale * expected[1]

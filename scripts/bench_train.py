@@ -25,8 +25,9 @@ runs. W&B writes from a process of its own; the CPU time of that is shown beside
 Noise. Machines are shared: both sides are timed in short turns, one next to the other (for the step alone of
 one step each, ten pairs a round; for the loop of 10 steps, one pair a round), a ratio is taken of each pair,
 and the median of the pairs is shown with the quartiles. Beside it, as a second opinion, is the ratio of CPU
-time (all threads of this process), which waiting for a core does not touch. Where other programs keep the
-cores busy, two threads wait for each other most of the time; OMP_NUM_THREADS=1 is steadier there.
+time (all threads of this process), which waiting for a core does not touch, and what normlab takes more, in
+milliseconds of CPU time a step. Where other programs keep the cores busy, two threads wait for each other most
+of the time; OMP_NUM_THREADS=1 is steadier there.
 
 Model FLOPs utilisation (on a GPU): (6 N + 12 L D T) FLOPs a token over the GPU's dense peak at that
 precision, without sparsity, for fp32 without TF32. N counts the weights that are multiplied (position
@@ -75,15 +76,19 @@ PRINT_EVERY = 10
 """Steps between two lines of the plain loop: normlab's own default cadence."""
 
 MODELS = {
+    "2x32": ["model=gpt2_nano"],
     "4x128": ["model=gpt2_tiny"],
     "6x384": ["model=gpt2_mini", "model.context=128", "train.batch_size=2"],
 }
-"""The default, and a larger one at a batch that keeps its steps short on a CPU."""
+"""The smallest, whose steps are hardly more than their overhead; the default; and a larger one, at a batch that
+keeps its steps short on a CPU."""
 MODELS_ON_GPU = {
-    "4x128": ["model=gpt2_tiny"],
+    **MODELS,
     "6x384": ["model=gpt2_mini", "train.batch_size=64"],
     "12x768": ["model=gpt2_124m", "train.batch_size=16"],
 }
+WITHOUT_BARS = ("2x32",)
+"""Shown for what is added to a step, in milliseconds; no ratio of such steps says anything about training."""
 
 PEAKS = {
     "NVIDIA H200": {"bf16": 989e12, "fp32": 67e12},
@@ -138,6 +143,8 @@ class Result:
     ratios: list[float]
     """One for each pair of turns."""
     cpu_ratio: float
+    added_ms: float
+    """CPU milliseconds a step that normlab takes more than the plain loop, the median of the pairs."""
     utilisation: float | None
     note: str
 
@@ -154,15 +161,17 @@ class Result:
 
 def result(run: RunConfig, what: str, bar: str | None, ours: Clock, plain: Clock, steps: int, note: str) -> Result:
     """The line for two clocks whose turns were of `steps` steps each."""
+    shape = f"{run.model.depth}x{run.model.width}"
     tokens = steps * run.train.batch_size * run.model.context
     speed = tokens / statistics.median(ours.wall), tokens / statistics.median(plain.wall)
     return Result(
-        model=f"{run.model.depth}x{run.model.width}, batch {run.train.batch_size}x{run.model.context}",
+        model=f"{shape}, batch {run.train.batch_size}x{run.model.context}",
         what=what,
-        bar=bar,
+        bar=None if shape in WITHOUT_BARS else bar,
         tokens_per_s=speed,
         ratios=[b / a for a, b in zip(ours.wall, plain.wall, strict=True)],
         cpu_ratio=statistics.median(b / a for a, b in zip(ours.cpu, plain.cpu, strict=True)),
+        added_ms=statistics.median(1000 * (a - b) / steps for a, b in zip(ours.cpu, plain.cpu, strict=True)),
         utilisation=utilisation(run, speed[0]),
         note=note,
     )
@@ -389,7 +398,9 @@ def bench_loop(words: Sequence[str], rounds: int, device: str, compiled: bool, d
             resolved.device == "cuda",
             warm_up,
         )
-        train(run, sinks=[Console(Terminal()), WandbSink(run.tracking, Path(folder) / "bench"), turns])
+        outcome = train(run, sinks=[Console(Terminal()), WandbSink(run.tracking, Path(folder) / "bench"), turns])
+    if outcome.state != "finished":
+        raise SystemExit(f"the run ended {outcome.state}: nothing was measured")
     helpers = turns.helpers
     spent = (helpers[-1] - helpers[0]) / max(1, len(helpers) - 1)
     mode = f"deterministic={'on' if resolved.deterministic else 'off'}"
@@ -406,7 +417,7 @@ def bench_loop(words: Sequence[str], rounds: int, device: str, compiled: bool, d
 def show(results: Sequence[Result]) -> None:
     print(
         f"{'model':22} {'what':38} {'normlab':>10} {'plain':>10}  {'ratio':>6} {'quartiles':>13} "
-        f"{'bar':>5} {'of CPU':>6} {'MFU':>6}  note"
+        f"{'bar':>5} {'of CPU':>6} {'ms more':>7} {'MFU':>6}  note"
     )
     for line in results:
         low, _, high = statistics.quantiles(line.ratios, n=4)
@@ -415,7 +426,7 @@ def show(results: Sequence[Result]) -> None:
         mark = "  BELOW ITS BAR" if line.failed else ""
         print(
             f"{line.model:22} {line.what:38} {line.tokens_per_s[0]:10,.0f} {line.tokens_per_s[1]:10,.0f}  "
-            f"{line.ratio:6.3f} {low:6.3f}-{high:6.3f} {bar:>5} {line.cpu_ratio:6.3f} "
+            f"{line.ratio:6.3f} {low:6.3f}-{high:6.3f} {bar:>5} {line.cpu_ratio:6.3f} {line.added_ms:+7.2f} "
             f"{used:>6}  {line.note}{mark}"
         )
 
@@ -453,7 +464,8 @@ def main() -> int:
             results.append(bench_step(words, options.rounds, resolved.device, "blocks"))
             results.append(bench_step(words, options.rounds, resolved.device, "model"))
         # What normlab does by default: compiled on a GPU, eager on a CPU.
-        for deterministic in ("null",) if on_gpu else ("null", "false"):
+        switches = ("null",) if on_gpu or name != "4x128" else ("null", "false")
+        for deterministic in switches:
             results.append(bench_loop(words, options.rounds, resolved.device, on_gpu and compiling, deterministic))
     show(results)
     print(f"{time.perf_counter() - since:.0f} s; load after: {os.getloadavg()[0]:.1f}")

@@ -1,7 +1,8 @@
 """Building a model from a config, and drawing its initial weights.
 
 Each weight is drawn from (seed, its own name), on the CPU, by a counter-based generator: two models under one
-seed share every weight that both have, whatever else differs, on every machine.
+seed share every weight that both have, whatever else differs, on every machine. What a norm draws for itself is
+drawn from (seed, the norm's number in the model).
 """
 
 from __future__ import annotations

@@ -27,17 +27,20 @@ class Affine(nn.Module):
         self.gain = nn.Parameter(start) if gain else None
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
-    def effective_gain(self) -> Tensor | None:
-        """The factor on each channel, shape (D,): `gain`, or 1 + `gain` with a unit offset."""
+    def effective_gain(self, dtype: torch.dtype) -> Tensor | None:
+        """The factor on each channel, shape (D,), in `dtype`: `gain`, or 1 + `gain` with a unit offset."""
         if self.gain is None:
             return None
-        return 1 + self.gain if self.unit_offset else self.gain
+        if not self.unit_offset:
+            return self.gain.to(dtype)
+        # Added in the wider of the two, for a narrow one loses a small gain beside 1.
+        return (1 + self.gain.to(torch.promote_types(self.gain.dtype, dtype))).to(dtype)
 
     def forward(self, x_D: Tensor) -> Tensor:
         """Scale and shift; the identity where there is neither gain nor bias."""
-        gain_D = self.effective_gain()
+        gain_D = self.effective_gain(x_D.dtype)
         if gain_D is not None:
-            x_D = x_D * gain_D.to(x_D.dtype)
+            x_D = x_D * gain_D
         if self.bias is not None:
             x_D = x_D + self.bias.to(x_D.dtype)
         return x_D

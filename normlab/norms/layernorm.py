@@ -58,8 +58,8 @@ class LayerNorm(nn.Module):
         width = x_D.shape[-1]
         if self.inside:
             # One fused kernel for what Affine and the formula would do in seven.
-            affine = (self.affine.effective_gain(), self.affine.bias)
-            gain_D, bias_D = (p if p is None else p.to(work_D.dtype) for p in affine)
+            gain_D, bias_D = self.affine.effective_gain(work_D.dtype), self.affine.bias
+            bias_D = bias_D if bias_D is None else bias_D.to(work_D.dtype)
             return F.layer_norm(work_D, (width,), gain_D, bias_D, self.eps).to(x_D.dtype)
         centred_D = work_D - work_D.mean(-1, keepdim=True)
         sigma = torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * width**-0.5

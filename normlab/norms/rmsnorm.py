@@ -32,7 +32,7 @@ class RMSNormConfig(AffineNormConfig):
     - `clamp`: x / max(rms(x), eps). torch.nn.functional.normalize, times sqrt(D), with eps/sqrt(D).
     - `none`: x / rms(x). NaN at x = 0, by its definition.
 
-    The gradient at x = 0 is finite in all but `none` (in `outside_rms` the root's subgradient there is 0).
+    With eps > 0 the gradient at x = 0 is finite in all but `none` (in `outside_rms` the root's subgradient there is 0).
     """
 
     formula: ClassVar[str] = "x / sqrt(mean(x^2) + eps) * gain"

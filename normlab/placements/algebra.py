@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from normlab.errors import ConfigError, unknown
 from normlab.placements.base import INNER_SITES, MakeNorm, Placement, register_placement
 from normlab.source import code_of
 
@@ -128,11 +129,28 @@ class AlgebraPlacement(Placement):
 
 _ROWS_BY_NAME: dict[str, Row] = {}
 
+SITES = ("in", "out", "res", *INNER_SITES)
+
 
 def register_row(row: Row) -> None:
-    """Make a row known as a placement."""
+    """Make a row known as a placement.
+
+    Raises:
+        ConfigError: A site that there is not, or another row under the same name.
+    """
+    for site in (*row.attn.norms, *row.mlp.norms):
+        if site not in SITES:
+            raise ConfigError(f"placement {row.name!r}: " + unknown("site", site, SITES))
+    placement, known = AlgebraPlacement(name=row.name), _ROWS_BY_NAME.get(row.name)
+    if known is not None:
+        # The same file, run again, says the same thing.
+        before = placement.definition()
+        _ROWS_BY_NAME[row.name] = row
+        if placement.definition() != before:
+            _ROWS_BY_NAME[row.name] = known
+            raise ConfigError(f"placement {row.name!r} is defined twice: give the new one another name")
     _ROWS_BY_NAME[row.name] = row
-    register_placement(AlgebraPlacement(name=row.name))
+    register_placement(placement)
 
 
 for _row in ROWS:

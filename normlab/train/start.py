@@ -97,7 +97,7 @@ def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig, corpus: C
     for number, path in enumerate(config.plugins):
         kept = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
         kept.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, kept)
+        shutil.copyfile(Path(path).expanduser(), kept)
     write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
     trunk = None if config.run.fresh else _longest_trunk(folder, run, config)
     if trunk is not None:

@@ -123,10 +123,7 @@ def test_shape_dtype_and_input_are_kept(options: NormConfig, dtype: torch.dtype,
 
 @each_variant
 @both_modes
-def test_float64_is_computed_in_float64(request: pytest.FixtureRequest, options: NormConfig, training: bool) -> None:
-    if getattr(options, "unit_offset", False):
-        reason = "Affine adds 1 to the gain in the parameter's float32"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_float64_is_computed_in_float64(options: NormConfig, training: bool) -> None:
     norm = build(options, training=training)
     x = draw(2, 3, WIDTH)
     torch.testing.assert_close(norm(x), copy.deepcopy(norm).double()(x), rtol=1e-12, atol=1e-12)

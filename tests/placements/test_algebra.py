@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from normlab.config import RunConfig
+from normlab.errors import ConfigError
 from normlab.launch import compose_run
 from normlab.model.gpt import GPT, Block
 from normlab.model.init import build_model
@@ -348,3 +349,12 @@ def test_each_inner_site_is_its_own_switch() -> None:
             assert isinstance(block, Block)
             present = set(block.attn.norms) | ({"mlp_inner"} if block.mlp.norm is not None else set())
             assert present == {site}
+
+
+def test_a_row_with_a_site_that_there_is_not_or_a_taken_name_is_refused() -> None:
+    words = {"formula": "", "source": "", "init": "gpt2"}
+    with pytest.raises(ConfigError, match=r"unknown site 'inn'.*did you mean 'in'"):
+        register_row(Row(name="mistyped", attn=SubLayer(norms=("inn",)), **words))
+    with pytest.raises(ConfigError, match="'pre' is defined twice"):
+        register_row(Row(name="pre", attn=SubLayer(norms=("out",)), **words))
+    assert AlgebraPlacement(name="pre").row in ROWS

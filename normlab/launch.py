@@ -92,6 +92,7 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
 
     def task(cfg: DictConfig) -> Any:
         try:
+            register(list(cfg.plugins))  # a launcher may have brought the job to a process that knows none yet
             return job(to_config(cfg))
         except Exception as error:
             # Hydra would print a line of its own around it.

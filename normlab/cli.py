@@ -64,7 +64,9 @@ def _train(config: RunConfig) -> None:
     if outcome.already:
         loss = status.get("val_loss")
         ending = f", validation loss {loss:.4f}" if isinstance(loss, float) else ""
-        typer.echo(f"{outcome.state} at step {status['step']}{ending}: nothing to do (run.fresh=true starts another)")
+        typer.echo(
+            f"{outcome.state} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another)"
+        )
     if outcome.state == "diverged":
         diverged = status["diverged"]
         typer.echo(

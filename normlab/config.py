@@ -84,7 +84,7 @@ class DataConfig:
     """Which corpus; the word after `data=`."""
     tokenizer: str = option("bytes", choices=("bytes", "chars"))
     """UTF-8 bytes (257 tokens), or the characters of the training text."""
-    seed: int = option(0, at_least=0)
+    seed: int = option(0, at_least=0, at_most=2**63 - 1)
     """Draws the order of the training windows, and nothing else does."""
     val_fraction: float = option(0.05, above=0, at_most=0.5)
     """Share of the text that is held out for validation."""
@@ -274,7 +274,7 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     run: RunOptions = field(default_factory=RunOptions)
-    seed: int = option(0, at_least=0)
+    seed: int = option(0, at_least=0, at_most=2**63 - 1)
     """Draws the initial weights."""
     init: str = "auto"
     """Init rule; auto is the placement's own."""
@@ -322,10 +322,12 @@ class RunConfig:
                 f"train.batch_size={self.train.batch_size}"
             )
         if isinstance(self.data, FilesData):
-            if isinstance(self.data.path, str):
-                self.data.path = [self.data.path]
-            if not self.data.path or not all(isinstance(path, str) for path in self.data.path):
+            paths = [self.data.path] if isinstance(self.data.path, str) else self.data.path
+            if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p for p in paths):
                 raise ConfigError("data.path: data=files needs a file, a folder, or a list: data.path=my.txt")
+            self.data.path = paths
+        if not self.results_dir:
+            raise ConfigError("results_dir: is empty; name a folder, results_dir=results")
 
     def identity(self) -> dict[str, Any]:
         """The options that can change the numbers, with `init` as it is resolved."""

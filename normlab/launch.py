@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -50,6 +50,7 @@ def to_config(cfg: DictConfig) -> RunConfig:
     Raises:
         ConfigError: Naming the word, what was seen, and what to do.
     """
+    _refuse_additions(cfg)
     try:
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
@@ -57,6 +58,19 @@ def to_config(cfg: DictConfig) -> RunConfig:
     assert isinstance(config, RunConfig)
     config.validate()
     return config
+
+
+def _refuse_additions(node: DictConfig, prefix: str = "") -> None:
+    """`+word=value` can put anything anywhere; only what a config knows may be there."""
+    kind = OmegaConf.get_type(node)
+    for key in node:
+        word = f"{prefix}{key}"
+        if dataclasses.is_dataclass(kind) and key not in (known := {field.name for field in dataclasses.fields(kind)}):
+            raise ConfigError(
+                f"{word}: no such option; choose one of {', '.join(sorted(known))}{nearest(str(key), known)}"
+            )
+        if not OmegaConf.is_missing(node, key) and isinstance(child := node[key], DictConfig):
+            _refuse_additions(child, f"{word}.")
 
 
 def compose_run(words: Sequence[str], config_folder: str | None = None) -> RunConfig:
@@ -83,7 +97,11 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
     Raises:
         ConfigError: A word is wrong; nothing was written. What `job` raises is raised too.
     """
-    args = get_args_parser().parse_intermixed_args(list(words))
+    parser = get_args_parser()
+    parser.error = _refuse_flag
+    args = parser.parse_intermixed_args(list(words))
+    if args.config_dir is not None and not os.path.isdir(args.config_dir):
+        raise ConfigError(f"--config-dir={args.config_dir}: there is no such folder")
     register(_plugins_in(args.overrides))
     shows_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
     if not shows_only:
@@ -118,6 +136,11 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
         raise failures[0]
 
 
+def _refuse_flag(message: str) -> NoReturn:
+    """What Hydra's parser of flags says, in one line."""
+    raise ConfigError(f"{message}; normlab train --hydra-help lists Hydra's flags")
+
+
 def _check_all(args: Any) -> None:
     """Compose and validate every job of a command line, before the first one starts."""
     jobs = [list(args.overrides)]
@@ -132,6 +155,8 @@ def _check_all(args: Any) -> None:
                 to_config(compose(args.config_name or "train", overrides=[*words, *extra]))
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error, args.overrides) from error
+    except (ValueError, TypeError) as error:  # Hydra's own, for a sweep that makes no sense
+        raise ConfigError(f"{' '.join(args.overrides)}: {error}; mend the words") from error
 
 
 def _plugins_in(words: Sequence[str]) -> list[str]:

@@ -68,13 +68,13 @@ def load_plugins(paths: Sequence[str]) -> None:
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[name]
             line = _line_in(path.absolute(), error)
             raise ConfigError(f"plugins: {word}{line}: {type(error).__name__}: {error}; mend the file") from error
 
 
-def _line_in(path: Path, error: Exception) -> str:
+def _line_in(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.lineno:
         return f" line {error.lineno}"
     line, frame = "", error.__traceback__

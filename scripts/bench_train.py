@@ -437,6 +437,7 @@ def main() -> int:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="torch.compile; on for a GPU")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--models", nargs="*", help="which of them (all)")
+    parser.add_argument("--only", choices=("step", "loop"), help="one of the two comparisons")
     parser.add_argument("--check", action="store_true", help="exit 1 below the bars")
     options = parser.parse_args()
     if options.rounds < 2:
@@ -459,14 +460,14 @@ def main() -> int:
     results: list[Result] = []
     for name in options.models or models:
         words = models[name]
-        results.append(bench_step(words, options.rounds, resolved.device, None))
-        if compiling:
-            results.append(bench_step(words, options.rounds, resolved.device, "blocks"))
-            results.append(bench_step(words, options.rounds, resolved.device, "model"))
-        # What normlab does by default: compiled on a GPU, eager on a CPU.
-        switches = ("null",) if on_gpu or name != "4x128" else ("null", "false")
-        for deterministic in switches:
-            results.append(bench_loop(words, options.rounds, resolved.device, on_gpu and compiling, deterministic))
+        if options.only != "loop":
+            for compiled in (None, "blocks", "model") if compiling else (None,):
+                results.append(bench_step(words, options.rounds, resolved.device, compiled))
+        if options.only != "step":
+            # What normlab does by default: compiled on a GPU, eager on a CPU.
+            for deterministic in ("null", "false") if name == "4x128" and not on_gpu else ("null",):
+                compiled = on_gpu and compiling
+                results.append(bench_loop(words, options.rounds, resolved.device, compiled, deterministic))
     show(results)
     print(f"{time.perf_counter() - since:.0f} s; load after: {os.getloadavg()[0]:.1f}")
     failed = any(line.failed for line in results)

@@ -49,6 +49,15 @@ def everything_below(folder: Path) -> set[str]:
         ("--multirun seed=0,1 norm=rmsnorm,rmsnrm", ["rmsnrm", "did you mean 'rmsnorm'"]),
         ("--multirun model.heads=2,5", ["model.heads=5"]),
         ("--config-name=trian", ["trian"]),
+        ("+foo=1", ["foo", "no such option"]),
+        ("++norm.epps=1", ["norm.epps", "did you mean 'eps'"]),
+        ("--nope", ["--nope"]),
+        ("--config-dir=nowhere", ["--config-dir=nowhere"]),
+        ("data.path=", ["data.path"]),
+        ("data.path=3", ["data.path"]),
+        ("data.path=/dev/zero", ["/dev/zero"]),
+        ("data.seed=99999999999999999999", ["data.seed"]),
+        ("--multirun seed=range(0,3,0)", ["seed=range(0,3,0)"]),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

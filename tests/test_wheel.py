@@ -8,8 +8,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-from conftest import small_run
-
 ROOT = Path(__file__).parent.parent
 
 
@@ -21,7 +19,7 @@ def call(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess
     return done
 
 
-def test_the_wheel_trains_a_run(tmp_path: Path) -> None:
+def test_the_wheel_trains_a_run(tmp_path: Path, words: list[str]) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path / "wheel")]
     call(*pip, *build, str(ROOT), cwd=tmp_path)
@@ -39,7 +37,7 @@ def test_the_wheel_trains_a_run(tmp_path: Path) -> None:
     python = [sys.executable, "-P"]
     where = call(*python, "-c", "import normlab; print(normlab.__file__)", cwd=tmp_path, PYTHONPATH=str(site))
     assert where.stdout.startswith(str(site))
-    run = [*small_run(tmp_path / "results"), "norm=layernorm_gpt2", "train.steps=2"]
+    run = [*words, "norm=layernorm_gpt2", "train.steps=2"]
     call(*python, "-m", "normlab", "train", *run, cwd=tmp_path, PYTHONPATH=str(site))
     done = call(*python, "-m", "normlab", "summarize", "results", cwd=tmp_path, PYTHONPATH=str(site))
     assert "layernorm_gpt2" in done.stdout

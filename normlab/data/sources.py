@@ -115,6 +115,8 @@ def _files(paths: Iterable[str]) -> list[Source]:
         path = Path(word).expanduser()
         if not os.path.exists(path):  # unlike Path.exists, says no to a name that is too long
             raise DataError(f"data.path={word}: there is no such file or folder")
+        if not path.is_dir() and not path.is_file():
+            raise DataError(f"data.path={word}: is no regular file; reading it might never end")
         found = _below(path) if path.is_dir() else [Source(path, path.name)]
         if not found:
             raise DataError(f"data.path={word}: holds no file that is not hidden; put text there")

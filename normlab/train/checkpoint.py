@@ -27,7 +27,7 @@ from normlab.store.schema import decode, to_json
 VERSION = 1
 NEWEST = 2
 """How many are kept, beside those that are asked for."""
-_NAME = re.compile(r"step_(\d{8})")
+_NAME = re.compile(r"step_(\d{8,})")
 
 
 class NewerCheckpoint(StoreError):

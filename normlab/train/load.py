@@ -75,7 +75,7 @@ class LoadedRun:
         path = self.folder.path / TOKENIZER_FILE
         try:
             return from_state(json.loads(path.read_bytes()))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"{path}: cannot be read ({error}); put back a copy from a run on the same corpus"
             ) from error

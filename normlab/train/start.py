@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.config import RunConfig
-from normlab.data.corpus import Corpus, open_corpus
+from normlab.data.corpus import open_corpus
 from normlab.errors import NormlabError, StoreError
 from normlab.store.files import write_atomic
 from normlab.store.query import find_runs
@@ -71,17 +71,20 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
                 run = folder.run()
                 _say_what_differs(run["resolved"], resolved)
             else:
-                _create(folder, run, config, corpus)
+                _create(folder, run, config)
+            write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
             _go_to_checkpoint(loop)
             loop.sinks = make_sinks(config, folder) if sinks is None else sinks
             return _run(loop, run, stop)
 
 
 def _place(config: RunConfig, run: dict[str, Any]) -> Path:
-    """The run's folder; with run.fresh, the first free one beside it. The run takes the folder's name."""
+    """The run's folder; with run.fresh, one beside it that has not ended. The run takes the folder's name."""
     runs = Path(config.results_dir) / RUNS_FOLDER
     run_id, number = run["run_id"], 1
     while config.run.fresh and (runs / run["run_id"]).exists():
+        if number > 1 and RunFolder(runs / run["run_id"]).state() not in ENDED:
+            break  # started by these very words, and stopped: they go on with it
         number += 1
         run["run_id"] = f"{run_id}.{number}"
     if config.run.name is None:
@@ -89,7 +92,7 @@ def _place(config: RunConfig, run: dict[str, Any]) -> Path:
     return runs / run["run_id"]
 
 
-def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig, corpus: Corpus) -> None:
+def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
     """Fill a new folder; run.json comes last, so that a kill in between leaves a folder that is no run yet."""
     for name in (CHECKPOINTS, PLUGINS, METRICS_FILE, STATUS_FILE):
         path = folder.path / name
@@ -98,7 +101,6 @@ def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig, corpus: C
         kept = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
         kept.parent.mkdir(exist_ok=True)
         shutil.copyfile(Path(path).expanduser(), kept)
-    write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
     trunk = None if config.run.fresh else _longest_trunk(folder, run, config)
     if trunk is not None:
         source, step = trunk
@@ -135,6 +137,8 @@ def _go_to_checkpoint(loop: Loop) -> None:
     for problem in problems:
         _say(f"{problem}; going on from the checkpoint before it")
     if saved is None:
+        if loop.folder.size():
+            _say("this run has no checkpoint yet: it starts again from step 0")
         loop.progress = Progress()
         loop.folder.cut(0)
         return
@@ -154,11 +158,11 @@ def make_sinks(config: RunConfig, folder: RunFolder) -> list[Sink]:
 
 def _run(loop: Loop, run: dict[str, Any], stop: StopRequest) -> Outcome:
     first = loop.progress.step
-    for sink in loop.sinks:
-        sink.start(run, first)
-        if run.get("continued_from", {}).get("step") == first and first > 0:
-            sink.log(copied_rows(loop.folder))
     try:
+        for sink in loop.sinks:
+            sink.start(run, first)
+            if run.get("continued_from", {}).get("step") == first and first > 0:
+                sink.log(copied_rows(loop.folder))
         state = loop.run(stop)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: no checkpoint, and nobody's failure

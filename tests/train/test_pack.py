@@ -111,8 +111,8 @@ def test_stream_summaries_equal_hooks(compiled: bool, accumulation: int) -> None
     torch.compiler.reset()
     config = config_of("norm=layernorm", "model.depth=3")
     model = build_model(config, VOCAB)
-    step = step_of(config, Alone(copy.deepcopy(model), compiled=compiled))
-    step.accumulation = accumulation
+    step, other = (step_of(config, Alone(copy.deepcopy(model), compiled=compiled)) for _ in range(2))
+    step.accumulation = other.accumulation = accumulation
     tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(0), 1))
     out = step(tokens, targets, hyper_of(config.optim, 50, 0), measure=True)
 
@@ -129,8 +129,6 @@ def test_stream_summaries_equal_hooks(compiled: bool, accumulation: int) -> None
     torch.testing.assert_close(out.stream, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(out.stream_grad, gradient, rtol=1e-5 if accumulation > 1 else 1e-6, atol=0)
     # A step that is not measured says so, and moves the parameters to the same bits.
-    other = step_of(config, Alone(copy.deepcopy(model), compiled=compiled))
-    other.accumulation = accumulation
     plain = other(tokens, targets, hyper_of(config.optim, 50, 0))
     assert plain.stream is None
     for name, tensor in other.bound.params.items():
@@ -164,12 +162,11 @@ def test_placements_from_a_file_train_at_depth_12_compiled(placement: str, words
         "model.bias=false",
         "compile=on",
     ]
-    config = compose_run([*words, *extra, "train.steps=40", "optim.lr=3e-3", "optim.warmup_steps=2"])
+    config = compose_run([*words, *extra, "train.steps=60", "optim.lr=3e-3", "optim.warmup_steps=2"])
     torch._dynamo.utils.counters.clear()
     outcome = train(config, sinks=[])
     assert outcome.state == "finished"
     losses = [row["loss"] for row in outcome.folder.rows("eval").rows]
-    unigram = outcome.folder.run()["corpus"]["baselines"]["unigram"]
-    assert losses[-1] < unigram < losses[0]
+    assert losses[-1] < losses[0] - 2
     assert not torch._dynamo.utils.counters["graph_break"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 10

@@ -414,21 +414,37 @@ def bench_loop(words: Sequence[str], rounds: int, device: str, compiled: bool, d
 # The table.
 
 
-def show(results: Sequence[Result]) -> None:
+HEADER = (
+    f"{'model':22} {'what':38} {'normlab':>10} {'plain':>10}  {'ratio':>6} {'quartiles':>13} {'bar':>5} "
+    f"{'of CPU':>6} {'ms more':>7} {'MFU':>6}  note"
+)
+
+
+def show(line: Result) -> None:
+    low, _, high = statistics.quantiles(line.ratios, n=4)
+    bar = "" if line.bar is None else f"{BARS[line.bar]:.2f}"
+    used = "" if line.utilisation is None else f"{line.utilisation:.1%}"
+    mark = "  BELOW ITS BAR" if line.failed else ""
     print(
-        f"{'model':22} {'what':38} {'normlab':>10} {'plain':>10}  {'ratio':>6} {'quartiles':>13} "
-        f"{'bar':>5} {'of CPU':>6} {'ms more':>7} {'MFU':>6}  note"
+        f"{line.model:22} {line.what:38} {line.tokens_per_s[0]:10,.0f} {line.tokens_per_s[1]:10,.0f}  "
+        f"{line.ratio:6.3f} {low:6.3f}-{high:6.3f} {bar:>5} {line.cpu_ratio:6.3f} {line.added_ms:+7.2f} "
+        f"{used:>6}  {line.note}{mark}",
+        flush=True,
     )
-    for line in results:
-        low, _, high = statistics.quantiles(line.ratios, n=4)
-        bar = "" if line.bar is None else f"{BARS[line.bar]:.2f}"
-        used = "" if line.utilisation is None else f"{line.utilisation:.1%}"
-        mark = "  BELOW ITS BAR" if line.failed else ""
-        print(
-            f"{line.model:22} {line.what:38} {line.tokens_per_s[0]:10,.0f} {line.tokens_per_s[1]:10,.0f}  "
-            f"{line.ratio:6.3f} {low:6.3f}-{high:6.3f} {bar:>5} {line.cpu_ratio:6.3f} {line.added_ms:+7.2f} "
-            f"{used:>6}  {line.note}{mark}"
-        )
+
+
+def measure(models: Mapping[str, list[str]], options: argparse.Namespace, on_gpu: bool) -> Iterator[Result]:
+    """The lines of the table, each as soon as it is measured."""
+    device = "cuda" if on_gpu else "cpu"
+    compiling = on_gpu if options.compile is None else options.compile
+    for name, words in models.items():
+        if options.only != "loop":
+            for compiled in (None, "blocks", "model") if compiling else (None,):
+                yield bench_step(words, options.rounds, device, compiled)
+        if options.only != "step":
+            # What normlab does by default: compiled on a GPU, eager on a CPU.
+            for deterministic in ("null", "false") if name == "4x128" and not on_gpu else ("null",):
+                yield bench_loop(words, options.rounds, device, on_gpu and compiling, deterministic)
 
 
 def main() -> int:
@@ -447,30 +463,20 @@ def main() -> int:
     since = time.perf_counter()
     resolved = resolve(compose_run([f"device={options.device}"]))
     on_gpu = resolved.device == "cuda"
-    compiling = on_gpu if options.compile is None else options.compile
     models = MODELS_ON_GPU if on_gpu else MODELS
     unknown = [name for name in options.models or () if name not in models]
     if unknown:
         parser.error(f"--models: {', '.join(unknown)}; choose from {', '.join(models)}")
     print(
         f"torch {torch.__version__}, {resolved.device_name}, {resolved.precision}, {resolved.threads} threads, "
-        f"{resolved.instructions}; load before: {os.getloadavg()[0]:.1f}",
+        f"{resolved.instructions}; load before: {os.getloadavg()[0]:.1f}\n{HEADER}",
         flush=True,
     )
-    results: list[Result] = []
-    for name in options.models or models:
-        words = models[name]
-        if options.only != "loop":
-            for compiled in (None, "blocks", "model") if compiling else (None,):
-                results.append(bench_step(words, options.rounds, resolved.device, compiled))
-        if options.only != "step":
-            # What normlab does by default: compiled on a GPU, eager on a CPU.
-            for deterministic in ("null", "false") if name == "4x128" and not on_gpu else ("null",):
-                compiled = on_gpu and compiling
-                results.append(bench_loop(words, options.rounds, resolved.device, compiled, deterministic))
-    show(results)
+    failed = False
+    for line in measure({name: models[name] for name in options.models or models}, options, on_gpu):
+        show(line)
+        failed |= line.failed
     print(f"{time.perf_counter() - since:.0f} s; load after: {os.getloadavg()[0]:.1f}")
-    failed = any(line.failed for line in results)
     return int(options.check and failed)
 
 

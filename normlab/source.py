@@ -47,19 +47,26 @@ def _normalised(path: Path) -> str:
     return ast.unparse(tree)
 
 
+_newest = ""
+"""The plugin's module that ran last: what it registered, no other version of it has replaced."""
+
+
 def load_plugins(paths: Sequence[str]) -> None:
-    """Run Python files of the user's, so that what they register is known. A file is run once.
+    """Run Python files of the user's, so that what they register is known.
+
+    A file that has run is run again only where another one has run since, which may have taken its names.
 
     Raises:
         ConfigError: A file is missing, or raises; the message says where.
     """
+    global _newest
     for word in paths:
         path = Path(word).expanduser()
         if not path.is_file():
             raise ConfigError(f"plugins: no file {word!r}; give the path of a Python file that registers a norm")
         content = path.read_bytes()
         name = f"normlab_plugin_{hashlib.sha256(content).hexdigest()[:16]}"
-        if name in sys.modules:
+        if name in sys.modules and name == _newest:
             continue
         spec = importlib.util.spec_from_file_location(name, path.absolute())
         if spec is None or spec.loader is None:
@@ -72,6 +79,7 @@ def load_plugins(paths: Sequence[str]) -> None:
             del sys.modules[name]
             line = _line_in(path.absolute(), error)
             raise ConfigError(f"plugins: {word}{line}: {type(error).__name__}: {error}; mend the file") from error
+        _newest = name
 
 
 def _line_in(path: Path, error: BaseException) -> str:

@@ -38,6 +38,7 @@ from safetensors.torch import save
 
 from normlab import cli
 from normlab.errors import NormlabError
+from normlab.store.runs import RunFolder
 from normlab.train import checkpoint
 
 STEPS, CHECKPOINT_EVERY = 120, 9
@@ -317,7 +318,7 @@ def differences(reference: Path, other: Path) -> list[str]:
         if one != two:
             found.append(f"record: {one} and {two}")
             break
-    status, other_status = (timeless(json.loads((f / "status.json").read_bytes())) for f in (reference, other))
+    status, other_status = (timeless(RunFolder(f).status()) for f in (reference, other))
     if status != other_status or status["state"] != "finished":
         found.append(f"status: {status} and {other_status}")
     return found

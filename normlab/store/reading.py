@@ -9,7 +9,7 @@ from typing import Any
 
 from normlab.errors import StoreError
 from normlab.store.files import refusal
-from normlab.store.schema import RECORD_VERSION, RUN_FILE, STATUS_FILE, decode
+from normlab.store.schema import RECORD_VERSION, RUN_FILE, SEAL, STATUS_FILE, decode, is_sealed
 
 MENDING = {
     RUN_FILE: "put back a copy, or delete the run's folder and run it again",
@@ -50,7 +50,9 @@ def read_record(path: Path) -> dict[str, Any]:
             f"{path}: is of record version {version}, and this normlab reads versions 1 to {RECORD_VERSION}; "
             "update normlab"
         )
-    return record
+    if not is_sealed(record):
+        raise StoreError(f"{path}: is damaged (its content is not what was written); {MENDING[path.name]}")
+    return {key: value for key, value in record.items() if key != SEAL}
 
 
 def read_rows(path: Path, kind: str | None = None) -> Rows:

@@ -30,12 +30,12 @@ from normlab.store.schema import (
     KILLED,
     LOCK_FILE,
     METRICS_FILE,
-    RECORD_VERSION,
     RUN_FILE,
     RUNNING,
     STATES,
     STATUS_FILE,
     decode,
+    seal,
     to_json,
 )
 
@@ -77,7 +77,7 @@ class RunFolder:
         if folder.exists():
             raise StoreError(f"{folder.path}: holds a run already; resume it, or use run.fresh=true")
         folder._make()
-        write_atomic(folder.path / RUN_FILE, _versioned(run))
+        write_atomic(folder.path / RUN_FILE, seal(run))
         return folder
 
     def run(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class RunFolder:
         """Replace status.json; `version` and `updated` (unix time, seconds) are added."""
         if status.get("state") not in STATES:
             raise ValueError(f"state {status.get('state')!r} is none of {', '.join(STATES)}")
-        write_atomic(self.path / STATUS_FILE, _versioned({**status, "updated": time.time()}))
+        write_atomic(self.path / STATUS_FILE, seal({**status, "updated": time.time()}))
 
     def status(self) -> dict[str, Any]:
         """The content of status.json; of a run too young to have one, the state alone.
@@ -234,8 +234,3 @@ class RunFolder:
             StoreError: The file is there and cannot be opened.
         """
         return read_rows(self.metrics_path, kind)
-
-
-def _versioned(record: Mapping[str, Any]) -> bytes:
-    version = {"version": RECORD_VERSION}
-    return to_json({**version, **record, **version}, indent=2)

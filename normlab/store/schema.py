@@ -6,6 +6,7 @@ JSON has no NaN and no infinity, and a run that diverges has both. They are writ
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -13,6 +14,9 @@ from typing import Any
 
 RECORD_VERSION = 1
 """Written into run.json and status.json. Raised when an older reader would misread what is written."""
+
+SEAL = "sha256"
+"""The field of run.json and status.json that holds the hash of the others."""
 
 RUNS_FOLDER = "runs"
 RUN_FILE = "run.json"
@@ -73,3 +77,19 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
     """`value` as strict JSON in ASCII, ended by a newline: one line unless `indent` is given."""
     separators = (",", ":") if indent is None else None
     return json.dumps(encode(value), allow_nan=False, indent=indent, separators=separators).encode() + b"\n"
+
+
+def seal(record: Mapping[str, Any]) -> bytes:
+    """run.json and status.json as they are written: the record, its version, and the hash of both."""
+    plain = json.loads(to_json({"version": None} | dict(record) | {"version": RECORD_VERSION}))
+    return to_json({**plain, SEAL: digest(plain)}, indent=2)
+
+
+def is_sealed(record: Mapping[str, Any]) -> bool:
+    """Whether a record is what `seal` wrote: a bit that flipped inside a number leaves JSON that parses."""
+    return record.get(SEAL) == digest({key: value for key, value in record.items() if key != SEAL})
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    """SHA-256, in hex, of a record's content, however it is laid out."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

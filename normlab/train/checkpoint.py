@@ -89,7 +89,7 @@ def save(
         _sync(temporary / "manifest.json")
         _sync(temporary)
         if final.exists():
-            # Only a damaged one, or one of a longer past that was cut back, can be in the way.
+            # Only a damaged one can be in the way: the loop saves no step twice, and goes on from the newest whole.
             shutil.rmtree(final)
         temporary.rename(final)
         _sync(folder)
@@ -126,6 +126,8 @@ def read(folder: Path, step: int) -> Checkpoint:
             raise NewerCheckpoint(
                 f"{path}: is of checkpoint version {manifest['version']}, this normlab reads up to {VERSION}; update it"
             )
+        if manifest["step"] != step:
+            raise StoreError(f"{path}: is the checkpoint of step {manifest['step']} under another name")
         for name in ("state.safetensors", "meta.json"):
             if _digest(path / name) != manifest["files"][name]:
                 raise StoreError(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")

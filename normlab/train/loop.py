@@ -20,6 +20,7 @@ from torch import Tensor
 from normlab.config import RunConfig
 from normlab.data.batches import Batches, validation_windows
 from normlab.data.corpus import Corpus
+from normlab.errors import StoreError
 from normlab.model.init import build_model, seed_of
 from normlab.placements.base import projects
 from normlab.store.runs import RunFolder
@@ -112,6 +113,12 @@ class Loop:
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Take the state, the progress and the record's length from a checkpoint."""
         state = self.tensors()
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+        if shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}:
+            raise StoreError(
+                f"the checkpoint of step {saved.step} holds other tensors than this run has: it is of another run, "
+                "or of another normlab; put back the run's own, or start another run beside it with run.fresh=true"
+            )
         for name, tensor in state.items():
             tensor.copy_(saved.tensors[name])
         self.progress = Progress(**saved.meta["progress"])
@@ -151,7 +158,8 @@ class Loop:
                 continue
             self._drain(time.perf_counter() - since)
             if self.diverged is not None:
-                self.save()
+                if progress.step != self._saved_step:
+                    self.save()
                 return "diverged"
             if due_eval:
                 self._evaluate()
@@ -233,6 +241,7 @@ class Loop:
             "tokens": tokens,
             "tokens_per_s": tokens / progress.seconds if progress.seconds else None,
             "peak_memory_bytes": _peak_memory(self.resolved.device),
+            "checkpoint": self._saved_step,
             **({"diverged": self.diverged} if self.diverged else {}),
         }
 

@@ -16,7 +16,7 @@ from normlab.errors import NormlabError, StoreError
 from normlab.store.files import write_atomic
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUNS_FOLDER, STATUS_FILE, to_json
+from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
 from normlab.tracking.base import Sink
 from normlab.tracking.console import Console
 from normlab.train import checkpoint
@@ -62,8 +62,10 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
         corpus = open_corpus(config.data)
         run = describe(config, resolved, corpus)
         folder = RunFolder(_place(config, run))
-        if folder.exists() and (status := folder.status())["state"] in ENDED:
-            return Outcome(folder, status["state"], status, already=True)
+        if folder.exists():
+            run = folder.run()
+            if (status := folder.status())["state"] in ENDED:
+                return Outcome(folder, status["state"], status, already=True)
         # What can be wrong with a new run is wrong here, before its folder is made.
         loop = Loop(config, resolved, corpus, folder, [])
         with folder.lock():
@@ -83,13 +85,20 @@ def _place(config: RunConfig, run: dict[str, Any]) -> Path:
     runs = Path(config.results_dir) / RUNS_FOLDER
     run_id, number = run["run_id"], 1
     while config.run.fresh and (runs / run["run_id"]).exists():
-        if number > 1 and RunFolder(runs / run["run_id"]).state() not in ENDED:
+        if number > 1 and _stopped(RunFolder(runs / run["run_id"])):
             break  # started by these very words, and stopped: they go on with it
         number += 1
         run["run_id"] = f"{run_id}.{number}"
     if config.run.name is None:
         run["name"] = run["run_id"]
     return runs / run["run_id"]
+
+
+def _stopped(folder: RunFolder) -> bool:
+    try:
+        return folder.state() not in (*ENDED, RUNNING)
+    except StoreError:
+        return False
 
 
 def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
@@ -136,6 +145,14 @@ def _go_to_checkpoint(loop: Loop) -> None:
     saved, problems = checkpoint.newest(loop.folder.path / CHECKPOINTS)
     for problem in problems:
         _say(f"{problem}; going on from the checkpoint before it")
+    last = loop.folder.status().get("checkpoint")
+    if last is not None and not problems and (saved is None or saved.step < last):
+        missing = f"{loop.folder.path / CHECKPOINTS}: the checkpoint of step {last} is missing"
+        if saved is None:
+            raise StoreError(
+                f"{missing} and there is no other; put it back, or start another run beside it with run.fresh=true"
+            )
+        _say(f"{missing}; going on from that of step {saved.step}")
     if saved is None:
         if loop.folder.size():
             _say("this run has no checkpoint yet: it starts again from step 0")

@@ -83,9 +83,27 @@ def test_the_version_is_that_of_the_writer(folder):
     assert RunFolder.create(folder.path.parent / "b", {"version": 7}).run() == {"version": 1}
 
 
-def test_a_status_without_a_state_is_damaged(folder):
-    (folder.path / "status.json").write_text('{"version": 1, "step": 3}')
-    with pytest.raises(StoreError, match=r"it names no state.*delete this one file"):
+@pytest.mark.parametrize("name", ["run.json", "status.json"])
+def test_no_byte_can_change_unseen(folder, name):
+    folder.write_status({"state": "finished", "step": 7, "val_loss": 2.25})
+    path = folder.path / name
+    whole = path.read_bytes()
+    before = folder.run(), folder.status()
+    for index in range(len(whole)):
+        changed = bytearray(whole)
+        changed[index] ^= 1
+        path.write_bytes(changed)
+        try:
+            seen = folder.run(), folder.status()
+        except StoreError:
+            continue
+        # What JSON does not tell apart, a blank from a line break, is no damage.
+        assert seen == before
+
+
+def test_a_record_that_lacks_its_fields_is_damaged(folder):
+    (folder.path / "status.json").write_text('{"version": 1, "state": "finished"}')
+    with pytest.raises(StoreError, match=r"its content is not what was written.*delete this one file"):
         folder.status()
 
 

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -15,13 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hydra.core.config_store import ConfigStore
+from resuming import SCRIPT, WORDS, Command, Train, contents, differences, steps_of
 
 import normlab
 from normlab.data.batches import validation_windows
@@ -30,116 +27,9 @@ from normlab.launch import compose_run
 from normlab.norms.base import NORMS
 from normlab.options import plain_tree
 from normlab.store.runs import RunFolder
-from normlab.tracking.console import Console
 from normlab.train import checkpoint, start
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
-
-Command = Callable[..., tuple[int, str, str]]
-Train = Callable[..., RunFolder]
-
-CORPUS = Path(__file__).parents[1] / "corpus.txt"
-SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_and_resume.py"
-WORDS = [
-    "norm=batchnorm", "placement=pre", "model=gpt2_nano", "data=files", f"data.path=[{CORPUS}]", "device=cpu",
-    "tracking.wandb=off", "eval.sequences=8", "train.batch_size=4", "train.steps=16",
-    "train.checkpoint_every=4", "eval.every=4", "train.log_every=3",
-]  # fmt: skip
-"""A run whose state has everything: buffers, two moments. Checkpoints at 4, 8, 12 and 16."""
-
-
-def _load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kill_and_resume", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-differences = _load_script().differences
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The number of threads may change bits; some of these runs change the process half-way."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def train(tmp_path: Path) -> Train:
-    """Train the run of WORDS and more, however it ends, and return its folder."""
-
-    def call(*words: str, results: str = "results") -> RunFolder:
-        return start.train(compose_run([*WORDS, f"results_dir={tmp_path / results}", *words])).folder
-
-    return call
-
-
-@pytest.fixture
-def command(tmp_path: Path, run_command: Command) -> Command:
-    """`normlab train` with WORDS and more, in the folder that `train` uses: exit code, output, errors."""
-    return lambda *words: run_command("train", *WORDS, f"results_dir={tmp_path / 'results'}", *words)
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of WORDS that nothing happened to."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    results = tmp_path_factory.mktemp("reference")
-    outcome = start.train(compose_run([*WORDS, f"results_dir={results}"]))
-    torch.set_num_threads(threads)
-    assert outcome.state == "finished"
-    return outcome.folder.path
-
-
-@pytest.fixture
-def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have the next run send itself a signal once `step` updates are in its record; 0: before the first."""
-
-    def arm(step: int, number: int = signal.SIGTERM, times: int = 1) -> None:
-        class Interrupting(Console):
-            def start(self, run: Any, first_step: int) -> None:
-                super().start(run, first_step)
-                self.send(0)
-
-            def log(self, rows: Any) -> None:
-                super().log(rows)
-                self.send(rows[-1]["step"])
-
-            def send(self, now: int) -> None:
-                if now >= step and start.Console is Interrupting:
-                    monkeypatch.setattr(start, "Console", Console)
-                    for _ in range(times):
-                        os.kill(os.getpid(), number)
-
-        monkeypatch.setattr(start, "Console", Interrupting)
-
-    return arm
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def damage(folder: RunFolder, step: int) -> None:
-    flip_a_bit(folder.path / "checkpoints" / f"step_{step:08d}" / "state.safetensors")
-
-
-def steps_of(folder: RunFolder) -> list[int]:
-    return checkpoint.steps(folder.path / "checkpoints")
 
 
 def run_id(*words: str) -> str:
@@ -248,6 +138,15 @@ def test_fresh_starts_another_beside_it(train: Train) -> None:
     assert contents(folder.path) == before
 
 
+def test_fresh_passes_over_one_that_another_process_trains(train: Train) -> None:
+    folder = train("train.steps=4")
+    active = RunFolder(f"{folder.path}.2")
+    with active.lock():
+        RunFolder.create(active.path, {"run_id": active.run_id})
+        active.write_status({"state": "running"})
+        assert train("train.steps=4", "run.fresh=true").run_id == f"{folder.run_id}.3"
+
+
 def test_cadences_and_names_are_not_what_a_run_is() -> None:
     ours = run_id()
     assert ours == run_id(
@@ -287,60 +186,6 @@ def test_a_cosine_run_is_bound_to_its_length(train: Train) -> None:
 
 
 # Damage.
-
-
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
-    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
-) -> None:
-    interrupt(9)
-    folder = train()
-    first, second = steps_of(folder)
-    damage(folder, second)
-    code, _, err = command()
-    assert code == 0
-    assert f"step_{second:08d}/state.safetensors: damaged" in err.splitlines()[0]
-    assert f"resumes from step {first}" in err
-    assert differences(reference, folder.path) == []
-
-
-def test_all_checkpoints_damaged_is_an_error_that_changes_nothing(
-    train: Train, command: Command, interrupt: Callable[..., None]
-) -> None:
-    interrupt(9)
-    folder = train()
-    for step in steps_of(folder):
-        damage(folder, step)
-    before = contents(folder.path)
-    code, out, err = command()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "every checkpoint of this run is damaged" in err
-    assert all(f"step_{step:08d}" in err for step in steps_of(folder))
-    assert contents(folder.path) == before
-
-
-def test_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path: Path) -> None:
-    for step in (4, 8, 12):
-        checkpoint.save(tmp_path, step, {"x": torch.zeros(4)}, {}, keep={4, 8, 12})
-    for step in (8, 12):
-        (tmp_path / f"step_{step:08d}" / "manifest.json").unlink()
-    checkpoint.save(tmp_path, 5, {"x": torch.zeros(4)}, {})
-    saved, problems = checkpoint.newest(tmp_path)
-    assert saved is not None
-    assert saved.step == 5
-    assert len(problems) == 2
-
-
-def test_a_save_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
-    (tmp_path / ".step_00000003.tmp").mkdir()
-    (tmp_path / ".step_00000003.tmp" / "state.safetensors").write_bytes(b"half")
-    checkpoint.save(tmp_path, 4, {"x": torch.zeros(4)}, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000004"]
-
-
-def test_whoever_may_read_the_record_may_read_the_state(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 4, {"x": torch.zeros(4)}, {})
-    modes = {path.stat().st_mode for path in (tmp_path / "step_00000004").iterdir()}
-    assert len(modes) == 1
 
 
 # Divergence.

@@ -1,0 +1,55 @@
+"""A run of a second that has everything in its state, and what may be done to its folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from normlab.store.runs import RunFolder
+from normlab.train import checkpoint
+
+Command = Callable[..., tuple[int, str, str]]
+Train = Callable[..., RunFolder]
+
+CORPUS = Path(__file__).parents[1] / "corpus.txt"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_and_resume.py"
+WORDS = [
+    "norm=batchnorm", "placement=pre", "model=gpt2_nano", "data=files", f"data.path=[{CORPUS}]", "device=cpu",
+    "tracking.wandb=off", "eval.sequences=8", "train.batch_size=4", "train.steps=16",
+    "train.checkpoint_every=4", "eval.every=4", "train.log_every=3",
+]  # fmt: skip
+"""A run whose state has everything: buffers, two moments. Checkpoints at 4, 8, 12 and 16."""
+
+
+def _load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kill_and_resume", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+differences = _load_script().differences
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def damage(folder: RunFolder, step: int) -> None:
+    flip_a_bit(folder.path / "checkpoints" / f"step_{step:08d}" / "state.safetensors")
+
+
+def steps_of(folder: RunFolder) -> list[int]:
+    return checkpoint.steps(folder.path / "checkpoints")

@@ -1,0 +1,172 @@
+"""Checkpoints that are damaged, missing, foreign or malicious: named, never believed, never a silent fresh start."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import Command, Train, contents, damage, differences, steps_of
+
+from normlab.train import checkpoint
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    first, second = steps_of(folder)
+    damage(folder, second)
+    code, _, err = command()
+    assert code == 0
+    assert f"step_{second:08d}/state.safetensors: damaged" in err.splitlines()[0]
+    assert f"resumes from step {first}" in err
+    assert differences(reference, folder.path) == []
+
+
+def test_all_checkpoints_damaged_is_an_error_that_changes_nothing(
+    train: Train, command: Command, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    for step in steps_of(folder):
+        damage(folder, step)
+    before = contents(folder.path)
+    code, out, err = command()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "every checkpoint of this run is damaged" in err
+    assert all(f"step_{step:08d}" in err for step in steps_of(folder))
+    assert contents(folder.path) == before
+
+
+def test_missing_checkpoints_are_no_fresh_start(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+    interrupt(9)
+    folder = train()
+    shutil.rmtree(folder.path / "checkpoints")
+    before = contents(folder.path)
+    code, out, err = command()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "the checkpoint of step 11 is missing and there is no other; put it back, or" in err
+    assert contents(folder.path) == before
+
+
+def test_a_missing_checkpoint_is_named_and_the_one_before_it_used(
+    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    shutil.rmtree(folder.path / "checkpoints" / "step_00000011")
+    code, _, err = command()
+    assert code == 0
+    assert "the checkpoint of step 11 is missing; going on from that of step 8" in err.splitlines()[0]
+    assert differences(reference, folder.path) == []
+
+
+def test_a_checkpoint_under_another_name_is_not_believed(
+    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    checkpoints = folder.path / "checkpoints"
+    shutil.copytree(checkpoints / "step_00000008", checkpoints / "step_00000012")
+    code, _, err = command()
+    assert code == 0
+    assert "step_00000012: is the checkpoint of step 8 under another name" in err
+    assert differences(reference, folder.path) == []
+
+
+def test_another_runs_checkpoint_is_refused(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+    interrupt(9)
+    folder = train()
+    interrupt(9)
+    other = train("model.depth=3")
+    shutil.rmtree(folder.path / "checkpoints")
+    shutil.copytree(other.path / "checkpoints", folder.path / "checkpoints")
+    before = contents(folder.path)
+    code, out, err = command()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "holds other tensors than this run has" in err
+    assert contents(folder.path) == before
+
+
+def _torch_file(content: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+class Planted:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("dump", [pickle.dumps, _torch_file])
+@pytest.mark.parametrize(
+    "place",
+    ["checkpoints/step_00000011/state.safetensors", "checkpoints/step_00000011/meta.json",
+     "checkpoints/step_00000011/manifest.json", "run.json", "status.json", "metrics.jsonl", "tokenizer.json"],
+)  # fmt: skip
+def test_a_pickle_in_a_files_place_does_not_execute(
+    place: str,
+    dump: Callable[[object], bytes],
+    train: Train,
+    command: Command,
+    run_command: Command,
+    interrupt: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    interrupt(9)
+    folder = train()
+    planted = tmp_path / "executed"
+    (folder.path / place).write_bytes(dump(Planted(planted)))
+    if place.endswith(("state.safetensors", "meta.json")):
+        _vouch_for(folder.path / "checkpoints" / "step_00000011")
+    for words in (("summarize", str(folder.path)), ("sample", str(folder.path), "--tokens=1")):
+        run_command(*words)
+    code, _, err = command()
+    assert code in (0, 2)
+    assert "Traceback" not in err
+    assert not planted.exists()
+
+
+def _vouch_for(path: Path) -> None:
+    """Write the manifest of a checkpoint as whoever planted something in it would."""
+    parts = {name: checkpoint._digest(path / name) for name in ("state.safetensors", "meta.json")}
+    (path / "manifest.json").write_text(json.dumps({"version": 1, "step": 11, "files": parts}))
+
+
+def test_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path: Path) -> None:
+    for step in (4, 8, 12):
+        checkpoint.save(tmp_path, step, {"x": torch.zeros(4)}, {}, keep={4, 8, 12})
+    for step in (8, 12):
+        (tmp_path / f"step_{step:08d}" / "manifest.json").unlink()
+    checkpoint.save(tmp_path, 5, {"x": torch.zeros(4)}, {})
+    saved, problems = checkpoint.newest(tmp_path)
+    assert saved is not None
+    assert saved.step == 5
+    assert len(problems) == 2
+
+
+def test_a_save_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
+    (tmp_path / ".step_00000003.tmp").mkdir()
+    (tmp_path / ".step_00000003.tmp" / "state.safetensors").write_bytes(b"half")
+    checkpoint.save(tmp_path, 4, {"x": torch.zeros(4)}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000004"]
+
+
+def test_whoever_may_read_the_record_may_read_the_state(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 4, {"x": torch.zeros(4)}, {})
+    modes = {path.stat().st_mode for path in (tmp_path / "step_00000004").iterdir()}
+    assert len(modes) == 1

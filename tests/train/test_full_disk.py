@@ -1,0 +1,118 @@
+"""A disk that fills up while a run writes to it: the old state intact, the reason named, the run resumable."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from resuming import WORDS, Command, differences, steps_of
+
+from normlab.store.query import find_runs
+from normlab.store.runs import RunFolder
+from normlab.tracking.base import Row
+from normlab.tracking.console import Console
+from normlab.train import checkpoint, start
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own, of 2 MiB; `grow` makes it large."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def fill(disk: Path, leave: int = 0) -> Path:
+    """Take all that is free on a disk but `leave` bytes."""
+    filler = disk / "filler"
+    with filler.open("wb") as file:
+        while (free := shutil.disk_usage(disk).free) > leave:
+            try:
+                os.write(file.fileno(), bytes(min(free - leave, 1 << 16)))
+            except OSError:
+                break
+    return filler
+
+
+def the_run(disk: Path) -> RunFolder:
+    (entry,) = find_runs(disk / "results")
+    return entry.folder
+
+
+def test_in_a_checkpoint(disk: Path, reference: Path, run_command: Command) -> None:
+    words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
+    size = sum(path.stat().st_size for path in (reference / "checkpoints" / "step_00000016").iterdir())
+    filler = fill(disk, leave=int(2.5 * size))
+    code, _, err = run_command(*words)
+    assert code == 2
+    assert "step_00000012: cannot be written" in err.splitlines()[-1]
+    assert "make room and run the same command again" in err.splitlines()[-1]
+    folder = the_run(disk)
+    assert [checkpoint.read(folder.path / "checkpoints", step).step for step in steps_of(folder)] == [4, 8]
+    assert folder.state() == "failed"
+    assert "cannot be written" in folder.status()["error"]
+    filler.unlink()
+    assert run_command(*words)[0] == 0
+    assert differences(reference, folder.path) == []
+
+
+@pytest.fixture
+def fill_at(disk: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Have the next run find its disk full once `step` updates are in its record."""
+
+    def arm(step: int) -> None:
+        class Filling(Console):
+            def log(self, rows: Sequence[Row]) -> None:
+                super().log(rows)
+                if rows[-1]["step"] >= step and start.Console is Filling:
+                    monkeypatch.setattr(start, "Console", Console)
+                    fill(disk)
+
+        monkeypatch.setattr(start, "Console", Filling)
+
+    return arm
+
+
+@pytest.mark.parametrize("step", [3, 11])
+def test_in_the_record(
+    step: int, disk: Path, reference: Path, run_command: Command, fill_at: Callable[[int], None]
+) -> None:
+    """Before and after the first checkpoint."""
+    words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
+    fill_at(step)
+    code, _, err = run_command(*words)
+    assert code == 2
+    assert "cannot be written (No space left on device); free some space and run the same command again" in err
+    folder = the_run(disk)
+    assert folder.state() in ("failed", "killed")
+    assert folder.rows().damaged == 0
+    (disk / "filler").unlink()
+    assert run_command(*words)[0] == 0
+    assert differences(reference, folder.path) == []
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_in_the_folder_of_wandb(
+    step: int, disk: Path, reference: Path, run_command: Command, fill_at: Callable[[int], None], tmp_path: Path
+) -> None:
+    """Before its start and in the middle: the run is what it is with W&B off."""
+    folder = tmp_path / "results" / "runs" / reference.name
+    folder.mkdir(parents=True)
+    (folder / "wandb").symlink_to(disk)
+    if step:
+        fill_at(step)
+    else:
+        fill(disk)
+    code, _, err = run_command("train", *WORDS, "tracking.wandb=offline", f"results_dir={tmp_path / 'results'}")
+    assert code == 0
+    if not step:
+        assert "No space left on device. The local record has everything; what W&B has can be sent later" in err
+    (folder / "wandb").unlink()
+    assert differences(reference, folder) == []

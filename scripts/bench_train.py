@@ -63,6 +63,7 @@ from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.store.runs import RunFolder
+from normlab.tracking.background import Background
 from normlab.tracking.base import Row
 from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbSink
@@ -398,7 +399,9 @@ def bench_loop(words: Sequence[str], rounds: int, device: str, compiled: bool, d
             resolved.device == "cuda",
             warm_up,
         )
-        outcome = train(run, sinks=[Console(Terminal()), WandbSink(run.tracking, Path(folder) / "bench"), turns])
+        outcome = train(
+            run, sinks=[Console(Terminal()), Background(WandbSink(run.tracking, Path(folder) / "bench"), "W&B"), turns]
+        )
     if outcome.state != "finished":
         raise SystemExit(f"the run ended {outcome.state}: nothing was measured")
     helpers = turns.helpers

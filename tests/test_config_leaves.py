@@ -89,7 +89,8 @@ def told_to_wandb(config: RunConfig) -> Any:
     from normlab.train.start import make_sinks
 
     outcome = train(config, sinks=[])
-    sinks = [sink for sink in make_sinks(config, outcome.folder) if isinstance(sink, WandbSink)]
+    inner = [getattr(sink, "sink", sink) for sink in make_sinks(config, outcome.folder)]
+    sinks = [sink for sink in inner if isinstance(sink, WandbSink)]
     run = outcome.folder.run()
     return [sink.options(run) for sink in sinks]
 

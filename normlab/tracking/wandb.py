@@ -10,6 +10,7 @@ import math
 import netrc
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -80,6 +81,12 @@ class WandbSink:
                 self._run.summary.update({key: value for key, value in summary.items() if value is not None})
                 self._run.finish(exit_code=int(status["state"] == "failed"))
                 self._run = None
+
+    def abandon(self) -> None:
+        """End W&B's own process, whatever it is doing: what waits for it fails at once. What it wrote stays."""
+        for pid in _own_processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _init(self, run: Mapping[str, Any]) -> Any:
         import wandb
@@ -238,6 +245,17 @@ def _tear_down() -> None:
         import wandb
 
         wandb.teardown()
+
+
+def _own_processes() -> list[int]:
+    """The processes that W&B started from this one, on Linux; W&B keeps its handle on them to itself."""
+    found = []
+    for task in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            for pid in task.read_text().split():
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
+                    found.append(int(pid))
+    return found
 
 
 def _warn(what: str, run: Any) -> None:

@@ -17,6 +17,7 @@ from normlab.store.files import write_atomic
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
+from normlab.tracking.background import Background
 from normlab.tracking.base import Sink
 from normlab.tracking.console import Console
 from normlab.train import checkpoint
@@ -56,10 +57,11 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
     Raises:
         ConfigError, DataError, StoreError: Each says what to do.
     """
+    resolved = resolve(config)
+    apply(resolved)
+    # A signal ends this at once: what it makes appears whole or not at all.
+    corpus = open_corpus(config.data)
     with StopRequest() as stop:
-        resolved = resolve(config)
-        apply(resolved)
-        corpus = open_corpus(config.data)
         run = describe(config, resolved, corpus)
         folder = RunFolder(_place(config, run))
         if folder.exists():
@@ -169,7 +171,7 @@ def make_sinks(config: RunConfig, folder: RunFolder) -> list[Sink]:
     if config.tracking.wandb != "off":
         from normlab.tracking.wandb import WandbSink
 
-        sinks.append(WandbSink(config.tracking, folder.path))
+        sinks.append(Background(WandbSink(config.tracking, folder.path), "W&B"))
     return sinks
 
 

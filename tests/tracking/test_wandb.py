@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -63,6 +64,7 @@ PREAMBLE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 from normlab.config import TrackingConfig
+from normlab.tracking.background import Background
 from normlab.tracking.wandb import SETTINGS, WandbSink
 
 run, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
@@ -76,7 +78,7 @@ def interval(first, odd_loss=None):
                    {"kind": "pace", "step": first + 10, "seconds": 0.5, "tokens_per_s": 20480.0}]
 
 def begin(mode, first=0):
-    sink = WandbSink(TrackingConfig(wandb=mode, tags=["mine"]), folder)
+    sink = Background(WandbSink(TrackingConfig(wandb=mode, tags=["mine"]), folder), "W&B")
     sink.start(run, first)
     return sink
 
@@ -336,6 +338,42 @@ def test_its_process_killed(tmp_path: Path) -> None:
     assert [row["train/step"] for row in killed[2]] == ([10] if done.stdout == "True\n" else [])
     assert killed[4] is None
     assert ([row["train/step"] for row in after[2]], after[4]) == ([10, 20, 30, 40], 0)
+
+
+@pytest.mark.parametrize("when", ["begun", "beginning"])
+def test_its_process_stopped(when: str, tmp_path: Path) -> None:
+    """It neither answers nor dies: the run waits for ten seconds at either end, and no more."""
+    body = """
+    import threading
+    def core():
+        while True:
+            found = subprocess.run(["pgrep", "-P", str(os.getpid()), "wandb-core"], capture_output=True, text=True)
+            if found.stdout:
+                return int(found.stdout)
+            time.sleep(0.001)
+    if when == "beginning":
+        threading.Thread(target=lambda: os.kill(core(), signal.SIGSTOP)).start()
+    started = time.monotonic()
+    sink = begin("offline")
+    if when == "begun":
+        os.kill(core(), signal.SIGSTOP)
+        started = time.monotonic()
+    assert time.monotonic() - started < 10
+    started = time.monotonic()
+    for step in range(0, 20_000, 10):
+        sink.log(interval(step))
+    assert time.monotonic() - started < 2
+    started = time.monotonic()
+    end(sink)
+    assert time.monotonic() - started < 10.5
+    print(time.monotonic())
+    """
+    done = drive(tmp_path, f"when = {when!r}\n" + textwrap.dedent(body))
+    ended = time.monotonic()
+    assert done.returncode == 0, done.stderr
+    assert "normlab: W&B does not answer and is left alone" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert ended - float(done.stdout) < 5, "the process did not end"
 
 
 def test_unreachable_server(tmp_path: Path) -> None:

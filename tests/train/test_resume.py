@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -113,6 +114,26 @@ def test_a_second_process_is_refused_and_a_signal_from_outside_is_heard(tmp_path
     assert process.returncode == 143
     (path,) = (tmp_path / "runs").iterdir()
     assert RunFolder(path).state() == "interrupted"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_while_the_corpus_is_made_stops_at_once(number: int, code: int, tmp_path: Path) -> None:
+    text, cache = tmp_path / "text.txt", tmp_path / "cache"
+    text.write_text("much ado about nothing\n" * 2_000_000)
+    words = ["train", *WORDS, f"data.path=[{text}]", f"results_dir={tmp_path / 'results'}"]
+    environment = {**os.environ, "NORMLAB_CACHE": str(cache)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "normlab", *words], env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (cache / ".normlab-making" / "new").is_dir():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    assert not (tmp_path / "results").exists()
+    assert not list(cache.glob("tokens/*"))
 
 
 # The same words again.

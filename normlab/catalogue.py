@@ -50,6 +50,29 @@ def optim() -> list[Entry]:
     return _derived("OptimConfig")
 
 
+def options() -> list[Entry]:
+    """Every option of a run but those of its norm, placement, corpus and optimiser, by its dotted word."""
+    known = _classes("config.py")
+    run = known["RunConfig"]
+    sections = {
+        field.target.id: field.annotation.id
+        for field in run.body
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(field.annotation, ast.Name)
+        and field.annotation.id in known
+    }
+    found = [
+        option for option in _entry(run, known)["options"] if option["option"] not in (*sections, "norm", "placement")
+    ]
+    for section, kind in sections.items():
+        if section not in ("data", "optim"):
+            found += [
+                option | {"option": f"{section}.{option['option']}"} for option in _entry(known[kind], known)["options"]
+            ]
+    return found
+
+
 def _trees(pattern: str) -> Iterator[ast.Module]:
     for path in sorted(_PACKAGE.glob(pattern)):
         yield ast.parse(path.read_text(encoding="utf-8"))
@@ -92,7 +115,7 @@ def _entry(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Entry:
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
         name, value = field.target.id, _value(field.value)
-        if name == "name":
+        if name == "name" and ast.unparse(field.annotation) == "str":
             entry["name"] = value or ""
         elif "ClassVar" in ast.unparse(field.annotation):
             entry[name] = value

@@ -124,6 +124,30 @@ def sample(
     typer.echo(load(run, results_dir=results_dir).sample(prompt, tokens=tokens, temperature=temperature, seed=seed))
 
 
+@app.command()
+def completion(shell: Annotated[str, typer.Argument(help="bash or zsh.")]) -> None:
+    """Tab completion: eval "$(normlab completion bash)" in ~/.bashrc; zsh likewise."""
+    from normlab.completion import SCRIPTS
+
+    if shell not in SCRIPTS:
+        raise ConfigError(unknown("shell", shell, SCRIPTS))
+    typer.echo(SCRIPTS[shell], nl=False)
+
+
+@app.command(hidden=True)
+def complete(line: str) -> None:
+    """What the last word of a command line could go on as: for the shells' scripts."""
+    from normlab.completion import candidates
+
+    command = typer.main.get_command(app)
+    flags = {
+        name: [flag for parameter in each.params for flag in parameter.opts if flag.startswith("--")]
+        for name, each in command.commands.items()  # pyright: ignore[reportAttributeAccessIssue]
+        if not each.hidden
+    }
+    typer.echo("\n".join(candidates(line, flags)))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: 0 done, 1 a failure of ours, 2 a mistake in the words, 128 + n stopped by signal n."""
     words = sys.argv[1:] if arguments is None else arguments

@@ -110,8 +110,6 @@ class FilesData(DataConfig):
 
 DATA: dict[str, type[DataConfig]] = {"stdlib": StdlibData, "files": FilesData}
 
-SCHEDULES = ("cosine", "linear", "constant", "wsd")
-
 
 @dataclass(kw_only=True, slots=True)
 class OptimConfig:
@@ -124,7 +122,7 @@ class OptimConfig:
     """Which optimiser; the word after `optim=`."""
     lr: float = option(1e-3, above=0)
     """Peak learning rate, per step."""
-    schedule: str = option("cosine", choices=SCHEDULES)
+    schedule: str = option("cosine", choices=("cosine", "linear", "constant", "wsd"))
     """What follows the warm-up: cosine, linear, constant, or wsd (warm-up, stable, decay)."""
     warmup_steps: int | None = option(None, at_least=0)
     """Steps of linear rise to the peak; unless set 50, or half of all steps where that is less."""

@@ -125,6 +125,25 @@ def sample(
 
 
 @app.command()
+def doctor(
+    results_dir: Annotated[str, typer.Option(help="Where runs would be kept.")] = "results",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """What this machine has for training, and what to do about what is missing; exit code 1 where a run would fail."""
+    from normlab import doctor as look
+    from normlab.report.render import render
+
+    found = []
+    for check in look.checks(results_dir):
+        found.append(check)
+        if not json:
+            typer.echo(look.line(check))
+    if json:
+        typer.echo(render(found, "json"))
+    return int(any(check["state"] == look.BAD for check in found))
+
+
+@app.command()
 def completion(shell: Annotated[str, typer.Argument(help="bash or zsh.")]) -> None:
     """Tab completion: eval "$(normlab completion bash)" in ~/.bashrc; zsh likewise."""
     from normlab.completion import SCRIPTS

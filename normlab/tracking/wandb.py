@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -92,12 +93,8 @@ class WandbSink:
         import wandb
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        settings = wandb.setup(wandb.Settings(silent=True)).settings
-        mode: Any = self._tracking.wandb
-        if mode == "auto":
-            mode = {"run": "online", "dryrun": "offline"}.get(settings.mode, settings.mode)
-            if mode == "online" and not _has_login(settings):
-                mode = "offline"
+        seen = outlook()
+        mode: Any = seen.mode if self._tracking.wandb == "auto" else self._tracking.wandb
         if mode == "disabled":
             return None
         options = self.options(run)
@@ -105,7 +102,7 @@ class WandbSink:
             return wandb.init(mode=mode, settings=_known_settings(), **options)
         try:
             # Asked here, because W&B would ask for a key on the terminal and wait.
-            if not _has_login(settings):
+            if not seen.has_login:
                 raise PermissionError("no login for W&B; `wandb login` makes one")
             return wandb.init(mode="online", resume="allow", settings=_known_settings(), **options)
         except Exception as error:
@@ -146,6 +143,30 @@ class WandbSink:
             self._run = None
             # Without this W&B's exit hook would fail loudly, and a later run would inherit a dead process.
             _tear_down()
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What W&B is set to on this machine."""
+
+    mode: str
+    """What `tracking.wandb=auto` comes to: online, offline, disabled, ..."""
+    host: str
+    """The server's."""
+    has_login: bool
+    """Whether there are credentials for it."""
+
+
+def outlook() -> Outlook:
+    """Look at W&B's settings, its variables and its login; asks nothing and starts nothing."""
+    import wandb
+
+    settings = wandb.setup(wandb.Settings(silent=True)).settings
+    mode = {"run": "online", "dryrun": "offline"}.get(settings.mode, settings.mode)
+    has_login = _has_login(settings)
+    if mode == "online" and not has_login:
+        mode = "offline"
+    return Outlook(mode, urlsplit(settings.base_url).netloc, has_login)
 
 
 def payloads(rows: Sequence[Row], tokens_per_step: int) -> list[dict[str, float]]:

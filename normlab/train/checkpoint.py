@@ -90,7 +90,10 @@ def save(
         _sync(temporary)
         if final.exists():
             # Only a damaged one can be in the way: the loop saves no step twice, and goes on from the newest whole.
-            shutil.rmtree(final)
+            if final.is_dir():
+                shutil.rmtree(final)
+            else:
+                final.unlink()
         temporary.rename(final)
         _sync(folder)
     except (OSError, SafetensorError) as error:
@@ -134,8 +137,10 @@ def read(folder: Path, step: int) -> Checkpoint:
         return Checkpoint(
             step, load_file(path / "state.safetensors"), decode(json.loads((path / "meta.json").read_bytes()))
         )
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise StoreError(f"{path}: damaged or incomplete ({type(error).__name__}: {error})") from error
+    except OSError as error:
+        raise StoreError(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise StoreError(f"{path}: damaged (its files do not hold what a checkpoint's do)") from error
 
 
 def newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:

@@ -14,12 +14,13 @@ import torch
 
 from normlab.config import RunConfig, config_of_record
 from normlab.data.tokenizers import Tokenizer, from_state
-from normlab.errors import ConfigError, StoreError
+from normlab.errors import ConfigError, DataError, StoreError
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.norms import base as norms
 from normlab.placements import base as placements
 from normlab.source import load_plugins
+from normlab.store.files import refusal
 from normlab.store.query import resolve_run
 from normlab.store.runs import RunFolder
 from normlab.train import checkpoint
@@ -75,9 +76,11 @@ class LoadedRun:
         path = self.folder.path / TOKENIZER_FILE
         try:
             return from_state(json.loads(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
+            raise refusal(path, "read", error) from error
+        except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
-                f"{path}: cannot be read ({error}); put back a copy from a run on the same corpus"
+                f"{path}: is damaged (it holds no tokenizer); put back a copy from a run on the same corpus"
             ) from error
 
     @cached_property

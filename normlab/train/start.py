@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from normlab.config import RunConfig
 from normlab.data.corpus import open_corpus
-from normlab.errors import NormlabError, StoreError
+from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.store.files import write_atomic
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
@@ -67,9 +69,12 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
         if folder.exists():
             run = folder.run()
             if (status := folder.status())["state"] in ENDED:
+                if config.run.name not in (None, run["name"]):
+                    _say(f"run.name={config.run.name}: has no effect, the run has ended and is called {run['name']}")
                 return Outcome(folder, status["state"], status, already=True)
         # What can be wrong with a new run is wrong here, before its folder is made.
-        loop = Loop(config, resolved, corpus, folder, [])
+        with _memory():
+            loop = Loop(config, resolved, corpus, folder, [])
         with folder.lock():
             if folder.exists():
                 run = folder.run()
@@ -182,7 +187,8 @@ def _run(loop: Loop, run: dict[str, Any], stop: StopRequest) -> Outcome:
             sink.start(run, first)
             if run.get("continued_from", {}).get("step") == first and first > 0:
                 sink.log(copied_rows(loop.folder))
-        state = loop.run(stop)
+        with _memory():
+            state = loop.run(stop)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: no checkpoint, and nobody's failure
             _finish(loop, loop.status("interrupted"))
@@ -193,6 +199,21 @@ def _run(loop: Loop, run: dict[str, Any], stop: StopRequest) -> Outcome:
     status = loop.status(state)
     _finish(loop, status)
     return Outcome(loop.folder, state, status, stop.received if state == "interrupted" else None)
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[None]:
+    """Torch's words for memory that ran out, in ours; it has a class of error for a GPU's only."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        ran_out = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not ran_out:
+            raise
+        raise ConfigError(
+            "the memory ran out; lower train.batch_size or model.context, or raise train.accumulation, which splits "
+            "a batch into parts that go through the model one after the other"
+        ) from error
 
 
 def _finish(loop: Loop, status: dict[str, Any]) -> None:

@@ -6,14 +6,17 @@ import io
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from resuming import Command, Train, contents, damage, differences, steps_of
+from resuming import WORDS, Command, Train, contents, damage, differences, steps_of
 
+from normlab.store.query import find_runs
 from normlab.train import checkpoint
 
 
@@ -170,3 +173,37 @@ def test_whoever_may_read_the_record_may_read_the_state(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 4, {"x": torch.zeros(4)}, {})
     modes = {path.stat().st_mode for path in (tmp_path / "step_00000004").iterdir()}
     assert len(modes) == 1
+
+
+def test_a_file_in_a_checkpoints_place_is_replaced(
+    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    place = folder.path / "checkpoints" / "step_00000012"
+    place.touch()
+    code, _, err = command()
+    assert code == 0
+    assert "step_00000012: damaged or incomplete" in err
+    assert differences(reference, folder.path) == []
+
+
+def test_the_memory_runs_out(tmp_path: Path) -> None:
+    """Really: the process may have 1 GB more than it has when it starts, and a step needs several."""
+    script = """
+import resource, sys, torch
+from pathlib import Path
+import normlab.launch, normlab.train.start
+from normlab.cli import main
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30,) * 2)
+main(sys.argv[1:])
+"""
+    words = [*WORDS, "norm=rmsnorm", "train.batch_size=20000", f"results_dir={tmp_path}"]
+    done = subprocess.run([sys.executable, "-c", script, "train", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "error: the memory ran out; lower train.batch_size" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    (entry,) = find_runs(tmp_path)
+    assert entry.state == "failed"
+    assert entry.status["error"].startswith("the memory ran out")

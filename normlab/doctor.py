@@ -1,0 +1,177 @@
+"""What this machine has for training, and what to do about what is missing: `normlab doctor`.
+
+Each check looks for itself and never raises; what a check says is what a run would meet. Nothing is sent
+anywhere, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from normlab import __version__
+from normlab.errors import NormlabError
+from normlab.paths import cache_dir
+
+GOOD, NOTE, BAD = "ok", "note", "bad"
+"""Fine; fine, but something could be better; something will not work."""
+
+LITTLE_DISK = 2**30
+"""Free bytes below which a disk is called nearly full: two checkpoints of a 124M model and its moments are 3 GB,
+those of the default model 20 MB."""
+
+Check = dict[str, str]
+"""`check`, `state`, `seen`, and `do`: what to do, empty where there is nothing."""
+
+
+def checks(results_dir: str) -> Iterator[Check]:
+    """Every check, each as soon as it is made."""
+    looks: list[tuple[str, Callable[[], tuple[str, str, str]]]] = [
+        ("normlab", _versions),
+        ("device", _device),
+        ("threads", _threads),
+        ("compile", _compiler),
+        ("corpus", _corpus),
+        ("W&B", _wandb),
+        ("results", lambda: _disk(Path(results_dir), "choose another results_dir=...")),
+        ("cache", lambda: _disk(cache_dir(), "set NORMLAB_CACHE to another folder")),
+    ]
+    for name, look in looks:
+        try:
+            state, seen, do = look()
+        except Exception as error:  # what is broken in one place is no reason to be silent about the others
+            state, seen, do = BAD, f"could not be looked at: {type(error).__name__} {error}", "install normlab again"
+        yield {"check": name, "state": state, "seen": " ".join(seen.split()), "do": do}
+
+
+def _versions() -> tuple[str, str, str]:
+    seen = [f"{__version__} on Python {platform.python_version()}"]
+    wrong = []
+    for requirement in metadata.requires("normlab") or []:
+        if "extra ==" in requirement:
+            continue
+        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        try:
+            seen.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            wrong.append(requirement)
+    if wrong:
+        return BAD, f"{', '.join(seen)}; missing: {', '.join(wrong)}", f"pip install {' '.join(map(repr, wrong))}"
+    return GOOD, ", ".join(seen), ""
+
+
+def _device() -> tuple[str, str, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        seen = f"CPU ({torch.backends.cpu.get_cpu_capability()}), fp32"
+        if torch.version.cuda is None and torch.version.hip is None and _has_nvidia():
+            return NOTE, f"{seen}; there is an NVIDIA GPU, and torch is a build without CUDA", "install torch with CUDA"
+        if _has_nvidia():
+            return NOTE, f"{seen}; there is an NVIDIA GPU that torch cannot use", "update the driver (nvidia-smi)"
+        return GOOD, f"{seen}; no GPU", ""
+    precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    free, total = torch.cuda.mem_get_info()
+    seen = f"{torch.cuda.get_device_name()}, {precision}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+    return GOOD, seen, ""
+
+
+def _has_nvidia() -> bool:
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def _threads() -> tuple[str, str, str]:
+    import torch
+
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    seen = f"{threads} threads on {cores} cores, load {load:.1f}"
+    if threads > cores:
+        return NOTE, seen, f"set OMP_NUM_THREADS={cores}: more threads than cores wait for each other"
+    if load > cores / 2 and threads > 1:
+        return NOTE, seen, "other programs use the cores; OMP_NUM_THREADS=1 is faster than threads that wait"
+    return GOOD, seen, ""
+
+
+def _compiler() -> tuple[str, str, str]:
+    import torch
+
+    if torch.cuda.is_available():
+        try:
+            return GOOD, f"triton {metadata.version('triton')}", ""
+        except metadata.PackageNotFoundError:
+            return NOTE, "no triton, so compile=on does not work", "install triton, or train with compile=off"
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        return NOTE, "no C++ compiler, so compile=on does not work", "install g++ (compile=off is the default on a CPU)"
+    # A compiler without its headers is found and does not work; this is the one way to know.
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [compiler, "-x", "c++", "-shared", "-fPIC", "-fopenmp", "-o", f"{folder}/x.so", "-"],
+            input='#include <cmath>\n#include <omp.h>\nextern "C" double x(double y) { return std::exp(y); }\n',
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    if done.returncode:
+        return NOTE, f"{compiler} does not work: {done.stderr.strip().splitlines()[0]}", "install g++ whole"
+    return GOOD, compiler, ""
+
+
+def _corpus() -> tuple[str, str, str]:
+    from normlab.config import StdlibData
+    from normlab.data.sources import find_sources
+
+    try:
+        sources = find_sources(StdlibData())
+    except NormlabError as error:
+        return NOTE, str(error), "train with data=files data.path=..."
+    size = sum(source.path.stat().st_size for source in sources)
+    return GOOD, f"Python's standard library, {len(sources)} files, {size / 1e6:.1f} MB (data=stdlib)", ""
+
+
+def _wandb() -> tuple[str, str, str]:
+    from normlab.tracking.wandb import outlook
+
+    seen = outlook()
+    if seen.mode == "online":
+        return GOOD, f"online at {seen.host}", ""
+    if not seen.has_login and seen.mode == "offline" and "WANDB_MODE" not in os.environ:
+        return NOTE, f"no login at {seen.host}: what W&B is told stays in each run's folder", "wandb login"
+    return GOOD, f"{seen.mode}, as it was set", ""
+
+
+def _disk(folder: Path, otherwise: str) -> tuple[str, str, str]:
+    # The folder need not be there yet: what counts is where it will be.
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        return BAD, f"{there}: is a file", otherwise
+    free = shutil.disk_usage(there).free
+    seen = f"{folder}: {free / 2**30:.1f} GiB free"
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x")
+            file.flush()
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return BAD, f"{seen}; cannot be written and locked ({error.strerror})", otherwise
+    if free < LITTLE_DISK:
+        return NOTE, f"{seen}, which is little", f"make room, or {otherwise}"
+    return GOOD, seen, ""
+
+
+def line(check: dict[str, Any]) -> str:
+    """A check as lines for a terminal."""
+    do = f"\n{'':14}-> {check['do']}" if check["do"] else ""
+    return f"{check['check']:8} {check['state']:5}{check['seen']}{do}"

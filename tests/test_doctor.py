@@ -1,0 +1,108 @@
+"""`normlab doctor`: each thing that can be missing is really taken away."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from normlab import doctor
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def check(name: str, results: Path | str = "results") -> dict[str, str]:
+    return {found["check"]: found for found in doctor.checks(str(results))}[name]
+
+
+def test_it_says_what_is_here(run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_command("doctor")
+    assert (code, err) == (0, "")
+    assert f"torch {torch.__version__}" in out
+    assert f"{torch.get_num_threads()} threads" in out
+    code, told, _ = run_command("doctor", "--json")
+    found = json.loads(told)
+    assert code == 0
+    assert {each["state"] for each in found} <= {"ok", "note"}
+    # Whatever is not well has something to do beside it, and nothing else has.
+    assert all(bool(each["do"]) == (each["state"] != "ok") for each in found)
+    assert [line.split()[0] for line in out.splitlines() if "->" not in line] == [each["check"] for each in found]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = check("compile")
+    assert (found["state"], found["seen"]) == ("note", "no C++ compiler, so compile=on does not work")
+
+
+def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\necho fatal error: cmath: No such file or directory >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    found = check("compile")
+    assert found["state"] == "note"
+    assert "cmath: No such file" in found["seen"]
+
+
+def test_more_threads_than_cores() -> None:
+    cores, before = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    torch.set_num_threads(cores + 1)
+    try:
+        found = check("threads")
+    finally:
+        torch.set_num_threads(before)
+    assert found["state"] == "note"
+    assert f"{cores + 1} threads on {cores} cores" in found["seen"]
+    assert f"OMP_NUM_THREADS={cores}" in found["do"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, ("note", "no login")),
+        ({"WANDB_API_KEY": "a" * 40}, ("ok", "online at")),
+        ({"WANDB_MODE": "offline"}, ("ok", "offline, as it was set")),
+        ({"WANDB_MODE": "disabled"}, ("ok", "disabled, as it was set")),
+    ],
+)
+def test_wandb(variables: dict[str, str], expected: tuple[str, str], tmp_path: Path) -> None:
+    # In a process of its own: W&B reads its variables once.
+    script = "from normlab import doctor; print(*doctor._wandb(), sep=chr(10))"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=kept | variables, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    state, seen, _ = done.stdout.splitlines() if done.stdout.count("\n") > 2 else (done.stdout + "\n").splitlines()
+    assert state == expected[0]
+    assert expected[1] in seen
+    assert done.stderr == ""
+
+
+def test_results_that_cannot_be_written(tmp_path: Path, run_command: Command) -> None:
+    (tmp_path / "file").touch()
+    found = check("results", tmp_path / "file" / "results")
+    assert (found["state"], found["seen"]) == ("bad", f"{tmp_path / 'file'}: is a file")
+    code, out, _ = run_command("doctor", "--results-dir", "/proc/results")
+    assert code == 1
+    assert "cannot be written" in out
+
+
+def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        found = check("results", tmp_path / "results")
+        assert found["state"] == "note"
+        assert "which is little" in found["seen"]
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)

@@ -69,6 +69,23 @@ def test_a_killed_owner_is_taken_over(path):
         assert f'"pid":{os.getpid()}' in path.read_text()
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        f'{{"pid": {os.getpid()}, "started": 0.0, "host": "{os.uname().nodename}"}}',
+        '{"pid": 1, "started": 4e9, "host": "another.host"}',
+        "not what a lock holds",
+        "",
+    ],
+    ids=["a pid that is another's by now", "another host", "nonsense", "nothing"],
+)
+def test_what_a_dead_owner_left_in_the_file_means_nothing(path, left):
+    path.write_text(left)
+    assert not is_held(path)
+    with hold(path, "run x"):
+        assert f'"host":"{os.uname().nodename}"' in path.read_text()
+
+
 def test_a_fork_does_not_keep_the_lock_of_its_killed_parent(path):
     with start(HOLD_AND_FORK, path) as process:
         child = int(said(process))

@@ -116,3 +116,20 @@ def test_in_the_folder_of_wandb(
         assert "No space left on device. The local record has everything; what W&B has can be sent later" in err
     (folder / "wandb").unlink()
     assert differences(reference, folder) == []
+
+
+def test_a_disk_that_may_only_be_read(disk: Path, run_command: Command, interrupt: Callable[..., None]) -> None:
+    words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
+    interrupt(9)
+    run_command(*words)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    code, out, _ = run_command("summarize", str(disk / "results"))
+    assert code == 0
+    assert "interrupted" in out
+    assert run_command("sample", "batchnorm", "--tokens=3", "--results-dir", str(disk / "results"))[0] == 0
+    for more in ([], ["seed=1"]):
+        code, out, err = run_command(*words, *more)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "(Read-only file system); make it writable, or choose another results_dir" in err
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    assert run_command(*words)[0] == 0

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -126,9 +128,25 @@ def from_tree(kind: type, tree: Mapping[str, Any]) -> Any:
     known = {field.name: field for field in dataclasses.fields(kind)}
     if foreign := [word for word in tree if word not in known]:
         raise ConfigError(f"{kind.__name__} has no option {', '.join(foreign)}: written by a newer normlab; update it")
+    hints = typing.get_type_hints(kind)
+    for word, value in tree.items():
+        if not _is_of(value, hints[word]):
+            raise ConfigError(f"{kind.__name__} has no {word}={value}")
     before = {
         name: field.metadata["absent"]
         for name, field in known.items()
         if name not in tree and "absent" in field.metadata
     }
     return kind(**tree, **before)
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value is of a field's type, as far as plain values go; a whole number is a float too."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_is_of(value, one) for one in typing.get_args(hint))
+    plain = typing.get_origin(hint) or hint
+    if plain is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if plain is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, plain) if plain in (str, bool, list, dict, types.NoneType) else True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from normlab.source import load_plugins
 from normlab.store.files import refusal
 from normlab.store.query import resolve_run
 from normlab.store.runs import RunFolder
+from normlab.store.schema import RUN_FILE
 from normlab.train import checkpoint
 from normlab.train.start import CHECKPOINTS, PLUGINS, TOKENIZER_FILE
 
@@ -61,7 +63,13 @@ class LoadedRun:
         norms.load_all()
         placements.load_all()
         load_plugins([str(path) for path in sorted((self.folder.path / PLUGINS).glob("*.py"))])
-        return config_of_record(self.record["config"])
+        try:
+            return config_of_record(self.record["config"])
+        except (ConfigError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"{self.folder.path / RUN_FILE}: holds no config that this normlab knows ({error}); "
+                "update normlab, or put back a copy"
+            ) from error
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -90,14 +98,22 @@ class LoadedRun:
         Raises:
             StoreError: There is no checkpoint, or none that is whole.
         """
-        saved, _ = checkpoint.newest(self.folder.path / CHECKPOINTS)
+        saved, problems = checkpoint.newest(self.folder.path / CHECKPOINTS)
+        for problem in problems:
+            print(f"normlab: {problem}; taking the checkpoint before it", file=sys.stderr)
         if saved is None:
             raise StoreError(f"run {self.folder.run_id} has no checkpoint yet; the same `normlab train` makes one")
         model = build_model(self.config, self.tokenizer.vocab_size)
         with torch.no_grad():
             for kind, tensors in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
                 for name, tensor in tensors:
-                    tensor.copy_(saved.tensors[f"{kind}/{name}"])
+                    values = saved.tensors.get(f"{kind}/{name}")
+                    if values is None or values.shape != tensor.shape:
+                        raise StoreError(
+                            f"the checkpoint of step {saved.step} of run {self.folder.run_id} has no {kind} {name} of "
+                            f"shape {tuple(tensor.shape)}: it is of another run, or of another normlab"
+                        )
+                    tensor.copy_(values)
         return model.eval()
 
     @torch.no_grad()

@@ -17,6 +17,7 @@ import torch
 from resuming import WORDS, Command, Train, contents, damage, differences, steps_of
 
 from normlab.store.query import find_runs
+from normlab.store.schema import seal
 from normlab.train import checkpoint
 
 
@@ -173,6 +174,35 @@ def test_whoever_may_read_the_record_may_read_the_state(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 4, {"x": torch.zeros(4)}, {})
     modes = {path.stat().st_mode for path in (tmp_path / "step_00000004").iterdir()}
     assert len(modes) == 1
+
+
+def test_reading_names_what_it_passes_over(train: Train, run_command: Command, interrupt: Callable[..., None]) -> None:
+    interrupt(9)
+    folder = train()
+    damage(folder, steps_of(folder)[-1])
+    code, out, err = run_command("sample", str(folder.path), "--tokens=3")
+    assert (code, err.count("\n")) == (0, 1)
+    assert "damaged" in err
+    assert "taking the checkpoint before it" in err
+    assert out
+
+
+@pytest.mark.parametrize(
+    ("section", "word", "value"), [("norm", "name", None), ("model", "context", None), ("optim", "lecay", 1)]
+)
+def test_a_config_that_nobody_knows_is_named(
+    section: str, word: str, value: object, train: Train, run_command: Command, interrupt: Callable[..., None]
+) -> None:
+    """As another normlab would write it, sealed as it should be."""
+    interrupt(9)
+    folder = train()
+    run = folder.run()
+    run["config"][section][word] = value
+    (folder.path / "run.json").write_bytes(seal(run))
+    code, out, err = run_command("sample", str(folder.path), "--tokens=3")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "run.json: holds no config that this normlab knows" in err
+    assert "update normlab, or put back a copy" in err
 
 
 def test_a_file_in_a_checkpoints_place_is_replaced(

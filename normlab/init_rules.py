@@ -65,7 +65,7 @@ def gpt2(weight: Weight) -> float:
 def gpt2_scaled(weight: Weight) -> float:
     """N(0, 0.02), and 0.02 / sqrt(2L) for the two matrices of a block that write into the stream.
 
-    Source: Radford et al. 2019, section 2.3 ("scale the weights of residual layers by 1/sqrt(N)").
+    Source: Radford et al. 2019, section 2.3: by 1 / sqrt(N) at initialisation, N the number of residual layers.
     """
     return 0.02 / math.sqrt(2 * weight.depth) if weight.role in OUTPUTS else 0.02
 

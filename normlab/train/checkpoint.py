@@ -24,6 +24,8 @@ from torch import Tensor
 from normlab.errors import StoreError
 from normlab.store.schema import decode, to_json
 
+FOLDER = "checkpoints"
+"""Where a run keeps them, in its own folder."""
 VERSION = 1
 NEWEST = 2
 """How many are kept, beside those that are asked for."""

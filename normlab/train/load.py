@@ -26,7 +26,7 @@ from normlab.store.query import resolve_run
 from normlab.store.runs import RunFolder
 from normlab.store.schema import RUN_FILE
 from normlab.train import checkpoint
-from normlab.train.start import CHECKPOINTS, PLUGINS, TOKENIZER_FILE
+from normlab.train.start import PLUGINS, TOKENIZER_FILE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +98,7 @@ class LoadedRun:
         Raises:
             StoreError: There is no checkpoint, or none that is whole.
         """
-        saved, problems = checkpoint.newest(self.folder.path / CHECKPOINTS)
+        saved, problems = checkpoint.newest(self.folder.path / checkpoint.FOLDER)
         for problem in problems:
             print(f"normlab: {problem}; taking the checkpoint before it", file=sys.stderr)
         if saved is None:

@@ -136,7 +136,7 @@ class Loop:
             "record_bytes": self.folder.size(),
         }
         branch = decay_start(self.config.optim, self.config.train.steps)
-        checkpoint.save(self.folder.path / "checkpoints", self.progress.step, self.tensors(), meta, keep={branch})
+        checkpoint.save(self.folder.path / checkpoint.FOLDER, self.progress.step, self.tensors(), meta, keep={branch})
         self._saved_step = self.progress.step
 
     # The loop.

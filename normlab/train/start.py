@@ -16,7 +16,6 @@ from normlab.config import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.store.files import write_atomic
-from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
 from normlab.tracking.background import Background
@@ -25,11 +24,10 @@ from normlab.tracking.console import Console
 from normlab.train import checkpoint
 from normlab.train.identity import describe
 from normlab.train.loop import Loop, Progress, copied_rows
-from normlab.train.optim import decay_start
 from normlab.train.resolve import Resolved, apply, resolve
 from normlab.train.signals import StopRequest
+from normlab.train.trunk import longest_trunk
 
-CHECKPOINTS = "checkpoints"
 PLUGINS = "plugins"
 TOKENIZER_FILE = "tokenizer.json"
 ENDED = (FINISHED, DIVERGED)
@@ -110,51 +108,28 @@ def _stopped(folder: RunFolder) -> bool:
 
 def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
     """Fill a new folder; run.json comes last, so that a kill in between leaves a folder that is no run yet."""
-    for name in (CHECKPOINTS, PLUGINS, METRICS_FILE, STATUS_FILE):
+    for name in (checkpoint.FOLDER, PLUGINS, METRICS_FILE, STATUS_FILE):
         path = folder.path / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     for number, path in enumerate(config.plugins):
         kept = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
         kept.parent.mkdir(exist_ok=True)
         shutil.copyfile(Path(path).expanduser(), kept)
-    trunk = None if config.run.fresh else _longest_trunk(folder, run, config)
+    trunk = None if config.run.fresh else longest_trunk(folder.path.parent, run, config)
     if trunk is not None:
-        source, step = trunk
-        saved = checkpoint.read(source.path / CHECKPOINTS, step)
-        write_atomic(folder.metrics_path, source.metrics_path.read_bytes()[: saved.meta["record_bytes"]])
-        checkpoint.save(folder.path / CHECKPOINTS, step, saved.tensors, saved.meta)
-        run["continued_from"] = {"run_id": source.run_id, "step": step}
+        trunk.graft(folder)
+        run["continued_from"] = {"run_id": trunk.folder.run_id, "step": trunk.checkpoint.step}
     RunFolder.create(folder.path, run)
-
-
-def _longest_trunk(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> tuple[RunFolder, int] | None:
-    """The finished shorter run that this one begins like, and the last step that both share."""
-    if run["trunk"] is None:
-        return None
-    best: tuple[RunFolder, int] | None = None
-    for entry in find_runs(folder.path.parent):
-        other = entry.run
-        if other.get("trunk") != run["trunk"] or entry.state != "finished":
-            continue
-        steps = other["config"]["train"]["steps"]
-        if steps >= config.train.steps:
-            continue
-        limit = min(decay_start(config.optim, steps), decay_start(config.optim, config.train.steps))
-        with contextlib.suppress(StoreError):
-            saved, _ = checkpoint.newest(entry.folder.path / CHECKPOINTS, at_most=limit)
-            if saved is not None and (best is None or saved.step > best[1]):
-                best = entry.folder, saved.step
-    return best
 
 
 def _go_to_checkpoint(loop: Loop) -> None:
     """Put the loop at the run's newest whole checkpoint, or at its beginning, and the record with it."""
-    saved, problems = checkpoint.newest(loop.folder.path / CHECKPOINTS)
+    saved, problems = checkpoint.newest(loop.folder.path / checkpoint.FOLDER)
     for problem in problems:
         _say(f"{problem}; going on from the checkpoint before it")
     last = loop.folder.status().get("checkpoint")
     if last is not None and not problems and (saved is None or saved.step < last):
-        missing = f"{loop.folder.path / CHECKPOINTS}: the checkpoint of step {last} is missing"
+        missing = f"{loop.folder.path / checkpoint.FOLDER}: the checkpoint of step {last} is missing"
         if saved is None:
             raise StoreError(
                 f"{missing} and there is no other; put it back, or start another run beside it with run.fresh=true"

@@ -188,10 +188,11 @@ def continuing(schedule: str) -> list[str]:
     return [f"optim.schedule={schedule}", "optim.warmup_steps=2"]
 
 
-@pytest.mark.parametrize(("schedule", "branch"), [("constant", 8), ("wsd", 6)])
-def test_more_steps_go_on_from_the_shorter_run(schedule: str, branch: int, train: Train) -> None:
+@pytest.mark.parametrize(("schedule", "steps", "branch"), [("constant", 8, 8), ("constant", 7, 7), ("wsd", 8, 6)])
+def test_more_steps_go_on_from_the_shorter_run(schedule: str, steps: int, branch: int, train: Train) -> None:
+    """One that ends between two evaluations, too: the longer run has none there."""
     words = continuing(schedule)
-    shorter = train(*words, "train.steps=8")
+    shorter = train(*words, f"train.steps={steps}")
     before = contents(shorter.path)
     longer = train(*words)
     assert longer.run()["continued_from"] == {"run_id": shorter.run_id, "step": branch}

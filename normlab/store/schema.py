@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,10 +68,13 @@ def decode(value: Any) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """A number of the record, encoded or not; None for whatever is no number."""
+    """A number of the record, encoded or not; None for whatever is no number, or none that a float can hold."""
     if isinstance(value, str):
         return _NON_FINITE.get(value)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, float):
+        return value
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and abs(value) <= sys.float_info.max else None
 
 
 def to_json(value: Any, indent: int | None = None) -> bytes:

@@ -50,6 +50,7 @@ def test_one_line_whatever_the_text():
         ("3", None),
         (None, None),
         (True, None),
+        (10**400, None),
         ({}, None),
     ],
 )

@@ -174,7 +174,7 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
     entries = json.loads(run_command("list", what, "--json")[1])
     assert entries
     for entry in entries:
-        extra = ["data.path=x"] if entry["name"] == "files" else []
+        extra = {"files": ["data.path=x"], "hub": ["data.name=x"]}.get(entry["name"], [])
         config = compose_run([f"{group}={entry['name']}", *extra])
         for option in entry.get("options", []):
             assert option["about"], f"{entry['name']}.{option['option']} has no documentation"

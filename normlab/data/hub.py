@@ -72,7 +72,13 @@ class HubOrigin(Origin):
         if self._folder:
             return
         from huggingface_hub import HfApi, constants
-        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            HFValidationError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
 
         address = f"{constants.ENDPOINT}/datasets/{self._dataset}"
         try:
@@ -80,6 +86,8 @@ class HubOrigin(Origin):
             self._commit = found.sha
         except RevisionNotFoundError as error:
             raise DataError(f"data.revision={self._revision}: no commit, branch or tag at {address}") from error
+        except GatedRepoError as error:  # a kind of RepositoryNotFoundError
+            self._explain(error)
         except (RepositoryNotFoundError, HFValidationError) as error:
             raise DataError(
                 f"{self._said}: no such dataset at {address}, and no such folder here; give its name as org/name, or "
@@ -92,6 +100,8 @@ class HubOrigin(Origin):
                     f"set HF_ENDPOINT to a mirror; {ELSEWHERE}"
                 ) from error
             self._offline = str(error)
+        except HfHubHTTPError as error:
+            self._explain(error)
 
     def read(self, scratch: Path, characters: int | None) -> Text:
         """Read the dataset, as far as it is wanted, into a file in `scratch`.
@@ -328,7 +338,7 @@ def _answer(ask: Callable[[], T]) -> T:
         NoAnswer: No network, a hub in trouble, or HF_HUB_OFFLINE. What the hub refuses is raised as it is.
     """
     from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     if constants.HF_HUB_OFFLINE or os.environ.get("HF_DATASETS_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise NoAnswer("HF_HUB_OFFLINE is set")
@@ -350,10 +360,10 @@ def _answer(ask: Callable[[], T]) -> T:
         return answer  # pyright: ignore[reportReturnType]
     if isinstance(error, OfflineModeIsEnabled):
         raise NoAnswer("HF_HUB_OFFLINE is set") from error
-    refused = isinstance(error, HfHubHTTPError | ValueError) and not _is_trouble(error)
-    if refused:
+    if isinstance(error, HFValidationError) or (isinstance(error, HfHubHTTPError) and not _is_trouble(error)):
         raise error
-    raise NoAnswer(f"no answer from {constants.ENDPOINT} ({' '.join(str(error).split()) or type(error).__name__:.150})")
+    reason = " ".join(str(error).split()) or type(error).__name__
+    raise NoAnswer(f"no answer from {constants.ENDPOINT} ({reason:.150})") from error
 
 
 def _is_trouble(error: Exception) -> bool:

@@ -27,7 +27,7 @@ SEAM = re.compile(r"(?<=\S) ")
 SEARCHED = 1 << 12
 """Characters before the end of a piece in which a seam is looked for; else it is cut where it ends."""
 
-FITTED = 1 << 25
+FITTED = 1 << 24
 """Characters of training text that BPE learns from, the first ones: memory grows with their different words."""
 
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}{1,32}| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]{1,32}|\s{1,32}(?!\S)|\s{1,32}"

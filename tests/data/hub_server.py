@@ -26,10 +26,17 @@ class Hub:
         repositories: Their files by path.
         gated: Those whose files nobody may read.
         dies_after: Bytes of files after which it closes every connection, the one in the middle of a file too.
+        says: Status and text of its answer to everything, as of a proxy in between.
     """
 
-    def __init__(self, repositories: Repositories, gated: tuple[str, ...] = (), dies_after: int | None = None) -> None:
-        self.repositories, self.gated, self.left = repositories, gated, dies_after
+    def __init__(
+        self,
+        repositories: Repositories,
+        gated: tuple[str, ...] = (),
+        dies_after: int | None = None,
+        says: tuple[int, bytes] | None = None,
+    ) -> None:
+        self.repositories, self.gated, self.left, self.says = repositories, gated, dies_after, says
         self.requests: list[str] = []
         self.sent = 0
         hub = self
@@ -72,7 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.left is not None and hub.left <= 0:
             self.close_connection = True
             return
-        if match := re.fullmatch(r"/api/(datasets|models)/([^/]+(?:/[^/]+)?)(?:/revision/(.+))?", path):
+        if hub.says is not None:
+            self._answer(*hub.says, {"Content-Type": "text/html"})
+        elif match := re.fullmatch(r"/api/(datasets|models)/([^/]+(?:/[^/]+)?)(?:/revision/(.+))?", path):
             kind, name, revision = match.groups()
             if files := self._repository(f"{kind}/{name}", revision):
                 siblings = [{"rfilename": file} for file in files]

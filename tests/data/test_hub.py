@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,10 +20,12 @@ import pandas as pd
 import pytest
 from hub_server import COMMIT, Hub, Repositories
 
-from normlab.config import DATA, HubData, NamedData, WikiText103
+from normlab.config import DATA, TOKENIZERS, HubData, NamedData, WikiText103
 from normlab.data import hub as module
 from normlab.data.corpus import open_corpus
+from normlab.data.subwords import BpeTokenizer
 from normlab.errors import DataError
+from normlab.launch import compose_run
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"Story {i}: \u00e9t\u00e9 \U0001f600\n" + f"word {i} " * (20 + i % 7) for i in range(120)]
@@ -62,6 +65,7 @@ import json, sys, time
 from normlab.config import HubData
 from normlab.data.corpus import open_corpus
 from normlab.errors import DataError
+from normlab.launch import compose_run
 for words in json.loads(sys.argv[1]):
     start = time.monotonic()
     try:
@@ -179,6 +183,25 @@ def test_what_is_wrong_with_a_dataset_is_said(hub: Any, opened: Any, cache: Path
     assert list((cache / "tokens").iterdir()) == []
 
 
+def test_a_tokenizer_comes_from_the_hub_once(hub: Any, opened: Any, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    definition = BpeTokenizer.fit(TEXTS, 300).definition
+    served = hub({"models/org/fast": {"tokenizer.json": definition.encode()}, "models/org/slow": {"vocab.txt": b"a"}})
+    (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
+    fast, slow = {"name": str(tmp_path), "tokenizer": "org/fast"}, {"name": str(tmp_path), "tokenizer": "org/slow"}
+    first, refused = opened(served.endpoint, fast, slow)
+    assert re.search(r"data.tokenizer=org/slow: .* has no tokenizer.json; choose another", refused["error"])
+    theirs = Tokenizer.from_str(definition)
+    expected = [[*theirs.encode(text).ids, theirs.get_vocab_size()] for text in TEXTS]
+    assert sorted(first["train"] + first["val"]) == sorted(token for document in expected for token in document)
+    assert first["train"][: len(expected[0])] in expected
+    served.close()
+    again, other = opened(served.endpoint, fast, {**fast, "val_fraction": 0.2})  # ours, and Hugging Face's cache
+    assert again["sha256"] == first["sha256"]
+    assert len(other["val"]) > len(first["val"])
+
+
 # No hub
 
 
@@ -194,12 +217,15 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("how", ["refused", "silent", "no such name", "offline"])
+@pytest.mark.parametrize("how", ["refused", "silent", "no such name", "offline", "portal", "in trouble"])
 @pytest.mark.parametrize("what", [{}, {"tokenizer": "org/pretrained"}], ids=["dataset", "tokenizer"])
 def test_no_hub_and_no_cache_is_said_within_five_seconds(
-    how: str, what: dict[str, str], silent: str, opened: Any
+    how: str, what: dict[str, str], silent: str, hub: Any, opened: Any
 ) -> None:
+    says = {"portal": (200, b"<html>Pay here</html>"), "in trouble": (503, b"")}
     endpoint = {"refused": refused(), "silent": silent}.get(how, "http://hub.invalid")
+    if how in says:
+        endpoint = hub(says=says[how]).endpoint
     (told,) = opened(endpoint, {"name": "org/parquet", **what}, HF_HUB_OFFLINE="1" if how == "offline" else "0")
     assert told["seconds"] < 5
     if what:
@@ -298,3 +324,69 @@ def test_lines_are_joined_into_articles() -> None:
     lines = [" = A Title = \n", "Text . \n", " = = A Section = = \n", "More , 1 = 1 . \n", " = B = \n", "End \n"]
     assert list(module.articles(lines, WikiText103.article)) == ["".join(lines[:4]), "".join(lines[4:])]
     assert next(module.articles(["before \n", *lines], WikiText103.article)) == "before \n"
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "pretrained"])
+def test_a_run_needs_neither_text_nor_tokenizer_once_it_is_made(
+    tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], run_command: Any
+) -> None:
+    """The command of the issue, on a folder; then the text, the tokenizer's file and the cache go away."""
+    monkeypatch.chdir(tmp_path)
+    Path("a_dataset").mkdir()
+    Path("a_dataset", "train.jsonl").write_bytes(jsonl(TEXTS, "body"))
+    if tokenizer == "pretrained":
+        tokenizer = "./tokenizer.json"
+        Path(tokenizer).write_text(BpeTokenizer.fit(TEXTS, 280).definition)
+    words = [word for word in words if not word.startswith("data")]
+    words += ["data=hub", "data.name=a_dataset", "data.column=body", f"data.tokenizer={tokenizer}", "train.steps=2"]
+    code, out, err = run_command("train", *words)
+    assert code == 0, err
+    assert run_command("train", *words)[1].startswith("finished at step 2")  # found again
+    for path in ("a_dataset", os.environ["NORMLAB_CACHE"], "tokenizer.json"):
+        shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink(missing_ok=True)
+    code, out, err = run_command("sample", "rmsnorm", "--prompt", "word", "--tokens", "5", "--results-dir", "results")
+    assert code == 0, err
+    assert out.startswith("word")
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (["data.tokenizer=byts"], r"unknown tokenizer 'byts': .*did you mean 'bytes'.*pretrained"),
+        (["data.tokenizer=bpee"], r"did you mean 'bpe'"),
+        (["data.vocab_size=500"], r"has no effect with data.tokenizer=bytes; .*data.tokenizer=bpe"),
+        (["data.vocab_size=256", "data.tokenizer=bpe"], r"data.vocab_size=256: must be at least 257"),
+        (["data.max_tokens=1"], r"data.max_tokens=1: must be at least 2"),
+        (["data=hub"], r"data=hub needs a dataset's name: data.name=roneneldan/TinyStories"),
+        (["data=hub", "data.name=stdlib"], r"data.name=stdlib: is a corpus.*use data=stdlib"),
+        (["data=stdlib", "data.name=org/x"], r"data.name=org/x: is not to be set;.*data=hub"),
+        (["data=hub", "data.nam=org/x"], r"did you mean 'name'"),
+        (["data=tinystorys"], r"did you mean 'tinystories'"),
+        (["data=tinystories"], r"data=tinystories: HF_HUB_OFFLINE is set.*data=stdlib.*data=files"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], pattern: str, run_command: Any, tmp_path: Path) -> None:
+    code, out, err = run_command("train", *words, "tracking.wandb=off", f"results_dir={tmp_path / 'results'}")
+    assert (code, out) == (2, "")
+    assert re.search(pattern, err), err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "distilgpt2", "bert-base-uncased", "t5-small", "EleutherAI/pythia-70m", "xlnet"]
+)
+def test_names_of_the_hub_are_no_misspellings(name: str) -> None:
+    assert compose_run([f"data.tokenizer={name}"]).data.tokenizer == name
+
+
+def test_max_tokens_are_exact_for_every_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
+    for tokenizer in TOKENIZERS:
+        whole = open_corpus(HubData(name=str(tmp_path), tokenizer=tokenizer))
+        some = open_corpus(HubData(name=str(tmp_path), tokenizer=tokenizer, max_tokens=3000))
+        assert len(some.train) + len(some.val) == 3000
+        assert len(some.val) > 30
+        assert some.sha256 != whole.sha256
+        more = open_corpus(HubData(name=str(tmp_path), tokenizer=tokenizer, max_tokens=10**7))
+        assert more.sha256 == whole.sha256

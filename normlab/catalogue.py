@@ -97,7 +97,13 @@ def _is_marked(node: ast.ClassDef, decorator: str) -> bool:
 
 def _derived(base: str) -> list[Entry]:
     known = _classes("config.py")
-    return [_entry(node, known) for node in known.values() if base in _bases(node)]
+    found = [_entry(node, known) for node in known.values() if base in _ancestors(node, known)]
+    return [entry for entry in found if entry["name"]]
+
+
+def _ancestors(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> set[str]:
+    bases = _bases(node)
+    return set(bases).union(*(_ancestors(known[base], known) for base in bases if base in known))
 
 
 def _called(node: ast.Call) -> str:

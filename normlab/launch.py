@@ -24,7 +24,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from normlab.config import DATA, OPTIMIZERS, RunConfig
+from normlab.config import DATA, OPTIMIZERS, HubData, RunConfig
 from normlab.errors import ConfigError, nearest, unknown
 from normlab.norms.base import load_all as load_norms
 from normlab.options import leaves
@@ -224,7 +224,8 @@ def _word_of(key: str, words: Sequence[str]) -> str:
 def _fields(kind: Any) -> list[str]:
     if not dataclasses.is_dataclass(kind):
         return []
-    return sorted(field.name for field in dataclasses.fields(kind) if field.name not in ("name", "preset"))
+    fixed = ("preset",) if kind is HubData else ("name", "preset")
+    return sorted(field.name for field in dataclasses.fields(kind) if field.name not in fixed)
 
 
 def leaves_of_default() -> dict[str, Any]:

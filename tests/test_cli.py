@@ -174,7 +174,7 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
     entries = json.loads(run_command("list", what, "--json")[1])
     assert entries
     for entry in entries:
-        extra = ["data.path=x"] if entry["name"] == "files" else []
+        extra = {"files": ["data.path=x"], "hub": ["data.name=x"]}.get(entry["name"], [])
         config = compose_run([f"{group}={entry['name']}", *extra])
         for option in entry.get("options", []):
             assert option["about"], f"{entry['name']}.{option['option']} has no documentation"
@@ -192,6 +192,7 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
         ["list", "norms"],
         ["list", "placements"],
         ["list", "models"],
+        ["list", "data"],
         ["summarize", "."],
     ],
 )
@@ -201,7 +202,8 @@ def test_what_needs_no_torch_loads_none(arguments: list[str], tmp_path: Path) ->
     code = (
         "import sys\nfrom normlab.cli import main\n"
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"
-        "print([name for name in ('torch', 'wandb', 'datasets', 'pandas', 'hydra') if name in sys.modules])"
+        "heavy = ('torch', 'wandb', 'datasets', 'tokenizers', 'huggingface_hub', 'pandas', 'hydra')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60

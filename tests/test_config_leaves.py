@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from normlab.config import DATA, OPTIMIZERS, RunConfig
-from normlab.errors import ConfigError, NormlabError
+from normlab.config import DATA, OPTIMIZERS, NamedData, RunConfig
+from normlab.data.corpus import open_corpus
+from normlab.errors import ConfigError, DataError, NormlabError
 from normlab.launch import compose_run
 from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
@@ -63,6 +64,14 @@ def paces(config: RunConfig) -> Any:
 def corpus(config: RunConfig) -> Any:
     run = train(config, sinks=[]).folder.run()["corpus"]
     return run["sha256"], run["val_tokens"]
+
+
+def corpus_or_refusal(config: RunConfig) -> Any:
+    """The corpus, or why there is none."""
+    try:
+        return open_corpus(config.data).sha256
+    except DataError as error:
+        return str(error)
 
 
 def record(word: str) -> Callable[[RunConfig], Any]:
@@ -147,6 +156,8 @@ PLACEMENT_LEAVES = {
 SHARED_DATA = {
     "name": FIXED,
     "tokenizer": Leaf("bytes", "chars", corpus),
+    "vocab_size": Leaf("300", "310", corpus, ("data.tokenizer=bpe", "data.max_tokens=9000")),
+    "max_tokens": Leaf("4000", "5000", corpus),
     "seed": Leaf("0", "1", losses),
     "val_fraction": Leaf("0.05", "0.1", corpus),
 }
@@ -156,6 +167,18 @@ DATA_LEAVES = {
         "path": Leaf(f"[{HERE / 'corpus.txt'}]", f"[{HERE / 'make_corpus.py'}]", corpus),
         "column": Leaf("text", "other", corpus, ("data.path=[two_columns.jsonl]",)),
     },
+    # The hub's code on folders; on a hub: tests/data/test_hub.py.
+    "hub": SHARED_DATA | {
+        "name": Leaf("a_dataset", "another", corpus),
+        "column": Leaf("text", "other", corpus),
+        "subset": Leaf("one", "two", corpus, ("data.name=with_subsets",)),
+        "split": Leaf("train", "test", corpus),
+        "revision": Leaf("null", "main", corpus_or_refusal),
+    },
+    "shakespeare": SHARED_DATA,
+    "tinystories": SHARED_DATA,
+    "wikitext103": SHARED_DATA,
+    "fineweb_edu": SHARED_DATA,
 }  # fmt: skip
 SHARED_OPTIM = {
     "name": FIXED,
@@ -250,12 +273,33 @@ def test_every_leaf_has_a_row() -> None:
     assert listed == known_leaves()
 
 
+def write_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and folders for the leaves of corpora, and a folder in the place of every dataset with a word."""
+    rows = '{"text": "one two three four five", "other": "six seven eight nine"}\n'
+    many = "".join(
+        f'{{"text": "{line}", "other": "{line[::-1]}"}}\n' for line in (HERE / "corpus.txt").read_text().splitlines()
+    )
+    subsets = (
+        "---\nconfigs:\n- {config_name: one, data_files: a.jsonl}\n- {config_name: two, data_files: b.jsonl}\n---\n"
+    )
+    for name, text in {
+        "two_columns.jsonl": rows * 40, "a_dataset/train.jsonl": many, "a_dataset/test.jsonl": rows * 40,
+        "another/train.jsonl": rows * 40, "with_subsets/README.md": subsets, "with_subsets/a.jsonl": many,
+        "with_subsets/b.jsonl": rows * 40,
+    }.items():  # fmt: skip
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    for kind in DATA.values():
+        if issubclass(kind, NamedData):
+            monkeypatch.setattr(kind, "hub", {"name": "a_dataset"})
+
+
 @pytest.mark.parametrize(("choice", "word", "leaf"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in rows()])
 def test_leaf(
     choice: str, word: str, leaf: Leaf, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("two_columns.jsonl").write_text('{"text": "one two three four five", "other": "six seven eight nine"}\n' * 40)
+    write_texts(monkeypatch)
     small = ["model.context=8", "model.width=16", "train.steps=4", "train.batch_size=4", "eval.sequences=4"]
 
     def config_with(value: str) -> RunConfig:
@@ -264,8 +308,10 @@ def test_leaf(
         every = [w for w in [*words, *small] if not w.startswith("results_dir=")] + [f"results_dir={place}"]
         if choice:
             every = [w for w in every if not w.startswith(choice.partition("=")[0] + "=")] + [choice]
-            if choice == "data=stdlib":
+            if choice.startswith("data=") and choice != "data=files":
                 every = [w for w in every if not w.startswith("data.path")]
+            if choice == "data=hub":
+                every.append("data.name=a_dataset")
         every = [w for w in every if not w.startswith(f"{word}=")]
         given = [w for w in leaf.given if w != choice and not (choice and w.startswith(choice.partition("=")[0] + "="))]
         return compose_run([*every, *given, f"{word}={value}"])

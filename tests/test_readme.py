@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from normlab.data.subwords import BpeTokenizer
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SMALL = [
@@ -43,6 +45,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("my_text.txt").write_text(text)
     Path("a.jsonl").write_text("".join(json.dumps({"body": text[i:]}) + "\n" for i in range(30)))
     pd.DataFrame({"body": [text[i:] for i in range(30)]}).to_parquet("b.parquet")
+    # What the README has from the hub: a folder of a dataset's name is taken for it, and so is a tokenizer's.
+    for name in ("roneneldan/TinyStories", "stanfordnlp/imdb"):
+        Path(name).mkdir(parents=True)
+        Path(name, "train.jsonl").write_text("".join(json.dumps({"text": text[i:]}) + "\n" for i in range(30)))
+    Path("gpt2").mkdir()
+    Path("gpt2", "tokenizer.json").write_text(BpeTokenizer.fit([text]).definition)
     (plugin,) = (block for block in blocks("python") if block.startswith("# my_norm.py"))
     Path("my_norm.py").write_text(plugin)
     return tmp_path

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from normlab.config import DataConfig, FilesData, canonical_hash
+from normlab.config import TOKENIZERS, DataConfig, HubData, NamedData, canonical_hash
+from normlab.data import hub, tokenizers
 from normlab.data import split as split_rule
-from normlab.data import tokenizers
 from normlab.data.baselines import baselines
 from normlab.data.cache import fresh_folder, locked
-from normlab.data.documents import Documents, read_documents
-from normlab.data.sources import find_sources, source_sha256
-from normlab.data.tokenizers import Tokenizer, token_dtype
+from normlab.data.origins import FilesOrigin, Origin, Text
+from normlab.data.subwords import PIECE, pieces, token_dtype
+from normlab.data.tokenizers import Tokenizer
 from normlab.errors import DataError
 from normlab.paths import cache_dir
 
@@ -40,7 +40,7 @@ class Corpus:
     """Text as tokens, in two parts, and what is known of it."""
 
     name: str
-    """The word after `data=`."""
+    """The word after `data=`, or the dataset's name."""
     train: np.memmap
     """Training tokens (N,), read-only."""
     val: np.memmap
@@ -49,7 +49,9 @@ class Corpus:
     sha256: str
     """Hash of both parts' tokens and of the tokenizer: the corpus's identity."""
     source_sha256: str
-    """Hash of the files that it was made from, names and bytes."""
+    """Hash of what it was made from: files, their names and bytes; or the documents that the hub gave."""
+    source: dict[str, Any] | None
+    """The dataset of the hub and its commit, where it is from there."""
     split: str
     """What was held out: whole `documents`, or their `tails`."""
     num_documents: int
@@ -69,6 +71,7 @@ class Corpus:
             "documents": self.num_documents,
             "split": self.split,
             "baselines": dict(self.baselines),
+            **({"source": self.source} if self.source else {}),
         }
 
 
@@ -83,20 +86,25 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         DataError: The text cannot be read or is too short to split, or the cache cannot be written.
     """
     cache = (cache or cache_dir()).absolute()
-    sources = find_sources(config)
-    column = config.column if isinstance(config, FilesData) else "text"
+    origin: Origin = hub.HubOrigin(config) if isinstance(config, HubData | NamedData) else FilesOrigin(config)
+    tokenizer_file = None if config.tokenizer in TOKENIZERS else hub.local_tokenizer(config.tokenizer)
     parts = {
         "format": FORMAT,
         "split_rule": split_rule.RULE,
         "name": config.name,
-        "source_sha256": source_sha256(sources),
         "tokenizer": config.tokenizer,
+        "tokenizer_sha256": hashlib.sha256(tokenizer_file.read_bytes()).hexdigest() if tokenizer_file else None,
+        "vocab_size": config.vocab_size,
+        "max_tokens": config.max_tokens,
         "val_fraction": config.val_fraction,
-        "column": column,
+        "origin": origin.key,
     }
     folder = cache / "tokens" / canonical_hash(parts)
     if corpus := _read(folder):
         return corpus
+    # What the hub has to say comes before any waiting for other processes.
+    pretrained = None if config.tokenizer in TOKENIZERS else hub.pretrained_tokenizer(config.tokenizer)
+    origin.connect()
     # Its name is ours alone: it is deleted as it stands, and the cache may be a folder that others use too.
     making = cache / ".normlab-making"
     try:
@@ -104,9 +112,9 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
             if corpus := _read(folder):  # another process made it while this one waited
                 return corpus
             with fresh_folder(folder, making) as new:
-                _write(new, read_documents(sources, column, making / "datasets"), config, parts)
-                if source_sha256(find_sources(config)) != parts["source_sha256"]:
-                    raise DataError(f"data={config.name}: the text changed while it was read; try again")
+                characters = config.max_tokens and tokenizers.characters_for(config.tokenizer, config.max_tokens)
+                _write(new, origin.read(making / "datasets", characters), pretrained, config, parts)
+                origin.check_unchanged()
     except OSError as error:
         raise DataError(
             f"{cache}: the cache cannot be written ({error.strerror or error}); "
@@ -117,36 +125,43 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     raise DataError(f"{folder}: does not read back as it was written; check the disk, or set NORMLAB_CACHE")
 
 
-def _write(folder: Path, documents: Documents, config: DataConfig, parts: dict[str, Any]) -> None:
+def _write(folder: Path, text: Text, pretrained: Tokenizer | None, config: DataConfig, parts: dict[str, Any]) -> None:
     digests, lengths = [], []
-    for text in documents:
-        digests.append(hashlib.sha256(text.encode()).digest())
-        lengths.append(len(text))
+    for document in text.documents:
+        digests.append(hashlib.sha256(document.encode()).digest())
+        lengths.append(len(document))
     if not digests:
-        raise DataError(f"data={config.name}: there is no text in it; every document is empty")
+        raise DataError(f"{config.said}: there is no text in it; every document is empty")
     held_out = split_rule.held_out_documents(digests, lengths, config.val_fraction)
 
     def halves() -> Iterator[tuple[str, str]]:
         """Each document's training text and validation text; one of them may be empty."""
-        for text, digest in zip(documents, digests, strict=True):
+        for document, digest in zip(text.documents, digests, strict=True):
             if held_out:
-                yield ("", text) if digest in held_out else (text, "")
+                yield ("", document) if digest in held_out else (document, "")
             else:
-                start = split_rule.tail_start(text, config.val_fraction)
-                yield text[:start], text[start:]
+                start = split_rule.tail_start(document, config.val_fraction)
+                yield document[:start], document[start:]
 
-    tokenizer = tokenizers.fit(config.tokenizer, (train for train, _ in halves()))
-    files = _write_tokens(folder, halves, tokenizer)
+    tokenizer = pretrained or tokenizers.fit(config.tokenizer, (train for train, _ in halves()), config.vocab_size)
+    most: dict[str, int] | None = None
+    if config.max_tokens is not None:
+        num_val = sum(len(val) for _, val in halves())
+        most = {"val": round(config.max_tokens * num_val / sum(lengths))}
+        most["train"] = config.max_tokens - most["val"]
+    files = _write_tokens(folder, halves, tokenizer, most)
     for part in PARTS:
         if files[part]["tokens"] == 0:
             raise DataError(
-                f"data={config.name}: {sum(lengths)} characters in {len(lengths)} documents leave nothing "
+                f"{config.said}: {sum(lengths)} characters in {len(lengths)} documents leave nothing "
                 f"for {part} with data.val_fraction={config.val_fraction}; give it more text"
             )
     train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
     meta = parts | {
         "split": "documents" if held_out else "tails",
         "num_documents": len(lengths),
+        "source_sha256": text.sha256,
+        "source": text.source,
         "tokenizer_state": tokenizer.state(),
         "vocab_size": tokenizer.vocab_size,
         "dtype": token_dtype(tokenizer.vocab_size).str,
@@ -158,28 +173,65 @@ def _write(folder: Path, documents: Documents, config: DataConfig, parts: dict[s
 
 
 def _write_tokens(
-    folder: Path, halves: Callable[[], Iterator[tuple[str, str]]], tokenizer: Tokenizer
+    folder: Path,
+    halves: Callable[[], Iterator[tuple[str, str]]],
+    tokenizer: Tokenizer,
+    most: dict[str, int] | None,
 ) -> dict[str, dict[str, Any]]:
-    """Write both parts, one document in memory at a time; length and hash of each."""
+    """Write both parts, or so many tokens of each, some pieces in memory at a time; length and hash of each."""
     dtype = token_dtype(tokenizer.vocab_size)
-    end = np.array([tokenizer.end_of_document], dtype).tobytes()
+    end = np.array([tokenizer.end_of_document], dtype)
     hashes = {part: hashlib.sha256() for part in PARTS}
-    sizes = dict.fromkeys(PARTS, 0)
+    sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
     with _bin(folder, "train").open("wb") as train, _bin(folder, "val").open("wb") as val:
-        for texts in halves():
-            for part, file, text in zip(PARTS, (train, val), texts, strict=True):
-                if text:
-                    content = tokenizer.encode(text).astype(dtype, copy=False).tobytes() + end
-                    hashes[part].update(content)
-                    sizes[part] += file.write(content)
+        files = {"train": train, "val": val}
+        for batch in _batches(_pieces(halves())):
+            for (part, _, ends), tokens_T in zip(
+                batch, tokenizer.encode_batch([text for _, text, _ in batch]), strict=True
+            ):
+                content_T = np.concatenate([tokens_T, end]) if ends else tokens_T
+                if most is not None:
+                    content_T = content_T[: most[part] - sizes[part]]
+                content = content_T.astype(dtype, copy=False).tobytes()
+                files[part].write(content)
+                hashes[part].update(content)
+                sizes[part] += len(content_T)
+            if most is not None and all(sizes[part] >= most[part] for part in PARTS):
+                break
     return {
         part: {
-            "tokens": sizes[part] // dtype.itemsize,
-            "bytes": sizes[part],
+            "tokens": sizes[part],
+            "bytes": sizes[part] * dtype.itemsize,
             "sha256": hashes[part].hexdigest(),
         }
         for part in PARTS
     }
+
+
+Piece = tuple[str, str, bool]
+"""Part, text, and whether a document ends with it."""
+
+
+def _pieces(halves: Iterable[tuple[str, str]]) -> Iterator[Piece]:
+    for texts in halves:
+        for part, text in zip(PARTS, texts, strict=True):
+            if text:
+                *before, last = pieces(text)
+                yield from ((part, piece, False) for piece in before)
+                yield part, last, True
+
+
+def _batches(found: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces that are encoded together: about one full one's text, so that memory stays small."""
+    batch, characters = [], 0
+    for piece in found:
+        batch.append(piece)
+        characters += len(piece[1])
+        if characters >= PIECE:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 def _read(folder: Path) -> Corpus | None:
@@ -208,6 +260,7 @@ def _read(folder: Path) -> Corpus | None:
         tokenizer=tokenizer,
         sha256=canonical_hash(identity),
         source_sha256=meta["source_sha256"],
+        source=meta["source"],
         split=meta["split"],
         num_documents=meta["num_documents"],
         baselines=meta["baselines"],

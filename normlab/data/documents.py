@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,50 @@ if TYPE_CHECKING:
 
 BATCH = 16
 """Documents in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first characters of some documents; the last of them is cut."""
+
+    documents: Iterable[str]
+    characters: int
+
+    def __iter__(self) -> Iterator[str]:
+        left = self.characters
+        for text in self.documents:
+            yield text[:left]
+            left -= len(text)
+            if left <= 0:
+                return
+
+
+class Spool:
+    """Documents that can be had only once, such as a stream's, put on the disk to be gone through again.
+
+    Empty ones are left out.
+
+    Args:
+        path: A new file of ours; the documents need it as long as they live.
+        documents: Gone through to their end.
+    """
+
+    def __init__(self, path: Path, documents: Iterable[str]) -> None:
+        self._path = path
+        content_hash = hashlib.sha256()
+        with path.open("wb") as file:
+            for text in documents:
+                if content := text.encode():
+                    record = len(content).to_bytes(8, "little") + content
+                    content_hash.update(record)
+                    file.write(record)
+        self.sha256 = content_hash.hexdigest()
+        """Of every document and its length, in hex."""
+
+    def __iter__(self) -> Iterator[str]:
+        with self._path.open("rb") as file:
+            while length := file.read(8):
+                yield file.read(int.from_bytes(length, "little")).decode()
 
 
 class Documents:
@@ -68,7 +114,7 @@ def read_documents(sources: Sequence[Source], column: str, scratch: Path) -> Doc
                 f"{source.path}: not UTF-8 at byte {at}; convert it (iconv -t utf-8), unpack it, or leave it out"
             )
     parts = []
-    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, _quiet_and_offline():
+    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, quiet(offline=True):
         links = {source: _link(source, folder, number) for number, source in enumerate(sources)}
         for is_text, group in itertools.groupby(sources, key=lambda source: source.kind == "text"):
             # Text files are loaded together, for speed. Others one by one: their columns may differ.
@@ -148,20 +194,25 @@ def _check_column(source: Source, column: str, names: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_and_offline() -> Iterator[None]:
-    """No progress bars, no log lines, and no network: `load_dataset` reports each use to be counted."""
+def quiet(*, offline: bool) -> Iterator[None]:
+    """No progress bars, no log lines; and, `offline`, no network: `load_dataset` reports each use to be counted."""
     import datasets
     from datasets import config
-    from datasets.utils import are_progress_bars_disabled, logging
+    from datasets.utils import logging
+    from huggingface_hub import utils as hub
 
-    bars, verbosity, offline = not are_progress_bars_disabled(), logging.get_verbosity(), config.HF_HUB_OFFLINE
-    datasets.disable_progress_bars()
+    was_offline, verbosity, hub_verbosity = config.HF_HUB_OFFLINE, logging.get_verbosity(), hub.logging.get_verbosity()
+    bars = [of for of in (datasets.utils, hub) if not of.are_progress_bars_disabled()]
+    for of in bars:
+        of.disable_progress_bars()
     logging.set_verbosity(logging.CRITICAL)
-    config.HF_HUB_OFFLINE = True
+    hub.logging.set_verbosity(logging.CRITICAL)
+    config.HF_HUB_OFFLINE = offline
     try:
         yield
     finally:
-        config.HF_HUB_OFFLINE = offline
+        config.HF_HUB_OFFLINE = was_offline
+        hub.logging.set_verbosity(hub_verbosity)
         logging.set_verbosity(verbosity)
-        if bars:
-            datasets.enable_progress_bars()
+        for of in bars:
+            of.enable_progress_bars()

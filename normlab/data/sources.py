@@ -56,7 +56,7 @@ def find_sources(config: DataConfig) -> list[Source]:
         return _stdlib()
     if isinstance(config, FilesData):
         return _files(config.path)
-    raise DataError(unknown("corpus", config.name, ("stdlib", "files")))
+    raise DataError(unknown("corpus of files", config.name, ("stdlib", "files")))
 
 
 def source_sha256(sources: Iterable[Source]) -> str:
@@ -99,7 +99,7 @@ def _stdlib() -> list[Source]:
     root = Path(sysconfig.get_path("stdlib"))
     sources = [
         source
-        for source in _below(root, NOT_THE_LIBRARY)
+        for source in files_below(root, NOT_THE_LIBRARY)
         if source.path.suffix == ".py"
         and not source.name.startswith(NOT_THE_SAME_EVERYWHERE)
         and invalid_utf8_at(source.path) is None
@@ -117,7 +117,7 @@ def _files(paths: Iterable[str]) -> list[Source]:
             raise DataError(f"data.path={word}: there is no such file or folder")
         if not path.is_dir() and not path.is_file():
             raise DataError(f"data.path={word}: is no regular file; reading it might never end")
-        found = _below(path) if path.is_dir() else [Source(path, path.name)]
+        found = files_below(path) if path.is_dir() else [Source(path, path.name)]
         if not found:
             raise DataError(f"data.path={word}: holds no file that is not hidden; put text there")
         for source in found:
@@ -125,7 +125,7 @@ def _files(paths: Iterable[str]) -> list[Source]:
     return list(sources.values())
 
 
-def _below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Source]:
+def files_below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Source]:
     """The files below a folder, by their path, without hidden ones and without what lies in `skipped`."""
     found = []
     for folder, folders, names in os.walk(root, onerror=_refuse):

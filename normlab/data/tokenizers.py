@@ -1,4 +1,4 @@
-"""Text to tokens and back: UTF-8 bytes, or the characters of the training text.
+"""Text to tokens and back: UTF-8 bytes, the characters of the training text, and pieces of words.
 
 Every tokenizer has a token that no text encodes to, `end_of_document`; corpora put it after each document. It
 decodes to a line break, so that documents in generated text start on a line of their own.
@@ -8,11 +8,12 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from normlab.data.subwords import BpeTokenizer, SubwordTokenizer, token_dtype
 from normlab.errors import DataError, unknown
 
 
@@ -27,6 +28,10 @@ class Tokenizer(Protocol):
         """Tokens of a text, in `token_dtype(vocab_size)`."""
         ...
 
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Tokens of each of some texts."""
+        ...
+
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
         """Text of tokens; any tokens of the vocabulary have one."""
         ...
@@ -34,11 +39,6 @@ class Tokenizer(Protocol):
     def state(self) -> dict[str, Any]:
         """All that `from_state` needs, as plain JSON values."""
         ...
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The narrowest little-endian unsigned integer, of 16 or 32 bits, that holds every token."""
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 class BytesTokenizer:
@@ -56,6 +56,10 @@ class BytesTokenizer:
         # Words from a command line hold bytes that are not UTF-8 as escapes; they come back as those bytes.
         return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype("<u2")
 
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Tokens of each of some texts."""
+        return [self.encode(text) for text in texts]
+
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
         """Text of tokens."""
         ids_T = _checked(tokens_T, self.vocab_size)
@@ -67,7 +71,7 @@ class BytesTokenizer:
         return {"name": self.name}
 
     @classmethod
-    def fit(cls, texts: Iterable[str]) -> BytesTokenizer:
+    def fit(cls, texts: Iterable[str], vocab_size: int | None = None) -> BytesTokenizer:
         """The tokenizer; bytes are the same in every text, so it is not read."""
         return cls()
 
@@ -102,8 +106,8 @@ class CharsTokenizer:
         self._code_of_token = np.concatenate([codes, [ord("\n"), 0xFFFD]]).astype("<u4")
 
     @classmethod
-    def fit(cls, texts: Iterable[str]) -> CharsTokenizer:
-        """The tokenizer of the characters in `texts`."""
+    def fit(cls, texts: Iterable[str], vocab_size: int | None = None) -> CharsTokenizer:
+        """The tokenizer of the characters in `texts`, however many."""
         characters: set[str] = set()
         for text in texts:
             characters.update(text)
@@ -112,6 +116,10 @@ class CharsTokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Tokens of a text: one a character."""
         return self._token_of_code[np.minimum(_code_points(text), len(self._token_of_code) - 1)]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Tokens of each of some texts."""
+        return [self.encode(text) for text in texts]
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
         """Text of tokens."""
@@ -127,34 +135,49 @@ class CharsTokenizer:
         return cls(state["characters"])
 
 
-TOKENIZERS: dict[str, type[BytesTokenizer] | type[CharsTokenizer]] = {
+TOKENIZERS: dict[str, type[BytesTokenizer] | type[CharsTokenizer] | type[BpeTokenizer]] = {
     "bytes": BytesTokenizer,
     "chars": CharsTokenizer,
+    "bpe": BpeTokenizer,
 }
+"""Those that are made here. Any other name is a pretrained one's, which `hub.pretrained_tokenizer` finds."""
 
 
-def fit(name: str, training_texts: Iterable[str]) -> Tokenizer:
+def characters_for(name: str, tokens: int) -> int:
+    """How much text is read for a number of tokens: enough for all of them, wherever that can be known.
+
+    A byte or a character is a token, at least, of each character. Pieces of words are three to five
+    characters long in most text; eight are allowed for.
+    """
+    return tokens if name in ("bytes", "chars") else 8 * tokens
+
+
+def fit(name: str, training_texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
     """The tokenizer `name`, made from the training text where it depends on text at all.
+
+    Args:
+        name: bytes, chars or bpe.
+        training_texts: Read only as far as the tokenizer needs it.
+        vocab_size: For bpe: the most tokens that it has.
 
     Raises:
         DataError: No tokenizer has that name.
     """
-    return _named(name).fit(training_texts)
+    if name not in TOKENIZERS:
+        raise DataError("data.tokenizer: " + unknown("tokenizer", name, TOKENIZERS))
+    return TOKENIZERS[name].fit(training_texts, vocab_size)
 
 
 def from_state(state: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `state()` was taken from.
+    """The tokenizer that `state()` was taken from. A pretrained one is whole in its state.
 
     Raises:
         DataError: No tokenizer has that name.
     """
-    return _named(str(state.get("name"))).from_state(state)
-
-
-def _named(name: str) -> type[BytesTokenizer] | type[CharsTokenizer]:
-    if name not in TOKENIZERS:
+    name = str(state.get("name"))
+    if name not in TOKENIZERS and "definition" not in state:
         raise DataError("data.tokenizer: " + unknown("tokenizer", name, TOKENIZERS))
-    return TOKENIZERS[name]
+    return TOKENIZERS.get(name, SubwordTokenizer).from_state(state)
 
 
 def _code_points(text: str) -> np.ndarray:

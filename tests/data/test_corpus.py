@@ -19,6 +19,7 @@ import pytest
 
 from normlab.config import FilesData, StdlibData
 from normlab.data import corpus as module
+from normlab.data import origins
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.data.sources import find_sources
 from normlab.errors import DataError
@@ -52,8 +53,8 @@ def folder_of(cache: Path) -> Path:
 
 def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     built: list[object] = []
-    read = module.read_documents
-    monkeypatch.setattr(module, "read_documents", lambda *args: built.append(args) or read(*args))
+    read = origins.read_documents
+    monkeypatch.setattr(origins, "read_documents", lambda *args: built.append(args) or read(*args))
     return built
 
 
@@ -235,17 +236,17 @@ def test_text_that_changes_while_it_is_read_is_refused(
     files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = files(some_texts(30))
-    read = module.read_documents
+    read = origins.read_documents
 
     def read_then_change(*args: object) -> object:
         documents = read(*args)  # pyright: ignore[reportArgumentType]
         files({"000.txt": "other"})
         return documents
 
-    monkeypatch.setattr(module, "read_documents", read_then_change)
+    monkeypatch.setattr(origins, "read_documents", read_then_change)
     with pytest.raises(DataError, match="changed while it was read; try again"):
         open_corpus(config)
-    monkeypatch.setattr(module, "read_documents", read)
+    monkeypatch.setattr(origins, "read_documents", read)
     assert "other" in documents_of(open_corpus(config).train) + documents_of(open_corpus(config).val)
 
 
@@ -365,7 +366,7 @@ OPEN = """
 import os, signal, sys, time
 from pathlib import Path
 from normlab.config import FilesData
-from normlab.data import cache, corpus, tokenizers
+from normlab.data import cache, corpus, origins, tokenizers
 
 def kill(*args):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -429,7 +430,7 @@ def test_the_second_time_does_not_import_datasets(files: Files) -> None:
 
 
 # Most of them read the text without `datasets`, whose import would take most of the time.
-SIMPLY = "corpus.read_documents = lambda sources, *_: [source.path.read_text() for source in sources]\n"
+SIMPLY = "origins.read_documents = lambda sources, *_: [source.path.read_text() for source in sources]\n"
 
 KILLS = {
     "once the text is read": "corpus._write = kill",

@@ -6,9 +6,10 @@ import random
 import numpy as np
 import pytest
 
-from normlab.config import DataConfig
+from normlab import config
 from normlab.data import tokenizers
-from normlab.data.tokenizers import TOKENIZERS, BytesTokenizer, CharsTokenizer, token_dtype
+from normlab.data.subwords import token_dtype
+from normlab.data.tokenizers import TOKENIZERS, BytesTokenizer, CharsTokenizer
 from normlab.errors import DataError
 
 SAMPLES = [
@@ -21,8 +22,7 @@ SAMPLES = [
 
 
 def test_every_tokenizer_is_an_option() -> None:
-    field = DataConfig.__dataclass_fields__["tokenizer"]
-    assert set(field.metadata["choices"]) == set(TOKENIZERS)
+    assert set(config.TOKENIZERS) == set(TOKENIZERS)
 
 
 @pytest.mark.parametrize("text", SAMPLES)
@@ -80,6 +80,16 @@ def test_state_survives_json(name: str) -> None:
     assert again.vocab_size == tokenizer.vocab_size
     assert again.end_of_document == tokenizer.end_of_document < tokenizer.vocab_size
     np.testing.assert_array_equal(again.encode(text + "?"), tokenizer.encode(text + "?"))
+
+
+@pytest.mark.parametrize("name", sorted(TOKENIZERS))
+def test_a_batch_is_each_text_by_itself(name: str) -> None:
+    tokenizer = tokenizers.fit(name, SAMPLES)
+    for text, tokens in zip(SAMPLES, tokenizer.encode_batch(SAMPLES), strict=True):
+        assert tokens.dtype == token_dtype(tokenizer.vocab_size)
+        np.testing.assert_array_equal(tokens, tokenizer.encode(text))
+        assert tokenizer.decode(tokens) == text
+        assert not (tokens == tokenizer.end_of_document).any()
 
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))

@@ -1,0 +1,372 @@
+"""Text and tokenizers of the Hugging Face hub.
+
+A dataset is streamed: it is read once, as far as it is wanted, onto the disk, and no copy of it is kept beside
+the tokens. Where the hub does not answer, one that `datasets` has in its own cache is read from there. Whether
+the hub answers is asked first, with little patience: its libraries wait and try again for 23 seconds.
+
+`HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN` mean what they mean to the libraries, which are imported
+inside functions: they take seconds, and a corpus that is in our cache does not need them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from normlab.config import HubData, NamedData
+from normlab.data.documents import First, Spool, quiet
+from normlab.data.origins import Origin, Text
+from normlab.data.sources import files_below, source_sha256
+from normlab.data.subwords import SubwordTokenizer
+from normlab.errors import DataError, nearest
+
+PATIENCE_S = 2.5
+"""Seconds that the hub has for its first answer."""
+
+ELSEWHERE = "data=stdlib is text that is always there, data=files data.path=... is your own"
+
+T = TypeVar("T")
+
+
+class NoAnswer(Exception):
+    """The hub did not answer, or was not to be asked; its words say why."""
+
+
+class HubOrigin(Origin):
+    """A dataset of the hub, or a folder that is laid out like one."""
+
+    def __init__(self, config: HubData | NamedData) -> None:
+        words = config if isinstance(config, HubData) else HubData(**type(config).hub)
+        self._dataset, self._subset, self._revision = words.name, words.subset, words.revision
+        self._split, self._column = words.split, words.column
+        self._article = config.article if isinstance(config, NamedData) else ""
+        self._said = config.said
+        self._folder = Path(words.name).expanduser() if Path(words.name).expanduser().is_dir() else None
+        if self._folder and self._revision is not None:
+            raise DataError(f"data.revision={self._revision}: has no effect on a folder; leave it out")
+        self.key = {
+            "dataset": self._dataset,
+            "subset": self._subset,
+            "split": self._split,
+            "revision": self._revision,
+            "column": self._column,
+            "article": self._article,
+            "source_sha256": self._folder_sha256(),
+        }
+        self._commit: str | None = None
+        self._offline = ""
+
+    def connect(self) -> None:
+        """Ask the hub for the dataset; where there is no answer, look for it in the cache of `datasets`.
+
+        Raises:
+            DataError: There is no such dataset or revision, no right to read it, or neither hub nor cache.
+        """
+        if self._folder:
+            return
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            HFValidationError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        address = f"{constants.ENDPOINT}/datasets/{self._dataset}"
+        try:
+            found = _answer(lambda: HfApi().dataset_info(self._dataset, revision=self._revision, timeout=PATIENCE_S))
+            self._commit = found.sha
+        except RevisionNotFoundError as error:
+            raise DataError(f"data.revision={self._revision}: no commit, branch or tag at {address}") from error
+        except GatedRepoError as error:  # a kind of RepositoryNotFoundError
+            self._explain(error)
+        except (RepositoryNotFoundError, HFValidationError) as error:
+            raise DataError(
+                f"{self._said}: no such dataset at {address}, and no such folder here; give its name as org/name, or "
+                "log in if it is private (hf auth login, or HF_TOKEN)"
+            ) from error
+        except NoAnswer as error:
+            if not self._may_be_cached():
+                raise DataError(
+                    f"{self._said}: {error}, and {self._dataset} is in no cache here; try again with a network, or "
+                    f"set HF_ENDPOINT to a mirror; {ELSEWHERE}"
+                ) from error
+            self._offline = str(error)
+        except HfHubHTTPError as error:
+            self._explain(error)
+
+    def read(self, scratch: Path, characters: int | None) -> Text:
+        """Read the dataset, as far as it is wanted, into a file in `scratch`.
+
+        Raises:
+            DataError: No such subset, split or column, a row that is no text, or a hub that went away.
+        """
+        if not self._folder:
+            # It may take minutes, and nothing else says so.
+            where = "the cache of `datasets`" if self._offline else _endpoint()
+            print(f"normlab: reading {self._dataset} from {where}, this once", file=sys.stderr)
+        scratch.mkdir(parents=True, exist_ok=True)
+        with quiet(offline=bool(self._folder or self._offline)), _less_patient():
+            documents: Iterable[str] = self._documents(scratch)
+            if self._article:
+                documents = articles(documents, self._article)
+            spool = Spool(scratch / "documents", documents if characters is None else First(documents, characters))
+        source = {"dataset": self._dataset, "subset": self._subset, "split": self._split, "commit": self._commit}
+        return Text(spool, spool.sha256, source)
+
+    def check_unchanged(self) -> None:
+        """Hash a folder again."""
+        if self._folder_sha256() != self.key["source_sha256"]:
+            raise DataError(f"{self._said}: the text changed while it was read; try again")
+
+    def _folder_sha256(self) -> str | None:
+        return source_sha256(files_below(self._folder)) if self._folder else None
+
+    def _may_be_cached(self) -> bool:
+        """Whether `datasets` has the dataset; a look at its folder, as its import takes what is left of 5 s."""
+        from huggingface_hub import constants
+
+        cache = os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")
+        owner, _, _ = self._dataset.rpartition("/")
+        return any(Path(cache).expanduser().glob(f"{owner}___*" if owner else "*"))
+
+    def _documents(self, scratch: Path) -> Iterator[str]:
+        """The texts of all rows of the splits, in order."""
+        splits = self._load(scratch)
+        for split in self._split.split("+"):
+            if split not in splits:
+                self._refuse("split", split, [str(name) for name in splits])
+        number = 0
+        for split in self._split.split("+"):
+            rows = splits[split]
+            if rows.column_names is not None:
+                self._check_column(rows.column_names)
+                rows = rows.select_columns([self._column])  # else it would decode pictures
+            for row in self._guarded(rows):
+                number += 1
+                self._check_column(row)
+                text = row[self._column]
+                if not isinstance(text, str):
+                    raise DataError(
+                        f"{self._said}: row {number} of column {self._column!r} is {text!r:.40}, not text; "
+                        "set data.column to another"
+                    )
+                yield text
+
+    def _load(self, scratch: Path) -> Any:
+        """The splits by name, as `datasets` has them."""
+        import datasets
+
+        try:
+            if self._offline:
+                return datasets.load_dataset(self._dataset, self._subset)
+            return datasets.load_dataset(
+                str(self._folder or self._dataset), self._subset, revision=self._commit, streaming=True,
+                cache_dir=str(scratch / "datasets"),
+            )  # fmt: skip
+        except Exception as error:
+            if self._offline and isinstance(error, ConnectionError | FileNotFoundError):
+                raise DataError(
+                    f"{self._said}: {self._offline}, and {self._dataset} is in no cache here; {ELSEWHERE}"
+                ) from error
+            self._explain(error)
+
+    def _guarded(self, rows: Iterable[Any]) -> Iterator[Any]:
+        try:
+            yield from rows
+        except Exception as error:
+            self._explain(error)
+
+    def _explain(self, error: Exception) -> NoReturn:
+        """Say what is wrong with a dataset that is there and cannot be read."""
+        import datasets
+
+        if isinstance(error, ValueError) and ("BuilderConfig" in str(error) or "Config name is missing" in str(error)):
+            names: list[str] = []
+            with contextlib.suppress(Exception):
+                names = datasets.get_dataset_config_names(str(self._folder or self._dataset), revision=self._commit)
+            if names:
+                self._refuse("subset", self._subset, names)
+        seen, causes = error, [error]
+        while (seen := seen.__cause__ or seen.__context__) and seen not in causes:  # pyright: ignore
+            causes.append(seen)  # pyright: ignore[reportArgumentType]
+        status = next((r.status_code for c in causes if (r := getattr(c, "response", None)) is not None), None)
+        reason = f"{type(causes[-1]).__name__}: {' '.join(str(causes[-1]).split()):.200}"
+        if status in (401, 403) or "gated" in str(error):
+            raise DataError(
+                f"{self._said}: {_endpoint()} gives it only to those who may read it; log in (hf auth login, or "
+                f"HF_TOKEN), and accept its terms at {_endpoint()}/datasets/{self._dataset}"
+            ) from error
+        if self._folder or self._offline:
+            raise DataError(f"{self._said}: cannot be read ({reason}); mend it, or use data=files") from error
+        raise DataError(
+            f"{self._said}: reading from {_endpoint()} failed ({reason}); nothing was kept, try again; {ELSEWHERE}"
+        ) from error
+
+    def _refuse(self, what: str, word: str | None, names: list[str]) -> NoReturn:
+        if word is None:
+            raise DataError(f"{self._said}: has several subsets; choose one with data.subset: {', '.join(names)}")
+        raise DataError(
+            f"data.{what}={word}: {self._dataset} has no such {what}{nearest(word, names)}; it has {', '.join(names)}"
+        )
+
+    def _check_column(self, names: Iterable[str]) -> None:
+        if self._column not in names:
+            raise DataError(
+                f"{self._said}: no column {self._column!r}{nearest(self._column, names)}; it has {', '.join(names)}; "
+                "set data.column"
+            )
+
+
+def articles(lines: Iterable[str], first: str) -> Iterator[str]:
+    """Rows that are lines, joined into documents.
+
+    Args:
+        lines: With their line breaks.
+        first: Regular expression of a document's first line, the whole of it.
+    """
+    begins = re.compile(first)
+    article: list[str] = []
+    for line in lines:
+        if begins.fullmatch(line) and article:
+            yield "".join(article)
+            article = []
+        article.append(line)
+    yield "".join(article)
+
+
+def pretrained_tokenizer(name: str) -> SubwordTokenizer:
+    """A tokenizer by its name on the hub, or by its file: only a tokenizer.json is read, and nothing is run.
+
+    From the hub's own cache, whatever the hub has by now; else from the hub.
+
+    Args:
+        name: gpt2, org/name; or a tokenizer.json, or a folder with one.
+
+    Raises:
+        DataError: There is none of that name, it has no tokenizer.json, or neither hub nor cache.
+    """
+    path = local_tokenizer(name) or _downloaded(name)
+    try:
+        return SubwordTokenizer(name, path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.tokenizer={name}: {path} cannot be read ({error}); choose another") from error
+
+
+def local_tokenizer(name: str) -> Path | None:
+    """The file of a tokenizer that is named by its path, or None where it is no path."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    return path if path.is_file() else None
+
+
+def _downloaded(name: str) -> Path:
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+    )
+    from huggingface_hub.utils import disable_progress_bars
+
+    said, ours = f"data.tokenizer={name}", "data.tokenizer=bytes, chars or bpe needs no download"
+    try:
+        if isinstance(cached := try_to_load_from_cache(name, "tokenizer.json"), str):
+            return Path(cached)
+        from huggingface_hub import HfApi
+
+        _answer(lambda: HfApi().model_info(name, timeout=PATIENCE_S))
+        disable_progress_bars()
+        return Path(hf_hub_download(name, "tokenizer.json"))
+    except NoAnswer as error:
+        raise DataError(f"{said}: {error}, and it is in no cache here; {ours}") from error
+    except GatedRepoError as error:
+        raise DataError(
+            f"{said}: {constants.ENDPOINT} gives it only to those who may read it; log in (hf auth login, or HF_TOKEN)"
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise DataError(
+            f"{said}: no such model at {constants.ENDPOINT}/{name}, and no such file here; give its name as org/name, "
+            f"or log in if it is private; {ours}"
+        ) from error
+    except EntryNotFoundError as error:
+        raise DataError(f"{said}: {constants.ENDPOINT}/{name} has no tokenizer.json; choose another model") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise DataError(f"{said}: {constants.ENDPOINT} failed ({type(error).__name__}); try again; {ours}") from error
+
+
+@contextlib.contextmanager
+def _less_patient() -> Iterator[None]:
+    """Let a stream that breaks off be tried again twice, not for half an hour.
+
+    Each time `huggingface_hub` has already tried six times, over 23 seconds.
+    """
+    from datasets import config
+
+    names = ("STREAMING_READ_MAX_RETRIES", "STREAMING_OPEN_MAX_RETRIES")
+    before = {name: getattr(config, name) for name in names}
+    for name in names:
+        setattr(config, name, 2)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return constants.ENDPOINT
+
+
+def _answer(ask: Callable[[], T]) -> T:
+    """What the hub says to a question, within `PATIENCE_S`, whatever it hangs on: its name, or its silence.
+
+    Raises:
+        NoAnswer: No network, a hub in trouble, or HF_HUB_OFFLINE. What the hub refuses is raised as it is.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    if constants.HF_HUB_OFFLINE or os.environ.get("HF_DATASETS_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise NoAnswer("HF_HUB_OFFLINE is set")
+    answers: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+
+    def wait() -> None:
+        try:
+            answers.put((ask(), None))
+        except Exception as error:
+            answers.put((None, error))
+
+    # A name that does not resolve can hold its thread for longer than any timeout; it is left to itself then.
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=PATIENCE_S)
+    except queue.Empty:
+        raise NoAnswer(f"no answer from {constants.ENDPOINT} within {PATIENCE_S:g} s") from None
+    if error is None:
+        return answer  # pyright: ignore[reportReturnType]
+    if isinstance(error, OfflineModeIsEnabled):
+        raise NoAnswer("HF_HUB_OFFLINE is set") from error
+    if isinstance(error, HFValidationError) or (isinstance(error, HfHubHTTPError) and not _is_trouble(error)):
+        raise error
+    reason = " ".join(str(error).split()) or type(error).__name__
+    raise NoAnswer(f"no answer from {constants.ENDPOINT} ({reason:.150})") from error
+
+
+def _is_trouble(error: Exception) -> bool:
+    """Whether an error is the hub's state, not its answer: too many requests, or a failure of its own."""
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    return status == 429 or status >= 500

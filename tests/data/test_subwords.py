@@ -1,0 +1,189 @@
+"""BPE and pretrained tokenizers, against `tokenizers` and `transformers` themselves."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from normlab.config import FilesData
+from normlab.data import subwords
+from normlab.data.corpus import open_corpus
+from normlab.data.hub import pretrained_tokenizer
+from normlab.data.subwords import BpeTokenizer, SubwordTokenizer, pieces
+from normlab.errors import DataError
+
+CODE = Path(__file__).read_text() * 3
+ANYTHING = "".join(chr(c) for c in random.Random(0).choices([*range(0xD800), *range(0xE000, 0x110000)], k=20000))
+PROSE = "It's 12345 o'clock;   they'll\n\n\tsay \u00e9t\u00e9 \u4e2d\u6587\u5b57 \U0001f600!! " * 50
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n", "a", CODE, ANYTHING, PROSE, "x" * 5000, " " * 5000, "\x00\r\n\ufeff"])
+def test_bpe_loses_nothing(text: str) -> None:
+    tokenizer = BpeTokenizer.fit([CODE], 600)
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
+    assert len(tokens) <= len(text.encode())
+    assert not (tokens == tokenizer.end_of_document).any()
+
+
+def test_bpe_is_what_tokenizers_makes_of_its_definition() -> None:
+    tokenizer = BpeTokenizer.fit([CODE], 600)
+    theirs = Tokenizer.from_str(tokenizer.definition)
+    assert tokenizer.vocab_size == 600 == theirs.get_vocab_size() + 1
+    assert tokenizer.end_of_document == 599
+    for text in (CODE, PROSE, ANYTHING):
+        assert tokenizer.encode(text).tolist() == theirs.encode(text).ids
+    assert len(tokenizer.encode(CODE)) < len(CODE.encode()) / 2
+
+
+def test_runs_are_cut_as_gpt2_does_where_they_are_short() -> None:
+    """Its pattern and ours find the same words, but that digits go by threes and runs have an end."""
+    ours = json.loads(BpeTokenizer.fit([CODE], 257).definition)["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+    from tokenizers import Regex
+
+    split = pre_tokenizers.Split(Regex(ours), "isolated")
+    theirs = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    text = "".join(c for c in CODE + PROSE if c.isascii() and not c.isdigit()).replace("-" * 20, "")
+    ends = [end for _, (_, end) in split.pre_tokenize_str(text)]
+    assert ends == [end for _, (_, end) in theirs.pre_tokenize_str(text)]
+
+
+def test_bpe_is_the_same_in_another_process() -> None:
+    code = (
+        "from pathlib import Path; from normlab.data.subwords import BpeTokenizer\n"
+        f"print(BpeTokenizer.fit([Path({__file__!r}).read_text() * 3], 600).definition)"
+    )
+    here = BpeTokenizer.fit([CODE], 600).definition
+    for threads in "12":
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            env={"RAYON_NUM_THREADS": threads, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+        assert done.stdout == here + "\n"
+
+
+def test_a_short_text_has_fewer_tokens() -> None:
+    assert BpeTokenizer.fit(["abcabc"], 4096).vocab_size < 270
+    assert BpeTokenizer.fit([], 4096).vocab_size == 257
+    assert BpeTokenizer.fit([CODE], 257).encode("\u00e9").tolist() != []
+
+
+def test_a_long_text_is_encoded_in_pieces_that_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = BpeTokenizer.fit([CODE], 600)
+    whole = tokenizer.encode(CODE)
+    monkeypatch.setattr(subwords, "PIECE", 500)
+    monkeypatch.setattr(subwords, "SEARCHED", 200)
+    parts = list(pieces(CODE))
+    assert len(parts) > 20
+    assert "".join(parts) == CODE
+    assert all(len(part) <= 500 for part in parts)
+    np.testing.assert_array_equal(tokenizer.encode(CODE), whole)
+    for text in (ANYTHING, "x" * 5001):  # no space to cut at
+        assert "".join(pieces(text)) == text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_one_enormous_line_takes_seconds(files: Callable[..., FilesData]) -> None:
+    """8 MB without a space, all of it one word to a pattern without bounds; and without a line break."""
+    draw = random.Random(0)
+    line = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=1 << 16)) * 128
+    start = time.monotonic()
+    corpus = open_corpus(files({"a.jsonl": json.dumps({"text": line})}, tokenizer="bpe", vocab_size=1000))
+    assert time.monotonic() - start < 60
+    assert corpus.num_documents == 1
+    text = corpus.tokenizer.decode(corpus.train[:-1]) + corpus.tokenizer.decode(corpus.val[:-1])
+    assert text == line
+
+
+# Pretrained
+
+
+def gpt2_like() -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>"]
+    made.train_from_iterator(
+        [CODE],
+        trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, special_tokens=special, show_progress=False),
+    )
+    return made
+
+
+def bert_like() -> Tokenizer:
+    """Adds tokens around a text, lowers it, and says how long an input may be: none of a corpus's business."""
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.decoder = decoders.WordPiece()
+    special = ["[UNK]", "[CLS]", "[SEP]"]
+    made.train_from_iterator(
+        [CODE], trainers.WordPieceTrainer(vocab_size=500, special_tokens=special, show_progress=False)
+    )
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    made.enable_truncation(16)
+    made.enable_padding(length=16)
+    return made
+
+
+@pytest.mark.parametrize("make", [gpt2_like, bert_like])
+@pytest.mark.parametrize("named", ["file", "folder"])
+def test_a_pretrained_one_encodes_as_transformers_does(
+    make: Callable[[], Tokenizer], named: str, tmp_path: Path
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    path = tmp_path / "tokenizer.json"
+    make().save(str(path))
+    ours = pretrained_tokenizer(str(path if named == "file" else tmp_path))
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(path))
+    for text in (CODE, PROSE, "before<|endoftext|>after"):
+        expected = theirs(text, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
+        assert ours.encode(text).tolist() == expected
+        assert ours.decode(ours.encode(text)) == theirs.decode(
+            expected, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+    assert ours.end_of_document == make().get_vocab_size()
+    assert ours.vocab_size == ours.end_of_document + 1
+    assert ours.decode([ours.end_of_document, *ours.encode("a"), ours.end_of_document]) == "\na\n"
+
+
+def test_a_pretrained_one_is_whole_in_its_state(tmp_path: Path) -> None:
+    from normlab.data import tokenizers
+
+    gpt2_like().save(str(tmp_path / "tokenizer.json"))
+    first = pretrained_tokenizer(str(tmp_path))
+    state = json.loads(json.dumps(first.state()))
+    (tmp_path / "tokenizer.json").unlink()
+    again = tokenizers.from_state(state)
+    assert isinstance(again, SubwordTokenizer)
+    assert (again.name, again.vocab_size) == (first.name, first.vocab_size)
+    np.testing.assert_array_equal(again.encode(CODE), first.encode(CODE))
+
+
+def test_another_file_of_the_same_name_is_another_corpus(files: Callable[..., FilesData], tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    gpt2_like().save(str(path))
+    config = files({"a.txt": CODE}, tokenizer=str(path))
+    first = open_corpus(config)
+    bert_like().save(str(path))
+    assert open_corpus(config).sha256 != first.sha256
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": 3}', "\x00"])
+def test_what_is_no_tokenizer_json_is_said(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(DataError, match=r"data.tokenizer=.*cannot be read .*choose another"):
+        pretrained_tokenizer(str(tmp_path))

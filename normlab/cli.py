@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,5 +153,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _fail(message: Any) -> None:
     line = " ".join(str(message).split())
+    line = re.sub(r"\S{400,}", lambda long: f"{long[0][:60]}...{long[0][-20:]}", line)
     print(f"error: {line}", file=sys.stderr)
     sys.exit(2)

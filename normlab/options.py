@@ -14,6 +14,8 @@ from typing import Any
 from normlab.errors import ConfigError, nearest
 
 _UNSET = object()
+_SWITCH = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
+"""What is meant by words that other programs take for a switch."""
 
 
 def option(
@@ -24,6 +26,7 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    longest: int | None = None,
     identity: bool = True,
     absent: Any = _UNSET,
 ) -> Any:
@@ -36,6 +39,8 @@ def option(
         above: Largest value that is too small.
         at_most: Largest value, itself allowed.
         below: Smallest value that is too large.
+        longest: Most characters of a text, or of each in a list; it may then be neither empty nor hold what
+            cannot be printed.
         identity: Whether it can change the numbers that a run produces. Cadences, names and sinks cannot.
         absent: For a field that was added after runs had been made: the value that means "as before it
             existed". While the field holds it, it is left out of the identity, so old runs keep theirs.
@@ -43,7 +48,7 @@ def option(
     """
     metadata: dict[str, Any] = {
         "choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below,
-        "identity": identity,
+        "longest": longest, "identity": identity,
     }  # fmt: skip
     if absent is not _UNSET:
         metadata["absent"] = absent
@@ -71,7 +76,11 @@ def check(config: Any, prefix: str = "") -> None:
 def _check_value(word: str, value: Any, limits: Any) -> None:
     choices = limits.get("choices")
     if choices and value not in choices:
-        raise ConfigError(f"{word}={value}: choose one of {', '.join(choices)}{nearest(str(value), choices)}")
+        close = nearest(_SWITCH.get(str(value).lower(), str(value)), choices)
+        raise ConfigError(f"{word}={value}: choose one of {', '.join(choices)}{close}")
+    if (longest := limits.get("longest")) is not None:
+        for text in value if isinstance(value, list) else [value]:
+            _check_text(word, str(text), longest)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     if not math.isfinite(value):
@@ -85,6 +94,15 @@ def _check_value(word: str, value: Any, limits: Any) -> None:
         bound = limits.get(limit)
         if bound is not None and not holds(value, bound):
             raise ConfigError(f"{word}={value}: {words} {bound}")
+
+
+def _check_text(word: str, text: str, longest: int) -> None:
+    if not text.strip():
+        raise ConfigError(f"{word}={text}: is empty; give it some characters, or leave it out")
+    if not text.isprintable():
+        raise ConfigError(f"{word}={text!a}: holds characters that cannot be shown; leave them out")
+    if len(text) > longest:
+        raise ConfigError(f"{word}={text}: has {len(text)} characters; use at most {longest}")
 
 
 def identity_tree(config: Any) -> dict[str, Any]:

@@ -348,20 +348,27 @@ def config_of_record(tree: Mapping[str, Any]) -> RunConfig:
     """
 
     def known(kind: str, names: Mapping[str, Any]) -> Any:
-        name = tree[kind]["name"]
-        if name not in names:
-            raise ConfigError(unknown(kind, name, names))
+        name = part(kind).get("name")
+        if not isinstance(name, str) or name not in names:
+            raise ConfigError("run.json: " + unknown(kind, str(name), names))
         return names[name]
 
+    def part(name: str) -> Mapping[str, Any]:
+        if not isinstance(tree.get(name), Mapping):
+            raise ConfigError(f"run.json: its config has no {name}, it is damaged; put back a copy")
+        return tree[name]
+
+    if not isinstance(tree, Mapping):
+        raise ConfigError("run.json: its config is no object, it is damaged; put back a copy")
     parts: dict[str, Any] = dict(tree)
     for kind, names in (("norm", NORMS), ("data", DATA), ("optim", OPTIMIZERS)):
-        parts[kind] = from_tree(known(kind, names), tree[kind])
-    parts["placement"] = from_tree(type(known("placement", PLACEMENTS)), tree["placement"])
+        parts[kind] = from_tree(known(kind, names), part(kind))
+    parts["placement"] = from_tree(type(known("placement", PLACEMENTS)), part("placement"))
     for name, kind in (
         ("model", ModelConfig), ("train", TrainConfig), ("eval", EvalConfig), ("tracking", TrackingConfig),
         ("run", RunOptions),
     ):  # fmt: skip
-        parts[name] = from_tree(kind, tree[name])
+        parts[name] = from_tree(kind, part(name))
     return from_tree(RunConfig, parts)
 
 

@@ -107,7 +107,7 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
     _check_flags(args)
     register(_plugins_in(args.overrides))
     flags = [word for word in words if word not in args.overrides]
-    overrides = reading.read(args.overrides)
+    overrides = [] if args.hydra_help else reading.read(args.overrides)
     shows_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
     if not shows_only:
         _check_all(args, overrides)
@@ -151,8 +151,8 @@ def _check_flags(args: Any) -> None:
     """Refuse what Hydra takes for its own programs and a run cannot be made of."""
     if args.experimental_rerun is not None:
         raise ConfigError(
-            f"--experimental-rerun={args.experimental_rerun}: a run is no pickle; the same words go on with it, "
-            "and its run.json has them under command"
+            f"--experimental-rerun={args.experimental_rerun}: a run is no pickle; give the words that made it, "
+            "its run.json has them under command"
         )
     if args.config_path is not None:
         raise ConfigError(
@@ -216,7 +216,7 @@ def _refusing(words: Sequence[str]) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}; name a folder that can be made and read") from error
-    except (ValueError, TypeError, AttributeError, AssertionError) as error:
+    except (ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         # Hydra's own, for sweeps and config files that it does not expect.
         raise ConfigError(f"{' '.join(words)}: {_first_line(error)}; mend the words or the config file") from error
 

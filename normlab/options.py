@@ -135,15 +135,43 @@ def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "bool": (bool,), "int": (int,), "float": (int, float), "str": (str,), "list[str]": (list,), "None": (type(None),),
+}  # fmt: skip
+"""What JSON reads a field's type back as, by its source."""
+
+
+def _is_of(annotation: str, value: Any) -> bool:
+    """Whether a plain value can be that of a field; of types that JSON does not know, anything can."""
+    kinds = [_PLAIN.get(part.strip()) for part in annotation.split("|")]
+    return any(
+        kind is None or (isinstance(value, kind) and (not isinstance(value, bool) or kind == (bool,))) for kind in kinds
+    )
+
+
 def from_tree(kind: type, tree: Mapping[str, Any]) -> Any:
     """The config of a class from its plain values; a field that is not there holds what it held before it existed.
 
     Raises:
-        ConfigError: The tree has a word that the class does not know.
+        ConfigError: The tree has a word that the class does not know, lacks one that changes numbers, or has a
+            value of another kind.
     """
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"run.json: {kind.__name__} is {tree!r:.40}, and no object; put back a copy")
     known = {field.name: field for field in dataclasses.fields(kind)}
     if foreign := [word for word in tree if word not in known]:
-        raise ConfigError(f"{kind.__name__} has no option {', '.join(foreign)}: written by a newer normlab; update it")
+        raise ConfigError(
+            f"run.json: {kind.__name__} has no option {', '.join(foreign)}: written by a newer normlab, or damaged; "
+            "update normlab, or put back a copy"
+        )
+    for name, field in known.items():
+        if name not in tree:
+            if field.metadata.get("identity", True) and "absent" not in field.metadata:
+                raise ConfigError(f"run.json: {kind.__name__} lacks {name}, it is damaged; put back a copy")
+        elif not _is_of(str(getattr(field.type, "__name__", field.type)), tree[name]):
+            raise ConfigError(
+                f"run.json: {kind.__name__}.{name} is {tree[name]!r:.40}, no {field.type}; put back a copy"
+            )
     before = {
         name: field.metadata["absent"]
         for name, field in known.items()

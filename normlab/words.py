@@ -20,6 +20,7 @@ from normlab.config import DATA, OPTIMIZERS, RunConfig
 from normlab.errors import ConfigError, nearest, unknown
 from normlab.norms.base import NORMS
 from normlab.options import leaves
+from normlab.paths import config_dir
 from normlab.placements.base import PLACEMENTS
 
 GROUPS: dict[str, Mapping[str, Any]] = {
@@ -27,6 +28,8 @@ GROUPS: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """What is chosen by name, and the classes or instances that are known; presets are Hydra's to find."""
 
+_LONGEST_NAME = 200
+"""Most characters of what is chosen by name: it is looked for as a file, whose name cannot be much longer."""
 MOST_JOBS = 10_000
 """Runs that one --multirun may ask for: each is composed before the first one starts."""
 
@@ -44,11 +47,12 @@ def read(words: Iterable[str]) -> list[str]:
 def _read(word: str, texts: set[str], flags: set[str]) -> str:
     key, equals, value = word.partition("=")
     option = key.lstrip("+").strip()
-    if key.startswith("~"):
+    if key.startswith("~") and option != "~":
         raise ConfigError(f"{word}: nothing can be left out of a run; {option.lstrip('~')}=... sets it")
-    if not equals or not option:
+    if not equals or not option.lstrip("~"):
         choices = [f"{group}={word}" for group, known in GROUPS.items() if word in known]
-        raise ConfigError(f"{word}: is no option=value; write {choices[0] if choices else 'norm=rmsnorm, for one'}")
+        shown = word if word.strip() else repr(word)
+        raise ConfigError(f"{shown}: is no option=value; write {choices[0] if choices else 'norm=rmsnorm, for one'}")
     if option.startswith("hydra"):
         return word
     if "@" in option:
@@ -60,6 +64,8 @@ def _read(word: str, texts: set[str], flags: set[str]) -> str:
         raise ConfigError(f"{word}: ??? is no value; give one, or leave the word out")
     if option in flags and re.fullmatch(r"['\"]?[+-]?[\d_.]+['\"]?", value) and value not in ("0", "1"):
         raise ConfigError(f"{word}: is no switch; give true or false")  # OmegaConf takes any number for true
+    if option in GROUPS and len(value) > _LONGEST_NAME:
+        raise ConfigError(f"{word}: nothing has so long a name; normlab train --help lists what there is")
     if option in GROUPS and value.startswith(("[", "{")):
         return f"{key}={quoted(value)}"
     return f"{key}={_readable(value, option in texts, option in GROUPS)}"
@@ -68,20 +74,20 @@ def _read(word: str, texts: set[str], flags: set[str]) -> str:
 def _readable(value: str, is_text: bool, is_group: bool) -> str:
     """A value, or each of several, quoted where Hydra could not read it or would make a number of a text."""
     parsed = parse([f"x={value}"])
-    if parsed and parsed[0].is_sweep_override() and not parsed[0].is_choice_sweep():
+    is_sweep = bool(parsed) and parsed[0].is_sweep_override()
+    if is_sweep and not parsed[0].is_choice_sweep():
         return value
-    several = value.startswith("[") and value.endswith("]")
-    elements = re.findall(r'(?:"[^"]*"|\'[^\']*\'|[^,])+', value[1:-1] if several else value)
-    if len(elements) > 1 or several:
-        if parsed and not is_text:
-            return value
-        joined = ",".join(_readable(element.strip(), is_text, is_group) for element in elements)
-        return f"[{joined}]" if several else joined
-    if parsed:
+    is_list = value.startswith("[") and value.endswith("]")
+    if is_list or is_sweep or not parsed:
+        elements = re.findall(r'(?:"[^"]*"|\'[^\']*\'|\\.|[^,])+', value[1:-1] if is_list else value)
+        if is_list or len(elements) > 1:
+            if parsed and not is_text:
+                return value
+            joined = ",".join(_readable(element.strip(), is_text, is_group) for element in elements)
+            return f"[{joined}]" if is_list else joined
+    if parsed and not value.endswith("\\"):  # which would escape what follows it in a list
         seen = parsed[0].value()
-        if isinstance(seen, str | QuotedString | list | dict) or (seen is None and not is_group):
-            return value
-        if not is_text:
+        if not is_text or isinstance(seen, str | QuotedString | list | dict) or (seen is None and not is_group):
             return value
     return quoted(value)
 
@@ -164,6 +170,9 @@ def explain(error: Exception, words: Sequence[str], default: Any = None) -> Conf
         cause = cause.__cause__
     text = str(cause or error).strip().splitlines()
     first = text[0] if text else type(error).__name__
+    if match := re.match(r"In '(.*)': \w+ raised while composing config", first):
+        reason = text[1].strip().rstrip(".:") if len(text) > 1 else "it is no config of a run"
+        return ConfigError(f"{match[1]}.yaml: {reason}; mend that file, normlab train --cfg job shows a sound one")
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         return _explain_value(cause, first, words)
     if isinstance(error, OverrideParseException):
@@ -178,6 +187,9 @@ def explain(error: Exception, words: Sequence[str], default: Any = None) -> Conf
         )
     if match := re.search(r"^(\S+) appears more than once in the final defaults list", first):
         return ConfigError(f"{_word_of(match[1], words)}: {match[1]} is chosen already; write {match[1]}=... once")
+    if match := re.search(r"^In '(.*)': Could not load '(\w+)/(.*)'", first):
+        presets = (path.stem for path in (config_dir() / match[2]).glob("*.yaml"))
+        return ConfigError(f"{match[1]}.yaml: " + unknown(match[2], match[3], {*GROUPS.get(match[2], ()), *presets}))
     if match := re.search(r"^Cannot find primary config '(.*?)'", first):
         return ConfigError(f"--config-name={match[1]}: there is no such config; put {match[1]}.yaml into --config-dir")
     match = re.search(r"override '?([^'\s=]+)", first)
@@ -195,6 +207,9 @@ def _explain_value(cause: OmegaConfBaseException, first: str, words: Sequence[st
         owner = f"{key.rpartition('.')[0]}" or "the run"
         choices = f"choose one of {', '.join(options)}" if options else "it has none"
         return ConfigError(f"{word}: {owner} has no option {cause.key!r}: {choices}{nearest(str(cause.key), options)}")
+    if "missing mandatory value: name" in first:
+        group = key.rpartition(".")[0]
+        return ConfigError(f"{_word_of(group, words)}: names no {group}; let its defaults list begin with one")
     remedy = next((text for name, text in _REMEDIES.items() if name in first), "give another value, or leave it out")
     value = word.partition("=")[2]
     return ConfigError(f"{word}: {first.rstrip('.')}; " + remedy.format(key=key, value=value or "..."))
@@ -216,7 +231,7 @@ _REMEDIES = {
 
 def _word_of(key: str, words: Sequence[str]) -> str:
     """The word that set an option, the last one where there are several; else the option itself."""
-    return next((word for word in reversed(words) if word.lstrip("+~").split("=")[0] == key), key)
+    return next((word for word in reversed(words) if f"{word.lstrip('+~').split('=')[0]}.".startswith(f"{key}.")), key)
 
 
 def _fields(kind: Any) -> list[str]:

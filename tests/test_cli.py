@@ -75,7 +75,7 @@ def everything_below(folder: Path) -> set[str]:
         ("model.depth=9999 model.width=65536", ["model.width=65536", "PiB", "lower model.depth"]),
         ("train.batch_size=1048576 model.context=1024", ["train.batch_size=1048576", "this machine", "lower"]),
         (f"seed={'1' * 5000}", ["seed=1111", "whole number"]),
-        ("--experimental-rerun=foo", ["--experimental-rerun=foo", "the same words"]),
+        ("--experimental-rerun=foo", ["--experimental-rerun=foo", "the words"]),
         ("--config-path=foo", ["--config-path=foo", "--config-dir"]),
         ("--resolve", ["--resolve", "--cfg job"]),
         ("--package=foo", ["--package=foo", "--cfg job"]),
@@ -203,6 +203,36 @@ def test_multirun_trains_each_job(
         ("rmsnorm", 0),
         ("rmsnorm", 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("eps: [", ["mine.yaml", "is no YAML"]),
+        ("defaults:\n  - &a [*a]\n", ["norm=mine", "mend"]),
+        ("defaults:\n  - rmsnorm\nepps: 1\n", ["norm/mine.yaml", "epps"]),
+        ("defaults:\n  - rmsnorm\neps: much\n", ["norm/mine.yaml", "'much'"]),
+        ("defaults:\n  - rmsnrm\n", ["rmsnrm", "did you mean 'rmsnorm'"]),
+        ("", ["norm=mine", "names no norm"]),
+        ("eps: \udcff", ["not UTF-8"]),
+    ],
+)
+def test_a_mistake_in_a_config_file_is_one_line_too(
+    content: str, told: list[str], words: list[str], run_command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "own" / "norm").mkdir(parents=True)
+    (tmp_path / "own" / "norm" / "mine.yaml").write_text(content, errors="surrogateescape")
+    before = everything_below(tmp_path)
+    code, out, err = run_command("train", "--config-dir", str(tmp_path / "own"), *words, "norm=mine")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert everything_below(tmp_path) == before
+    for part in told:
+        assert part in err
+
+
+def test_a_terminal_is_given_no_orders(run_command: Command) -> None:
+    code, _, err = run_command("train", "data=files", "data.path=\x1b[31m")
+    assert (code, "\x1b" in err, "\\x1b" in err) == (2, False, True)
 
 
 @pytest.mark.parametrize(

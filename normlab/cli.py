@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -188,12 +189,17 @@ def main(arguments: list[str] | None = None) -> None:
         # Typer's own errors for words that it does not know; it keeps their class to itself.
         if not hasattr(error, "format_message"):
             raise
-        _fail(error.format_message())  # pyright: ignore
+        context = getattr(error, "ctx", None)
+        helped = context.command_path if context else "normlab"
+        _fail(f"{error.format_message().rstrip('.')}; {helped} --help lists what there is")  # pyright: ignore
     else:
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: Any) -> None:
     line = " ".join(str(message).split())
+    line = re.sub(r"\S{400,}", lambda long: f"{long[0][:60]}...{long[0][-20:]}", line)
+    # What a terminal would take for an order is shown instead.
+    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
     print(f"error: {line}", file=sys.stderr)
     sys.exit(2)

@@ -25,13 +25,13 @@ class ModelConfig:
 
     preset: str = option("", identity=False)
     """The preset that these options came from; a label only."""
-    depth: int = option(4, at_least=1)
+    depth: int = option(4, at_least=1, at_most=10_000)
     """Blocks, each of one attention and one MLP sub-layer."""
-    width: int = option(128, at_least=1)
+    width: int = option(128, at_least=1, at_most=2**17)
     """Numbers in a token's residual stream."""
-    heads: int = option(4, at_least=1)
+    heads: int = option(4, at_least=1, at_most=2**17)
     """Attention heads; must divide the width."""
-    context: int = option(128, at_least=1)
+    context: int = option(128, at_least=1, at_most=2**20)
     """Tokens in a training sequence, and the most that the model can see."""
     positions: str = option("learned", choices=("learned", "rope"))
     """Learned position embeddings (GPT-2) or rotary ones (Su et al. 2021, arXiv:2104.09864)."""
@@ -39,7 +39,7 @@ class ModelConfig:
     """Base of the rotary angles; 10000 unless set. Only with positions=rope."""
     mlp: str = option("gelu", choices=("gelu", "swiglu"))
     """GELU in its tanh form, as GPT-2; or SwiGLU (Shazeer 2020, arXiv:2002.05202), as Llama."""
-    mlp_width: int | None = option(None, at_least=1)
+    mlp_width: int | None = option(None, at_least=1, at_most=2**20)
     """Hidden width of the MLP; unless set 4 x width for gelu, 8/3 x width rounded up to 32 for swiglu."""
     bias: bool = True
     """Whether the linear layers have biases."""
@@ -56,16 +56,17 @@ class ModelConfig:
         """
         if self.width % self.heads:
             choices = [n for n in range(1, self.width + 1) if self.width % n == 0 and n <= 4 * self.heads]
+            close = min(choices, key=lambda n: abs(n - self.heads))
             raise ConfigError(
                 f"model.heads={self.heads}: does not divide model.width={self.width}; "
-                f"choose one of {', '.join(map(str, choices))}"
+                f"choose one of {', '.join(map(str, choices))} (did you mean {close}?)"
             )
         if self.positions == "rope":
             self.rope_theta = 10000.0 if self.rope_theta is None else self.rope_theta
             if (self.width // self.heads) % 2:
                 raise ConfigError(
                     f"model.heads={self.heads}: positions=rope rotates pairs, so model.width / model.heads "
-                    f"must be even; it is {self.width // self.heads}"
+                    f"must be even; it is {self.width // self.heads}: choose other heads"
                 )
         elif self.rope_theta is not None:
             raise ConfigError(
@@ -150,7 +151,7 @@ class FilesData(DataConfig):
         super(FilesData, self).resolve()
         paths = [self.path] if isinstance(self.path, str) else self.path
         if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path for path in paths):
-            raise ConfigError("data.path: data=files needs a file, a folder, or a list: data.path=my.txt")
+            raise ConfigError("data.path: data=files needs a file, a folder, or a list; give data.path=my.txt")
         self.path = paths
 
 
@@ -178,7 +179,7 @@ class HubData(DataConfig):
         """As the base, and a dataset must be named."""
         super(HubData, self).resolve()
         if not self.name or self.name == "hub":
-            raise ConfigError("data.name: data=hub needs a dataset's name: data.name=roneneldan/TinyStories")
+            raise ConfigError("data.name: data=hub needs a dataset's name; give data.name=roneneldan/TinyStories")
         if self.name in DATA:
             raise ConfigError(f"data.name={self.name}: is a corpus, not a dataset of the hub; use data={self.name}")
 
@@ -276,7 +277,9 @@ class OptimConfig:
         if self.warmup_steps is None:
             self.warmup_steps = min(50, steps // 2)
         if self.warmup_steps > steps:
-            raise ConfigError(f"optim.warmup_steps={self.warmup_steps}: more than train.steps={steps}")
+            raise ConfigError(
+                f"optim.warmup_steps={self.warmup_steps}: more than train.steps={steps}; lower it or raise the steps"
+            )
         if self.schedule == "constant":
             if self.final_lr_fraction is not None:
                 raise ConfigError(
@@ -343,15 +346,15 @@ OPTIMIZERS: dict[str, type[OptimConfig]] = {"adamw": AdamW, "sgd": SGD}
 class TrainConfig:
     """How long, in what batches, and how often things are written."""
 
-    steps: int = option(500, at_least=1)
+    steps: int = option(500, at_least=1, at_most=10**9)
     """Optimiser steps."""
-    batch_size: int = option(8, at_least=1)
+    batch_size: int = option(8, at_least=1, at_most=2**20)
     """Sequences in an optimiser step, over all its micro-batches."""
-    accumulation: int = option(1, at_least=1)
+    accumulation: int = option(1, at_least=1, at_most=2**20)
     """Micro-batches that a step is split into; must divide the batch size."""
-    log_every: int = option(10, at_least=1, identity=False)
+    log_every: int = option(10, at_least=1, at_most=10**9, identity=False)
     """Steps between two writes of the record; every step's numbers are in it whatever this is."""
-    checkpoint_every: int = option(200, at_least=0, identity=False)
+    checkpoint_every: int = option(200, at_least=0, at_most=10**9, identity=False)
     """Steps between two checkpoints; 0 for one at the end only. The two newest are kept."""
 
 
@@ -359,9 +362,9 @@ class TrainConfig:
 class EvalConfig:
     """Validation: fixed windows, evenly spaced over the held-out text."""
 
-    every: int = option(100, at_least=0, identity=False)
+    every: int = option(100, at_least=0, at_most=10**9, identity=False)
     """Steps between two evaluations; 0 for none but those at the beginning and the end."""
-    sequences: int = option(64, at_least=1)
+    sequences: int = option(64, at_least=1, at_most=2**20)
     """Windows of one context each."""
 
 
@@ -371,15 +374,15 @@ class TrackingConfig:
 
     wandb: str = option("auto", choices=("auto", "online", "offline", "off"), identity=False)
     """Weights & Biases; auto is online with a login, else offline."""
-    project: str = option("normlab", identity=False)
+    project: str = option("normlab", longest=128, identity=False)
     """W&B project."""
-    entity: str | None = option(None, identity=False)
+    entity: str | None = option(None, longest=128, identity=False)
     """W&B entity (user or team); the login's own unless set."""
-    group: str | None = option(None, identity=False)
+    group: str | None = option(None, longest=128, identity=False)
     """W&B group; norm-placement-depth unless set, so that seeds group together."""
-    job_type: str = option("train", identity=False)
+    job_type: str = option("train", longest=64, identity=False)
     """W&B job type."""
-    tags: list[str] = option([], identity=False)
+    tags: list[str] = option([], longest=64, identity=False)
     """W&B tags, beside the norm, the placement and the corpus."""
 
 
@@ -387,7 +390,7 @@ class TrackingConfig:
 class RunOptions:
     """This run among others."""
 
-    name: str | None = option(None, identity=False)
+    name: str | None = option(None, longest=128, identity=False)
     """What tables call it; the run's id unless set."""
     fresh: bool = option(False, identity=False)
     """Start another run beside the one that these words already made."""
@@ -418,7 +421,7 @@ class RunConfig:
     """torch.compile, block by block; auto is on for a GPU, off for a CPU."""
     deterministic: bool | None = option(None, identity=False)
     """Bit for bit the same on the same machine; unless set, true on a CPU and false on a GPU."""
-    results_dir: str = option("results", identity=False)
+    results_dir: str = option("results", longest=4096, identity=False)
     """Where runs are kept."""
     plugins: list[str] = option([], identity=False)
     """Python files of yours that register norms or placements."""
@@ -447,15 +450,13 @@ class RunConfig:
         self.norm.validate()
         self.placement.validate()
         if self.init != "auto" and self.init not in INIT_RULES:
-            raise ConfigError("init: " + unknown("rule", self.init, ["auto", *INIT_RULES]))
+            raise ConfigError(f"init={self.init}: " + unknown("rule", self.init, ["auto", *INIT_RULES]))
         get_init_rule(self.init_rule)
         if self.train.batch_size % self.train.accumulation:
             raise ConfigError(
                 f"train.accumulation={self.train.accumulation}: does not divide "
-                f"train.batch_size={self.train.batch_size}"
+                f"train.batch_size={self.train.batch_size}; choose a number that does"
             )
-        if not self.results_dir:
-            raise ConfigError("results_dir: is empty; name a folder, results_dir=results")
 
     def identity(self) -> dict[str, Any]:
         """The options that can change the numbers, with `init` as it is resolved."""

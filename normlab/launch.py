@@ -1,4 +1,4 @@
-"""From words to a RunConfig, by Hydra. The only module that knows it.
+"""From words to a RunConfig, by Hydra. Only this module and `words.py` know it.
 
 Every word is composed and validated before anything starts, so that a mistake leaves nothing behind; then
 Hydra runs the job as it would any other application's, and all of its flags work.
@@ -6,28 +6,33 @@ Hydra runs the job as it would any other application's, and all of its flags wor
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import hydra
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.core.override_parser.types import QuotedString
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from normlab.config import DATA, OPTIMIZERS, HubData, RunConfig
-from normlab.errors import ConfigError, nearest, unknown
+from normlab import memory
+from normlab import words as reading
+from normlab.config import DATA, OPTIMIZERS, RunConfig
+from normlab.errors import ConfigError, nearest
 from normlab.norms.base import load_all as load_norms
-from normlab.options import leaves
 from normlab.paths import config_dir
 from normlab.placements.base import load_all as load_placements
 from normlab.source import load_plugins
@@ -44,8 +49,8 @@ def register(plugins: Sequence[str] = ()) -> None:
             store.store(group=group, name=name, node=node)
 
 
-def to_config(cfg: DictConfig) -> RunConfig:
-    """The typed, validated config of a composed one.
+def to_config(cfg: DictConfig, words: Sequence[str] = ()) -> RunConfig:
+    """The typed, validated config of a composed one; `words` made it.
 
     Raises:
         ConfigError: Naming the word, what was seen, and what to do.
@@ -54,8 +59,11 @@ def to_config(cfg: DictConfig) -> RunConfig:
     try:
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
-        raise explain(error, ()) from error
-    assert isinstance(config, RunConfig)
+        raise reading.explain(error, words) from error
+    if not isinstance(config, RunConfig):
+        raise ConfigError(
+            "--config-name: what it names is no run; let its defaults begin with run_schema, as conf/train.yaml does"
+        )
     config.validate()
     return config
 
@@ -79,16 +87,12 @@ def compose_run(words: Sequence[str], config_folder: str | None = None) -> RunCo
     Raises:
         ConfigError: Naming the word, what was seen, and what to do.
     """
-    overrides = list(words)
-    register(_plugins_in(overrides))
+    register(_plugins_in(words))
+    overrides = reading.read(words)
     if config_folder is not None:
-        overrides.append(f"hydra.searchpath=[file://{os.path.abspath(config_folder)}]")
-    try:
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return to_config(compose("train", overrides=overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise explain(error, words) from error
+        overrides.append(_search(config_folder))
+    with _composing(words):
+        return to_config(compose("train", overrides=overrides), words)
 
 
 def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
@@ -100,32 +104,34 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
     parser = get_args_parser()
     parser.error = _refuse_flag
     args = parser.parse_intermixed_args(list(words))
-    if args.config_dir is not None and not os.path.isdir(args.config_dir):
-        raise ConfigError(f"--config-dir={args.config_dir}: there is no such folder")
+    _check_flags(args)
     register(_plugins_in(args.overrides))
+    flags = [word for word in words if word not in args.overrides]
+    overrides = [] if args.hydra_help else reading.read(args.overrides)
     shows_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
     if not shows_only:
-        _check_all(args)
+        _check_all(args, overrides)
     failures: list[BaseException] = []
 
     def task(cfg: DictConfig) -> Any:
         try:
             register(list(cfg.plugins))  # a launcher may have brought the job to a process that knows none yet
-            return job(to_config(cfg))
+            return job(to_config(cfg, overrides))
         except Exception as error:
-            # Hydra would print a line of its own around it.
-            if args.multirun:
-                raise
             failures.append(error)
-            return None
+            if args.multirun:  # the other jobs are not begun
+                raise
+            return None  # Hydra would print a line of its own around it
 
-    flags = [word for word in words if word not in args.overrides]
     arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["normlab train", *flags, *args.overrides], "1"
+    # The flags last: one that takes a value or none must not take a word for it.
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["normlab train", *overrides, *flags], "1"
     try:
-        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise explain(error, args.overrides) from error
+        with _explained(args.overrides), _refusing(args.overrides):
+            hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
+    except Exception:
+        if not failures:
+            raise
     finally:
         sys.argv = arguments
         if full_error is None:
@@ -141,93 +147,115 @@ def _refuse_flag(message: str) -> NoReturn:
     raise ConfigError(f"{message}; normlab train --hydra-help lists Hydra's flags")
 
 
-def _check_all(args: Any) -> None:
+def _check_flags(args: Any) -> None:
+    """Refuse what Hydra takes for its own programs and a run cannot be made of."""
+    if args.experimental_rerun is not None:
+        raise ConfigError(
+            f"--experimental-rerun={args.experimental_rerun}: a run is no pickle; give the words that made it, "
+            "its run.json has them under command"
+        )
+    if args.config_path is not None:
+        raise ConfigError(
+            f"--config-path={args.config_path}: normlab's own configs are always read; "
+            "--config-dir adds a folder of yours to them"
+        )
+    if args.config_dir is not None and not os.path.isdir(args.config_dir):
+        raise ConfigError(f"--config-dir={args.config_dir}: there is no such folder; name one that has your configs")
+    one = ("run", "multirun", "cfg", "info", "shell_completion")
+    if len(given := [f"--{flag.replace('_', '-')}" for flag in one if getattr(args, flag)]) > 1:
+        raise ConfigError(f"{' '.join(given)}: exclude each other; choose one")
+    if args.shell_completion and not any(re.match(r"(un)?install=|query=", word) for word in args.overrides):
+        raise ConfigError("--shell-completion: wants to know what to do; add install=bash, or another shell")
+    if (args.resolve or args.package is not None) and not (args.cfg or args.help or args.info):
+        flag = "--resolve" if args.resolve else f"--package={args.package}"
+        raise ConfigError(f"{flag}: only says how a config is shown; use it with --cfg job")
+
+
+def _check_all(args: Any, overrides: Sequence[str]) -> None:
     """Compose and validate every job of a command line, before the first one starts."""
-    jobs = [list(args.overrides)]
-    try:
+    jobs = [list(overrides)]
+    with _composing(args.overrides):
         if args.multirun:
-            parsed = OverridesParser.create().parse_overrides(args.overrides)
+            parsed = OverridesParser.create().parse_overrides(list(overrides))
+            reading.refuse_too_many(parsed)
             jobs = [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            extra = [] if args.config_dir is None else [f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]"]
-            for words in jobs:
-                to_config(compose(args.config_name or "train", overrides=[*words, *extra]))
+        extra = [] if args.config_dir is None else [_search(args.config_dir)]
+        for words in jobs:
+            told = words if args.multirun else args.overrides
+            with _explained(told):
+                config = to_config(compose(args.config_name or "train", overrides=[*words, *extra]), told)
+            _check_machine(config)
+
+
+def _check_machine(config: RunConfig) -> None:
+    """Refuse what the machine cannot do: a device that it lacks, more memory than it has."""
+    import torch
+
+    from normlab.train.resolve import resolve
+
+    resolved = resolve(config)
+    size = 4 if resolved.precision == "fp32" else 2
+    if resolved.device == "cuda":
+        memory.check(config, torch.cuda.mem_get_info()[1], "the GPU", size)
+    else:
+        memory.check(config, memory.of_machine(), "this machine", size)
+
+
+@contextlib.contextmanager
+def _composing(words: Sequence[str]) -> Iterator[None]:
+    """Be able to compose configs, and say in one line what is wrong with them."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"), _explained(words), _refusing(words):
+        yield
+
+
+@contextlib.contextmanager
+def _refusing(words: Sequence[str]) -> Iterator[None]:
+    """Say in one line what Hydra stumbles over."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; name a folder that can be made and read") from error
+    except (ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+        # Hydra's own, for sweeps and config files that it does not expect.
+        raise ConfigError(f"{' '.join(words)}: {_first_line(error)}; mend the words or the config file") from error
+
+
+@contextlib.contextmanager
+def _explained(words: Sequence[str]) -> Iterator[None]:
+    """Say in one line, in the user's words, what Hydra raises; what it warns of is refused or harmless."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="hydra")
+            yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise explain(error, args.overrides) from error
-    except (ValueError, TypeError) as error:  # Hydra's own, for a sweep that makes no sense
-        raise ConfigError(f"{' '.join(args.overrides)}: {error}; mend the words") from error
+        raise reading.explain(error, words, lambda: compose_run([])) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{mark.name} line {mark.line + 1}" if mark else "a config file"
+        raise ConfigError(f"{where}: is no YAML ({getattr(error, 'problem', None) or error}); mend it") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"a config file is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _search(folder: str) -> str:
+    """The word that adds a folder to those that configs are looked for in."""
+    url = reading.quoted(f"file://{os.path.abspath(folder)}")
+    return f"hydra.searchpath=[{url}]"
 
 
 def _plugins_in(words: Sequence[str]) -> list[str]:
     """The files that `plugins=[...]` names: they must be known before anything can be composed."""
     named = [word for word in words if re.match(r"\+{0,2}plugins=", word)]
-    try:
-        values = [override.value() for override in OverridesParser.create().parse_overrides(named)]
-    except HydraException as error:
-        raise explain(error, words) from error
     paths: list[str] = []
-    for value in values:
+    for word, override in zip(named, reading.parse(reading.read(named)), strict=True):
+        value = override.value()
         if not isinstance(value, list):
-            raise ConfigError(f"plugins={value}: give a list of files: plugins=[{value}]")
+            example = word.partition("=")[2] if isinstance(value, str | QuotedString) and str(value) else "my_norm.py"
+            raise ConfigError(f"{word}: give a list of files: plugins=[{example}]")
         paths = [str(path) for path in value]
     return paths
-
-
-# Hydra's and OmegaConf's errors, in one line that names the word, the choices and the nearest.
-
-
-def explain(error: Exception, words: Sequence[str]) -> ConfigError:
-    """What a user is told of an error in their words."""
-    if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        return ConfigError(f"{group}={name}: " + unknown(group.split("/")[-1] or "config", name, error.options))
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OmegaConfBaseException):
-        cause = cause.__cause__
-    text = str(cause or error).strip().splitlines()
-    first = text[0] if text else type(error).__name__
-    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
-        word = _word_of(cause.full_key, words)
-        if cause.object_type is not None and "not in" in first:
-            options = _fields(cause.object_type)
-            owner = f"{cause.full_key.rpartition('.')[0]}" or "the run"
-            choices = f"choose one of {', '.join(options)}" if options else "it has none"
-            return ConfigError(
-                f"{word}: {owner} has no option {cause.key!r}: {choices}{nearest(str(cause.key), options)}"
-            )
-        kind = next((text for name, text in _KINDS.items() if name in first), "")
-        return ConfigError(f"{word}: {first}{kind}")
-    if isinstance(error, OverrideParseException):
-        reason = text[1].strip() if len(text) > 1 else "it is no word=value"
-        hint = "quote what is special, as in 'data.path=\"a, b.txt\"'"
-        return ConfigError(f"{error.override}: cannot be read ({reason}); {hint}")
-    match = re.search(r"override '?([^'\s=]+)", first)
-    if match and "Could not override" in first:
-        known = list(leaves_of_default())
-        return ConfigError(f"{match[1]}: no such option{nearest(match[1], known)}; normlab train --cfg job lists them")
-    return ConfigError(first)
-
-
-_KINDS = {
-    "converted to Integer": "; give a whole number",
-    "converted to Float": "; give a number",
-    "not a valid bool": "; give true or false",
-}
-
-
-def _word_of(key: str, words: Sequence[str]) -> str:
-    """The word that set an option, the last one where there are several; else the option itself."""
-    return next((word for word in reversed(words) if word.lstrip("+~").split("=")[0] == key), key)
-
-
-def _fields(kind: Any) -> list[str]:
-    if not dataclasses.is_dataclass(kind):
-        return []
-    fixed = ("preset",) if kind is HubData else ("name", "preset")
-    return sorted(field.name for field in dataclasses.fields(kind) if field.name not in fixed)
-
-
-def leaves_of_default() -> dict[str, Any]:
-    """Every option word of the default run, with its value."""
-    return leaves(compose_run([]))

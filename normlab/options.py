@@ -16,6 +16,8 @@ from typing import Any
 from normlab.errors import ConfigError, nearest
 
 _UNSET = object()
+_SWITCH = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
+"""What is meant by words that other programs take for a switch."""
 
 
 def option(
@@ -26,6 +28,7 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    longest: int | None = None,
     identity: bool = True,
     absent: Any = _UNSET,
 ) -> Any:
@@ -38,6 +41,8 @@ def option(
         above: Largest value that is too small.
         at_most: Largest value, itself allowed.
         below: Smallest value that is too large.
+        longest: Most characters of a text, or of each in a list; it may then be neither empty nor hold what
+            cannot be printed.
         identity: Whether it can change the numbers that a run produces. Cadences, names and sinks cannot.
         absent: For a field that was added after runs had been made: the value that means "as before it
             existed". While the field holds it, it is left out of the identity, so old runs keep theirs.
@@ -45,7 +50,7 @@ def option(
     """
     metadata: dict[str, Any] = {
         "choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below,
-        "identity": identity,
+        "longest": longest, "identity": identity,
     }  # fmt: skip
     if absent is not _UNSET:
         metadata["absent"] = absent
@@ -73,7 +78,11 @@ def check(config: Any, prefix: str = "") -> None:
 def _check_value(word: str, value: Any, limits: Any) -> None:
     choices = limits.get("choices")
     if choices and value not in choices:
-        raise ConfigError(f"{word}={value}: choose one of {', '.join(choices)}{nearest(str(value), choices)}")
+        close = nearest(_SWITCH.get(str(value).lower(), str(value)), choices)
+        raise ConfigError(f"{word}={value}: choose one of {', '.join(choices)}{close}")
+    if (longest := limits.get("longest")) is not None:
+        for text in value if isinstance(value, list) else [value]:
+            _check_text(word, str(text), longest)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     if not math.isfinite(value):
@@ -87,6 +96,15 @@ def _check_value(word: str, value: Any, limits: Any) -> None:
         bound = limits.get(limit)
         if bound is not None and not holds(value, bound):
             raise ConfigError(f"{word}={value}: {words} {bound}")
+
+
+def _check_text(word: str, text: str, longest: int) -> None:
+    if not text.strip():
+        raise ConfigError(f"{word}={text}: is empty; give it some characters, or leave it out")
+    if not text.isprintable():
+        raise ConfigError(f"{word}={text!a}: holds characters that cannot be shown; leave them out")
+    if len(text) > longest:
+        raise ConfigError(f"{word}={text}: has {len(text)} characters; use at most {longest}")
 
 
 def identity_tree(config: Any) -> dict[str, Any]:
@@ -123,15 +141,21 @@ def from_tree(kind: type, tree: Mapping[str, Any]) -> Any:
     """The config of a class from its plain values; a field that is not there holds what it held before it existed.
 
     Raises:
-        ConfigError: The tree has a word that the class does not know.
+        ConfigError: The tree has a word that the class does not know, lacks one that changes numbers, or has a
+            value of another kind.
     """
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{kind.__name__} is {tree!r:.40}")
     known = {field.name: field for field in dataclasses.fields(kind)}
     if foreign := [word for word in tree if word not in known]:
         raise ConfigError(f"{kind.__name__} has no option {', '.join(foreign)}: written by a newer normlab; update it")
     hints = typing.get_type_hints(kind)
-    for word, value in tree.items():
-        if not _is_of(value, hints[word]):
-            raise ConfigError(f"{kind.__name__} has no {word}={value}")
+    for name, field in known.items():
+        if name in tree:
+            if not _is_of(tree[name], hints[name]):
+                raise ConfigError(f"{kind.__name__}.{name} is {tree[name]!r:.40}")
+        elif field.metadata.get("identity", True) and "absent" not in field.metadata:
+            raise ConfigError(f"{kind.__name__} lacks {name}")
     before = {
         name: field.metadata["absent"]
         for name, field in known.items()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,44 @@ def everything_below(folder: Path) -> set[str]:
         ("data.path=/dev/zero", ["/dev/zero"]),
         ("data.seed=99999999999999999999", ["data.seed"]),
         ("--multirun seed=range(0,3,0)", ["seed=range(0,3,0)"]),
+        ("placement.name=post", ["placement.name", "placement=... chooses"]),
+        ("norm.preset=5", ["norm.preset=5", "norm=... chooses"]),
+        ("model.preset=mine", ["model.preset=mine", "model=... chooses"]),
+        ("~model", ["~model", "left out"]),
+        ("~seed", ["~seed", "left out"]),
+        ("run.name=", ["run.name=", "empty"]),
+        ("run.name=\x01", ["run.name='\\x01'", "cannot be shown"]),
+        ("tracking.tags=['']", ["tracking.tags", "empty"]),
+        (f"tracking.tags=[{'a' * 65}]", ["tracking.tags", "at most 64"]),
+        ("tracking.tags=a", ["tracking.tags=[a]"]),
+        ("results_dir=", ["results_dir=", "empty"]),
+        ("train.batch_size=100000000000", ["train.batch_size", "at most 1048576"]),
+        ("train.batch_size=1e11", ["train.batch_size=1e11", "whole number"]),
+        ("model.depth=9999 model.width=65536", ["model.width=65536", "PiB", "lower model.depth"]),
+        ("train.batch_size=1048576 model.context=1024", ["train.batch_size=1048576", "this machine", "lower"]),
+        (f"seed={'1' * 5000}", ["seed=1111", "whole number"]),
+        ("--experimental-rerun=foo", ["--experimental-rerun=foo", "the words"]),
+        ("--config-path=foo", ["--config-path=foo", "--config-dir"]),
+        ("--resolve", ["--resolve", "--cfg job"]),
+        ("--package=foo", ["--package=foo", "--cfg job"]),
+        ("--cfg job --multirun", ["--cfg", "--multirun", "choose one"]),
+        ("--shell-completion", ["--shell-completion", "install=bash"]),
+        ("--multirun seed=range(0,10000000000)", ["seed=range(0,10000000000)", "at most 10000", "fewer"]),
+        ("norm=[a,b]", ["norm=[a,b]", "choose one of batchnorm"]),
+        ("norm=null", ["norm=null", "choose one of batchnorm"]),
+        ("norm.eps=???", ["norm.eps=???", "give one"]),
+        ("=", ["=: is no option=value"]),
+        ("rmsnorm", ["rmsnorm: is no option=value", "write norm=rmsnorm"]),
+        ("init=foo", ["init=foo"]),
+        ("compile=true", ["compile=true", "auto, on, off", "did you mean 'on'"]),
+        ("plugins=null", ["plugins=null", "plugins=[my_norm.py]"]),
+        ("norm=rmsnorm,none", ["norm=rmsnorm,none", "--multirun"]),
+        ("norm@eval=rmsnorm", ["norm@eval=rmsnorm", "write norm=rmsnorm"]),
+        ("+norm=rmsnorm", ["+norm=rmsnorm", "once"]),
+        ("model.heads=5 model.width=128", ["model.heads=5", "did you mean 4"]),
+        ("model.bias=2", ["model.bias=2", "true or false"]),
+        ("train=3", ["train=3", "train.word=value"]),
+        ("hydra.run.dir=/proc/none", ["/proc/none", "can be made"]),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(
@@ -164,6 +203,61 @@ def test_multirun_trains_each_job(
         ("rmsnorm", 0),
         ("rmsnorm", 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("eps: [", ["mine.yaml", "is no YAML"]),
+        ("defaults:\n  - &a [*a]\n", ["norm=mine", "mend"]),
+        ("defaults:\n  - rmsnorm\nepps: 1\n", ["norm/mine.yaml", "epps"]),
+        ("defaults:\n  - rmsnorm\neps: much\n", ["norm/mine.yaml", "'much'"]),
+        ("defaults:\n  - rmsnrm\n", ["rmsnrm", "did you mean 'rmsnorm'"]),
+        ("", ["norm=mine", "names no norm"]),
+        ("eps: \udcff", ["not UTF-8"]),
+    ],
+)
+def test_a_mistake_in_a_config_file_is_one_line_too(
+    content: str, told: list[str], words: list[str], run_command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "own" / "norm").mkdir(parents=True)
+    (tmp_path / "own" / "norm" / "mine.yaml").write_text(content, errors="surrogateescape")
+    before = everything_below(tmp_path)
+    code, out, err = run_command("train", "--config-dir", str(tmp_path / "own"), *words, "norm=mine")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert everything_below(tmp_path) == before
+    for part in told:
+        assert part in err
+
+
+def test_a_terminal_is_given_no_orders(run_command: Command) -> None:
+    code, _, err = run_command("train", "data=files", "data.path=\x1b[31m")
+    assert (code, "\x1b" in err, "\\x1b" in err) == (2, False, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a b", "it's", 'say "so"', "a=b", "é", "日本 語", "2024_01_05", "1e5", "007", "true", "a:b", "(x", "a]b", "\\"],
+)
+def test_a_text_is_taken_as_it_stands(text: str) -> None:
+    from normlab.launch import compose_run
+
+    words = ["data=files", f"data.path={text}", f"run.name={text}", f"results_dir={text}", f"tracking.tags=[x,{text}]"]
+    config = compose_run(words)
+    data: Any = config.data
+    assert (config.run.name, config.results_dir, data.path) == (text, text, [text])
+    if not set(text) & set(']"'):
+        assert config.tracking.tags == ["x", text]
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("'a,b'", "a,b"), ('"é"', "é"), ("null", None), ("a${seed}", "a0"), ("a\\,b", "a,b"), ("'it\\'s'", "it's")],
+)
+def test_quotes_and_interpolations_mean_what_they_mean_to_hydra(word: str, value: str | None) -> None:
+    from normlab.launch import compose_run
+
+    assert compose_run([f"run.name={word}"]).run.name == value
 
 
 @pytest.mark.parametrize("what", ["norms", "placements", "models", "data", "optim"])

@@ -122,13 +122,12 @@ class Leaf:
     """Words that the option needs to have an effect."""
 
 
-LABEL = Leaf("''", "mine", record("config"))
 FIXED = Leaf("", "other", None)
 
 # Norms see bf16 only inside the sub-layers, and rounding shows only once gains have left 1.
 BF16 = ("precision=bf16", "model.qk_norm=head", "optim.lr=0.1", "optim.warmup_steps=0")
 SHARED_NORM = {
-    "preset": LABEL,
+    "preset": FIXED,
     "name": FIXED,
     "gain": Leaf("true", "false", shapes),
     "bias": Leaf("true", "false", shapes),
@@ -147,11 +146,11 @@ NORM_LEAVES: dict[str, dict[str, Leaf]] = {
         "momentum": Leaf("0.1", "0.5", validation),
         "running_var": Leaf("biased", "unbiased", validation, ("norm.momentum=1",)),
     },
-    "none": {"preset": LABEL, "name": FIXED},
+    "none": {"preset": FIXED, "name": FIXED},
 }  # fmt: skip
 PLACEMENT_LEAVES = {
-    "pre": {"name": Leaf("pre", "post", losses)},
-    "post": {"name": Leaf("post", "pre", losses)},
+    "pre": {"name": FIXED},
+    "post": {"name": FIXED},
 }
 SHARED_DATA = {
     "name": FIXED,
@@ -200,7 +199,7 @@ OPTIM_LEAVES = {
     },
 }  # fmt: skip
 RUN_LEAVES: dict[str, Leaf] = {
-    "model.preset": LABEL,
+    "model.preset": FIXED,
     "model.depth": Leaf("1", "2", shapes),
     "model.width": Leaf("8", "16", shapes),
     "model.heads": Leaf("1", "2", losses),

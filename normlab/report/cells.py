@@ -5,6 +5,7 @@ Shared by the table and the Markdown; JSON and CSV hold the values themselves.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -56,7 +57,8 @@ def cell(key: str, value: Any) -> str:
     if key == "created":
         value = _local_time(value)
     elif key in _NUMBERS and (known := number(value)) is not None:
-        return format(known, _NUMBERS[key]).replace("+nan", "nan")
+        with contextlib.suppress(OverflowError):  # a damaged record may hold what no float does
+            return format(known, _NUMBERS[key]).replace("+nan", "nan")
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
 
 

@@ -10,7 +10,8 @@ from normlab.errors import StoreError
 from normlab.report.render import FORMATS as FORMATS
 from normlab.report.render import render as render
 from normlab.store.query import Entry, find_runs, no_runs
-from normlab.store.schema import DAMAGED, DIVERGED, FAILED, FINISHED, INTERRUPTED, KILLED, number
+from normlab.store.reading import MENDING
+from normlab.store.schema import DAMAGED, DIVERGED, FAILED, FINISHED, INTERRUPTED, KILLED, STATUS_FILE, number
 
 COLUMNS = (
     "run",
@@ -39,6 +40,10 @@ COLUMNS = (
 """Keys of a summary's rows, in order. Losses are in nats a token; None is what a run has not said."""
 
 
+_OF_ALL_FINISHED = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
+"""What the status of every finished run says."""
+
+
 def summarize(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """A row for every run in a results folder, a `runs` folder or a run's folder: `COLUMNS`.
 
@@ -65,37 +70,37 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _row(entry: Entry) -> dict[str, Any]:
     run, status, lost = entry.run, entry.status, ""
-    if number(status.get("step")) is None:
+    if _finite(status, "step") is None:
         progress, lost = _progress(entry)
         status = progress | status
-    steps = number(status.get("steps"))
-    val_loss = number(status.get("val_loss"))
-    bigram = number(_dig(run, "corpus.baselines.bigram"))
+    steps = _finite(status, "steps")
+    val_loss = _number(status, "val_loss")
+    bigram = _number(run, "corpus.baselines.bigram")
     row = {
         "run": entry.name,
         "id": entry.folder.run_id,
         "state": entry.state,
-        "norm": _dig(run, "config.norm.preset") or _dig(run, "config.norm.name"),
-        "placement": _dig(run, "config.placement.name"),
-        "depth": number(_dig(run, "config.model.depth")),
-        "width": number(_dig(run, "config.model.width")),
-        "seed": number(_dig(run, "config.seed")),
-        "lr": number(_dig(run, "config.optim.lr")),
-        "step": number(status.get("step")),
-        "steps": number(_dig(run, "config.train.steps")) if steps is None else steps,
+        "norm": _text(run, "config.norm.preset") or _text(run, "config.norm.name"),
+        "placement": _text(run, "config.placement.name"),
+        "depth": _finite(run, "config.model.depth"),
+        "width": _finite(run, "config.model.width"),
+        "seed": _finite(run, "config.seed"),
+        "lr": _finite(run, "config.optim.lr"),
+        "step": _finite(status, "step"),
+        "steps": _finite(run, "config.train.steps") if steps is None else steps,
         "val_loss": val_loss,
-        "best_val_loss": number(status.get("best_val_loss")),
-        "train_loss": number(status.get("train_loss")),
+        "best_val_loss": _number(status, "best_val_loss"),
+        "train_loss": _number(status, "train_loss"),
         "vs_bigram": None if val_loss is None or bigram is None else val_loss - bigram,
-        "corpus": _dig(run, "corpus.name"),
-        "corpus_sha256": _dig(run, "corpus.sha256"),
-        "device": _dig(run, "resolved.device"),
-        "precision": _dig(run, "resolved.precision"),
-        "tokens_per_s": number(status.get("tokens_per_s")),
-        "seconds": number(status.get("seconds")),
+        "corpus": _text(run, "corpus.name"),
+        "corpus_sha256": _text(run, "corpus.sha256"),
+        "device": _text(run, "resolved.device"),
+        "precision": _text(run, "resolved.precision"),
+        "tokens_per_s": _finite(status, "tokens_per_s"),
+        "seconds": _finite(status, "seconds"),
         "created": run.get("created"),
     }
-    note = _note(entry, row["step"], row["steps"])
+    note = _note(entry, row)
     return row | {"note": "; ".join(filter(None, (note, lost)))}
 
 
@@ -110,7 +115,9 @@ def _progress(entry: Entry) -> tuple[dict[str, Any], str]:
     finite = [loss for loss in map(number, losses) if loss is not None and math.isfinite(loss)]
     progress: dict[str, Any] = {}
     if train:
-        progress |= {"step": train[-1].get("step"), "train_loss": train[-1].get("loss")}
+        # Its step's number counts from 0, and a progress is what has been done.
+        done = number(train[-1].get("step"))
+        progress |= {"step": None if done is None else done + 1, "train_loss": train[-1].get("loss")}
     if losses:
         progress |= {"val_loss": losses[-1]}
     if finite:
@@ -119,8 +126,8 @@ def _progress(entry: Entry) -> tuple[dict[str, Any], str]:
     return progress, f"{record.damaged} {lines} of the metrics cannot be read" if record.damaged else ""
 
 
-def _note(entry: Entry, step: float | None, steps: float | None) -> str:
-    reached = f" at step {_or_unknown(step)} of {_or_unknown(steps)}"
+def _note(entry: Entry, row: dict[str, Any]) -> str:
+    reached = f" at step {_or_unknown(row['step'])} of {_or_unknown(row['steps'])}"
     if entry.state == DAMAGED:
         return entry.problem
     if entry.state == DIVERGED:
@@ -132,6 +139,11 @@ def _note(entry: Entry, step: float | None, steps: float | None) -> str:
         return f"killed{reached}; the same command goes on from its last checkpoint"
     if entry.state == INTERRUPTED:
         return f"interrupted{reached}; the same command goes on from there"
+    lost = [key for key in _OF_ALL_FINISHED if row[key] is None]
+    if math.isnan(row["val_loss"] or 0.0) and "best_val_loss" in lost:
+        lost.remove("best_val_loss")  # no loss was the best of none that is a number
+    if entry.state == FINISHED and lost:
+        return f"its {STATUS_FILE} does not say {', '.join(lost)}: {MENDING[STATUS_FILE]}"
     return ""
 
 
@@ -150,6 +162,28 @@ def _numbers(seen: Any) -> str:
 
 def _or_unknown(value: float | None, form: str = "") -> str:
     return "?" if value is None else format(value, form)
+
+
+def _number(tree: Any, words: str) -> float | None:
+    """A leaf that is a number, NaN and infinity included; None for any other, and for what no float holds."""
+    value = number(_dig(tree, words))
+    try:
+        float(value or 0)
+    except OverflowError:
+        return None
+    return value
+
+
+def _finite(tree: Any, words: str) -> float | None:
+    """A leaf that is a finite number."""
+    value = _number(tree, words)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _text(tree: Any, words: str) -> str | None:
+    """A leaf that is text."""
+    value = _dig(tree, words)
+    return value if isinstance(value, str) else None
 
 
 def _dig(tree: Any, words: str) -> Any:

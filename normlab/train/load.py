@@ -65,7 +65,7 @@ class LoadedRun:
         load_plugins([str(path) for path in sorted((self.folder.path / PLUGINS).glob("*.py"))])
         try:
             return config_of_record(self.record["config"])
-        except (ConfigError, KeyError, TypeError, AttributeError) as error:
+        except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(
                 f"{self.folder.path / RUN_FILE}: holds no config that this normlab knows ({error}); "
                 "update normlab, or put back a copy"

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from normlab.errors import StoreError
-from normlab.report.summary import COLUMNS, summarize
+from normlab.report.summary import COLUMNS, FORMATS, render, summarize
 
 
 def test_a_row_says_what_the_run_was_and_how_good(make_run, tmp_path):
@@ -100,7 +100,7 @@ def test_a_live_run_is_running(make_run, tmp_path):
 
 def test_without_a_status_the_metrics_say_how_far_it_came(make_run, tmp_path):
     folder = make_run("young", None)
-    folder.append([{"kind": "train", "step": step, "loss": 5.0 - step} for step in (1, 2, 3)])
+    folder.append([{"kind": "train", "step": step, "loss": 4.0 - step} for step in (0, 1, 2)])
     folder.append([{"kind": "eval", "step": step, "loss": loss} for step, loss in ((1, 2.7), (2, math.nan), (3, 2.8))])
     with folder.metrics_path.open("ab") as file:
         file.write(b'{"kind":"tra')
@@ -126,6 +126,33 @@ def test_fields_of_another_shape_are_blank(make_run, tmp_path, run):
     (row,) = summarize(tmp_path)
     assert (row["run"], row["state"]) == ("odd", "finished")
     json.dumps(row)
+
+
+@pytest.mark.parametrize(
+    ("run", "status", "column"),
+    [
+        ({"config": {"seed": "nan"}}, {}, "seed"),
+        ({"config": {"norm": {"name": -1.5}}}, {}, "norm"),
+        ({}, {"tokens_per_s": 10**400}, "tokens_per_s"),
+    ],
+)
+def test_what_is_no_such_value_is_not_shown(make_run, tmp_path, run, status, column):
+    make_run("odd", run=run, status=status)
+    (row,) = summarize(tmp_path)
+    assert row[column] is None
+    for name in FORMATS:
+        render([row, row], name)
+
+
+def test_a_finished_run_whose_status_lacks_something_says_so(make_run, tmp_path):
+    make_run("odd", status={"val_loss": None, "seconds": True})
+    (row,) = summarize(tmp_path)
+    assert row["note"].startswith("its status.json does not say val_loss, seconds: delete this one file")
+
+
+def test_no_loss_is_the_best_of_none_that_is_a_number(make_run, tmp_path):
+    make_run("odd", status={"val_loss": math.nan, "best_val_loss": None})
+    assert summarize(tmp_path)[0]["note"] == ""
 
 
 def test_fields_that_nobody_knows_are_no_matter(make_run, tmp_path):

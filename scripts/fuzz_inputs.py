@@ -1,0 +1,895 @@
+#!/usr/bin/env python3
+"""Mutate everything that a user or a disk hands to normlab, and see that nothing is believed that should not be.
+
+    .venv/bin/python scripts/fuzz_inputs.py [--count 1000] [--seed 0] [--kind words,texts] [--only records/17]
+
+A case is one or more calls of the command line, in this process, in a folder of its own; every 50th runs in a
+process of its own too. Kinds: `words` of the command line, `configs` (the YAML of --config-dir), `texts` (text,
+JSONL, Parquet), `checkpoints`, and `records` (run.json, status.json, metrics.jsonl, tokenizer.json, a plugin's
+copy). Asked of each:
+
+- it ends with 0 or 2, and never in a traceback;
+- a refusal is one line, names what is wrong, ends in something to do, and leaves every file as it was;
+- a word or a config file that is accepted stands in the run's record;
+- of a text that is accepted, every document and every token is counted;
+- a run whose checkpoints are damaged is refused, or ends bit for bit like the undamaged one, and says so;
+- a damaged record is shown as such, or shows nothing that it did not say.
+
+Prints a table and each failure with how to repeat it; exits with 1 where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SHARES = {"words": 40, "configs": 15, "texts": 15, "checkpoints": 15, "records": 15}
+"""Cases of each kind, of a hundred."""
+IN_A_PROCESS = 50
+"""Every so many cases of a kind also run in a process of their own."""
+STEPS, STOPPED = 6, 4
+"""Steps of the reference run, and where the one that is to be resumed was stopped."""
+
+SMALL = [
+    "model=gpt2_nano", "model.depth=1", "model.width=16", "model.context=16", "train.batch_size=2",
+    "eval.sequences=2", "data=files", "tracking.wandb=off", "device=cpu",
+]  # fmt: skip
+
+LEAKS = re.compile(
+    r"Traceback|\b(Key|Type|Value|Attribute|Index|Runtime|Assertion|Recursion|Overflow|Memory|Name|JSONDecode|"
+    r"Unicode(De|En)code|FileNotFound|Validation|Safetensor|Arrow\w*|Config\w+)Error\b|<class '|object at 0x|\x1b"
+)
+"""What a message must not hold: Python's own words."""
+TO_DO = re.compile(
+    r"choose|let |give|set |sets |leave|use |put |delete|mend|update|did you mean|must (be|not)|make |free |quote|"
+    r"name |try|start|wait|lower|raise|convert|lists|write|add|exclude|unpack|needs|trains|keep|sweep|find|run "
+)
+"""A word of which the end of every refusal has one."""
+
+
+# Calling.
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How a call ended."""
+
+    code: int
+    out: str
+    err: str
+    raised: str = ""
+    """The traceback, where it ended in one."""
+    configs: tuple[dict[str, Any], ...] = ()
+    """Of each run that was to be trained: its config."""
+
+
+@dataclass(slots=True)
+class Lab:
+    """What all cases share."""
+
+    scratch: Path
+    corpus: Path
+    finished: Path = Path()
+    """A results folder with a run of `STEPS` steps."""
+    stopped: Path = Path()
+    """The same, interrupted after `STOPPED`."""
+    words: list[str] = field(default_factory=list)
+    """The words that both were made with."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By folder: the row of an undamaged summary."""
+    samples: set[str] = field(default_factory=set)
+    """What the undamaged checkpoints continue the prompt with."""
+
+
+def small_enough(config: Any) -> bool:
+    """Whether a run takes no time worth mentioning; what is not, is composed and checked, but not trained."""
+    model, train = config.model, config.train
+    size = model.depth * model.width * (4 * model.width + 3 * model.mlp_width) + model.width * model.context
+    return (
+        size <= 200_000
+        and train.steps <= 20
+        and train.batch_size * model.context * model.depth * model.width <= 100_000
+        and config.tracking.wandb == "off"
+        and config.compile != "on"
+        and config.data.name == "files"
+        and config.eval.sequences <= 100
+    )
+
+
+def call(*arguments: str, environment: dict[str, str] | None = None) -> Said:
+    """The command line, in this process."""
+    from normlab import cli
+    from normlab.options import plain_tree
+
+    configs: list[dict[str, Any]] = []
+    real = cli._train
+
+    def train(config: Any) -> None:
+        configs.append(plain_tree(config))
+        if small_enough(config):
+            real(config)
+
+    out, err, code, raised = io.StringIO(), io.StringIO(), 0, ""
+    cli._train = train
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main(list(arguments))
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        code, raised = 1, traceback.format_exc()
+    finally:
+        cli._train = real
+    return Said(code, out.getvalue(), err.getvalue(), raised, tuple(configs))
+
+
+def call_process(*arguments: str) -> Said:
+    """The command line, in a process of its own."""
+    words = [sys.executable, "-m", "normlab", *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, errors="backslashreplace")
+    raised = done.stderr if "Traceback" in done.stderr else ""
+    return Said(done.returncode, done.stdout, done.stderr, raised)
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Every file and folder below, and the SHA-256 of what it holds; but for locks."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in sorted(folder.rglob("*"))
+        if path.name != "lock" and not (path.is_dir() and path.name in ("runs", "results"))
+    }
+
+
+# What is asked of every call.
+
+
+def wrong_ending(said: Said, names: Sequence[str] = ()) -> str:
+    """What is wrong with how a call ended; `names`: one of them must be in a refusal."""
+    if said.raised:
+        return "traceback: " + said.raised.strip().splitlines()[-1][:300]
+    if said.code not in (0, 2):
+        return f"exit {said.code}: {said.err[-300:]}"
+    # What a plugin's own code raises is its author's to read.
+    if (leak := LEAKS.search(said.err)) and "plugins: " not in said.err:
+        line = next(line for line in said.err.splitlines() if leak[0] in line)
+        return f"leaks {leak[0]!r}: {line[:300]}"
+    if said.code == 0:
+        return ""
+    lines = [line for line in said.err.splitlines() if not line.startswith("normlab: ")]
+    if len(lines) != 1 or not lines[0].startswith("error: "):
+        return f"a refusal of {len(lines)} lines: {said.err[:400]}"
+    if said.out:
+        return f"a refusal that prints: {said.out[:200]}"
+    if not TO_DO.search(lines[0].rpartition("; ")[2].lower()):
+        return f"nothing to do: {lines[0]}"
+    if names and not any(name in lines[0] for name in names):
+        return f"does not name {' or '.join(names)[:100]}: {lines[0]}"
+    return ""
+
+
+@dataclass(slots=True)
+class Case:
+    """Calls in a folder, and what must hold after them."""
+
+    what: str
+    """What was mutated, for people."""
+    calls: list[list[str]]
+    prepare: Callable[[Path], Any] = lambda folder: None
+    names: list[str] = field(default_factory=list)
+    judge: Callable[[Path, Said, list[str]], str] = lambda folder, said, words: ""
+    """What is wrong with a call that was accepted."""
+    refusal_writes: bool = False
+
+
+# Bytes and values gone wrong.
+
+ODD = (
+    "", " ", "null", "None", "true", "yes", "0", "-1", "1", "2", "3", "1.5", "1e3", "1e400", "nan", "inf", "-inf",
+    "99999999999999999999", "1" * 5000, "0x10", "1_000", "[]", "[1,2]", "{}", "{a:1}", "a,b", "a b", "é", "日本", "\n",
+    "\x00x", "\x1b[31m", "'", '"', "\\", "${seed}", "${foo}", "${oc.env:HOME}", "???", "~", "=", "a=b", "(", "x" * 300,
+    "../x", "/dev/null", "/dev/zero", ".", "range(3)", "choice(1,2)", "int(3)", "glob(*)", "\udcff", "%s", "{0}", "&",
+    "$(x)", "-", "--", "#", "1e-320", "on", "off", "auto",
+)  # fmt: skip
+
+
+ODD_YAML = (
+    "!!python/object:os.system x", "&a [*a]", "[", "{", "|", "!x y", "0b1", "2024-01-01", "1:30", "*b", "'", "@",
+)  # fmt: skip
+ODD_LINES = (
+    "", "foo: 1", "\tbar: 2", "name: post", "_target_: os.system", "<<: 3", "- a", "? x", "# @package _global_",
+    "width: {a: 1}", "defaults: 3",
+)  # fmt: skip
+ODD_ROWS = (
+    b"{}", b"3", b"null", b'{"text": 3}', b'{"text": null}', b'{"text": "\\ud800"}', b"[]", b'{"text":', b"",
+    b'{"txt": "a"}', b'{"text": "a", "text": "b"}', b'{"text": ["a"]}', b"NaN", b'{"text": "\\u0000"}',
+)  # fmt: skip
+
+
+def mutate_text(draw: random.Random, text: str) -> str:
+    """One to three edits of characters."""
+    letters = list(text)
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(len(letters) + 1)
+        edit = draw.choice(["insert", "delete", "double", "swap", "replace"])
+        if edit == "insert" or not letters or at == len(letters):
+            letters.insert(at, draw.choice("abz019.=_-+~@[]{}(),:;'\"\\/ $é\t"))
+        elif edit == "delete":
+            del letters[at]
+        elif edit == "double":
+            letters.insert(at, letters[at])
+        elif edit == "swap" and at + 1 < len(letters):
+            letters[at], letters[at + 1] = letters[at + 1], letters[at]
+        else:
+            letters[at] = draw.choice("abz019.=_-é")
+    return "".join(letters)
+
+
+def mutate_bytes(draw: random.Random, content: bytes) -> tuple[str, bytes]:
+    """How, and what came of it; always other bytes."""
+    size = len(content)
+    # A share of the length, which differs by a few bytes from run to run where the content holds a time.
+    at = int(draw.random() * size)
+    how = draw.choice(["flip", "cut", "empty", "append", "zeros", "garbage", "drop", "twice"])
+    made = {
+        "flip": content[:at] + bytes([content[at] ^ (1 << draw.randrange(8))]) + content[at + 1 :],
+        "cut": content[:at],
+        "empty": b"",
+        "append": content + draw.randbytes(draw.randint(1, 40)),
+        "zeros": content[:at] + bytes(min(64, size - at)) + content[at + 64 :],
+        "garbage": draw.randbytes(size),
+        "drop": content[:at] + content[at + draw.randint(1, 64) :],
+        "twice": content + content,
+    }[how]
+    return (f"{how} at {at} of {size}", made) if made != content else ("append", content + b"x")
+
+
+def mutate_json(draw: random.Random, tree: Any) -> tuple[str, Any]:
+    """A tree with one leaf or branch taken out or of another kind."""
+    tree = json.loads(json.dumps(tree))
+    spots: list[tuple[Any, Any, str]] = []
+
+    def walk(node: Any, where: str) -> None:
+        items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        for key, value in items:
+            spots.append((node, key, f"{where}.{key}"))
+            walk(value, f"{where}.{key}")
+
+    walk(tree, "")
+    # The upper levels, which matter most, as often as all the leaves.
+    top = [spot for spot in spots if spot[2].count(".") <= 2]
+    node, key, where = draw.choice(draw.choice([top, spots]))
+    if draw.random() < 0.4:
+        del node[key]
+        return f"without {where}", tree
+    old = node[key]
+    kinds = [
+        value for value in (None, 3, -1.5, "x", "nan", [], {}, True, [[]], 10**400) if type(value) is not type(old)
+    ]
+    node[key] = draw.choice(kinds)
+    return f"{where} = {str(node[key])[:20]}", tree
+
+
+# Words.
+
+
+def leaf_words(lab: Lab) -> dict[str, Any]:
+    """Every option of the reference run, with its value."""
+    from normlab.launch import compose_run
+    from normlab.options import leaves
+
+    return leaves(compose_run([*SMALL, f"data.path={lab.corpus}"]))
+
+
+def words(draw: random.Random, lab: Lab) -> Case:
+    """A command line with one or two words gone wrong, or one of another command."""
+    known = leaf_words(lab)
+    groups = {
+        "norm": ["rmsnorm", "layernorm", "batchnorm", "none", "rmsnorm_gemma"], "placement": ["pre", "post"],
+        "model": ["gpt2_nano", "llama_nano"], "data": ["files"], "optim": ["adamw", "sgd"],
+    }  # fmt: skip
+
+    def one() -> str:
+        option = draw.choice([*known, *groups])
+        value = draw.choice(groups[option]) if option in groups else str(known[option])
+        how = draw.random()
+        if how < 0.35:
+            return f"{option}={draw.choice(ODD)}"
+        if how < 0.5:
+            return mutate_text(draw, f"{option}={value}")
+        if how < 0.6:
+            return f"{option}={mutate_text(draw, value)}"
+        if how < 0.65:
+            return f"{mutate_text(draw, option)}={value}"
+        if how < 0.75:
+            return draw.choice(["+", "++", "~", "+~", "@", "-", "--", " "]) + f"{option}={value}"
+        if how < 0.8:
+            return draw.choice(ODD)
+        if how < 0.9:
+            number = draw.choice([2, 3, 4, 7, 16, 64, 10**5, 2**20, 10**9, 2**31, 2**63, 10**11, 10**30, -1, 0])
+            return f"{draw.choice([name for name in known if isinstance(known[name], int)])}={number}"
+        flags = (
+            "--cfg --info --resolve --package --config-name --config-dir --config-path --experimental-rerun -m -r -h"
+        )
+        flag = draw.choice(
+            [*flags.split(), "--hydra-help", "--shell-completion", "--nope", "--multirun", "-c", "--debug"]
+        )
+        if flag == "--debug":  # asks for a traceback
+            flag = "--debugg"
+        return draw.choice([flag, f"{flag}={draw.choice(['job', 'hydra', 'x', '', 'é', '/nowhere', 'all'])}"])
+
+    if draw.random() < 0.12:
+        return other_command(draw, lab)
+    mutated = [word for word in (one() for _ in range(draw.choice([1, 1, 1, 2]))) if "\0" not in word]
+    mutated = mutated or ["norm"]
+    base = [*SMALL, f"data.path={lab.corpus}", "train.steps=2"]
+    names = [part for word in mutated for part in named(word)]
+    return Case(" ".join(mutated), [["train", *base, *mutated]], names=names, judge=judge_words)
+
+
+def named(word: str) -> list[str]:
+    """The parts of a word one of which a refusal must show: its option, or its value."""
+    key, _, value = word.partition("=")
+    key = key.strip("+~- @")
+    return [part for part in (key, key.rpartition(".")[2], value[:50].strip()) if part.strip("-")] or [
+        word.strip() or repr(word)[1:-1]
+    ]
+
+
+def judge_words(folder: Path, said: Said, arguments: list[str]) -> str:
+    """Each option that was set stands in the config; what only shows something writes nothing."""
+    if not said.configs:
+        return f"wrote {files_of(folder)}" if files_of(folder) else ""
+    last = {word.partition("=")[0].lstrip("+").strip(): word for word in arguments[1:] if not word.startswith("-")}
+    for config in said.configs:
+        for option, word in last.items():
+            if option.startswith("hydra"):
+                continue
+            value: Any = config
+            for part in option.split("."):
+                if not isinstance(value, dict) or part not in value:
+                    return f"accepted {word!r}, and the config has no {option}"
+                value = value[part]
+            if isinstance(value, dict) and "name" in value:
+                value = {value["name"], value.get("preset")}
+            elif isinstance(value, dict) and "preset" in value:
+                value = {value["preset"]}
+            if len(said.configs) == 1 and not means(word.partition("=")[2], value):
+                return f"accepted {word[:80]!r}, and the config says {value!r:.80}"
+    return ""
+
+
+def means(text: str, value: Any) -> bool:
+    """Whether a value is what a text says; where that is beyond a few lines, it is believed."""
+    text = text.strip(" \t")
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    if "${" in text or "(" in text or text.lower() == "null":
+        return True
+    if isinstance(value, set):
+        return text in value
+    if isinstance(value, bool):
+        return text.lower() in (("true", "yes", "y", "on", "1") if value else ("false", "no", "n", "off", "0"))
+    if isinstance(value, int | float):
+        with contextlib.suppress(ValueError):
+            return float(text) == float(value)
+        return False
+    if isinstance(value, list):
+        inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+        return [item.strip(" '\"") for item in inner.split(",") if item] == [str(item) for item in value]
+    return isinstance(value, dict) or text.replace("\\", "") == str(value).replace("\\", "")
+
+
+def other_command(draw: random.Random, lab: Lab) -> Case:
+    """summarize, list or sample with arguments gone wrong; the run that they look at is sound."""
+    results = str(lab.finished / "results")
+    command = draw.choice([
+        ["summarize", results, "--format", "json"], ["summarize", results, "--format", "table"],
+        ["list", "runs", results], ["list", "norms", "--json"], ["list", "models"],
+        ["sample", "rmsnorm", "--results-dir", results, "--tokens", "3", "--seed", "1", "--temperature", "0.5"],
+    ])  # fmt: skip
+    at = draw.randrange(len(command))
+    odd = [word for word in ODD if "\0" not in word and not word.startswith("9999")]
+    command[at] = draw.choice([mutate_text(draw, command[at]), draw.choice(odd)])
+    return Case(" ".join(command), [command])
+
+
+# Config files.
+
+
+def configs(draw: random.Random, lab: Lab) -> Case:
+    """A preset of one's own in --config-dir, gone wrong."""
+    group, text = draw.choice([
+        ("norm", "defaults:\n  - rmsnorm\n  - _self_\npreset: mine\neps: 1.0e-05\ngain: true\neps_mode: inside_ms\n"),
+        ("model", "preset: mine\ndepth: 1\nwidth: 16\nheads: 2\ncontext: 16\nmlp: gelu\nbias: true\n"),
+        ("optim", "defaults:\n  - adamw\n  - _self_\nlr: 0.001\nschedule: cosine\nwarmup_steps: 1\nclip: 1.0\n"),
+        ("data", "defaults:\n  - files\n  - _self_\ntokenizer: bytes\nval_fraction: 0.1\nseed: 1\ncolumn: text\n"),
+        ("placement", "defaults:\n  - pre\n  - _self_\n"),
+        ("", "defaults:\n  - train\n  - _self_\nseed: 3\ntrain:\n  steps: 2\n"),
+    ])  # fmt: skip
+    lines = text.splitlines()
+    content, how = text.encode(), draw.choice(["value", "value", "line", "bytes", "text", "whole"])
+    if how == "value":
+        at = draw.choice([i for i, line in enumerate(lines) if ": " in line or line.startswith("  - ")])
+        value = draw.choice([*ODD, *ODD_YAML])
+        start = "  - " if lines[at].startswith("  - ") else lines[at].partition(": ")[0] + ": "
+        lines[at] = start + value
+        how, content = lines[at], "\n".join(lines).encode(errors="surrogateescape")
+    elif how == "line":
+        at = draw.randrange(len(lines))
+        extra = draw.choice([*ODD_LINES, draw.choice(lines)])
+        lines[at : at + draw.randint(0, 1)] = [extra]
+        how, content = f"line {at}: {extra}", "\n".join(lines).encode()
+    elif how == "bytes":
+        how, content = mutate_bytes(draw, content)
+    elif how == "text":
+        content = mutate_text(draw, text).encode()
+    else:
+        content = draw.choice(
+            [b"", b"3", b"[]", b"null", b"\xff\xfe", b"a: b: c", b"{}", b"---\n---\n", b"x" * 5000, b"- 1"]
+        )
+
+    def prepare(folder: Path) -> None:
+        place = folder / "own" / group
+        place.mkdir(parents=True)
+        (place / "mine.yaml").write_bytes(content)
+
+    chosen = [f"{group}=mine"] if group else ["--config-name=mine"]
+    base = [
+        word for word in [*SMALL, f"data.path={lab.corpus}", "train.steps=2"] if not (group and word.startswith(group))
+    ]
+    base = [word for word in base if group != "data" or not word.startswith("data")]
+    if group == "data":
+        chosen.append(f"+data.path={lab.corpus}" if b"files" not in content else f"data.path={lab.corpus}")
+
+    def judge(folder: Path, said: Said, arguments: list[str]) -> str:
+        import yaml
+
+        tree = yaml.safe_load(content.decode())
+        for config in said.configs:
+            for key, value in (tree or {}).items():
+                if key in ("defaults", "preset") or isinstance(value, dict):
+                    continue
+                seen = config[group].get(key) if group else config.get(key)
+                if (isinstance(value, str) and "${" in value) or value is None or seen == value:
+                    continue
+                if not means(str(value), seen):
+                    return f"accepted {key}: {value!r}, and the config says {seen!r}"
+        return ""
+
+    what = f"{group or 'primary'}: {how}"
+    return Case(what, [["train", "--config-dir", "own", *base, *chosen]], prepare, judge=judge)
+
+
+# Texts.
+
+
+def texts(draw: random.Random, lab: Lab) -> Case:
+    """A corpus of one's own, gone wrong; of one that is accepted, everything is counted."""
+    kind = draw.choice(["txt", "jsonl", "parquet"])
+    sentences = [
+        " ".join(draw.choices(["the", "norm", "a", "layer", "scales", "mean", "é", "日本", "stream"], k=9))
+        for _ in range(60)
+    ]
+    how = "sound"
+    if kind == "txt":
+        content = "\n".join(sentences).encode()
+    elif kind == "jsonl":
+        content = "".join(
+            json.dumps({"text": line, "n": i}, ensure_ascii=False) + "\n" for i, line in enumerate(sentences)
+        ).encode()
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        values: list[Any] = list(sentences)
+        if draw.random() < 0.5:
+            how, column = draw.choice([
+                ("a null", [*values, None]), ("numbers", list(range(60))), ("lists", [[v] for v in values]),
+                ("bytes", [v.encode() for v in values]), ("empty rows", ["", *values]), ("no rows", []),
+            ])  # fmt: skip
+            values = column
+        stream = io.BytesIO()
+        name = draw.choice(["text", "text", "text", "body"])
+        pq.write_table(pa.table({name: pa.array(values)}), stream)
+        content = stream.getvalue()
+    dice = draw.random()
+    if dice < 0.5:
+        how, content = mutate_bytes(draw, content)
+    elif dice < 0.6:
+        content = draw.choice(
+            [b"", b"\n", b"\xef\xbb\xbf" + content, content[:40], content.replace(b"\n", b"\r\n"), b"\x00" * 900]
+        )
+        how = f"{len(content)} bytes"
+    elif kind == "jsonl" and dice < 0.9:
+        odd = draw.choice(ODD_ROWS)
+        at = draw.randrange(60)
+        lines = content.split(b"\n")
+        content, how = b"\n".join([*lines[:at], odd, *lines[at:]]), f"line {at}: {odd.decode()}"
+    name = draw.choice(
+        [f"my.{kind}"] * 6 + [f"é a.{kind}", f"a=b,c.{kind}", f"it's.{kind}", f"[x].{kind}", f"x.{kind}.gz"]
+    )
+    word = f"data.path={name}" if not set(name) & set(",[") else f"data.path=['{name}']" if "'" not in name else ""
+    tokenizer = draw.choice(["bytes", "chars"])
+
+    def prepare(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    def judge(folder: Path, said: Said, arguments: list[str]) -> str:
+        documents = documents_of(kind if not name.endswith(".gz") else "txt", content)
+        runs = list((folder / "results" / "runs").iterdir())
+        corpus = json.loads((runs[0] / "run.json").read_bytes())["corpus"]
+        if documents is None:
+            return f"accepted what is no {kind}: {corpus}"
+        size = len if tokenizer == "chars" else lambda text: len(text.encode("utf-8", "surrogatepass"))
+        total, count = sum(map(size, documents)), len(documents)
+        found = corpus["train_tokens"] + corpus["val_tokens"] - total
+        ends = {count} if corpus["split"] == "documents" else range(count, 2 * count + 1)
+        if corpus["documents"] != count or found not in ends:
+            return f"{count} documents of {total} tokens are recorded as {corpus}"
+        return ""
+
+    train = ["train", *SMALL, "train.steps=1", word, f"data.tokenizer={tokenizer}"]
+    return Case(f"{name}: {how}", [train], prepare, [name, "data"], judge)
+
+
+def documents_of(kind: str, content: bytes) -> list[str] | None:
+    """The documents that a file holds, by a reading of our own; None where it holds none that can be read."""
+    try:
+        if kind == "parquet":
+            import pyarrow.parquet as pq
+
+            values = pq.read_table(io.BytesIO(content))["text"].to_pylist()
+        elif kind == "txt":
+            values = [content.decode().replace("\r\n", "\n").replace("\r", "\n")]
+        else:
+            lines = [json.loads(line) for line in content.decode("utf-8-sig").splitlines() if line.strip()]
+            values = [line["text"] for line in lines]
+    except Exception:
+        return None
+    return [text for text in values if text] if all(isinstance(text, str) for text in values) else None
+
+
+# Checkpoints and records.
+
+
+def the_run(folder: Path) -> Path:
+    """The one run in a folder's results."""
+    return next((folder / "results" / "runs").iterdir())
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """The record's rows, without those that hold times."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] != "pace"]
+
+
+def checkpoints(draw: random.Random, lab: Lab) -> Case:
+    """One or both checkpoints of a stopped run damaged; the run is gone on with, and sampled from."""
+    plan: list[tuple[str, str, int]] = []
+    for name in draw.choice([["step_00000004"], ["step_00000002"], ["step_00000002", "step_00000004"]]):
+        file = draw.choice(["state.safetensors", "state.safetensors", "meta.json", "manifest.json"])
+        plan.append((name, draw.choice([file, file, file, "folder"]), draw.randrange(10**9)))
+    told: list[str] = []
+
+    def prepare(folder: Path) -> None:
+        shutil.copytree(lab.stopped, folder, dirs_exist_ok=True)
+        for name, file, seed in plan:
+            own = random.Random(seed)
+            place = the_run(folder) / "checkpoints" / name
+            if file != "folder":
+                kinds = ["bytes", "bytes", "bytes", "missing", "folder instead"]
+                how = own.choice([*kinds, "json", "json"] if file.endswith(".json") else [*kinds, "the other's"])
+                path = place / file
+                if how == "bytes":
+                    told_how, content = mutate_bytes(own, path.read_bytes())
+                    path.write_bytes(content)
+                    how = told_how
+                elif how == "json":
+                    how, tree = mutate_json(own, json.loads(path.read_bytes()))
+                    path.write_text(json.dumps(tree))
+                elif how == "the other's":
+                    other = "step_00000002" if name.endswith("4") else "step_00000004"
+                    shutil.copyfile(lab_file(lab, other, file), path)
+                else:
+                    path.unlink()
+                    if how == "folder instead":
+                        path.mkdir()
+            else:
+                how = own.choice(["missing", "renamed", "a file instead", "the other's"])
+                if how == "renamed":
+                    place.rename(
+                        place.with_name(own.choice(["step_00000003", "step_00000005", "step_00000009", "step_4"]))
+                    )
+                else:
+                    shutil.rmtree(place)
+                    if how == "a file instead":
+                        place.write_text("x")
+                    elif how == "the other's":
+                        other = "step_00000002" if name.endswith("4") else "step_00000004"
+                        shutil.copytree(lab_file(lab, other, "."), place)
+            told.append(f"{name}/{file} {how}")
+
+    def judge(folder: Path, said: Said, arguments: list[str]) -> str:
+        if arguments[0] == "sample":
+            return "" if said.out in lab.samples else f"sampled {said.out!r}"
+        run = the_run(folder)
+        status = json.loads((run / "status.json").read_bytes())
+        if status["state"] != "finished" or rows_of(run) != lab.rows:
+            return f"ended otherwise than the undamaged run: {status['state']} at {status['step']}"
+        final = f"checkpoints/step_{STEPS:08d}/state.safetensors"
+        if (run / final).read_bytes() != (the_run(lab.finished) / final).read_bytes():
+            return "ended with other weights than the undamaged run"
+        damaged = [how for how in told if not re.search(r"folder (missing|renamed)", how)]
+        # Only the newest is looked at where it is whole.
+        if any("00000004" in how for how in damaged) and not re.search("damaged|incomplete|checkpoint", said.err):
+            return f"went on without a word: {said.err[-300:]}"
+        return ""
+
+    sample = ["sample", "rmsnorm", "--prompt", "the", "--tokens", "8", "--seed", "1"]
+    case = Case("", [sample, ["train", *lab.words]], prepare, ["checkpoint"], judge)
+    case.what = " + ".join(f"{name}/{file} #{seed}" for name, file, seed in plan)
+    return case
+
+
+def lab_file(lab: Lab, step: str, file: str) -> Path:
+    """A file of an undamaged checkpoint."""
+    return the_run(lab.stopped) / "checkpoints" / step / file
+
+
+def records(draw: random.Random, lab: Lab) -> Case:
+    """A file of a run's record damaged; the run is listed, summarized, sampled from, and gone on with."""
+    source = draw.choice(["finished", "stopped"])
+    file = draw.choice(
+        ["run.json", "run.json", "status.json", "status.json", "metrics.jsonl", "tokenizer.json", "plugin"]
+    )
+    original = lab.finished if source == "finished" else lab.stopped
+    path = next((the_run(original) / "plugins").iterdir()) if file == "plugin" else the_run(original) / file
+    content = path.read_bytes()
+    plausible = False
+    if file.endswith(".json") and draw.random() < 0.6:
+        how, tree = mutate_json(draw, json.loads(content))
+        made = json.dumps(tree).encode()
+    elif draw.random() < 0.1:
+        how, made = "missing", None
+    else:
+        how, made = mutate_bytes(draw, content)
+    if made is not None and file.endswith(".json"):
+        with contextlib.suppress(ValueError, RecursionError):
+            # Bytes that still are JSON say other digits, or have lost some; so may a tree of the same kinds.
+            plausible = bool(re.match(r"\w+ at \d+ of", how)) or shape(json.loads(made)) == shape(json.loads(content))
+
+    def prepare(folder: Path) -> None:
+        shutil.copytree(original, folder, dirs_exist_ok=True)
+        damaged = the_run(folder) / path.relative_to(the_run(original))
+        damaged.unlink() if made is None else damaged.write_bytes(made)
+
+    def judge(folder: Path, said: Said, arguments: list[str]) -> str:
+        if plausible:
+            return ""  # another value of the same kind: nothing in the file can tell
+        if arguments[0] == "sample":
+            return "" if said.out in lab.samples else f"sampled {said.out!r}"
+        if arguments[:3] == ["summarize", "results", "--format"] and arguments[3] == "json":
+            return wrong_row(json.loads(said.out), lab.summary[source])
+        if arguments[0] == "train" and file in ("tokenizer.json", "plugin", "status.json") and source == "stopped":
+            run = the_run(folder)
+            return "" if rows_of(run) == lab.rows else "ended otherwise than the undamaged run"
+        return ""
+
+    calls = [
+        *(["summarize", "results", "--format", name] for name in ("json", "table", "csv", "markdown")),
+        ["list", "runs"],
+        ["list", "runs", "results", "--json"],
+        ["sample", "rmsnorm", "--prompt", "the", "--tokens", "8", "--seed", "1"],
+        ["train", *lab.words],
+    ]
+    return Case(f"{source} {file}: {how}", calls, prepare, [file, the_run(original).name, "plugins", "no run"], judge)
+
+
+def shape(tree: Any) -> Any:
+    """A tree's keys and kinds of leaves."""
+    if isinstance(tree, dict):
+        return {key: shape(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [shape(value) for value in tree]
+    return "number" if isinstance(tree, int | float) and not isinstance(tree, bool) else type(tree).__name__
+
+
+def wrong_row(rows: list[dict[str, Any]], sound: dict[str, Any]) -> str:
+    """What a summary shows of a damaged run that it should not."""
+    if len(rows) != 1:
+        return f"{len(rows)} rows"
+    row = rows[0]
+    if row["state"] == "damaged":
+        return "" if row["note"] else "damaged, and no note of how"
+    # The note and the name say the rest; a run without a name is called by its id.
+    other = {key for key, value in row.items() if value is not None and value != sound[key]} - {"note", "run"}
+    if row["state"] in ("killed", "running") and row["note"]:  # what a run without a status is
+        other -= {"state"}
+    blank = {key for key, value in row.items() if value is None and sound[key] is not None}
+    if other:
+        return "shows " + ", ".join(f"{key} {row[key]!r} for {sound[key]!r}" for key in sorted(other))
+    return (
+        "" if not blank or row["note"] or row["state"] != "finished" else f"finished without {sorted(blank)}, no note"
+    )
+
+
+# The whole.
+
+KINDS: dict[str, Callable[[random.Random, Lab], Case]] = {
+    "words": words, "configs": configs, "texts": texts, "checkpoints": checkpoints, "records": records,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def laboratory() -> Iterator[Lab]:
+    """A folder with a corpus, a finished run and a stopped one; the environment is ours until the end."""
+    scratch = Path(tempfile.mkdtemp(prefix="normlab_fuzz_"))
+    before, here = dict(os.environ), Path.cwd()
+    os.environ.update(
+        NORMLAB_CACHE=str(scratch / "cache"), HOME=str(scratch), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1",
+        PYTHONPATH=str(Path(__file__).resolve().parent.parent),
+    )  # fmt: skip
+    try:
+        yield prepared(scratch)
+    finally:
+        os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def prepared(scratch: Path) -> Lab:
+    """The corpus and the runs that are damaged later."""
+    from normlab.train import checkpoint
+
+    draw = random.Random(0)
+    corpus = scratch / "corpus.txt"
+    corpus.write_text(
+        "\n".join(
+            " ".join(draw.choices(["the", "norm", "a", "layer", "scales", "its", "mean"], k=9)) for _ in range(80)
+        )
+    )
+    plugin = scratch / "own.py"
+    plugin.write_text("from normlab.norms.rmsnorm import RMSNorm\n\nMINE = RMSNorm\n")
+    lab = Lab(scratch, corpus, scratch / "finished", scratch / "stopped")
+    lab.words = [
+        *SMALL, f"data.path={corpus}", f"train.steps={STEPS}", "train.checkpoint_every=2", "eval.every=3",
+        "train.log_every=1", f"plugins=[{plugin}]", "data.tokenizer=chars",
+    ]  # fmt: skip
+    real = checkpoint.save
+
+    def save(folder: Path, step: int, *arguments: Any, **options: Any) -> None:
+        real(folder, step, *arguments, **options)
+        if step == STOPPED:
+            raise KeyboardInterrupt
+
+    sample = ["sample", "rmsnorm", "--prompt", "the", "--tokens", "8", "--seed", "1"]
+    for name in ("finished", "stopped"):
+        (scratch / name).mkdir()
+        os.chdir(scratch / name)
+        if name == "stopped":
+            checkpoint.save = save
+        try:
+            said = call("train", *lab.words)
+        finally:
+            checkpoint.save = real
+        if said.code != (0 if name == "finished" else 130):
+            raise RuntimeError(said.err + said.raised)
+        lab.summary[name] = json.loads(call("summarize", "--format", "json").out)[0]
+        lab.samples.add(call(*sample).out)
+        run = the_run(scratch / name)
+        # The older checkpoint's sample too: what a run falls back to where the newest is damaged.
+        newest = max((run / "checkpoints").iterdir())
+        newest.rename(scratch / "aside")
+        lab.samples.add(call(*sample).out)
+        (scratch / "aside").rename(newest)
+    lab.rows = rows_of(the_run(lab.finished))
+    return lab
+
+
+def run_case(lab: Lab, case: Case, folder: Path, caller: Callable[..., Said] = call) -> tuple[Counter[str], list[str]]:
+    """The calls of a case, and what is wrong with each."""
+    folder.mkdir()
+    case.prepare(folder)
+    os.chdir(folder)
+    seen: Counter[str] = Counter()
+    wrong: list[str] = []
+    try:
+        for arguments in case.calls:
+            before = files_of(folder)
+            said = caller(*arguments)
+            seen["refused" if said.code == 2 else "accepted" if said.code == 0 else "broken"] += 1
+            problem = wrong_ending(said, case.names)
+            if not problem and said.code == 2 and files_of(folder) != before:
+                changed = {name for name, _ in files_of(folder).items() ^ before.items()}
+                problem = f"refused, and changed {sorted(changed)}: {said.err.strip()[:200]}"
+            if not problem and (lab.scratch / "cache" / ".normlab-making").exists():
+                problem = "left something half-made in the cache"
+            if not problem and said.code == 0 and caller is call:
+                try:
+                    problem = case.judge(folder, said, arguments)
+                except Exception as error:
+                    problem = f"cannot be judged: {type(error).__name__}: {error}"
+            if problem:
+                shown = " ".join(word for word in arguments if word not in (*SMALL, *lab.words))
+                wrong.append(f"normlab {shown[:200]}: {problem}".replace(str(lab.scratch), "..."))
+    finally:
+        os.chdir(lab.scratch)
+        shutil.rmtree(folder, ignore_errors=True)
+    return seen, wrong
+
+
+def fuzz(seed: int, counts: dict[str, int], only: str = "") -> tuple[dict[str, Counter[str]], list[str]]:
+    """Run cases of each kind: what came of their calls by kind, and what was wrong."""
+    table: dict[str, Counter[str]] = {}
+    failures: list[str] = []
+    with laboratory() as lab:
+        for kind, count in counts.items():
+            table[kind] = Counter()
+            since = time.perf_counter()
+            for number in range(count):
+                if only and only != f"{kind}/{number}":
+                    continue
+                case = KINDS[kind](random.Random(f"{seed}/{kind}/{number}"), lab)
+                seen, wrong = run_case(lab, case, lab.scratch / "case")
+                if not wrong and number % IN_A_PROCESS == IN_A_PROCESS - 1 and "broken" not in seen:
+                    again, wrong = run_case(lab, case, lab.scratch / "case", call_process)
+                    if not wrong and again != seen and all(map(trained, case.calls)):
+                        wrong = [f"{dict(again)} in a process of its own, {dict(seen)} here"]
+                table[kind] += Counter({"cases": 1, "failures": bool(wrong)}) + seen
+                failures += [f"{kind}/{number} [{case.what[:120]!r}] {problem}" for problem in wrong]
+            table[kind]["seconds"] = round(time.perf_counter() - since)
+    return table, failures
+
+
+def trained(arguments: list[str]) -> bool:
+    """Whether a process does what this one does: it trains what is too large here."""
+    return arguments[0] != "train"
+
+
+def main() -> int:
+    """Run everything; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--count", type=int, default=1000, help="cases in all (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="draws the mutations (default 0)")
+    parser.add_argument("--kind", default=",".join(SHARES), help="the kinds, with commas (default all)")
+    parser.add_argument("--only", default="", help="one case, as a failure names it: records/17")
+    options = parser.parse_args()
+    chosen = [options.only.partition("/")[0]] if options.only else options.kind.split(",")
+    if foreign := set(chosen) - set(SHARES):
+        parser.error(f"no kind {', '.join(foreign)}; choose of {', '.join(SHARES)}")
+    share = sum(SHARES[kind] for kind in chosen)
+    counts = {kind: max(1, round(options.count * SHARES[kind] / share)) for kind in chosen}
+    table, failures = fuzz(options.seed, counts, options.only)
+    columns = ("cases", "accepted", "refused", "broken", "failures", "seconds")
+    print("".join(["kind".ljust(14), *(column.rjust(10) for column in columns)]))
+    total = sum(table.values(), Counter())
+    for kind, seen in {**table, "all": total}.items():
+        print("".join([kind.ljust(14), *(str(seen[column]).rjust(10) for column in columns)]))
+    for failure in failures:
+        print(f"FAILED {failure.encode(errors='backslashreplace').decode()}")
+    if failures:
+        print(f"repeat one with --seed {options.seed} --count {options.count} --only KIND/NUMBER")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""A sample of scripts/fuzz_inputs.py: mutated words, config files, texts, checkpoints and records."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "fuzz_inputs.py"
+
+
+@pytest.fixture(scope="module")
+def fuzz_inputs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fuzz_inputs", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fuzz_inputs"] = module  # its dataclasses look for it there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "seed"),
+    [("words", 24, 1), ("configs", 9, 1), ("texts", 9, 2), ("checkpoints", 5, 3), ("records", 9, 2)],
+)
+def test_nothing_is_believed_that_should_not_be(fuzz_inputs: ModuleType, kind: str, count: int, seed: int) -> None:
+    table, failures = fuzz_inputs.fuzz(seed, {kind: count})
+    assert not failures, "\n".join(failures)
+    assert table[kind]["cases"] == count
+    assert table[kind]["accepted"] + table[kind]["refused"] >= count
+
+
+def test_what_the_fuzzer_would_see(fuzz_inputs: ModuleType) -> None:
+    """It is no use where it sees nothing: endings that it must not let pass."""
+    said = fuzz_inputs.Said
+    assert "traceback" in fuzz_inputs.wrong_ending(said(1, "", "", "Traceback\nKeyError: 'x'"))
+    assert "exit 3" in fuzz_inputs.wrong_ending(said(3, "", ""))
+    assert "leaks" in fuzz_inputs.wrong_ending(said(2, "", "error: KeyError: 'files'; give another\n"))
+    assert "2 lines" in fuzz_inputs.wrong_ending(said(2, "", "error: a; give b\nerror: c; give d\n"))
+    assert "nothing to do" in fuzz_inputs.wrong_ending(said(2, "", "error: x=3: is wrong\n"))
+    assert "does not name" in fuzz_inputs.wrong_ending(said(2, "", "error: x=3; give 4\n"), ["y"])
+    assert fuzz_inputs.wrong_ending(said(2, "", "error: x=3; give 4\n"), ["x"]) == ""
+    judged = said(0, "", "", "", ({"seed": 0, "train": {"steps": 2}},))
+    assert "config says 0" in fuzz_inputs.judge_words(Path(), judged, ["train", "seed=3"])
+    assert "has no" in fuzz_inputs.judge_words(Path(), judged, ["train", "sede=3"])
+    assert fuzz_inputs.judge_words(Path(), judged, ["train", "seed=0", "train.steps=2"]) == ""
+    sound = dict.fromkeys(("run", "state", "note", "step"), "x") | {"step": 6, "state": "finished"}
+    assert "shows step 5 for 6" in fuzz_inputs.wrong_row([sound | {"step": 5}], sound)
+    assert "no note" in fuzz_inputs.wrong_row([sound | {"step": None, "note": ""}], sound)

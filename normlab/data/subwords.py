@@ -41,7 +41,11 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in pieces of at most 2^20 characters, whose tokens in a row are the text's."""
+    """A text in pieces of at most 2^20 characters, whose tokens in a row are the text's.
+
+    Exactly so for bytes, characters and byte-level BPE that is cut at a space. A pretrained tokenizer that marks
+    the beginning of its input (SentencePiece's) has another mark every 2^20 characters of one document.
+    """
     start = 0
     while len(text) - start > PIECE:
         end = start + PIECE

@@ -117,13 +117,16 @@ def _entry(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Entry:
     for base in _bases(node):
         if base in known:
             options |= {option["option"]: option for option in _entry(known[base], known)["options"]}
+    options.pop("name", None)
     for field, text in zip(node.body, [*node.body[1:], None], strict=True):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
         name, value = field.target.id, _value(field.value)
         if name == "name" and ast.unparse(field.annotation) == "str":
             entry["name"] = value or ""
-        elif "ClassVar" in ast.unparse(field.annotation):
+            if not _text(text):
+                continue  # only what chose it; where a name is to be set, it has documentation
+        if "ClassVar" in ast.unparse(field.annotation):
             entry[name] = value
         elif name != "preset":
             about = _text(text) or options.get(name, {}).get("about", "")

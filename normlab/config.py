@@ -186,7 +186,10 @@ class HubData(DataConfig):
 
 @dataclass(kw_only=True, slots=True)
 class NamedData(DataConfig):
-    """A dataset of the hub that has a word of its own."""
+    """A dataset of the hub that has a word of its own.
+
+    The repositories are those that others' public code reads; none of them was reachable where this was written.
+    """
 
     hub: ClassVar[dict[str, Any]]
     """The words of data=hub that it stands for."""

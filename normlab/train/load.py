@@ -143,4 +143,8 @@ class LoadedRun:
             else:
                 token = torch.multinomial((logits_V / temperature).softmax(-1), 1, generator=generator)[0]
             context_T = torch.cat([context_T, token.view(1, 1)], dim=1)
+        # A tokenizer that marks the beginnings of words loses a blank where it decodes from the middle.
+        whole, head = (self.tokenizer.decode(tokens) for tokens in (context_T[0].tolist(), start))
+        if start and whole.startswith(head):
+            return prompt + whole[len(head) :]
         return prompt + self.tokenizer.decode(context_T[0, max(1, len(start)) :].tolist())

@@ -348,7 +348,7 @@ def named(word: str) -> list[str]:
     """The parts of a word one of which a refusal must show: its option, or its value."""
     key, _, value = word.partition("=")
     key = key.strip("+~- @")
-    return [part for part in (key, key.rpartition(".")[2], value[:50].strip()) if part.strip("-")] or [
+    return [part for part in (key, key.rpartition(".")[2], value[:50].strip()) if part.strip("- \n")] or [
         word.strip() or repr(word)[1:-1]
     ]
 

@@ -271,6 +271,8 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
         extra = {"files": ["data.path=x"], "hub": ["data.name=x"]}.get(entry["name"], [])
         config = compose_run([f"{group}={entry['name']}", *extra])
         for option in entry.get("options", []):
+            if f"{group}.{option['option']}=x" in extra:
+                continue
             assert option["about"], f"{entry['name']}.{option['option']} has no documentation"
             value = getattr(getattr(config, group), option["option"])
             assert value == option["default"] or option["default"] is None, option

@@ -131,7 +131,7 @@ def _write(folder: Path, text: Text, pretrained: Tokenizer | None, config: DataC
         digests.append(hashlib.sha256(document.encode()).digest())
         lengths.append(len(document))
     if not digests:
-        raise DataError(f"{config.said}: there is no text in it; every document is empty")
+        raise DataError(f"{config.said}: there is no text in it, every document is empty; give it some")
     held_out = split_rule.held_out_documents(digests, lengths, config.val_fraction)
 
     def halves() -> Iterator[tuple[str, str]]:

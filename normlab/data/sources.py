@@ -114,9 +114,11 @@ def _files(paths: Iterable[str]) -> list[Source]:
     for word in paths:
         path = Path(word).expanduser()
         if not os.path.exists(path):  # unlike Path.exists, says no to a name that is too long
-            raise DataError(f"data.path={word}: there is no such file or folder")
+            raise DataError(f"data.path={word}: there is no such file or folder; name one that there is")
         if not path.is_dir() and not path.is_file():
-            raise DataError(f"data.path={word}: is no regular file; reading it might never end")
+            raise DataError(
+                f"data.path={word}: is no regular file, reading it might never end; name a file or a folder"
+            )
         found = files_below(path) if path.is_dir() else [Source(path, path.name)]
         if not found:
             raise DataError(f"data.path={word}: holds no file that is not hidden; put text there")

@@ -37,9 +37,10 @@ def find_runs(path: str | os.PathLike[str]) -> list[Entry]:
     top = Path(path)
     if _is_run(top):
         return [examine(RunFolder(top.absolute()))]
-    if (top / RUNS_FOLDER).is_dir():
+    # os.path, unlike Path, says no to a name that is too long for a file's.
+    if os.path.isdir(top / RUNS_FOLDER):
         top = top / RUNS_FOLDER
-    if not top.is_dir():
+    if not os.path.isdir(top):
         return []
     return [examine(RunFolder(child)) for child in sorted(top.iterdir()) if _is_run(child)]
 
@@ -67,7 +68,7 @@ def resolve_run(word: str, results_dir: str | os.PathLike[str]) -> RunFolder:
     Raises:
         StoreError: No run or several answer to the word; the candidates are listed.
     """
-    if word and (Path(word) / RUN_FILE).is_file():
+    if word and os.path.isfile(Path(word) / RUN_FILE):
         return RunFolder(Path(word).absolute())
     entries = find_runs(results_dir)
     if not entries:

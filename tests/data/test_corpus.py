@@ -167,7 +167,7 @@ def test_identity_is_of_the_tokens_not_of_the_files(files: Files, tmp_path: Path
 
 
 def test_no_text_says_so(files: Files) -> None:
-    with pytest.raises(DataError, match="data=files: there is no text in it; every document is empty"):
+    with pytest.raises(DataError, match="data=files: there is no text in it, every document is empty"):
         open_corpus(files({"a.txt": "", "b.jsonl": '{"text": ""}\n'}))
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-import re
+import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normlab import __version__
-from normlab.errors import ConfigError, NormlabError, unknown
+from normlab.errors import ConfigError, NormlabError, one_line, unknown
 
 if TYPE_CHECKING:
     from normlab.config import RunConfig
@@ -59,26 +61,45 @@ def _train(config: RunConfig) -> None:
     """Train one run and say how it ended; a signal that stopped it stops a whole --multirun."""
     from normlab.train.start import train
 
+    _let_signals_be_handled()
     outcome = train(config)
     where = os.path.relpath(outcome.folder.path)
     status = outcome.status
     if outcome.already:
         loss = status.get("val_loss")
         ending = f", validation loss {loss:.4f}" if isinstance(loss, float) else ""
-        typer.echo(
-            f"{outcome.state} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another)"
-        )
+        _echo(f"{outcome.state} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another)")
     if outcome.state == "diverged":
         diverged = status["diverged"]
-        typer.echo(
+        _echo(
             f"diverged at step {diverged['step']}: loss {diverged['loss']}, gradient norm {diverged['grad_norm']}; "
             f"last finite: {diverged['last_finite']}"
         )
     if outcome.state == "interrupted":
-        typer.echo(f"interrupted at step {status['step']}: the same command goes on from there")
-    typer.echo(where)
+        _echo(f"interrupted at step {status['step']}: the same command goes on from there")
+    _echo(where)
     if outcome.signal:
         sys.exit(128 + outcome.signal)
+
+
+def _let_signals_end_it() -> None:
+    """Until a run begins Ctrl-C ends the process: an exception in the middle of an import may be lost there."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _let_signals_be_handled() -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _echo(line: str) -> None:
+    """Print a line of a run's end; a reader that has gone does not make a failure of the run."""
+    try:
+        typer.echo(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command()
@@ -172,6 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The entry point: 0 done, 1 a failure of ours, 2 a mistake in the words, 128 + n stopped by signal n."""
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
+    _let_signals_end_it()
     words = [word for word in words if word != "--debug"]
     try:
         code = app(args=words, prog_name="normlab", standalone_mode=False)
@@ -183,6 +205,12 @@ def main(arguments: list[str] | None = None) -> None:
         # Whoever read our output has gone; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if debug or error.errno != errno.ENOSPC:
+            raise
+        # Where the output goes; what a run writes is spoken of by name.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"the output cannot be written ({error.strerror}); make room, or send it elsewhere")
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
@@ -194,12 +222,10 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(f"{error.format_message().rstrip('.')}; {helped} --help lists what there is")  # pyright: ignore
     else:
         sys.exit(code if isinstance(code, int) else 0)
+    finally:
+        _let_signals_be_handled()
 
 
 def _fail(message: Any) -> None:
-    line = " ".join(str(message).split())
-    line = re.sub(r"\S{400,}", lambda long: f"{long[0][:60]}...{long[0][-20:]}", line)
-    # What a terminal would take for an order is shown instead.
-    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {one_line(message)}", file=sys.stderr)
     sys.exit(2)

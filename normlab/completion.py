@@ -85,7 +85,7 @@ def candidates(line: str, commands: dict[str, list[str]]) -> list[str]:
         commands: The flags of each command.
     """
     words = line.split(" ")[1:]
-    *before, last = [word for word in words[:-1] if word] + words[-1:]
+    *before, last = [word for word in words[:-1] if word not in ("", "--debug")] + words[-1:]
     if not before:
         found = [*commands, "--help", "--version"]
     elif before[0] == "train":

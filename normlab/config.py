@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -180,6 +181,8 @@ class HubData(DataConfig):
         super(HubData, self).resolve()
         if not self.name or self.name == "hub":
             raise ConfigError("data.name: data=hub needs a dataset's name; give data.name=roneneldan/TinyStories")
+        if os.path.isdir(os.path.expanduser(self.name)):
+            self.name = os.path.realpath(os.path.expanduser(self.name))  # however it was spelt, the same corpus
         if self.name in DATA:
             raise ConfigError(f"data.name={self.name}: is a corpus, not a dataset of the hub; use data={self.name}")
 
@@ -447,6 +450,7 @@ class RunConfig:
                 raise ConfigError(f"{kind}.name={part.name}: is not to be set; {kind}=... chooses another")
         if type(PLACEMENTS.get(self.placement.name)) is not type(self.placement):
             raise ConfigError(f"placement.name={self.placement.name}: is not to be set; placement=... chooses another")
+        self.results_dir = os.path.expanduser(self.results_dir)  # Hydra's words are no shell's to every shell
         self.model.resolve()
         self.data.resolve()
         self.optim.resolve(self.train.steps)
@@ -475,9 +479,15 @@ def config_of_record(tree: Mapping[str, Any]) -> RunConfig:
     """The config that a run's record holds, its norm and placement being registered.
 
     Raises:
-        ConfigError: A name or an option is not known: another normlab wrote it, or a plugin is missing.
+        ConfigError: A name, an option or a value is none of ours: another normlab wrote it, or a plugin is missing.
     """
+    try:
+        return _config_of_record(tree)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"a part of the config is missing, or none: {error}") from error
 
+
+def _config_of_record(tree: Mapping[str, Any]) -> RunConfig:
     def known(kind: str, names: Mapping[str, Any]) -> Any:
         name = tree[kind]["name"]
         if name not in names:

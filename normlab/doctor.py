@@ -1,7 +1,7 @@
 """What this machine has for training, and what to do about what is missing: `normlab doctor`.
 
 Each check looks for itself and never raises; what a check says is what a run would meet. Nothing is sent
-anywhere, and nothing is left behind.
+anywhere, and nothing is left behind but the folder that W&B makes for its logs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fcntl
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -49,7 +50,7 @@ def checks(results_dir: str) -> Iterator[Check]:
         try:
             state, seen, do = look()
         except Exception as error:  # what is broken in one place is no reason to be silent about the others
-            state, seen, do = BAD, f"could not be looked at: {type(error).__name__} {error}", "install normlab again"
+            state, seen, do = NOTE, f"could not be looked at: {type(error).__name__} {error}", "mend what it names"
         yield {"check": name, "state": state, "seen": " ".join(seen.split()), "do": do}
 
 
@@ -116,14 +117,15 @@ def _compiler() -> tuple[str, str, str]:
     # A compiler without its headers is found and does not work; this is the one way to know.
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [compiler, "-x", "c++", "-shared", "-fPIC", "-fopenmp", "-o", f"{folder}/x.so", "-"],
+            [*shlex.split(compiler), "-x", "c++", "-shared", "-fPIC", "-fopenmp", "-o", f"{folder}/x.so", "-"],
             input='#include <cmath>\n#include <omp.h>\nextern "C" double x(double y) { return std::exp(y); }\n',
             capture_output=True,
             text=True,
             timeout=60,
         )
     if done.returncode:
-        return NOTE, f"{compiler} does not work: {done.stderr.strip().splitlines()[0]}", "install g++ whole"
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0]
+        return NOTE, f"{compiler} does not work: {said}", "install g++ whole, or set CXX to a compiler"
     return GOOD, compiler, ""
 
 
@@ -142,7 +144,12 @@ def _corpus() -> tuple[str, str, str]:
 def _wandb() -> tuple[str, str, str]:
     from normlab.tracking.wandb import outlook
 
-    seen = outlook()
+    try:
+        seen = outlook()
+    except ValueError as error:  # pydantic's, over several lines
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = " ".join(lines[1:3])
+        return NOTE, f"its settings are refused ({told}): runs are kept here only", "mend the WANDB_ variables"
     if seen.mode == "online":
         return GOOD, f"online at {seen.host}", ""
     if not seen.has_login and seen.mode == "offline" and "WANDB_MODE" not in os.environ:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -32,3 +33,10 @@ def unknown(kind: str, word: str, options: Iterable[str]) -> str:
     """The one sentence for a name that is not among its options: the word, the choices, the nearest."""
     options = sorted(options)
     return f"unknown {kind} {word!r}: choose one of {', '.join(options)}{nearest(word, options)}"
+
+
+def one_line(message: object) -> str:
+    """A message as it is shown: on one line, without what a terminal takes for an order, long words shortened."""
+    line = " ".join(str(message).split())
+    line = re.sub(r"\S{400,}", lambda long: f"{long[0][:60]}...{long[0][-20:]}", line)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)

@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from normlab import memory
 from normlab import words as reading
 from normlab.config import DATA, OPTIMIZERS, RunConfig
-from normlab.errors import ConfigError, nearest
+from normlab.errors import ConfigError, NormlabError, nearest, one_line
 from normlab.norms.base import load_all as load_norms
 from normlab.paths import config_dir
 from normlab.placements.base import load_all as load_placements
@@ -119,7 +119,9 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
             return job(to_config(cfg, overrides))
         except Exception as error:
             failures.append(error)
-            if args.multirun:  # the other jobs are not begun
+            if args.multirun:  # the others are trained all the same; that not all were is said at the end
+                if isinstance(error, NormlabError):
+                    print(f"error: {one_line(error)}", file=sys.stderr)
                 raise
             return None  # Hydra would print a line of its own around it
 
@@ -138,8 +140,12 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
-    if failures:
-        raise failures[0]
+    if not failures:
+        return
+    if args.multirun and all(isinstance(error, NormlabError) for error in failures):
+        runs = "run was" if len(failures) == 1 else "runs were"
+        raise NormlabError(f"{len(failures)} {runs} not trained; mend what is said above and give the same words again")
+    raise failures[0]
 
 
 def _refuse_flag(message: str) -> NoReturn:
@@ -215,6 +221,8 @@ def _refusing(words: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.filename is None:  # where the output goes
+            raise
         raise ConfigError(f"{error.filename}: {error.strerror}; name a folder that can be made and read") from error
     except (ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         # Hydra's own, for sweeps and config files that it does not expect.

@@ -17,6 +17,6 @@ def config_dir() -> Path:
 def cache_dir() -> Path:
     """Folder of the token files: `$NORMLAB_CACHE`, else `$XDG_CACHE_HOME/normlab`, else `~/.cache/normlab`."""
     if explicit := os.environ.get("NORMLAB_CACHE"):
-        return Path(explicit)
+        return Path(explicit).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "normlab"

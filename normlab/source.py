@@ -47,39 +47,44 @@ def _normalised(path: Path) -> str:
     return ast.unparse(tree)
 
 
-_newest = ""
-"""The plugin's module that ran last: what it registered, no other version of it has replaced."""
+_superseded: set[str] = set()
+"""Modules of plugins whose names another version of them has taken; to have them back they must run again."""
+
+
+def supersede(module: str, by: str) -> None:
+    """Note that a name which a module registered is now that of another module's."""
+    if module != by:
+        _superseded.add(module)
 
 
 def load_plugins(paths: Sequence[str]) -> None:
     """Run Python files of the user's, so that what they register is known.
 
-    A file that has run is run again only where another one has run since, which may have taken its names.
+    A file that has run is run again only where another version of it has taken its names since.
 
     Raises:
         ConfigError: A file is missing, or raises; the message says where.
     """
-    global _newest
     for word in paths:
         path = Path(word).expanduser()
         if not path.is_file():
             raise ConfigError(f"plugins: no file {word!r}; give the path of a Python file that registers a norm")
         content = path.read_bytes()
         name = f"normlab_plugin_{hashlib.sha256(content).hexdigest()[:16]}"
-        if name in sys.modules and name == _newest:
+        if name in sys.modules and name not in _superseded:
             continue
         spec = importlib.util.spec_from_file_location(name, path.absolute())
         if spec is None or spec.loader is None:
             raise ConfigError(f"plugins: {word!r} is no Python file; its name must end in .py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        _superseded.discard(name)
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[name]
             line = _line_in(path.absolute(), error)
             raise ConfigError(f"plugins: {word}{line}: {type(error).__name__}: {error}; mend the file") from error
-        _newest = name
 
 
 def _line_in(path: Path, error: BaseException) -> str:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# Before anything imports the hub's libraries, which look once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 CORPUS = Path(__file__).with_name("corpus.txt")
 
 
@@ -17,7 +20,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     own = {
         "NORMLAB_CACHE": str(tmp_path_factory.mktemp("cache")),
         "HOME": str(tmp_path_factory.mktemp("home")),
-        "HF_HUB_OFFLINE": "1",
     }
     # What torch compiles is worth keeping between runs of the tests; it is keyed by content.
     before = {name: os.environ.get(name) for name in [*own, "WANDB_API_KEY", "WANDB_MODE"]}

@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 
 import normlab
+from normlab.data.corpus import open_corpus
+from normlab.launch import compose_run
+from normlab.store.query import find_runs
+from normlab.train.identity import describe
+from normlab.train.resolve import resolve
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -167,6 +172,44 @@ def test_a_run_from_words_to_summary(
     assert out.startswith("The norm")
 
 
+@pytest.mark.parametrize("command", [["doctor"], ["list", "norms"], ["train", "--help"]])
+def test_output_that_cannot_be_written_is_one_line(command: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "normlab", *command], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: the output cannot be written (No space left on device); make room, or send it elsewhere\n"
+    )
+
+
+def test_a_reader_that_has_gone_fails_no_run(words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "normlab", "train", *words, "--multirun", "seed=0,1", "train.steps=2"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+    assert process.returncode == 0, said
+    assert "rror" not in said
+
+
+def test_every_failure_of_a_multirun_is_told(words: list[str], run_command: Command, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        run = compose_run([*words, f"seed={seed}"])
+        folder = tmp_path / "results" / "runs" / describe(run, resolve(run), open_corpus(run.data))["run_id"]
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text("no JSON")
+    code, _, err = run_command("train", *words, "--multirun", "seed=0,1,2")
+    assert code == 2
+    *before, last = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert ["run.json: is damaged" in line for line in before] == [True, True]
+    assert last == "error: 2 runs were not trained; mend what is said above and give the same words again"
+    assert [entry.state for entry in find_runs(tmp_path / "results")].count("finished") == 1
+
+
 def test_every_hydra_flag_is_alive(
     words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +283,6 @@ def test_a_terminal_is_given_no_orders(run_command: Command) -> None:
     ["a b", "it's", 'say "so"', "a=b", "é", "日本 語", "2024_01_05", "1e5", "007", "true", "a:b", "(x", "a]b", "\\"],
 )
 def test_a_text_is_taken_as_it_stands(text: str) -> None:
-    from normlab.launch import compose_run
 
     words = ["data=files", f"data.path={text}", f"run.name={text}", f"results_dir={text}", f"tracking.tags=[x,{text}]"]
     config = compose_run(words)
@@ -255,14 +297,12 @@ def test_a_text_is_taken_as_it_stands(text: str) -> None:
     [("'a,b'", "a,b"), ('"é"', "é"), ("null", None), ("a${seed}", "a0"), ("a\\,b", "a,b"), ("'it\\'s'", "it's")],
 )
 def test_quotes_and_interpolations_mean_what_they_mean_to_hydra(word: str, value: str | None) -> None:
-    from normlab.launch import compose_run
 
     assert compose_run([f"run.name={word}"]).run.name == value
 
 
 @pytest.mark.parametrize("what", ["norms", "placements", "models", "data", "optim"])
 def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) -> None:
-    from normlab.launch import compose_run
 
     group = {"norms": "norm", "placements": "placement", "models": "model"}.get(what, what)
     entries = json.loads(run_command("list", what, "--json")[1])

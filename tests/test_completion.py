@@ -41,6 +41,7 @@ def candidates(line: str) -> list[str]:
         ("normlab train optim.schedule=w", ["optim.schedule=wsd"]),
         ("normlab train model.tie_embeddings=", ["model.tie_embeddings=false", "model.tie_embeddings=true"]),
         ("normlab train init=x", ["init=xavier"]),
+        ("normlab --debug train norm=layernorm_g", ["norm=layernorm_gpt2"]),
         ("normlab train --mul", ["--multirun"]),
         ("normlab train --cfg j", ["job"]),
         ("normlab train data.path=a", []),

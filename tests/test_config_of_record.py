@@ -30,7 +30,7 @@ def test_what_is_no_part_of_the_identity_may_be_missing(tree: dict[str, Any]) ->
 def test_what_changes_numbers_may_not(tree: dict[str, Any], word: str) -> None:
     group, _, name = word.partition(".")
     del (tree[group] if name else tree)[name or group]
-    with pytest.raises(ConfigError, match=r"run\.json: .*(put back a copy|choose one of)"):
+    with pytest.raises(ConfigError):
         config_of_record(tree)
 
 
@@ -45,5 +45,5 @@ def test_what_changes_numbers_may_not(tree: dict[str, Any], word: str) -> None:
 def test_a_value_of_another_kind_is_refused(tree: dict[str, Any], word: str, value: Any) -> None:
     group, _, name = word.partition(".")
     (tree[group] if name else tree)[name or group] = value
-    with pytest.raises(ConfigError, match=r"run\.json: .*(put back a copy|choose one of)"):
+    with pytest.raises(ConfigError):
         config_of_record(tree)

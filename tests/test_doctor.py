@@ -54,6 +54,12 @@ def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "cmath: No such file" in found["seen"]
 
 
+@pytest.mark.parametrize(("compiler", "state"), [("env g++", "ok"), ("/bin/false", "note")])
+def test_what_cxx_may_hold(compiler: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    assert check("compile")["state"] == state
+
+
 def test_more_threads_than_cores() -> None:
     cores, before = len(os.sched_getaffinity(0)), torch.get_num_threads()
     torch.set_num_threads(cores + 1)
@@ -73,6 +79,7 @@ def test_more_threads_than_cores() -> None:
         ({"WANDB_API_KEY": "a" * 40}, ("ok", "online at")),
         ({"WANDB_MODE": "offline"}, ("ok", "offline, as it was set")),
         ({"WANDB_MODE": "disabled"}, ("ok", "disabled, as it was set")),
+        ({"WANDB_MODE": "foo"}, ("note", "its settings are refused (mode")),
     ],
 )
 def test_wandb(variables: dict[str, str], expected: tuple[str, str], tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Batches:
         if len(tokens_N) <= context:
             raise DataError(
                 f"data: {len(tokens_N)} training tokens cannot fill model.context={context} and one more; "
-                "choose a smaller model.context or give it more text"
+                "choose a smaller model.context or give it more text (data.max_tokens, where that is set)"
             )
         self.batch_size, self.seed, self.device = batch_size, seed, torch.device(device)
         self._num_starts = len(tokens_N) - context
@@ -102,7 +102,8 @@ def validation_windows(tokens_N: np.ndarray, context: int, sequences: int) -> tu
     if len(tokens_N) <= context:
         raise DataError(
             f"data: {len(tokens_N)} validation tokens cannot fill model.context={context} and one more; "
-            "choose a smaller model.context, give it more text, or hold out more with data.val_fraction"
+            "choose a smaller model.context, give it more text (data.max_tokens, where that is set), or hold out more "
+            "with data.val_fraction"
         )
     last = len(tokens_N) - context - 1
     count = min(sequences, last // context + 1)

@@ -154,7 +154,8 @@ def _write(folder: Path, text: Text, pretrained: Tokenizer | None, config: DataC
         if files[part]["tokens"] == 0:
             raise DataError(
                 f"{config.said}: {sum(lengths)} characters in {len(lengths)} documents leave nothing "
-                f"for {part} with data.val_fraction={config.val_fraction}; give it more text"
+                f"for {part} with data.val_fraction={config.val_fraction}; give it more text (data.max_tokens, "
+                "where that is set)"
             )
     train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
     meta = parts | {

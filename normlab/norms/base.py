@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from normlab.errors import ConfigError
 from normlab.options import option
-from normlab.source import code_of
+from normlab.source import code_of, supersede
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,6 +100,8 @@ def register_norm(cls: T) -> T:
     known = NORMS.get(name)
     if known is not None and known.__qualname__ != cls.__qualname__:
         raise ConfigError(f"norm {name!r} is defined twice: {known.__module__} and {cls.__module__}")
+    if known is not None:
+        supersede(known.__module__, cls.__module__)
     NORMS[name] = cls
     return cls
 

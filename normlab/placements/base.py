@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from normlab.errors import ConfigError
-from normlab.source import code_of
+from normlab.source import code_of, supersede
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -105,6 +105,8 @@ def register_placement(placement: Placement) -> Placement:
     known = PLACEMENTS.get(placement.name)
     if known is not None and type(known).__qualname__ != type(placement).__qualname__:
         raise ConfigError(f"placement {placement.name!r} is defined twice")
+    if known is not None:
+        supersede(type(known).__module__, type(placement).__module__)
     PLACEMENTS[placement.name] = placement
     return placement
 

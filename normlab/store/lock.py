@@ -36,8 +36,8 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 @contextlib.contextmanager
-def hold(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock for the length of a `with` block.
+def hold(path: Path, what: str) -> Iterator[int]:
+    """Hold the lock for the length of a `with` block; gives the descriptor that holds it.
 
     Args:
         path: The lock file; its folder exists.
@@ -62,7 +62,7 @@ def hold(path: Path, what: str) -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             write_all(descriptor, to_json({"pid": owner, "started": time.time(), "host": os.uname().nodename}))
-        yield
+        yield descriptor
     finally:
         if os.getpid() == owner:  # not in a forked child that leaves the block too
             _held.discard(descriptor)

@@ -46,6 +46,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._descriptor: int | None = None
+        self._lock: int | None = None
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -138,22 +139,29 @@ class RunFolder:
             StoreError: Another process is the writer, or this one is already.
         """
         self._make()
-        with hold(self.path / LOCK_FILE, f"run {self.run_id}"):
+        with hold(self.path / LOCK_FILE, f"run {self.run_id}") as self._lock:
             sweep_temporaries(self.path)
             try:
                 yield
             finally:
                 self.close()
+                self._lock = None
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write rows at the end, in one system call: a kill tears the last one at most.
 
         Raises:
-            StoreError: The system refused; none of the rows is in the record, and it can go on.
+            StoreError: The system refused; none of the rows is in the record, and it can go on. Or the lock was taken
+            away from under its holder.
         """
         content = b"".join(map(to_json, rows))
         if not content:
             return
+        if self._lock is not None and os.fstat(self._lock).st_nlink == 0:
+            raise StoreError(
+                f"{self.path / LOCK_FILE}: was deleted, so another process may be writing to this run; "
+                "the same command goes on from the last checkpoint"
+            )
         try:
             descriptor = self._open()
             start = os.fstat(descriptor).st_size

@@ -65,7 +65,7 @@ class LoadedRun:
         load_plugins([str(path) for path in sorted((self.folder.path / PLUGINS).glob("*.py"))])
         try:
             return config_of_record(self.record["config"])
-        except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except ConfigError as error:
             raise StoreError(
                 f"{self.folder.path / RUN_FILE}: holds no config that this normlab knows ({error}); "
                 "update normlab, or put back a copy"
@@ -102,7 +102,10 @@ class LoadedRun:
         for problem in problems:
             print(f"normlab: {problem}; taking the checkpoint before it", file=sys.stderr)
         if saved is None:
-            raise StoreError(f"run {self.folder.run_id} has no checkpoint yet; the same `normlab train` makes one")
+            raise StoreError(
+                f"run {self.folder.run_id} has no checkpoint: if it has ended, put them back or train another beside "
+                "it with run.fresh=true; if not, the same `normlab train` makes one"
+            )
         model = build_model(self.config, self.tokenizer.vocab_size)
         with torch.no_grad():
             for kind, tensors in (("param", model.named_parameters()), ("buffer", model.named_buffers())):

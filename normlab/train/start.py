@@ -17,7 +17,7 @@ from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.store.files import write_atomic
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
+from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
 from normlab.tracking.background import Background
 from normlab.tracking.base import Sink
 from normlab.tracking.console import Console
@@ -30,6 +30,8 @@ from normlab.train.trunk import longest_trunk
 
 PLUGINS = "plugins"
 TOKENIZER_FILE = "tokenizer.json"
+UNFINISHED = "unfinished"
+"""Stands in a folder while it is filled, so that what a kill left there is known from a run's remains."""
 ENDED = (FINISHED, DIVERGED)
 
 
@@ -79,6 +81,7 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
                 _say_what_differs(run["resolved"], resolved)
             else:
                 _create(folder, run, config)
+            (folder.path / UNFINISHED).unlink(missing_ok=True)
             write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
             _go_to_checkpoint(loop)
             loop.sinks = make_sinks(config, folder) if sinks is None else sinks
@@ -108,6 +111,13 @@ def _stopped(folder: RunFolder) -> bool:
 
 def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
     """Fill a new folder; run.json comes last, so that a kill in between leaves a folder that is no run yet."""
+    marker = folder.path / UNFINISHED
+    if not marker.exists() and checkpoint.steps(folder.path / checkpoint.FOLDER):
+        raise StoreError(
+            f"{folder.path / RUN_FILE}: is missing, and there are checkpoints of a run; put back a copy, or delete "
+            "the folder to train it anew"
+        )
+    write_atomic(marker, b"")
     for name in (checkpoint.FOLDER, PLUGINS, METRICS_FILE, STATUS_FILE):
         path = folder.path / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -60,9 +60,19 @@ def longest_trunk(runs: Path, run: Mapping[str, Any], config: RunConfig) -> Trun
         limit = min(decay_start(config.optim, steps), decay_start(config.optim, config.train.steps))
         with contextlib.suppress(StoreError):
             saved, _ = checkpoint.newest(entry.folder.path / checkpoint.FOLDER, at_most=limit)
-            if saved is not None and (best is None or saved.step > best.checkpoint.step):
+            if saved is None or (best is not None and saved.step <= best.checkpoint.step):
+                continue
+            if _has_every_row(entry.folder, saved):
                 best = Trunk(entry.folder, saved, saved.step == steps and (every == 0 or steps % every != 0))
     return best
+
+
+def _has_every_row(folder: RunFolder, saved: Checkpoint) -> bool:
+    """Whether a record holds what it held at a checkpoint; one that was damaged since is not taken over."""
+    record = folder.rows()
+    trained = [row.get("step") for row in record.rows if row.get("kind") == "train"]
+    whole = not record.damaged and all("kind" in row and "step" in row for row in record.rows)
+    return whole and folder.size() >= saved.meta["record_bytes"] and trained[: saved.step] == list(range(saved.step))
 
 
 def _without_last_evaluation(record: bytes, saved: Checkpoint) -> tuple[bytes, dict[str, Any]]:

@@ -357,7 +357,7 @@ def test_a_run_needs_neither_text_nor_tokenizer_once_it_is_made(
         (["data.vocab_size=500"], r"has no effect with data.tokenizer=bytes; .*data.tokenizer=bpe"),
         (["data.vocab_size=256", "data.tokenizer=bpe"], r"data.vocab_size=256: must be at least 257"),
         (["data.max_tokens=1"], r"data.max_tokens=1: must be at least 2"),
-        (["data=hub"], r"data=hub needs a dataset's name: data.name=roneneldan/TinyStories"),
+        (["data=hub"], r"data=hub needs a dataset's name; give data.name=roneneldan/TinyStories"),
         (["data=hub", "data.name=stdlib"], r"data.name=stdlib: is a corpus.*use data=stdlib"),
         (["data=stdlib", "data.name=org/x"], r"data.name=org/x: is not to be set;.*data=hub"),
         (["data=hub", "data.nam=org/x"], r"did you mean 'name'"),

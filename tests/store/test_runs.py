@@ -248,6 +248,18 @@ def test_cut_beyond_the_end_is_refused(folder):
         RunFolder(folder.path.parent / "other").cut(1)
 
 
+def test_a_lock_that_is_deleted_stops_its_holder(folder):
+    with folder.lock():
+        folder.append(train(1))
+        (folder.path / "lock").unlink()
+        other = RunFolder(folder.path)
+        with other.lock():
+            other.append(train(2))
+        with pytest.raises(StoreError, match="lock: was deleted, so another process may be writing"):
+            folder.append(train(3))
+    assert steps(folder) == [1, 2]
+
+
 def test_one_writer(folder):
     with folder.lock():
         expected = f"run abc is active in process {os.getpid()} on .*run.fresh=true"

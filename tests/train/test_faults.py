@@ -61,6 +61,17 @@ def test_missing_checkpoints_are_no_fresh_start(train: Train, command: Command, 
     assert contents(folder.path) == before
 
 
+def test_a_missing_run_json_is_no_fresh_start(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+    interrupt(9)
+    folder = train()
+    (folder.path / "run.json").rename(folder.path / "elsewhere")
+    before = contents(folder.path)
+    code, out, err = command()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "run.json: is missing, and there are checkpoints of a run; put back a copy, or" in err
+    assert contents(folder.path) == before
+
+
 def test_a_missing_checkpoint_is_named_and_the_one_before_it_used(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
 ) -> None:

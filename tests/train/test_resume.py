@@ -28,7 +28,7 @@ from normlab.launch import compose_run
 from normlab.norms.base import NORMS
 from normlab.options import plain_tree
 from normlab.store.runs import RunFolder
-from normlab.train import checkpoint, start
+from normlab.train import checkpoint, start, trunk
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
 
@@ -202,6 +202,45 @@ def test_more_steps_go_on_from_the_shorter_run(schedule: str, steps: int, branch
     assert differences(never_split.path, longer.path) == []
 
 
+@pytest.mark.parametrize("damage", ["missing", "shorter", "no JSON", "another kind"])
+def test_a_shorter_run_with_a_damaged_record_is_no_trunk(damage: str, train: Train) -> None:
+    words = continuing("constant")
+    record = train(*words, "train.steps=7").metrics_path
+    lines = record.read_bytes().splitlines(keepends=True)
+    if damage == "missing":
+        record.unlink()
+    else:
+        changed = {"shorter": b"", "no JSON": b"[" + lines[3][1:], "another kind": lines[3].replace(b"kind", b"dink")}
+        record.write_bytes(b"".join([*lines[:3], changed[damage], *lines[4:]]))
+    longer = train(*words)
+    assert "continued_from" not in longer.run()
+    assert differences(train(*words, results="never_split").path, longer.path) == []
+
+
+@pytest.mark.parametrize("written", ["the marker", "the record", "the checkpoint"])
+def test_killed_while_a_shorter_run_is_taken_over(written: str, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same words begin again, and no half of it is taken for a run's remains."""
+    words = continuing("constant")
+    train(*words, "train.steps=8")
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if written == "the marker":
+            patch.setattr(start, "longest_trunk", die)
+        elif written == "the record":
+            patch.setattr(trunk.checkpoint, "save", die)
+        else:
+            patch.setattr(RunFolder, "create", die)
+        with pytest.raises(Killed):
+            train(*words)
+    assert train(*words).run()["continued_from"]["step"] == 8
+
+
 def test_a_cosine_run_is_bound_to_its_length(train: Train) -> None:
     train(*continuing("cosine"), "train.steps=8")
     assert "continued_from" not in train(*continuing("cosine"), "train.steps=9").run()
@@ -323,6 +362,18 @@ def test_a_norm_from_a_file(plugin: Path, train: Train, interrupt: Callable[...,
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "Halved()" in out
+
+
+def test_two_files_and_two_versions_of_one(plugin: Path, train: Train, tmp_path: Path) -> None:
+    """Each run is of the version that it names, whatever ran before in this process."""
+    other, older = tmp_path / "other.py", tmp_path / "older.py"
+    other.write_text(plugin.read_text().replace("halved", "thirded").replace("Halved", "Thirded"))
+    for name in ("halved", "thirded", "halved"):
+        folder = train(f"plugins=[{plugin},{other}]", f"norm={name}", "train.steps=1", "run.fresh=true")
+        assert folder.run()["config"]["norm"]["name"] == name
+    older.write_text(plugin.read_text().replace("return x / 2", "return x / 4"))
+    ids = [run_id(f"plugins=[{path}]", "norm=halved") for path in (plugin, older, plugin, older)]
+    assert ids[0] == ids[2] != ids[1] == ids[3]
 
 
 def test_an_edited_norm_is_another_run_and_a_comment_is_not(plugin: Path) -> None:

@@ -84,13 +84,17 @@ def _train(config: RunConfig) -> None:
 
 def _let_signals_end_it() -> None:
     """Until a run begins Ctrl-C ends the process: an exception in the middle of an import may be lost there."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _replace_handler(signal.default_int_handler, signal.SIG_DFL)
 
 
 def _let_signals_be_handled() -> None:
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _replace_handler(signal.SIG_DFL, signal.default_int_handler)
+
+
+def _replace_handler(old: Any, new: Any) -> None:
+    """Python's own handlers only: a caller's, and a background job's order to ignore it, stay as they are."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is old:
+        signal.signal(signal.SIGINT, new)
 
 
 def _echo(line: str) -> None:
@@ -219,7 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         context = getattr(error, "ctx", None)
         helped = context.command_path if context else "normlab"
-        _fail(f"{error.format_message().rstrip('.')}; {helped} --help lists what there is")  # pyright: ignore
+        _fail(f"{error.format_message().rstrip('.')}; {helped} --help lists what there is")  # pyright: ignore[reportAttributeAccessIssue]
     else:
         sys.exit(code if isinstance(code, int) else 0)
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 import sys
@@ -112,6 +113,7 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
     if not shows_only:
         _check_all(args, overrides)
     failures: list[BaseException] = []
+    owner = os.getpid()
 
     def task(cfg: DictConfig) -> Any:
         try:
@@ -119,11 +121,9 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
             return job(to_config(cfg, overrides))
         except Exception as error:
             failures.append(error)
-            if args.multirun:  # the others are trained all the same; that not all were is said at the end
-                if isinstance(error, NormlabError):
-                    print(f"error: {one_line(error)}", file=sys.stderr)
+            if os.getpid() != owner:  # a launcher's process: only what is raised comes back from there
                 raise
-            return None  # Hydra would print a line of its own around it
+            return None  # Hydra would print a line of its own around it; and a sweep's other runs are trained
 
     arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     # The flags last: one that takes a value or none must not take a word for it.
@@ -140,12 +140,13 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
-    if not failures:
-        return
-    if args.multirun and all(isinstance(error, NormlabError) for error in failures):
-        runs = "run was" if len(failures) == 1 else "runs were"
-        raise NormlabError(f"{len(failures)} {runs} not trained; mend what is said above and give the same words again")
-    raise failures[0]
+    if failures:
+        # A mistake of ours, if there is one, for its traceback; the others in a line each.
+        raised = next((error for error in failures if not isinstance(error, NormlabError)), failures[-1])
+        for error in failures:
+            if error is not raised:
+                print(f"error: {one_line(error)}", file=sys.stderr)
+        raise raised
 
 
 def _refuse_flag(message: str) -> NoReturn:
@@ -221,8 +222,10 @@ def _refusing(words: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:  # where the output goes
+        if error.errno in (errno.ENOSPC, errno.EPIPE):  # the output's, which is not ours to explain
             raise
+        if error.errno is None:  # OmegaConf's, for a file that holds no config
+            raise ConfigError(f"{' '.join(words)}: {_first_line(error)}; mend the words or the config file") from error
         raise ConfigError(f"{error.filename}: {error.strerror}; name a folder that can be made and read") from error
     except (ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         # Hydra's own, for sweeps and config files that it does not expect.

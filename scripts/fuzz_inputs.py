@@ -134,7 +134,7 @@ def call(*arguments: str, environment: dict[str, str] | None = None) -> Said:
             cli.main(list(arguments))
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:
+    except Exception:
         code, raised = 1, traceback.format_exc()
     finally:
         cli._train = real

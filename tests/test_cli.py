@@ -196,6 +196,14 @@ def test_a_reader_that_has_gone_fails_no_run(words: list[str], tmp_path: Path) -
     assert "rror" not in said
 
 
+def test_a_config_file_that_holds_none_is_one_line(run_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("7\n")
+    code, out, err = run_command("train", "--config-dir", str(tmp_path), "model=mine")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "Invalid loaded object type: int; mend the words or the config file" in err
+
+
 def test_every_failure_of_a_multirun_is_told(words: list[str], run_command: Command, tmp_path: Path) -> None:
     for seed in (1, 2):
         run = compose_run([*words, f"seed={seed}"])
@@ -204,9 +212,8 @@ def test_every_failure_of_a_multirun_is_told(words: list[str], run_command: Comm
         (folder / "run.json").write_text("no JSON")
     code, _, err = run_command("train", *words, "--multirun", "seed=0,1,2")
     assert code == 2
-    *before, last = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert ["run.json: is damaged" in line for line in before] == [True, True]
-    assert last == "error: 2 runs were not trained; mend what is said above and give the same words again"
+    told = [line for line in err.splitlines() if line.startswith(("error", "Error"))]
+    assert ["error: " in line and "run.json: is damaged" in line for line in told] == [True, True]
     assert [entry.state for entry in find_runs(tmp_path / "results")].count("finished") == 1
 
 

@@ -196,7 +196,7 @@ class HubOrigin(Origin):
             if names:
                 self._refuse("subset", self._subset, names)
         seen, causes = error, [error]
-        while (seen := seen.__cause__ or seen.__context__) and seen not in causes:  # pyright: ignore
+        while (seen := seen.__cause__ or seen.__context__) and seen not in causes:  # pyright: ignore[reportAssignmentType]
             causes.append(seen)  # pyright: ignore[reportArgumentType]
         status = next((r.status_code for c in causes if (r := getattr(c, "response", None)) is not None), None)
         reason = f"{type(causes[-1]).__name__}: {' '.join(str(causes[-1]).split()):.200}"

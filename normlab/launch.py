@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normlab import memory
 from normlab import words as reading
-from normlab.config import DATA, OPTIMIZERS, RunConfig
+from normlab.config import DATA, OPTIMIZERS, FilesData, RunConfig
 from normlab.errors import ConfigError, NormlabError, nearest, one_line
 from normlab.norms.base import load_all as load_norms
 from normlab.paths import config_dir
@@ -195,9 +195,10 @@ def _check_all(args: Any, overrides: Sequence[str]) -> None:
 
 
 def _check_machine(config: RunConfig) -> None:
-    """Refuse what the machine cannot do: a device that it lacks, more memory than it has."""
+    """Refuse what the machine cannot do: a device or a text that it lacks, more memory than it has."""
     import torch
 
+    from normlab.data.sources import find_sources
     from normlab.train.resolve import resolve
 
     resolved = resolve(config)
@@ -206,6 +207,8 @@ def _check_machine(config: RunConfig) -> None:
         memory.check(config, torch.cuda.mem_get_info()[1], "the GPU", size)
     else:
         memory.check(config, memory.of_machine(), "this machine", size)
+    if isinstance(config.data, FilesData):
+        find_sources(config.data)
 
 
 @contextlib.contextmanager

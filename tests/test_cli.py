@@ -54,6 +54,7 @@ def everything_below(folder: Path) -> set[str]:
         ("norm=rmsnorm norm.bias", ["norm.bias"]),
         ("--multirun seed=0,1 norm=rmsnorm,rmsnrm", ["rmsnrm", "did you mean 'rmsnorm'"]),
         ("--multirun model.heads=2,5", ["model.heads=5"]),
+        ("--multirun seed=0,1 data.path=no_such.txt", ["data.path=no_such.txt", "no such file"]),
         ("--config-name=trian", ["trian"]),
         ("+foo=1", ["foo", "no such option"]),
         ("++norm.epps=1", ["norm.epps", "did you mean 'eps'"]),

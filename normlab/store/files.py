@@ -23,10 +23,11 @@ _REMEDIES = {
 }
 
 
-def refusal(path: Path, doing: str, error: OSError) -> StoreError:
-    """The error for what the system refused to do with a file: the file, the reason, what to do."""
+def refusal(path: Path, doing: str, error: OSError, comfort: str = "") -> StoreError:
+    """The error for what the system refused to do with a file: the file, the reason, what is safe, what to do."""
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and run the same command again")
-    return StoreError(f"{path}: cannot be {doing} ({error.strerror or error}); {remedy}")
+    told = [f"{path}: cannot be {doing} ({error.strerror or error})", *filter(None, [comfort]), remedy]
+    return StoreError("; ".join(told))
 
 
 def write_all(descriptor: int, content: bytes) -> None:

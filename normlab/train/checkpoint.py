@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from normlab.errors import StoreError
+from normlab.store.files import refusal
 from normlab.store.schema import decode, to_json
 
 FOLDER = "checkpoints"
@@ -57,6 +58,14 @@ def _sync(path: Path) -> None:
 def _digest(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}
+
+
+def _of_system(error: OSError | SafetensorError) -> OSError:
+    """The system's error; safetensors gives its number in words only."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
 
 
 def save(
@@ -100,11 +109,7 @@ def save(
         _sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        free = shutil.disk_usage(folder.parent).free
-        raise StoreError(
-            f"{final}: cannot be written ({error}; {free / 2**20:.0f} MiB free); older checkpoints are intact: "
-            "make room and run the same command again"
-        ) from error
+        raise refusal(final, "written", _of_system(error), "older checkpoints are intact") from error
     # A later one is damaged, or this one would not have been written after it: it takes no place.
     for old in [known for known in steps(folder) if known <= step][:-NEWEST]:
         if old not in keep:

@@ -146,6 +146,11 @@ def _go_to_checkpoint(loop: Loop) -> None:
             )
         _say(f"{missing}; going on from that of step {saved.step}")
     if saved is None:
+        if not (loop.folder.path / STATUS_FILE).exists() and loop.folder.rows("train").rows:
+            raise StoreError(
+                f"{loop.folder.path}: the run took steps, and its status and its checkpoints are gone; put them back, "
+                "or start another run beside it with run.fresh=true"
+            )
         if loop.folder.size():
             _say("this run has no checkpoint yet: it starts again from step 0")
         loop.progress = Progress()

@@ -61,6 +61,20 @@ def test_missing_checkpoints_are_no_fresh_start(train: Train, command: Command, 
     assert contents(folder.path) == before
 
 
+def test_a_missing_status_and_checkpoints_are_no_fresh_start(
+    train: Train, command: Command, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    shutil.rmtree(folder.path / "checkpoints")
+    (folder.path / "status.json").unlink()
+    before = contents(folder.path)
+    code, out, err = command()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "the run took steps, and its status and its checkpoints are gone; put them back, or" in err
+    assert contents(folder.path) == before
+
+
 def test_a_missing_run_json_is_no_fresh_start(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
     interrupt(9)
     folder = train()

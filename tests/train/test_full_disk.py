@@ -53,7 +53,7 @@ def test_in_a_checkpoint(disk: Path, reference: Path, run_command: Command) -> N
     code, _, err = run_command(*words)
     assert code == 2
     assert "step_00000012: cannot be written" in err.splitlines()[-1]
-    assert "make room and run the same command again" in err.splitlines()[-1]
+    assert "older checkpoints are intact; free some space and run the same command again" in err.splitlines()[-1]
     folder = the_run(disk)
     assert [checkpoint.read(folder.path / "checkpoints", step).step for step in steps_of(folder)] == [4, 8]
     assert folder.state() == "failed"

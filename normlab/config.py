@@ -126,7 +126,7 @@ class DataConfig:
         # A name of the hub without an owner, such as gpt2, is looked for there; not one that is nearly ours.
         if self.tokenizer not in TOKENIZERS and (not self.tokenizer or nearest(self.tokenizer, TOKENIZERS)):
             raise ConfigError(
-                "data.tokenizer: " + unknown("tokenizer", self.tokenizer, TOKENIZERS) + "; or a pretrained one's name"
+                "data.tokenizer: " + unknown("tokenizer", self.tokenizer, TOKENIZERS) + "; or name a pretrained one"
             )
 
 

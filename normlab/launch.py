@@ -26,8 +26,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import BooleanNode, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from normlab import memory
 from normlab import words as reading
@@ -215,8 +215,26 @@ def _check_machine(config: RunConfig) -> None:
 def _composing(words: Sequence[str]) -> Iterator[None]:
     """Be able to compose configs, and say in one line what is wrong with them."""
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"), _explained(words), _refusing(words):
+    composing = initialize_config_dir(str(config_dir()), version_base="1.3")
+    with composing, _explained(words), _refusing(words), _numbers_are_no_switches():
         yield
+
+
+@contextlib.contextmanager
+def _numbers_are_no_switches() -> Iterator[None]:
+    """OmegaConf takes any number in a config file for true; here only 0 and 1 are switches."""
+    lenient = BooleanNode._validate_and_convert_impl
+
+    def strict(node: BooleanNode, value: Any) -> bool:
+        if isinstance(value, int) and value not in (0, 1):
+            raise ValidationError(f"Value '{value}' is not a valid bool")
+        return lenient(node, value)
+
+    BooleanNode._validate_and_convert_impl = strict
+    try:
+        yield
+    finally:
+        BooleanNode._validate_and_convert_impl = lenient
 
 
 @contextlib.contextmanager
@@ -253,7 +271,7 @@ def _explained(words: Sequence[str]) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return (str(error).strip() or "Hydra cannot use this").splitlines()[0].rstrip(".")
 
 
 def _search(folder: str) -> str:

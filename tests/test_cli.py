@@ -205,6 +205,14 @@ def test_a_config_file_that_holds_none_is_one_line(run_command: Command, tmp_pat
     assert "Invalid loaded object type: int; mend the words or the config file" in err
 
 
+def test_a_number_in_a_config_file_is_no_switch(run_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "norm").mkdir()
+    (tmp_path / "norm" / "mine.yaml").write_text("defaults: [rmsnorm, _self_]\npreset: mine\ngain: 1_000\n")
+    code, out, err = run_command("train", "--config-dir", str(tmp_path), "norm=mine")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "norm/mine.yaml: Value '1000' is not a valid bool; mend that file" in err
+
+
 def test_every_failure_of_a_multirun_is_told(words: list[str], run_command: Command, tmp_path: Path) -> None:
     for seed in (1, 2):
         run = compose_run([*words, f"seed={seed}"])

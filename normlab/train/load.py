@@ -104,7 +104,7 @@ class LoadedRun:
         if saved is None:
             raise StoreError(
                 f"run {self.folder.run_id} has no checkpoint: if it has ended, put them back or train another beside "
-                "it with run.fresh=true; if not, the same `normlab train` makes one"
+                "it with run.fresh=true; if not, start the same `normlab train` again, which makes one"
             )
         model = build_model(self.config, self.tokenizer.vocab_size)
         with torch.no_grad():

@@ -180,7 +180,8 @@ def wrong_ending(said: Said, names: Sequence[str] = ()) -> str:
         return f"a refusal that prints: {said.out[:200]}"
     if not TO_DO.search(lines[0].rpartition("; ")[2].lower()):
         return f"nothing to do: {lines[0]}"
-    if names and not any(name in lines[0] for name in names):
+    # What no terminal can show is told as an escape.
+    if names and not any(name.encode(errors="backslashreplace").decode() in lines[0] for name in names):
         return f"does not name {' or '.join(names)[:100]}: {lines[0]}"
     return ""
 
@@ -465,7 +466,8 @@ def configs(draw: random.Random, lab: Lab) -> Case:
         tree = yaml.safe_load(content.decode())
         for config in said.configs:
             for key, value in (tree or {}).items():
-                if key in ("defaults", "preset") or isinstance(value, dict):
+                # To OmegaConf ??? leaves an option as the configs before it had it.
+                if key in ("defaults", "preset") or isinstance(value, dict) or value == "???":
                     continue
                 seen = config[group].get(key) if group else config.get(key)
                 if (isinstance(value, str) and "${" in value) or value is None or seen == value:

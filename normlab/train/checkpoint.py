@@ -132,6 +132,8 @@ def read(folder: Path, step: int) -> Checkpoint:
     path = folder / f"step_{step:08d}"
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
+        if type(manifest["version"]) is not int or manifest["version"] < 1:
+            raise StoreError(f"{path / 'manifest.json'}: damaged (its version is {manifest['version']!r})")
         if manifest["version"] > VERSION:
             raise NewerCheckpoint(
                 f"{path}: is of checkpoint version {manifest['version']}, this normlab reads up to {VERSION}; update it"

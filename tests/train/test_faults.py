@@ -16,6 +16,7 @@ import pytest
 import torch
 from resuming import WORDS, Command, Train, contents, damage, differences, steps_of
 
+from normlab.errors import StoreError
 from normlab.store.query import find_runs
 from normlab.store.schema import seal
 from normlab.train import checkpoint
@@ -174,6 +175,15 @@ def _vouch_for(path: Path) -> None:
     """Write the manifest of a checkpoint as whoever planted something in it would."""
     parts = {name: checkpoint._digest(path / name) for name in ("state.safetensors", "meta.json")}
     (path / "manifest.json").write_text(json.dumps({"version": 1, "step": 11, "files": parts}))
+
+
+@pytest.mark.parametrize("version", [-1, 0, 1.5, True, None, "1", [1]])
+def test_a_manifest_of_no_version_is_damaged(version: object, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 4, {"x": torch.zeros(4)}, {})
+    path = tmp_path / "step_00000004" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
+    with pytest.raises(StoreError, match=r"every checkpoint of this run is damaged: .*manifest\.json: damaged"):
+        checkpoint.newest(tmp_path)
 
 
 def test_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path: Path) -> None:

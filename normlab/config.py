@@ -456,6 +456,8 @@ class RunConfig:
         self.optim.resolve(self.train.steps)
         self.norm.validate()
         self.placement.validate()
+        for width in self._norm_widths():
+            self.norm.fits(width)
         if self.init != "auto" and self.init not in INIT_RULES:
             raise ConfigError(f"init={self.init}: " + unknown("rule", self.init, ["auto", *INIT_RULES]))
         get_init_rule(self.init_rule)
@@ -464,6 +466,16 @@ class RunConfig:
                 f"train.accumulation={self.train.accumulation}: does not divide "
                 f"train.batch_size={self.train.batch_size}; choose a number that does"
             )
+
+    def _norm_widths(self) -> set[int]:
+        """The widths at which the placement asks for norms."""
+        model, widths = self.model, {self.model.width}
+        inner = {site for layer in range(model.depth) for site in self.placement.inner_sites(layer, model.depth)}
+        if model.qk_norm == "head" or inner & {"q", "k", "v"}:
+            widths.add(model.width // model.heads)
+        if "mlp_inner" in inner and model.mlp_width is not None:
+            widths.add(model.mlp_width)
+        return widths
 
     def identity(self) -> dict[str, Any]:
         """The options that can change the numbers, with `init` as it is resolved."""

@@ -225,10 +225,10 @@ def _numbers_are_no_switches() -> Iterator[None]:
     """OmegaConf takes any number in a config file for true; here only 0 and 1 are switches."""
     lenient = BooleanNode._validate_and_convert_impl
 
-    def strict(node: BooleanNode, value: Any) -> bool:
+    def strict(self: BooleanNode, value: Any) -> bool:
         if isinstance(value, int) and value not in (0, 1):
             raise ValidationError(f"Value '{value}' is not a valid bool")
-        return lenient(node, value)
+        return lenient(self, value)
 
     BooleanNode._validate_and_convert_impl = strict
     try:

@@ -134,6 +134,19 @@ SHARED_NORM = {
     "unit_offset": Leaf("true", "false", weights),
     "eps": Leaf("1e-6", "1e-2", losses),
 }
+BOUNDED = {word: leaf for word, leaf in SHARED_NORM.items() if word != "eps"} | {
+    "alpha": Leaf("0.5", "1", losses),
+    "shift": Leaf("false", "true", shapes),
+}
+LENGTH = {
+    "preset": FIXED,
+    "name": FIXED,
+    # No stream is so short that a sound eps would count.
+    "eps": Leaf("1e-6", "10", losses),
+    "radius": Leaf("1", "null", losses),
+    "learn_radius": Leaf("false", "true", shapes),
+}
+WITHOUT_GAIN = SHARED_NORM | {"unit_offset": Leaf("false", "true", weights, ("norm.gain=true",))}
 # A decayed gain is what unit_offset is for; by itself it only moves where the gain starts.
 NORM_LEAVES: dict[str, dict[str, Leaf]] = {
     "rmsnorm": SHARED_NORM | {
@@ -147,6 +160,19 @@ NORM_LEAVES: dict[str, dict[str, Leaf]] = {
         "running_var": Leaf("biased", "unbiased", validation, ("norm.momentum=1",)),
     },
     "none": {"preset": FIXED, "name": FIXED},
+    "pointwise": BOUNDED | {"function": Leaf("tanh", "erf", losses)},
+    "dyt": BOUNDED,
+    "derf": BOUNDED,
+    "l2norm": LENGTH,
+    "scalenorm": LENGTH,
+    "prmsnorm": SHARED_NORM | {
+        "fraction": Leaf("0.25", "0.5", losses),
+        "count": Leaf("floor", "ceil", losses, ("norm.fraction=0.1",)),
+    },
+    "crmsnorm": {"preset": FIXED, "name": FIXED, "eps": Leaf("1e-6", "1e-2", losses)},
+    "groupnorm": SHARED_NORM | {"groups": Leaf("2", "4", losses)},
+    "zscore": WITHOUT_GAIN | {"sigma": Leaf("population", "sample", losses)},
+    "minmax": WITHOUT_GAIN,
 }  # fmt: skip
 PLACEMENT_LEAVES = {
     "pre": {"name": FIXED},

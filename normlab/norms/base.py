@@ -61,6 +61,9 @@ class NormConfig:
     def validate(self) -> None:
         """Raise ConfigError where options contradict each other or have no effect."""
 
+    def fits(self, width: int) -> None:
+        """Raise ConfigError where the norm cannot be had for vectors of `width` numbers."""
+
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +20,7 @@ from normlab.norms.layernorm import LayerNormConfig
 from normlab.norms.rmsnorm import RMSNormConfig
 from normlab.options import check
 
-WIDTH = 6
+WIDTH = 8
 # Importing inductor for the first time reads a deprecated part of torch itself.
 IMPORTS_INDUCTOR = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
@@ -111,6 +112,12 @@ def assert_same(actual: tuple, expected: tuple, **tolerance: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(5, WIDTH), (2, 3, WIDTH), (2, 3, 4, WIDTH), (2, 3, 1)], ids=str)
 def test_shape_dtype_and_input_are_kept(options: NormConfig, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    try:
+        options.fits(shape[-1])
+    except ConfigError as refused:
+        with pytest.raises(ConfigError, match=re.escape(str(refused))):
+            options.build(shape[-1])
+        return
     for training in (True, False):
         norm = build(options, width=shape[-1], training=training)
         x = draw(*shape, dtype=dtype)

@@ -1,0 +1,52 @@
+"""Compressed RMS norm: layer norm of a zero-mean vector that is stored without its last channel.
+
+Shapes: `*batch` any leading axes, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from normlab.norms.affine import working_dtype
+from normlab.norms.base import NormConfig, register_norm
+from normlab.options import option
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class CRMSNormConfig(NormConfig):
+    """x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps), over the last axis.
+
+    A vector of D + 1 numbers whose mean is 0 is known from its first D; what layer norm without affine makes
+    of it, this makes of those.
+    """
+
+    formula: ClassVar[str] = "x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps)"
+    source: ClassVar[str] = "Jiang, Gu, Zhu & Pan 2023, arXiv:2305.14858"
+    oracle: ClassVar[str] = "torch.nn.LayerNorm on the vector with its last channel put back"
+
+    name: str = "crmsnorm"
+    eps: float = option(1e-5, at_least=0)
+    """Unit of x squared."""
+
+    def build(self, width: int) -> nn.Module:
+        """The module; `width` has no effect on what it holds."""
+        return CRMSNorm(self.eps)
+
+
+class CRMSNorm(nn.Module):
+    """The module of `CRMSNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+
+    def __init__(self, eps: float):
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis."""
+        work_D = x_D.to(working_dtype(x_D.dtype))
+        squares = work_D.square().sum(-1, keepdim=True) + work_D.sum(-1, keepdim=True).square()
+        return (work_D * torch.rsqrt(squares / (x_D.shape[-1] + 1) + self.eps)).to(x_D.dtype)

@@ -1,0 +1,76 @@
+"""Group norm, per token: layer norm within each group of channels.
+
+Shapes: `*batch` any leading axes, D width, G groups, C channels of a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.errors import ConfigError
+from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.base import AffineNormConfig, register_norm
+from normlab.options import option
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class GroupNormConfig(AffineNormConfig):
+    """(x - mean) / sqrt(var + eps) * gain + bias, mean and biased variance over one token's group of channels.
+
+    torch.nn.GroupNorm on (B, D, T) averages over time as well, and so shows each position the later ones.
+    Here a token is alone; with one group it is layer norm.
+    """
+
+    formula: ClassVar[str] = "(x_g - mean(x_g)) / sqrt(var(x_g) + eps) * gain + bias, for each group g of channels"
+    source: ClassVar[str] = "Wu & He 2018, arXiv:1803.08494, of one token"
+    oracle: ClassVar[str] = "torch.nn.GroupNorm on single tokens; layernorm at one group"
+
+    name: str = "groupnorm"
+    eps: float = option(1e-5, at_least=0)
+    """Added to the variance, unit of x squared."""
+    groups: int = option(4, at_least=1)
+    """Groups of neighbouring channels; must divide the width."""
+    bias: bool = True
+    """Learn a bias per channel, started at 0."""
+
+    def fits(self, width: int) -> None:
+        """Refuse a width that the groups do not divide.
+
+        Raises:
+            ConfigError: Naming the numbers that do.
+        """
+        if width % self.groups:
+            near = [n for n in range(1, 4 * self.groups + 1) if width % n == 0]
+            raise ConfigError(
+                f"norm.groups={self.groups}: does not divide a norm's width of {width}; "
+                f"choose one of {', '.join(map(str, near))}"
+            )
+
+    def build(self, width: int) -> nn.Module:
+        """The module, for vectors of `width` numbers.
+
+        Raises:
+            ConfigError: The groups do not divide the width.
+        """
+        self.fits(width)
+        return GroupNorm(width, self)
+
+
+class GroupNorm(nn.Module):
+    """The module of `GroupNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+
+    def __init__(self, width: int, options: GroupNormConfig):
+        super().__init__()
+        self.eps = options.eps
+        self.groups = options.groups
+        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Normalise each group of the last axis."""
+        work_GC = x_D.to(working_dtype(x_D.dtype)).unflatten(-1, (self.groups, -1))
+        return self.affine(F.layer_norm(work_GC, work_GC.shape[-1:], eps=self.eps).flatten(-2)).to(x_D.dtype)

@@ -1,0 +1,55 @@
+"""Min-max: a token's channels stretched to fill [0, 1].
+
+Shapes: `*batch` any leading axes, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.base import AffineNormConfig, register_norm
+from normlab.options import option
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class MinMaxConfig(AffineNormConfig):
+    """(x - min) / (max - min + eps) over the last axis, of one token.
+
+    All outputs are positive and their mean is not 0: every block is fed a constant beside its signal. The
+    gradient reaches the extreme channels through min and max alone (shared evenly where several tie). With
+    eps=0 it is the plain formula, which is NaN for a token whose channels are all the same.
+    """
+
+    formula: ClassVar[str] = "(x - min(x)) / (max(x) - min(x) + eps)"
+    source: ClassVar[str] = "the textbook's feature scaling"
+    oracle: ClassVar[str] = "numpy's min and max; the formula in numpy"
+
+    name: str = "minmax"
+    eps: float = option(1e-6, at_least=0)
+    """Added to the range, unit of x."""
+    gain: bool = False
+    """Learn a gain per channel."""
+
+    def build(self, width: int) -> nn.Module:
+        """The module, for vectors of `width` numbers."""
+        return MinMax(width, self)
+
+
+class MinMax(nn.Module):
+    """The module of `MinMaxConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+
+    def __init__(self, width: int, options: MinMaxConfig):
+        super().__init__()
+        self.eps = options.eps
+        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Stretch the last axis."""
+        work_D = x_D.to(working_dtype(x_D.dtype))
+        low, high = work_D.amin(-1, keepdim=True), work_D.amax(-1, keepdim=True)
+        return self.affine((work_D - low) / (high - low + self.eps)).to(x_D.dtype)

@@ -1,0 +1,107 @@
+"""Norms without statistics: each number goes alone through a bounded function.
+
+Shapes: `*batch` any leading axes, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.base import AffineNormConfig, register_norm
+from normlab.options import option
+
+Function = Callable[[Tensor], Tensor]
+
+
+def odd(half: Function) -> Function:
+    """The odd function that is `half` for x >= 0; its slope at 0 is half's, where sign(x) would make it 0."""
+
+    def both(x: Tensor) -> Tensor:
+        return torch.where(x >= 0, half(x.clamp(min=0)), -half(-x.clamp(max=0)))
+
+    return both
+
+
+def saturlog(x: Tensor) -> Tensor:
+    """log(1 + x) / (1 + log(1 + x)), for x >= 0."""
+    log = torch.log1p(x)
+    return log / (1 + log)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "arctan": lambda x: torch.atan(x) * (2 / math.pi),
+    "isru": lambda x: x * torch.rsqrt(x.square() + 1),
+    "relsign": lambda x: x / (1 + torch.sqrt(x.square() + 1)),
+    "smoothsign": lambda x: x / (1 + x.abs()),
+    "expsign": odd(lambda x: -torch.expm1(-x)),
+    "saturlog": odd(saturlog),
+    "cubsign": lambda x: x**3 / (1 + x.abs() ** 3),
+    "satursin": lambda x: torch.sin(x.clamp(-math.pi / 2, math.pi / 2)),
+    "linear_clip": lambda x: x.clamp(-1, 1),
+    "logsign_clip": odd(lambda x: torch.log1p(x).clamp(max=1)),
+    "logquad_clip": odd(lambda x: torch.log1p(x.square()).clamp(max=1)),
+}
+"""By name, each odd and bounded by 1. Of the search in arXiv:2512.10938 exproot and power23_clip are left out,
+whose slope at 0 is infinite, and smoothsign_clip, which is smoothsign."""
+
+
+@dataclass(kw_only=True, slots=True)
+class BoundedConfig(AffineNormConfig):
+    """Options of gain * f(alpha x + shift) + bias. A subclass says which f."""
+
+    alpha: float = option(0.5, above=0)
+    """What the learned scalar alpha starts from."""
+    shift: bool = False
+    """Learn a scalar that is added to alpha x, started at 0."""
+    bias: bool = True
+    """Learn a bias per channel, started at 0."""
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class PointwiseConfig(BoundedConfig):
+    """gain * f(alpha x + shift) + bias, one number at a time; alpha and shift are learned scalars.
+
+    Scale is not removed: how far into f's flat ends a token reaches depends on alpha and on the stream's size.
+    `function=linear_clip` is HardTanh, the control that shows what boundedness alone does.
+    """
+
+    formula: ClassVar[str] = "f(alpha * x + shift) * gain + bias"
+    source: ClassVar[str] = "Chen et al. 2025, arXiv:2512.10938, and its public code"
+    oracle: ClassVar[str] = "torch's tanh, erf, hardtanh and softsign; each formula in numpy"
+
+    name: str = "pointwise"
+    function: str = option("tanh", choices=tuple(FUNCTIONS))
+    """f."""
+
+    def build(self, width: int) -> nn.Module:
+        """The module, for vectors of `width` numbers."""
+        return Pointwise(width, self, FUNCTIONS[self.function])
+
+
+class Pointwise(nn.Module):
+    """The module of `BoundedConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+
+    def __init__(self, width: int, options: BoundedConfig, function: Function):
+        super().__init__()
+        self.function = function
+        self.alpha = nn.Parameter(torch.tensor(options.alpha))
+        self.shift = nn.Parameter(torch.zeros(())) if options.shift else None
+        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Bound each number."""
+        work_D = x_D.to(working_dtype(x_D.dtype))
+        inner_D = work_D * self.alpha.to(work_D.dtype)
+        if self.shift is not None:
+            inner_D = inner_D + self.shift.to(work_D.dtype)
+        return self.affine(self.function(inner_D)).to(x_D.dtype)

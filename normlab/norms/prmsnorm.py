@@ -1,0 +1,60 @@
+"""Partial RMS norm: the root mean square of the first few channels stands for that of all.
+
+Shapes: `*batch` any leading axes, D width, K channels that are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.base import AffineNormConfig, register_norm
+from normlab.options import option
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class PRMSNormConfig(AffineNormConfig):
+    """x / (rms(x_1 ... x_K) + eps) * gain + bias, K a fraction of the width, at least one channel.
+
+    Public code rounds K down (the paper's own) or up: at a fraction of 6.25 % and a width of 100 that is 6 or 7.
+    """
+
+    formula: ClassVar[str] = "x / (sqrt(mean(x_1^2 ... x_K^2)) + eps) * gain, K = fraction * D"
+    source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467 (pRMSNorm), and its public code"
+    oracle: ClassVar[str] = "rmsnorm at fraction 1; the formula in numpy"
+
+    name: str = "prmsnorm"
+    eps: float = option(1e-8, at_least=0)
+    """Added to the root mean square, unit of x."""
+    fraction: float = option(0.0625, above=0, at_most=1)
+    """Share of the channels that the root mean square is taken of: the first ones."""
+    count: str = option("floor", choices=("floor", "ceil"))
+    """How fraction * D is made a whole number."""
+
+    def build(self, width: int) -> nn.Module:
+        """The module, for vectors of `width` numbers."""
+        return PRMSNorm(width, self)
+
+
+class PRMSNorm(nn.Module):
+    """The module of `PRMSNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+
+    def __init__(self, width: int, options: PRMSNormConfig):
+        super().__init__()
+        self.eps = options.eps
+        whole = math.floor if options.count == "floor" else math.ceil
+        self.looked_at = max(1, whole(options.fraction * width))
+        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Divide by the root mean square of the first channels."""
+        work_D = x_D.to(working_dtype(x_D.dtype))
+        length = torch.linalg.vector_norm(work_D[..., : self.looked_at], dim=-1, keepdim=True)
+        rms = length * self.looked_at**-0.5
+        return self.affine(work_D / (rms + self.eps)).to(x_D.dtype)

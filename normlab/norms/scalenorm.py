@@ -1,0 +1,31 @@
+"""ScaleNorm: an L2 norm whose length is one learned number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from normlab.norms.base import register_norm
+from normlab.norms.l2norm import L2NormConfig
+from normlab.options import option
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class ScaleNormConfig(L2NormConfig):
+    """g * x / max(|x|, eps), with one learned scalar g that starts at sqrt(D).
+
+    The paper pairs it with embeddings of unit length (FixNorm) and a small init.
+    """
+
+    formula: ClassVar[str] = "g * x / max(|x|, eps)"
+    source: ClassVar[str] = "Nguyen & Salazar 2019, arXiv:1910.05895"
+    oracle: ClassVar[str] = "torch.nn.functional.normalize, times g"
+
+    name: str = "scalenorm"
+    eps: float = option(1e-5, at_least=0)
+    """Least length that is divided by, unit of x."""
+    radius: float | None = option(None, above=0)
+    """What g starts from; null for the root of the width."""
+    learn_radius: bool = True
+    """Learn g."""

@@ -1,0 +1,305 @@
+"""The norms beyond the first four: each formula again in numpy, torch's own where it has one, and identities.
+
+As in `test_oracles`, the gradients of the numpy formulas are taken by a complex step. Where a formula has a
+corner (clip, min, max) it is taken apart by the real part, on either side of which it is analytic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from normlab.norms.base import NormConfig, load_all
+from normlab.norms.crmsnorm import CRMSNormConfig
+from normlab.norms.derf import DerfConfig
+from normlab.norms.dyt import DyTConfig
+from normlab.norms.groupnorm import GroupNormConfig
+from normlab.norms.l2norm import L2NormConfig
+from normlab.norms.layernorm import LayerNormConfig
+from normlab.norms.minmax import MinMaxConfig
+from normlab.norms.pointwise import FUNCTIONS, PointwiseConfig
+from normlab.norms.prmsnorm import PRMSNormConfig
+from normlab.norms.rmsnorm import RMSNormConfig
+from normlab.norms.scalenorm import ScaleNormConfig
+from normlab.norms.zscore import ZScoreConfig
+
+WIDTH = 12
+Array = NDArray[np.complex128]
+Params = Mapping[str, NDArray[np.float64]]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def built(options: NormConfig) -> nn.Module:
+    """The norm in float64, its parameters not where they start."""
+    norm = options.build(WIDTH).double()
+    with torch.no_grad():
+        for seed, parameter in enumerate(norm.parameters()):
+            parameter.add_(0.3 * draw(*parameter.shape, seed=20 + seed))
+    return norm
+
+
+def slopes_of(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The output, and the gradient of a fixed sum of it."""
+    x = x.detach().clone().requires_grad_()
+    y = norm(x)
+    return y.detach(), torch.autograd.grad((y * draw(*y.shape, seed=9)).sum(), x)[0]
+
+
+# Formulas in numpy, of one token
+
+
+def affine(y: Array, params: Params, unit_offset: bool = False) -> Array:
+    if "affine.gain" in params:
+        y = y * (params["affine.gain"] + unit_offset)
+    return y + params.get("affine.bias", 0.0)
+
+
+def length(x: Array) -> np.complex128:
+    return np.sqrt((x * x).sum())
+
+
+def l2norm(x: Array, options: L2NormConfig, params: Params) -> Array:
+    radius = params.get("radius", len(x) ** 0.5 if options.radius is None else options.radius)
+    return radius * x / (length(x) if length(x).real > options.eps else options.eps)
+
+
+def prmsnorm(x: Array, options: PRMSNormConfig, params: Params) -> Array:
+    exact = options.fraction * len(x)
+    count = max(1, math.floor(exact) if options.count == "floor" else math.ceil(exact))
+    return affine(x / (np.sqrt((x[:count] ** 2).sum() / count) + options.eps), params)
+
+
+def crmsnorm(x: Array, options: CRMSNormConfig, params: Params) -> Array:
+    return x / np.sqrt(((x * x).sum() + x.sum() ** 2) / (len(x) + 1) + options.eps)
+
+
+def groupnorm(x: Array, options: GroupNormConfig, params: Params) -> Array:
+    parts = []
+    for part in np.split(x, options.groups):
+        centred = part - part.sum() / len(part)
+        parts.append(centred / np.sqrt((centred * centred).sum() / len(part) + options.eps))
+    return affine(np.concatenate(parts), params)
+
+
+def zscore(x: Array, options: ZScoreConfig, params: Params) -> Array:
+    centred = x - x.sum() / len(x)
+    freedom = len(x) - (options.sigma == "sample")
+    return affine(centred / (np.sqrt((centred * centred).sum() / freedom) + options.eps), params)
+
+
+def minmax(x: Array, options: MinMaxConfig, params: Params) -> Array:
+    low, high = x[x.real.argmin()], x[x.real.argmax()]
+    return affine((x - low) / (high - low + options.eps), params)
+
+
+def erf(z: Array) -> Array:
+    """To first order in the imaginary part, which a complex step asks no more of."""
+    slope = 2 / math.sqrt(math.pi) * np.exp(-(z.real**2))
+    return np.array([math.erf(value) for value in z.real]) + 1j * slope * z.imag
+
+
+def magnitude(z: Array) -> Array:
+    return z * np.sign(z.real)
+
+
+def clip(z: Array, limit: float = 1.0) -> Array:
+    return np.where(np.abs(z.real) < limit, z, limit * np.sign(z.real))
+
+
+POINTWISE: dict[str, Callable[[Array], Array]] = {
+    "tanh": np.tanh,
+    "erf": erf,
+    "arctan": lambda z: 2 / math.pi * np.arctan(z),
+    "isru": lambda z: z / np.sqrt(z * z + 1),
+    "relsign": lambda z: z / (np.sqrt(z * z + 1) + 1),
+    "smoothsign": lambda z: z / (1 + magnitude(z)),
+    "expsign": lambda z: np.sign(z.real) * (1 - np.exp(-magnitude(z))),
+    "saturlog": lambda z: np.sign(z.real) * (1 - 1 / (1 + np.log(1 + magnitude(z)))),
+    "cubsign": lambda z: z**3 / (magnitude(z) ** 3 + 1),
+    "satursin": lambda z: np.sin(clip(z, math.pi / 2)),
+    "linear_clip": clip,
+    "logsign_clip": lambda z: clip(np.sign(z.real) * np.log(magnitude(z) + 1)),
+    "logquad_clip": lambda z: clip(np.sign(z.real) * np.log(z * z + 1)),
+}
+
+
+def pointwise(x: Array, options: PointwiseConfig | DyTConfig | DerfConfig, params: Params) -> Array:
+    name = options.function if isinstance(options, PointwiseConfig) else {"dyt": "tanh", "derf": "erf"}[options.name]
+    inner = params["alpha"] * x + params.get("shift", 0.0)
+    return affine(POINTWISE[name](inner), params)
+
+
+CASES: list[tuple[Callable[..., Array], NormConfig]] = [
+    (l2norm, L2NormConfig(eps=2.0, radius=0.7)),
+    (l2norm, L2NormConfig(eps=0.0, radius=None, learn_radius=True)),
+    (l2norm, ScaleNormConfig(eps=2.0)),
+    (prmsnorm, PRMSNormConfig(eps=0.3, fraction=0.3, bias=True)),
+    (prmsnorm, PRMSNormConfig(eps=0.3, fraction=0.3, count="ceil")),
+    (prmsnorm, PRMSNormConfig(eps=0.3, fraction=0.01)),
+    (crmsnorm, CRMSNormConfig(eps=0.3)),
+    (groupnorm, GroupNormConfig(eps=0.3, groups=3)),
+    (groupnorm, GroupNormConfig(eps=0.3, groups=4, gain=False)),
+    (zscore, ZScoreConfig(eps=0.3, gain=True, bias=True)),
+    (zscore, ZScoreConfig(eps=0.0, sigma="sample")),
+    (minmax, MinMaxConfig(eps=0.3, gain=True, bias=True)),
+    (minmax, MinMaxConfig(eps=0.0)),
+    (pointwise, DyTConfig(alpha=0.8)),
+    (pointwise, DerfConfig(alpha=0.8)),
+    *((pointwise, PointwiseConfig(function=name, alpha=0.8, shift=True)) for name in FUNCTIONS),
+]
+
+
+TOLD = ("function", "fraction", "count", "sigma", "groups", "radius", "eps")
+
+
+def called(options: NormConfig) -> str:
+    words = [str(getattr(options, word)) for word in TOLD if hasattr(options, word)]
+    return "-".join([options.name, *words])
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize(("formula", "options"), CASES, ids=[called(options) for _, options in CASES])
+def test_is_its_formula(formula: Callable[..., Array], options: NormConfig, scale: float) -> None:
+    norm = built(options)
+    params = {name: parameter.detach().numpy() for name, parameter in norm.named_parameters()}
+    x = scale * (draw(3, WIDTH) + 0.5)
+    y, grad = slopes_of(norm, x)
+    weight, step = draw(3, WIDTH, seed=9).numpy(), 1e-30 * scale
+    for token in range(3):
+        row = x[token].numpy().astype(np.complex128)
+        np.testing.assert_allclose(y[token], formula(row, options, params).real, rtol=1e-12, atol=1e-12)
+        slopes = [
+            (weight[token] * formula(row + 1j * step * unit, options, params).imag).sum() / step
+            for unit in np.eye(WIDTH)
+        ]
+        np.testing.assert_allclose(grad[token], slopes, rtol=1e-10, atol=1e-12 / scale)
+
+
+def test_every_norm_has_a_formula() -> None:
+    """Those of the package; the first four are in `test_oracles`."""
+    shipped = {name for name, kind in load_all().items() if kind.__module__.startswith("normlab.norms.")}
+    assert {options.name for _, options in CASES} == shipped - {"rmsnorm", "layernorm", "batchnorm", "none"}
+
+
+# Against torch
+
+
+def assert_same(norm: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Equal values and gradients, to float64's rounding."""
+    for ours, theirs in zip(slopes_of(norm, x), slopes_of(other, x), strict=True):  # pyright: ignore[reportArgumentType]
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+X = draw(2, 5, WIDTH, seed=3) + 0.5
+
+
+def test_l2norm_is_torchs_normalize() -> None:
+    short = X * torch.tensor([1e-3, 0.1, 1, 10, 100], dtype=torch.float64)[None, :, None]
+    assert_same(built(L2NormConfig(eps=0.5)), lambda x: F.normalize(x, dim=-1, eps=0.5), short)
+
+
+def test_scalenorm_is_torchs_normalize_times_one_number() -> None:
+    norm = built(ScaleNormConfig())
+    assert ScaleNormConfig().build(WIDTH).radius.item() == pytest.approx(WIDTH**0.5)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    assert [tuple(parameter.shape) for parameter in norm.parameters()] == [()]
+    assert_same(norm, lambda x: norm.radius.detach() * F.normalize(x, dim=-1, eps=1e-5), X)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+
+
+def test_groupnorm_is_torchs_on_single_tokens() -> None:
+    norm = built(GroupNormConfig(groups=3))
+    oracle = nn.GroupNorm(3, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        oracle.weight.copy_(norm.affine.gain)  # pyright: ignore[reportAttributeAccessIssue]
+        oracle.bias.copy_(norm.affine.bias)  # pyright: ignore[reportAttributeAccessIssue]
+    assert_same(norm, lambda x: oracle(x.flatten(0, 1)).view_as(x), X)
+
+
+BOUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "erf": torch.special.erf,
+    "linear_clip": F.hardtanh,
+    "smoothsign": F.softsign,
+    "expsign": lambda x: -F.elu(-x.abs()) * x.sign(),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_pointwise_function_is_torchs(name: str) -> None:
+    options = PointwiseConfig(function=name, alpha=1.0, gain=False, bias=False)
+    assert_same(options.build(WIDTH).double(), BOUNDED[name], 2 * X)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_pointwise_function_is_odd_and_bounded(name: str) -> None:
+    function, x = FUNCTIONS[name], torch.linspace(0, 50, 2001, dtype=torch.float64)
+    torch.testing.assert_close(function(-x), -function(x), rtol=0, atol=0)
+    assert function(x).max() <= 1
+    assert function(torch.tensor([1e4, 1e6, 1e12], dtype=torch.float64)).min() > 0.9
+    assert (function(x).diff() >= 0).all()
+
+
+SLOPES_AT_0 = {
+    "tanh": 1, "erf": 2 / math.pi**0.5, "arctan": 2 / math.pi, "isru": 1, "relsign": 0.5, "smoothsign": 1,
+    "expsign": 1, "saturlog": 1, "cubsign": 0, "satursin": 1, "linear_clip": 1, "logsign_clip": 1, "logquad_clip": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_slope_at_0_is_the_functions(name: str) -> None:
+    # Where a branch starts at 0, a slope that sign(0) = 0 had eaten would keep it there.
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(FUNCTIONS[name](x), x)
+    assert slope.item() == pytest.approx(SLOPES_AT_0[name])
+
+
+# Identities
+
+
+def test_crmsnorm_is_layernorm_without_the_last_channel() -> None:
+    norm = CRMSNormConfig(eps=0.1).build(WIDTH).double()
+
+    def whole(x: Tensor) -> Tensor:
+        full = torch.cat([x, -x.sum(-1, keepdim=True)], -1)
+        return F.layer_norm(full, (WIDTH + 1,), eps=0.1)[..., :-1]
+
+    assert_same(norm, whole, X)
+
+
+def test_prmsnorm_of_all_channels_is_rmsnorm() -> None:
+    whole = PRMSNormConfig(eps=0.1, fraction=1.0).build(WIDTH).double()
+    assert_same(whole, RMSNormConfig(eps=0.1, eps_mode="outside_rms").build(WIDTH).double(), X)
+
+
+def test_zscore_is_layernorm_with_eps_outside() -> None:
+    plain = LayerNormConfig(eps=0.1, eps_mode="outside", gain=False, bias=False).build(WIDTH).double()
+    assert_same(ZScoreConfig(eps=0.1).build(WIDTH).double(), plain, X)
+    y = ZScoreConfig(eps=0.0, sigma="sample").build(WIDTH).double()(X)
+    np.testing.assert_allclose(y.numpy().std(-1, ddof=1), 1)
+    np.testing.assert_allclose(y.numpy().mean(-1), 0, atol=1e-12)
+
+
+def test_groupnorm_of_one_group_is_layernorm() -> None:
+    assert_same(GroupNormConfig(groups=1).build(WIDTH).double(), LayerNormConfig().build(WIDTH).double(), X)
+
+
+def test_l2norm_at_the_root_of_the_width_is_rmsnorm() -> None:
+    rms = RMSNormConfig(eps=0.0, eps_mode="none", gain=False).build(WIDTH).double()
+    assert_same(L2NormConfig(eps=0.0, radius=None).build(WIDTH).double(), rms, X)
+
+
+def test_minmax_fills_0_to_1_whatever_scale_and_shift() -> None:
+    norm = MinMaxConfig(eps=0.0).build(WIDTH).double()
+    y = norm(X)
+    assert (y.amin(-1) == 0).all()
+    assert (y.amax(-1) == 1).all()
+    torch.testing.assert_close(norm(7 * X - 3), y, rtol=1e-12, atol=1e-12)

@@ -17,6 +17,8 @@ from normlab.errors import ConfigError, unknown
 OUTPUTS = ("attn.out", "mlp.down")
 """The matrices that write into the residual stream."""
 EMBEDDINGS = ("embed.tokens", "embed.positions", "head")
+UNSCALED = (*EMBEDDINGS, "attn.q", "attn.k")
+"""What the rules that scale Xavier leave alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,10 @@ class Weight:
     fan_out: int
     depth: int
     """Number of blocks L; the stream receives 2L additions."""
+    width: int
+    """Of the stream."""
+    layer: int = 0
+    """Of the block, counted from 1; 0 outside the blocks."""
 
 
 InitRule = Callable[[Weight], float]
@@ -80,3 +86,48 @@ def xavier(weight: Weight) -> float:
     if weight.role in EMBEDDINGS:
         return 0.02
     return math.sqrt(2 / (weight.fan_in + weight.fan_out))
+
+
+@init_rule
+def deepnorm(weight: Weight) -> float:
+    """Xavier, times beta = (8L)^(-1/4) for values, attention output and MLP; queries and keys are not scaled.
+
+    Source: Wang et al. 2022, arXiv:2203.00555, of decoders alone.
+    """
+    return xavier(weight) * (1 if weight.role in UNSCALED else (8 * weight.depth) ** -0.25)
+
+
+@init_rule
+def sub_ln(weight: Weight) -> float:
+    """Xavier, times gamma = sqrt(ln 2L) for values, attention output and MLP; queries and keys are not scaled.
+
+    Source: Wang et al. 2022, arXiv:2210.06423, of decoders alone.
+    """
+    return xavier(weight) * (1 if weight.role in UNSCALED else math.sqrt(math.log(2 * weight.depth)))
+
+
+@init_rule
+def smallinit(weight: Weight) -> float:
+    """sqrt(2 / 5D) for every matrix, D the width of the stream: what Xavier is for a D x 4D matrix.
+
+    Source: Nguyen & Salazar 2019, arXiv:1910.05895.
+    """
+    return math.sqrt(2 / (5 * weight.width))
+
+
+@init_rule
+def smallinit_scaled(weight: Weight) -> float:
+    """As smallinit, over sqrt(2L) for the two matrices of a block that write into the stream.
+
+    Source: the public code of HybridNorm (Zhuo et al. 2025, arXiv:2503.04598).
+    """
+    return smallinit(weight) / (math.sqrt(2 * weight.depth) if weight.role in OUTPUTS else 1)
+
+
+@init_rule
+def depth_scaled(weight: Weight) -> float:
+    """N(0, 0.02), and 0.02 / sqrt(2l) for the two matrices of block l that write into the stream.
+
+    Source: Zhang, Titov & Sennrich 2019, arXiv:1908.11365, whose idea it is; in this form GPT-style code has it.
+    """
+    return 0.02 / math.sqrt(2 * weight.layer) if weight.role in OUTPUTS else 0.02

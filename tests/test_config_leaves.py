@@ -175,8 +175,16 @@ NORM_LEAVES: dict[str, dict[str, Leaf]] = {
     "minmax": WITHOUT_GAIN,
 }  # fmt: skip
 PLACEMENT_LEAVES = {
-    "pre": {"name": FIXED},
-    "post": {"name": FIXED},
+    "pre": {
+        "name": FIXED,
+        "embedding_norm": Leaf("null", "true", shapes),
+        "final_norm": Leaf("null", "false", shapes),
+    },
+    "post": {
+        "name": FIXED,
+        "embedding_norm": Leaf("null", "true", shapes),
+        "final_norm": Leaf("null", "true", shapes),
+    },
 }
 SHARED_DATA = {
     "name": FIXED,

@@ -45,7 +45,7 @@ def initialise(model: GPT, rule_name: str, seed: int) -> None:
     What belongs to norms and wirings keeps the values that they were built with.
     """
     rule = get_init_rule(rule_name)
-    depth = len(model.blocks)
+    depth, width = len(model.blocks), model.embed.tokens.embedding_dim
     for name, parameter in model.named_parameters():
         role = role_of(name)
         if role is None:
@@ -53,7 +53,8 @@ def initialise(model: GPT, rule_name: str, seed: int) -> None:
                 parameter.zero_()
             continue
         fan_out, fan_in = parameter.shape
-        std = rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth))
+        layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
+        std = rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer))
         generator = np.random.Generator(np.random.Philox(key=seed_of(seed, name)))
         values = generator.standard_normal(math.prod(parameter.shape), dtype=np.float32)
         parameter.copy_(torch.from_numpy(values).reshape(parameter.shape) * std)

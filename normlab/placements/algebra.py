@@ -13,11 +13,13 @@ Shapes: B batch, T time, D width.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from normlab.errors import ConfigError, unknown
+from normlab.options import option
 from normlab.placements.base import INNER_SITES, MakeNorm, Placement, register_placement
 from normlab.source import code_of
 
@@ -31,6 +33,16 @@ Schedule = Callable[[int, int], float]
 def one(layer: int, depth: int) -> float:
     """The number 1 at every layer: no factor at all."""
     return 1.0
+
+
+def fourth_root(layer: int, depth: int) -> float:
+    """(2L)^(1/4): DeepNorm's alpha."""
+    return (2 * depth) ** 0.25
+
+
+def root_of_layer(layer: int, depth: int) -> float:
+    """sqrt(l)."""
+    return math.sqrt(layer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,12 +93,93 @@ ROWS: tuple[Row, ...] = (
         attn=SubLayer(norms=("res",)),
         mlp=SubLayer(norms=("res",)),
     ),
+    Row(
+        name="peri",
+        formula="x <- x + N(F(N(x)))",
+        source="Kim et al. 2025, arXiv:2502.02732 (Peri-LN); its norm on the embeddings is embedding_norm=true",
+        init="gpt2",
+        attn=SubLayer(norms=("in", "out")),
+        mlp=SubLayer(norms=("in", "out")),
+        final_norm=True,
+    ),
+    Row(
+        name="sandwich",
+        formula="x <- x + N(F(N(x)))",
+        source="Ding et al. 2021, arXiv:2105.13290 (CogView); peri by its older name, not N(x + F(N(x)))",
+        init="gpt2",
+        attn=SubLayer(norms=("in", "out")),
+        mlp=SubLayer(norms=("in", "out")),
+        final_norm=True,
+    ),
+    Row(
+        name="res_post",
+        formula="x <- x + N(F(x))",
+        source="Liu et al. 2021, arXiv:2111.09883 (Swin v2); OLMo 2, arXiv:2501.00656, with model.qk_norm=full",
+        init="gpt2",
+        attn=SubLayer(norms=("out",)),
+        mlp=SubLayer(norms=("out",)),
+        final_norm=True,
+    ),
+    Row(
+        name="deepnorm",
+        formula="x <- N(a x + F(x)), a = (2L)^(1/4)",
+        source="Wang et al. 2022, arXiv:2203.00555, of decoders alone",
+        init="deepnorm",
+        attn=SubLayer(norms=("res",), skip=fourth_root),
+        mlp=SubLayer(norms=("res",), skip=fourth_root),
+    ),
+    Row(
+        name="lns",
+        formula="x <- x + F(N(x) / sqrt(l))",
+        source="Sun et al. 2025, arXiv:2502.05795 (LayerNorm Scaling), a fixed factor",
+        init="gpt2",
+        attn=SubLayer(norms=("in",), shrink=root_of_layer),
+        mlp=SubLayer(norms=("in",), shrink=root_of_layer),
+        final_norm=True,
+    ),
+    Row(
+        name="sub_ln",
+        formula="x <- x + W_out N(heads(N(x))); x <- x + W_down N(act(W_up N(x)))",
+        source="Wang et al. 2022, arXiv:2210.06423 (Magneto)",
+        init="sub_ln",
+        attn=SubLayer(norms=("in", "attn_inner")),
+        mlp=SubLayer(norms=("in", "mlp_inner")),
+        final_norm=True,
+    ),
+    Row(
+        name="hybridnorm",
+        formula="h <- N(x + A_qkv(x)), a norm on each head's q, k and v; x <- h + M(h)",
+        source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm, without its star)",
+        init="smallinit_scaled",
+        attn=SubLayer(norms=("q", "k", "v", "res")),
+        mlp=SubLayer(),
+        final_norm=True,
+    ),
 )
 
 
 @dataclass(kw_only=True, slots=True)
 class AlgebraPlacement(Placement):
     """A placement that is a row of the algebra."""
+
+    embedding_norm: bool | None = option(None, absent=None)
+    """A norm on the embeddings, before the first block; null for what the row has."""
+    final_norm: bool | None = option(None, absent=None)
+    """A norm on the stream, before the head; null for what the row has."""
+
+    def validate(self) -> None:
+        """Refuse switches without effect.
+
+        Raises:
+            ConfigError: One is set to what the row has anyway.
+        """
+        for name in ("embedding_norm", "final_norm"):
+            asked, has = getattr(self, name), getattr(self.row, name)
+            if asked == has:
+                raise ConfigError(
+                    f"placement.{name}={str(asked).lower()}: has no effect, {self.name} has "
+                    f"{'one' if has else 'none'} already; leave it out"
+                )
 
     @property
     def row(self) -> Row:
@@ -120,11 +213,13 @@ class AlgebraPlacement(Placement):
 
     def open(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """The embedding norm, or nothing."""
-        return make_norm(width) if self.row.embedding_norm else None
+        asked = self.row.embedding_norm if self.embedding_norm is None else self.embedding_norm
+        return make_norm(width) if asked else None
 
     def close(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """The final norm, or nothing."""
-        return make_norm(width) if self.row.final_norm else None
+        asked = self.row.final_norm if self.final_norm is None else self.final_norm
+        return make_norm(width) if asked else None
 
 
 _ROWS_BY_NAME: dict[str, Row] = {}

@@ -207,6 +207,19 @@ def expected_std(rule: str, name: str) -> float:
             return 0.02 / math.sqrt(6) if name.endswith(("attn.out.weight", "mlp.down.weight")) else 0.02
         case "xavier":
             return math.sqrt(2 / sum(ROLES[name])) if name.startswith("blocks") else 0.02
+        case "deepnorm":
+            scaled = name.startswith("blocks") and ".attn.q." not in name and ".attn.k." not in name
+            return expected_std("xavier", name) * (24**-0.25 if scaled else 1)
+        case "sub_ln":
+            scaled = name.startswith("blocks") and ".attn.q." not in name and ".attn.k." not in name
+            return expected_std("xavier", name) * (math.log(6) ** 0.5 if scaled else 1)
+        case "smallinit":
+            return (2 / 5 / 192) ** 0.5
+        case "smallinit_scaled":
+            return (2 / 5 / 192) ** 0.5 * expected_std("gpt2_scaled", name) / 0.02
+        case "depth_scaled":
+            writes = name.endswith(("attn.out.weight", "mlp.down.weight"))
+            return 0.02 / math.sqrt(2 * (int(name.split(".")[1]) + 1)) if writes else 0.02
     raise AssertionError(f"init rule {rule!r} has no formula in this test; write it down")
 
 

@@ -7,7 +7,6 @@ sub-layer's output instead of its input, and on all queries and keys at once, Ol
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
@@ -32,8 +31,6 @@ from normlab.launch import compose_run
 from normlab.model.attention import Attention, attend, rotate
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
-from normlab.placements import algebra, base
-from normlab.placements.algebra import AlgebraPlacement, Row, SubLayer, register_row
 
 Tensors = dict[str, Tensor]
 Translate = Callable[[Tensors], Tensors]
@@ -262,25 +259,10 @@ def test_qwen3_norms_each_heads_queries_and_keys_before_rope(attention: str) -> 
     assert_equal_models(randomised(config), other, as_llama, 17)
 
 
-RES_POST = Row(
-    name="test_res_post",
-    formula="x <- x + N(F(x))",
-    source="OLMo 2, arXiv:2501.00656",
-    init="gpt2",
-    attn=SubLayer(norms=("out",)),
-    mlp=SubLayer(norms=("out",)),
-    final_norm=True,
-)
-
-
 @each_attention
-def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
-    config = config_of("model=llama_nano", "norm=rmsnorm", "model.depth=3", "model.qk_norm=full")
-    # Registered for this test alone, and after composing: Hydra's store forgets nothing.
-    monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))
-    monkeypatch.setattr(algebra, "_ROWS_BY_NAME", dict(algebra._ROWS_BY_NAME))
-    register_row(RES_POST)
-    config = dataclasses.replace(config, placement=AlgebraPlacement(name=RES_POST.name))
+def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(attention: str) -> None:
+    words = ("model=llama_nano", "norm=rmsnorm", "placement=res_post", "model.depth=3", "model.qk_norm=full")
+    config = config_of(*words)
     other = Olmo2ForCausalLM(Olmo2Config(**shape_of(config.model), attn_implementation=attention))
     assert_equal_models(randomised(config), other, as_llama, 17)
 

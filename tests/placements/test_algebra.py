@@ -126,10 +126,70 @@ def post(block: Block, layer: int, x: Tensor) -> Tensor:
     return norm(block, "mlp", "res")(x + block.mlp(x))
 
 
+def peri(block: Block, layer: int, x: Tensor) -> Tensor:
+    x = x + norm(block, "attn", "out")(block.attn(norm(block, "attn", "in")(x)))
+    return x + norm(block, "mlp", "out")(block.mlp(norm(block, "mlp", "in")(x)))
+
+
+def res_post(block: Block, layer: int, x: Tensor) -> Tensor:
+    x = x + norm(block, "attn", "out")(block.attn(x))
+    return x + norm(block, "mlp", "out")(block.mlp(x))
+
+
+def deepnorm(block: Block, layer: int, x: Tensor) -> Tensor:
+    a = (2 * DEPTH) ** 0.25
+    x = norm(block, "attn", "res")(a * x + block.attn(x))
+    return norm(block, "mlp", "res")(a * x + block.mlp(x))
+
+
+def lns(block: Block, layer: int, x: Tensor) -> Tensor:
+    x = x + block.attn(norm(block, "attn", "in")(x) / math.sqrt(layer))
+    return x + block.mlp(norm(block, "mlp", "in")(x) / math.sqrt(layer))
+
+
+def attention(block: Block, x: Tensor, inner: Callable[[str, Tensor], Tensor]) -> Tensor:
+    """Attention written out; `inner` is what is done at a site inside it."""
+    q, k, v = (inner(site, heads(block, x @ getattr(block.attn, site).weight.T)) for site in ("q", "k", "v"))
+    scores = rope(q) @ rope(k).transpose(-1, -2) / math.sqrt(WIDTH / 2)
+    future = torch.ones(CONTEXT, CONTEXT).triu(1).bool()
+    mixed = torch.exp(scores.masked_fill(future, -torch.inf))
+    mixed = mixed / mixed.sum(-1, keepdim=True) @ v
+    return inner("attn_inner", torch.cat(list(mixed.unbind(1)), dim=-1)) @ block.attn.out.weight.T
+
+
+def gated(block: Block, x: Tensor) -> Tensor:
+    """The MLP's hidden activations."""
+    gate, up = x @ block.mlp.gate.weight.T, x @ block.mlp.up.weight.T
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def at(block: Block, sites: tuple[str, ...]) -> Callable[[str, Tensor], Tensor]:
+    """The norm of each of these sites, and nothing at the others."""
+    return lambda site, x: block.attn.norms[site](x) if site in sites else x
+
+
+def sub_ln(block: Block, layer: int, x: Tensor) -> Tensor:
+    x = x + attention(block, norm(block, "attn", "in")(x), at(block, ("attn_inner",)))
+    assert block.mlp.norm is not None
+    return x + block.mlp.norm(gated(block, norm(block, "mlp", "in")(x))) @ block.mlp.down.weight.T
+
+
+def hybridnorm(block: Block, layer: int, x: Tensor) -> Tensor:
+    z = norm(block, "attn", "res")(x + attention(block, x, at(block, ("q", "k", "v"))))
+    return z + gated(block, z) @ block.mlp.down.weight.T
+
+
 BY_HAND: dict[str, tuple[ByHand, bool, bool]] = {
     # By name: one block, whether the embeddings are normed, whether the head's input is.
     "pre": (pre, False, True),
     "post": (post, False, False),
+    "peri": (peri, False, True),
+    "sandwich": (peri, False, True),
+    "res_post": (res_post, False, True),
+    "deepnorm": (deepnorm, False, False),
+    "lns": (lns, False, True),
+    "sub_ln": (sub_ln, False, True),
+    "hybridnorm": (hybridnorm, False, True),
 }
 
 
@@ -170,20 +230,7 @@ def test_a_row_says_what_it_is(row: Row) -> None:
     assert PLACEMENTS[row.name].init_rule == row.init
 
 
-# Schedules, with rows of the field that the package does not have yet
-
-
-def deepnorm(block: Block, layer: int, x: Tensor) -> Tensor:
-    """x <- N(a x + F(x)), a = (2L)^(1/4)."""
-    a = (2 * DEPTH) ** 0.25
-    x = norm(block, "attn", "res")(a * x + block.attn(x))
-    return norm(block, "mlp", "res")(a * x + block.mlp(x))
-
-
-def layernorm_scaling(block: Block, layer: int, x: Tensor) -> Tensor:
-    """x <- x + F(N(x) / sqrt(l))."""
-    x = x + block.attn(norm(block, "attn", "in")(x) / math.sqrt(layer))
-    return x + block.mlp(norm(block, "mlp", "in")(x) / math.sqrt(layer))
+# Schedules, with rows that nobody needs
 
 
 def everything(block: Block, layer: int, x: Tensor) -> Tensor:
@@ -200,17 +247,7 @@ def mixed(block: Block, layer: int, x: Tensor) -> Tensor:
     return x + block.mlp(x) / math.sqrt(2 * DEPTH)
 
 
-def res_deepnorm() -> SubLayer:
-    return SubLayer(norms=("res",), skip=lambda layer, depth: (2 * depth) ** 0.25)
-
-
-def in_scaled() -> SubLayer:
-    return SubLayer(norms=("in",), shrink=lambda layer, depth: math.sqrt(layer))
-
-
 SCHEDULED: dict[str, tuple[ByHand, Row]] = {
-    "deepnorm": (deepnorm, row_of(attn=res_deepnorm(), mlp=res_deepnorm())),
-    "lns": (layernorm_scaling, row_of(attn=in_scaled(), mlp=in_scaled())),
     "everything": (
         everything,
         row_of(
@@ -255,13 +292,30 @@ def test_the_norms_at_the_ends_are_switches(opened: bool, closed: bool) -> None:
     assert_by_hand(model, pre, opened=opened, closed=closed)
 
 
+def test_a_run_may_set_the_switches_otherwise_than_the_row() -> None:
+    model = built(AlgebraPlacement(name="pre", embedding_norm=True, final_norm=False))
+    assert_by_hand(model, pre, opened=True, closed=False)
+    assert_by_hand(built(AlgebraPlacement(name="post", final_norm=True)), post, opened=False, closed=True)
+    for name, switch, value in (("pre", "final_norm", True), ("post", "embedding_norm", False)):
+        with pytest.raises(ConfigError, match=rf"placement\.{switch}={str(value).lower()}: has no effect, {name} has"):
+            AlgebraPlacement(name=name, **{switch: value}).validate()
+
+
 # Factors as tensors
 
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_factors_of_one_everywhere_cost_nothing(name: str) -> None:
-    model = build_model(config_of(AlgebraPlacement(name=name)), VOCAB)
-    assert list(model.buffers()) == []
+    placement = AlgebraPlacement(name=name)
+    model = build_model(config_of(placement), VOCAB)
+    used = {
+        factor
+        for sub in (placement.row.attn, placement.row.mlp)
+        for factor in ("skip", "branch", "shrink")
+        if any(getattr(sub, factor)(layer, DEPTH) != 1 for layer in range(1, DEPTH + 1))
+    }
+    assert {buffer.rpartition(".")[2] for buffer, _ in model.named_buffers()} == used
+    assert bool(used) == (name in ("deepnorm", "lns"))
 
 
 def test_a_factor_is_a_buffer_in_all_layers_or_in_none() -> None:
@@ -324,17 +378,9 @@ def rope(q: Tensor) -> Tensor:
 
 def inner(block: Block, layer: int, x: Tensor) -> Tensor:
     """x <- x + A(x), x <- x + M(x), with a norm at each site inside."""
-    attn, mlp = block.attn, block.mlp
-    q, k, v = (attn.norms[site](heads(block, x @ getattr(attn, site).weight.T)) for site in ("q", "k", "v"))
-    scores = rope(q) @ rope(k).transpose(-1, -2) / math.sqrt(WIDTH / 2)
-    future = torch.ones(CONTEXT, CONTEXT).triu(1).bool()
-    mixed = torch.exp(scores.masked_fill(future, -torch.inf))
-    mixed = mixed / mixed.sum(-1, keepdim=True) @ v
-    joined = torch.cat(list(mixed.unbind(1)), dim=-1)
-    x = x + attn.norms["attn_inner"](joined) @ attn.out.weight.T
-    gate, up = x @ mlp.gate.weight.T, x @ mlp.up.weight.T
-    assert mlp.norm is not None
-    return x + mlp.norm(gate / (1 + torch.exp(-gate)) * up) @ mlp.down.weight.T
+    x = x + attention(block, x, at(block, ("q", "k", "v", "attn_inner")))
+    assert block.mlp.norm is not None
+    return x + block.mlp.norm(gated(block, x)) @ block.mlp.down.weight.T
 
 
 def test_norms_inside_the_sub_layers_stand_where_they_are_said_to() -> None:

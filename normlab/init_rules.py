@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from normlab.errors import ConfigError, unknown
+from normlab.source import claim
 
 OUTPUTS = ("attn.out", "mlp.down")
 """The matrices that write into the residual stream."""
 EMBEDDINGS = ("embed.tokens", "embed.positions", "head")
+ROLES = (*EMBEDDINGS, *OUTPUTS, "attn.q", "attn.k", "attn.v", "mlp.up", "mlp.gate")
 UNSCALED = (*EMBEDDINGS, "attn.q", "attn.k")
 """What the rules that scale Xavier leave alone."""
 
@@ -42,7 +44,9 @@ INIT_RULES: dict[str, InitRule] = {}
 
 
 def init_rule(rule: InitRule) -> InitRule:
-    """Make a rule known by its function's name."""
+    """Make a rule known by its function's name. A name that is taken is an error."""
+    known = INIT_RULES.get(rule.__name__)
+    claim("init rule", rule.__name__, known=known is not None, same=known is rule)
     INIT_RULES[rule.__name__] = rule
     return rule
 
@@ -56,6 +60,18 @@ def get_init_rule(name: str) -> InitRule:
     if name not in INIT_RULES:
         raise ConfigError("init: " + unknown("rule", name, ["auto", *INIT_RULES]))
     return INIT_RULES[name]
+
+
+def numbers_of(name: str, *, depth: int, width: int, mlp_width: int, vocab_size: int) -> list[float]:
+    """What a rule gives in a model of these sizes, whatever weight it is asked for: what the rule is, to a run."""
+    rule = get_init_rule(name)
+    fans = ((width, width), (width, mlp_width), (mlp_width, width), (width, vocab_size))
+    return [
+        rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer))
+        for layer in range(1, depth + 1)
+        for role in ROLES
+        for fan_in, fan_out in fans
+    ]
 
 
 @init_rule

@@ -49,12 +49,37 @@ def _normalised(path: Path) -> str:
 
 _superseded: set[str] = set()
 """Modules of plugins whose names another version of them has taken; to have them back they must run again."""
+_owner: dict[tuple[str, str], str] = {}
+"""Which plugin registered a name of a kind; the empty string for the package."""
+_running = ""
+"""The plugin that is being run, if any."""
+_together: set[str] = set()
+"""The plugins that were last asked for at once."""
 
 
-def supersede(module: str, by: str) -> None:
-    """Note that a name which a module registered is now that of another module's."""
-    if module != by:
-        _superseded.add(module)
+def claim(kind: str, name: str, *, known: bool, same: bool) -> None:
+    """Note that whoever is running registers `name`; another version of the same plugin is superseded.
+
+    Args:
+        kind: What it names: norm, placement, init rule.
+        name: The name.
+        known: Whether it is registered already.
+        same: Whether what is registered is the very thing.
+
+    Raises:
+        ConfigError: The name is the package's, or that of something else in the same file or of another plugin
+            that was asked for together with this one.
+    """
+    owner = _owner.get((kind, name), "")
+    if known and owner == _running and not same:
+        raise ConfigError(f"{kind} {name!r} is defined twice: give the new one another name")
+    if known and owner != _running:
+        if not owner:
+            raise ConfigError(f"{kind} {name!r} is normlab's own: give yours another name")
+        if owner in _together:
+            raise ConfigError(f"{kind} {name!r} is defined by two of the plugins: give one of them another name")
+        _superseded.add(owner)
+    _owner[kind, name] = _running
 
 
 def load_plugins(paths: Sequence[str]) -> None:
@@ -65,12 +90,16 @@ def load_plugins(paths: Sequence[str]) -> None:
     Raises:
         ConfigError: A file is missing, or raises; the message says where.
     """
+    global _running
+    files: dict[str, tuple[str, Path]] = {}
     for word in paths:
         path = Path(word).expanduser()
         if not path.is_file():
             raise ConfigError(f"plugins: no file {word!r}; give the path of a Python file that registers a norm")
-        content = path.read_bytes()
-        name = f"normlab_plugin_{hashlib.sha256(content).hexdigest()[:16]}"
+        files[f"normlab_plugin_{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"] = word, path
+    _together.clear()
+    _together.update(files)
+    for name, (word, path) in files.items():
         if name in sys.modules and name not in _superseded:
             continue
         spec = importlib.util.spec_from_file_location(name, path.absolute())
@@ -79,12 +108,15 @@ def load_plugins(paths: Sequence[str]) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         _superseded.discard(name)
+        _running = name
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[name]
             line = _line_in(path.absolute(), error)
             raise ConfigError(f"plugins: {word}{line}: {type(error).__name__}: {error}; mend the file") from error
+        finally:
+            _running = ""
 
 
 def _line_in(path: Path, error: BaseException) -> str:

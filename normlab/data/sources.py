@@ -55,7 +55,13 @@ def find_sources(config: DataConfig) -> list[Source]:
     if isinstance(config, StdlibData):
         return _stdlib()
     if isinstance(config, FilesData):
-        return _files(config.path)
+        sources = _files(config.path)
+        if config.column != FilesData().column and all(source.kind == "text" for source in sources):
+            raise DataError(
+                f"data.column={config.column}: has no effect, text has no columns and data.path names no JSONL or "
+                "Parquet; leave it out"
+            )
+        return sources
     raise DataError(unknown("corpus of files", config.name, ("stdlib", "files")))
 
 

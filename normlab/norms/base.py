@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from normlab.errors import ConfigError
 from normlab.options import option
-from normlab.source import code_of, supersede
+from normlab.source import claim, code_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,15 +96,12 @@ T = TypeVar("T", bound=type[NormConfig])
 
 
 def register_norm(cls: T) -> T:
-    """Make a norm known by its `name` field's default. Registering a name twice is an error."""
+    """Make a norm known by its `name` field's default. A name that is taken is an error."""
     name = next(field.default for field in dataclasses.fields(cls) if field.name == "name")
     if not isinstance(name, str):
         raise ConfigError(f"{cls.__name__}: give the field `name` a default; it is the word after norm=")
     known = NORMS.get(name)
-    if known is not None and known.__qualname__ != cls.__qualname__:
-        raise ConfigError(f"norm {name!r} is defined twice: {known.__module__} and {cls.__module__}")
-    if known is not None:
-        supersede(known.__module__, cls.__module__)
+    claim("norm", name, known=known is not None, same=known is not None and known.__qualname__ == cls.__qualname__)
     NORMS[name] = cls
     return cls
 

@@ -12,7 +12,6 @@ Shapes: B batch, T time, D width.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
-from normlab.placements.base import INNER_SITES, MakeNorm, Placement, register_placement
-from normlab.source import code_of
+from normlab.placements.base import INNER_SITES, PLACEMENTS, MakeNorm, Placement
+from normlab.source import claim, code_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,6 +56,11 @@ class SubLayer:
     """b_l, the factor on the sub-layer's (normed) output."""
     shrink: Schedule = one
     """s_l, the divisor of the sub-layer's (normed) input."""
+
+    @property
+    def factors(self) -> tuple[Schedule, Schedule, Schedule]:
+        """The three schedules."""
+        return self.skip, self.branch, self.shrink
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,12 +195,12 @@ class AlgebraPlacement(Placement):
         """The init rule that the row belongs to."""
         return self.row.init
 
-    def definition(self) -> str:
-        """The row and the wiring: other rows of the same table do not count."""
+    def definition(self, depth: int) -> str:
+        """The row, its factors as numbers, and the wiring: other rows of the same table do not count."""
         from normlab.placements import wiring
 
         sub_layers = [
-            (sub.norms, *(inspect.getsource(schedule) for schedule in (sub.skip, sub.branch, sub.shrink)))
+            (sub.norms, [[factor(layer, depth) for layer in range(1, depth + 1)] for factor in sub.factors])
             for sub in (self.row.attn, self.row.mlp)
         ]
         return repr((sub_layers, self.row.embedding_norm, self.row.final_norm)) + code_of(wiring)
@@ -236,16 +240,10 @@ def register_row(row: Row) -> None:
     for site in (*row.attn.norms, *row.mlp.norms):
         if site not in SITES:
             raise ConfigError(f"placement {row.name!r}: " + unknown("site", site, SITES))
-    placement, known = AlgebraPlacement(name=row.name), _ROWS_BY_NAME.get(row.name)
-    if known is not None:
-        # The same file, run again, says the same thing.
-        before = placement.definition()
-        _ROWS_BY_NAME[row.name] = row
-        if placement.definition() != before:
-            _ROWS_BY_NAME[row.name] = known
-            raise ConfigError(f"placement {row.name!r} is defined twice: give the new one another name")
+    known = PLACEMENTS.get(row.name)
+    claim("placement", row.name, known=known is not None, same=_ROWS_BY_NAME.get(row.name) == row)
     _ROWS_BY_NAME[row.name] = row
-    register_placement(placement)
+    PLACEMENTS[row.name] = AlgebraPlacement(name=row.name)
 
 
 for _row in ROWS:

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from normlab.errors import ConfigError
-from normlab.source import code_of, supersede
+from normlab.source import claim, code_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,8 +47,8 @@ class Placement:
         """The init rule that `init=auto` takes."""
         return self.init
 
-    def definition(self) -> str:
-        """The code that defines the placement; its hash is part of a run's identity."""
+    def definition(self, depth: int) -> str:
+        """What defines the placement in a model of `depth` blocks; its hash is part of a run's identity."""
         return code_of(sys.modules[type(self).__module__])
 
     def validate(self) -> None:
@@ -101,12 +100,10 @@ PLACEMENTS: dict[str, Placement] = {}
 
 
 def register_placement(placement: Placement) -> Placement:
-    """Make a placement known by its name. Registering a name twice is an error."""
+    """Make a placement known by its name. A name that is taken is an error."""
     known = PLACEMENTS.get(placement.name)
-    if known is not None and type(known).__qualname__ != type(placement).__qualname__:
-        raise ConfigError(f"placement {placement.name!r} is defined twice")
-    if known is not None:
-        supersede(type(known).__module__, type(placement).__module__)
+    same = known is not None and type(known).__qualname__ == type(placement).__qualname__
+    claim("placement", placement.name, known=known is not None, same=same)
     PLACEMENTS[placement.name] = placement
     return placement
 

@@ -193,7 +193,7 @@ class RunFolder:
         """Drop what was appended after the metrics were `size` bytes long.
 
         Raises:
-            StoreError: They are shorter than that: rows that the checkpoint counts on are gone.
+            StoreError: They are shorter than that, or no row ends there: rows that the checkpoint counts on are gone.
         """
         found = self.size()
         if found < size:
@@ -202,10 +202,16 @@ class RunFolder:
                 "put the file back, or run.fresh=true starts another run beside this one"
             )
         self.close()
-        if found == size:
+        if found == 0:
             return
         try:
             with self.metrics_path.open("r+b") as file:
+                file.seek(max(0, size - 1))
+                if size and file.read(1) != b"\n":
+                    raise StoreError(
+                        f"{self.metrics_path}: has no end of a row at byte {size}, where the checkpoint says that it "
+                        "ends; put the file back, or run.fresh=true starts another run beside this one"
+                    )
                 file.truncate(size)
                 os.fsync(file.fileno())
         except OSError as error:

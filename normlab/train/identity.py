@@ -1,8 +1,8 @@
 """What makes two runs the same run, and what `run.json` says of one.
 
 The identity is the config's part that can change the numbers, the corpus, the device kind, precision and
-compile, and the source of the norm and the placement. Its hash is the run's id; the same words on the same
-machine therefore find the same folder again, and an edited norm is another run.
+compile, and what defines the norm, the placement and the init rule. Its hash is the run's id; the same words on
+the same machine therefore find the same folder again, and an edited norm is another run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import normlab
 from normlab.config import RunConfig, canonical_hash
 from normlab.data.corpus import Corpus
+from normlab.init_rules import numbers_of
 from normlab.options import plain_tree
 from normlab.train.resolve import Resolved
 
@@ -32,11 +33,23 @@ def identity(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str,
         "device": resolved.device,
         "precision": resolved.precision,
         "compile": resolved.compile,
-        "sources": {
-            "norm": hashlib.sha256(config.norm.definition().encode()).hexdigest(),
-            "placement": hashlib.sha256(config.placement.definition().encode()).hexdigest(),
-        },
+        "sources": sources(config, corpus.tokenizer.vocab_size),
     }
+
+
+def sources(config: RunConfig, vocab_size: int) -> dict[str, str]:
+    """A hash of each part that a name alone does not tell: another version of it is another run."""
+    model = config.model
+    assert model.mlp_width is not None, "ModelConfig.resolve() sets it"
+    drawn = numbers_of(
+        config.init_rule, depth=model.depth, width=model.width, mlp_width=model.mlp_width, vocab_size=vocab_size
+    )
+    texts = {
+        "norm": config.norm.definition(),
+        "placement": config.placement.definition(model.depth),
+        "init": repr(drawn),
+    }
+    return {part: hashlib.sha256(text.encode()).hexdigest() for part, text in texts.items()}
 
 
 def trunk_hash(identity: dict[str, Any]) -> str | None:

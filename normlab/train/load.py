@@ -26,6 +26,7 @@ from normlab.store.query import resolve_run
 from normlab.store.runs import RunFolder
 from normlab.store.schema import RUN_FILE
 from normlab.train import checkpoint
+from normlab.train.identity import sources
 from normlab.train.start import PLUGINS, TOKENIZER_FILE
 
 if TYPE_CHECKING:
@@ -73,10 +74,17 @@ class LoadedRun:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """The rows of the record, oldest first: `kind` (train, eval, pace), `step`, and the numbers of each kind."""
+        """The rows of the record, oldest first: `kind` (train, eval, pace), `step`, and the numbers of each kind.
+
+        Rows that cannot be read are left out, which is said on stderr.
+        """
         import pandas as pd
 
-        return pd.DataFrame(self.folder.rows().rows)
+        record = self.folder.rows()
+        # The last line of a run that is being written, or was killed, may be half a row.
+        if missing := record.damaged - record.torn:
+            print(f"normlab: {self.folder.metrics_path}: damaged rows, left out: {missing}", file=sys.stderr)
+        return pd.DataFrame(record.rows)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -105,6 +113,14 @@ class LoadedRun:
             raise StoreError(
                 f"run {self.folder.run_id} has no checkpoint: if it has ended, put them back or train another beside "
                 "it with run.fresh=true; if not, start the same `normlab train` again, which makes one"
+            )
+        defined = sources(self.config, self.tokenizer.vocab_size)
+        trained = self.record["identity"]["sources"]
+        if other := [part for part in ("norm", "placement") if trained.get(part) != defined[part]]:
+            print(
+                f"normlab: run {self.folder.run_id} was trained with another version of its {' and its '.join(other)} "
+                "than this normlab has; its model may compute something else",
+                file=sys.stderr,
             )
         model = build_model(self.config, self.tokenizer.vocab_size)
         with torch.no_grad():

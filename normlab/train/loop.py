@@ -28,7 +28,7 @@ from normlab.tracking.base import Row, Sink
 from normlab.train import checkpoint
 from normlab.train.bound import Alone
 from normlab.train.evaluate import Validation
-from normlab.train.optim import build_optimizer, decay_start, hyper_of, is_decayed, learning_rate
+from normlab.train.optim import branch_step, build_optimizer, hyper_of, is_decayed, learning_rate
 from normlab.train.resolve import Resolved
 from normlab.train.signals import StopRequest
 from normlab.train.step import Step, StepOutput
@@ -47,6 +47,8 @@ class Progress:
     best_val_step: int | None = None
     seconds: float = 0.0
     """Time in steps, without evaluations and checkpoints, over all sessions of the run."""
+    elsewhere: list[str] = field(default_factory=list)
+    """Where it was gone on with by other code or on another machine than it began with: the step, and what differed."""
 
 
 @dataclass(slots=True)
@@ -111,13 +113,22 @@ class Loop:
 
     @torch.no_grad()
     def restore(self, saved: checkpoint.Checkpoint) -> None:
-        """Take the state, the progress and the record's length from a checkpoint."""
+        """Take the state and the progress from a checkpoint of this run.
+
+        Raises:
+            StoreError: It is another run's.
+        """
+        if saved.meta["run_id"] != self.folder.run_id:
+            raise StoreError(
+                f"the checkpoint of step {saved.step} is of run {saved.meta['run_id']}; put back this run's own, or "
+                "start another run beside it with run.fresh=true"
+            )
         state = self.tensors()
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         if shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}:
             raise StoreError(
-                f"the checkpoint of step {saved.step} holds other tensors than this run has: it is of another run, "
-                "or of another normlab; put back the run's own, or start another run beside it with run.fresh=true"
+                f"the checkpoint of step {saved.step} holds other tensors than this run has: it is of another "
+                "normlab; put back the run's own, or start another run beside it with run.fresh=true"
             )
         for name, tensor in state.items():
             tensor.copy_(saved.tensors[name])
@@ -134,9 +145,11 @@ class Loop:
             "last_finite": self._last_finite,
             "diverged": self.diverged,
             "record_bytes": self.folder.size(),
+            "run_id": self.folder.run_id,
         }
-        branch = decay_start(self.config.optim, self.config.train.steps)
-        checkpoint.save(self.folder.path / checkpoint.FOLDER, self.progress.step, self.tensors(), meta, keep={branch})
+        branch = branch_step(self.config.optim, self.config.train.steps)
+        keep = set() if branch is None else {branch}
+        checkpoint.save(self.folder.path / checkpoint.FOLDER, self.progress.step, self.tensors(), meta, keep=keep)
         self._saved_step = self.progress.step
 
     # The loop.
@@ -185,7 +198,7 @@ class Loop:
         config, last = self.config, step == self.config.train.steps
         evaluation = last or (config.eval.every > 0 and step % config.eval.every == 0)
         every = config.train.checkpoint_every
-        branch = config.optim.schedule == "wsd" and step == decay_start(config.optim, config.train.steps)
+        branch = step == branch_step(config.optim, config.train.steps)
         return evaluation, last or branch or (every > 0 and step % every == 0)
 
     def _drain(self, seconds: float) -> None:

@@ -53,6 +53,11 @@ def decay_start(optim: OptimConfig, steps: int) -> int:
     return optim.warmup_steps or 0
 
 
+def branch_step(optim: OptimConfig, steps: int) -> int | None:
+    """The step whose checkpoint a longer run goes on from, where that is not the last: wsd's, before the decay."""
+    return decay_start(optim, steps) if optim.schedule == "wsd" else None
+
+
 def is_decayed(optim: OptimConfig, parameter: Tensor) -> bool:
     """Whether weight decay applies: matrices and embeddings always, gains and biases only if asked."""
     return optim.decay == "all" or parameter.dim() >= 2

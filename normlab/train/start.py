@@ -24,7 +24,7 @@ from normlab.tracking.console import Console
 from normlab.train import checkpoint
 from normlab.train.identity import describe
 from normlab.train.loop import Loop, Progress, copied_rows
-from normlab.train.resolve import Resolved, apply, resolve
+from normlab.train.resolve import apply, resolve
 from normlab.train.signals import StopRequest
 from normlab.train.trunk import longest_trunk
 
@@ -64,8 +64,8 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
     # A signal ends this at once: what it makes appears whole or not at all.
     corpus = open_corpus(config.data)
     with StopRequest() as stop:
-        run = describe(config, resolved, corpus)
-        folder = RunFolder(_place(config, run))
+        now = describe(config, resolved, corpus)
+        folder = RunFolder(_place(config, now))
         if folder.exists():
             run = folder.run()
             if (status := folder.status())["state"] in ENDED:
@@ -78,12 +78,12 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
         with folder.lock():
             if folder.exists():
                 run = folder.run()
-                _say_what_differs(run["resolved"], resolved)
             else:
-                _create(folder, run, config)
+                _create(folder, run := now, config)
             (folder.path / UNFINISHED).unlink(missing_ok=True)
             write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
             _go_to_checkpoint(loop)
+            _note_what_differs(loop, run, now)
             loop.sinks = make_sinks(config, folder) if sinks is None else sinks
             return _run(loop, run, stop)
 
@@ -93,7 +93,7 @@ def _place(config: RunConfig, run: dict[str, Any]) -> Path:
     runs = Path(config.results_dir) / RUNS_FOLDER
     run_id, number = run["run_id"], 1
     while config.run.fresh and (runs / run["run_id"]).exists():
-        if number > 1 and _stopped(RunFolder(runs / run["run_id"])):
+        if _stopped(RunFolder(runs / run["run_id"])):
             break  # started by these very words, and stopped: they go on with it
         number += 1
         run["run_id"] = f"{run_id}.{number}"
@@ -103,9 +103,10 @@ def _place(config: RunConfig, run: dict[str, Any]) -> Path:
 
 
 def _stopped(folder: RunFolder) -> bool:
+    """Whether a run that was started with run.fresh is neither ended nor active."""
     try:
-        return folder.state() not in (*ENDED, RUNNING)
-    except StoreError:
+        return bool(folder.run()["config"]["run"]["fresh"]) and folder.state() not in (*ENDED, RUNNING)
+    except (StoreError, KeyError, TypeError):  # damaged, or another's
         return False
 
 
@@ -158,6 +159,8 @@ def _go_to_checkpoint(loop: Loop) -> None:
         return
     loop.restore(saved)
     loop.folder.cut(saved.meta["record_bytes"])
+    if damaged := loop.folder.rows().damaged:
+        _say(f"{loop.folder.metrics_path}: damaged rows: {damaged}; the run itself goes on from a whole checkpoint")
 
 
 def make_sinks(config: RunConfig, folder: RunFolder) -> list[Sink]:
@@ -214,16 +217,27 @@ def _finish(loop: Loop, status: dict[str, Any]) -> None:
             sink.finish(status)
 
 
-def _say_what_differs(recorded: dict[str, Any], resolved: Resolved) -> None:
-    """A resume on other threads, instructions or hardware gives other bits: say so."""
-    now = resolved.record()
-    differing = [
-        f"{name} was {recorded.get(name)} and is {now[name]}"
-        for name in ("threads", "instructions", "device_name", "deterministic")
-        if recorded.get(name) != now[name]
-    ]
+def _note_what_differs(loop: Loop, begun: dict[str, Any], now: dict[str, Any]) -> None:
+    """A resume with other code, or on other threads, instructions or hardware, gives other bits: say and record it."""
+    was, has = (_told_of(run) for run in (begun, now))
+    differing = [f"{name} was {was[name]} and is {has[name]}" for name in was if was[name] != has[name]]
     if differing:
-        _say(f"this run goes on where {'; '.join(differing)}: its numbers will not be bit for bit the same")
+        what = "; ".join(differing)
+        loop.progress.elsewhere.append(f"from step {loop.progress.step}: {what}")
+        _say(f"this run goes on where {what}: its numbers will not be bit for bit the same")
+
+
+def _told_of(run: dict[str, Any]) -> dict[str, Any]:
+    """What a run's bits depend on beside its identity."""
+    git = run["git"] or {}
+    code = f"{git['commit'][:10]}{' with changes ' + git['diff'][:10] if git['diff'] else ''}" if git else "unknown"
+    resolved = ("threads", "instructions", "device_name", "deterministic")
+    return {
+        **{name: run["resolved"].get(name) for name in resolved},
+        "torch": run["versions"].get("torch"),
+        "normlab": run["versions"].get("normlab"),
+        "normlab's commit": code,
+    }
 
 
 def _say(line: str) -> None:

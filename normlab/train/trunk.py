@@ -42,7 +42,8 @@ class Trunk:
         if self.ended_between:
             record, meta = _without_last_evaluation(record, saved)
         write_atomic(onto.metrics_path, record)
-        checkpoint.save(onto.path / checkpoint.FOLDER, saved.step, saved.tensors, {**meta, "record_bytes": len(record)})
+        meta = {**meta, "record_bytes": len(record), "run_id": onto.run_id}
+        checkpoint.save(onto.path / checkpoint.FOLDER, saved.step, saved.tensors, meta)
 
 
 def longest_trunk(runs: Path, run: Mapping[str, Any], config: RunConfig) -> Trunk | None:

@@ -95,6 +95,15 @@ def test_kinds_go_by_the_end_of_the_name(files: Files) -> None:
     )
 
 
+def test_a_column_of_text_has_no_effect(files: Files) -> None:
+    config = files({"a.txt": "a"})
+    config.column = "body"
+    with pytest.raises(DataError, match=r"data\.column=body: has no effect, text has no columns .*leave it out"):
+        find_sources(config)
+    (Path(config.path[0]) / "b.jsonl").write_text('{"body": "b"}\n')
+    assert names(config) == ["a.txt", "b.jsonl"]
+
+
 def test_what_is_no_file_is_left_out(files: Files, tmp_path: Path) -> None:
     config = files({"a.txt": "a"})
     (tmp_path / "text" / "dangling").symlink_to(tmp_path / "nowhere")

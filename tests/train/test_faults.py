@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import pickle
@@ -16,6 +17,7 @@ import pytest
 import torch
 from resuming import WORDS, Command, Train, contents, damage, differences, steps_of
 
+import normlab
 from normlab.errors import StoreError
 from normlab.store.query import find_runs
 from normlab.store.schema import seal
@@ -112,17 +114,20 @@ def test_a_checkpoint_under_another_name_is_not_believed(
     assert differences(reference, folder.path) == []
 
 
-def test_another_runs_checkpoint_is_refused(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+@pytest.mark.parametrize("word", ["model.depth=3", "seed=1"])
+def test_another_runs_checkpoint_is_refused(
+    word: str, train: Train, command: Command, interrupt: Callable[..., None]
+) -> None:
     interrupt(9)
     folder = train()
     interrupt(9)
-    other = train("model.depth=3")
+    other = train(word)
     shutil.rmtree(folder.path / "checkpoints")
     shutil.copytree(other.path / "checkpoints", folder.path / "checkpoints")
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "holds other tensors than this run has" in err
+    assert f"the checkpoint of step 11 is of run {other.run_id}; put back this run's own, or" in err
     assert contents(folder.path) == before
 
 
@@ -175,6 +180,33 @@ def _vouch_for(path: Path) -> None:
     """Write the manifest of a checkpoint as whoever planted something in it would."""
     parts = {name: checkpoint._digest(path / name) for name in ("state.safetensors", "meta.json")}
     (path / "manifest.json").write_text(json.dumps({"version": 1, "step": 11, "files": parts}))
+
+
+def test_a_record_of_another_length_is_refused(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+    interrupt(9)
+    folder = train()
+    content = folder.metrics_path.read_bytes()
+    folder.metrics_path.write_bytes(b"{}\n" + content)
+    before = contents(folder.path)
+    code, out, err = command()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "metrics.jsonl: has no end of a row at byte" in err
+    assert contents(folder.path) == before
+
+
+def test_damaged_rows_are_said(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+    interrupt(9)
+    folder = train()
+    content = folder.metrics_path.read_bytes()
+    at = content.index(b'"step":5')
+    folder.metrics_path.write_bytes(content[:at] + b"??" + content[at + 2 :])
+    code, _, err = command()
+    assert code == 0
+    assert "metrics.jsonl: damaged rows: 1; the run itself goes on from a whole checkpoint" in err.splitlines()[0]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        metrics = normlab.load(folder.path).metrics
+    assert sorted(set(range(16)) - set(metrics[metrics["kind"] == "train"]["step"])) == [5]
+    assert "metrics.jsonl: damaged rows, left out: 1" in said.getvalue()
 
 
 @pytest.mark.parametrize("version", [-1, 0, 1.5, True, None, "1", [1]])

@@ -28,6 +28,7 @@ from normlab.launch import compose_run
 from normlab.norms.base import NORMS
 from normlab.options import plain_tree
 from normlab.store.runs import RunFolder
+from normlab.store.schema import seal
 from normlab.train import checkpoint, start, trunk
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
@@ -157,6 +158,51 @@ def test_fresh_starts_another_beside_it(train: Train) -> None:
         assert other.run_id == other.run()["run_id"] == f"{folder.run_id}.{number}"
         assert other.state() == "finished"
     assert contents(folder.path) == before
+
+
+def test_fresh_goes_on_with_what_it_began(train: Train, interrupt: Callable[..., None]) -> None:
+    """Also where it was the first run of its words, and its folder has no number."""
+    interrupt(6)
+    first = train("run.fresh=true")
+    assert first.state() == "interrupted"
+    assert train("run.fresh=true").run_id == first.run_id
+    assert first.state() == "finished"
+    interrupt(6)
+    second = train("run.fresh=true")
+    assert second.run_id == train("run.fresh=true").run_id == f"{first.run_id}.2"
+
+
+def test_fresh_leaves_alone_what_other_words_began(train: Train, interrupt: Callable[..., None]) -> None:
+    interrupt(6)
+    plain = train()
+    assert train("run.fresh=true", "train.steps=16").run_id == f"{plain.run_id}.2"
+    assert plain.state() == "interrupted"
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_two_checkpoints_are_kept(schedule: str, train: Train) -> None:
+    assert steps_of(train(f"optim.schedule={schedule}", "optim.warmup_steps=4")) == [12, 16]
+
+
+def test_wsd_keeps_the_one_before_its_decay(train: Train) -> None:
+    assert steps_of(train("optim.schedule=wsd", "optim.warmup_steps=4", "optim.decay_fraction=0.5")) == [8, 12, 16]
+
+
+def test_going_on_elsewhere_is_said_and_recorded(
+    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    run = folder.run()
+    was = {**run, "versions": {**run["versions"], "torch": "1.0"}, "git": {"commit": "0" * 40, "diff": ""}}
+    (folder.path / "run.json").write_bytes(seal(was))
+    code, _, err = command()
+    assert code == 0
+    said = f"torch was 1.0 and is {run['versions']['torch']}; normlab's commit was 0000000000 and is "
+    assert f"this run goes on where {said}" in err.splitlines()[0]
+    (noted,) = folder.status()["elsewhere"]
+    assert noted.startswith(f"from step 11: {said}")
+    assert RunFolder(reference).status()["elsewhere"] == []
 
 
 def test_fresh_passes_over_one_that_another_process_trains(train: Train) -> None:

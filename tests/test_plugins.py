@@ -1,0 +1,173 @@
+"""A user's files: what they define is part of a run, and takes no name that is taken."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.core.config_store import ConfigStore
+
+import normlab
+from normlab.data.corpus import open_corpus
+from normlab.errors import ConfigError
+from normlab.init_rules import INIT_RULES
+from normlab.launch import compose_run, register
+from normlab.norms.base import NORMS
+from normlab.placements.algebra import _ROWS_BY_NAME
+from normlab.placements.base import PLACEMENTS
+from normlab.train.identity import describe
+from normlab.train.resolve import resolve
+from normlab.train.start import train
+
+NORM = """
+from dataclasses import dataclass
+from torch import nn
+from normlab.norms.base import NormConfig, register_norm
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class Mine(NormConfig):
+    name: str = "mine"
+
+    def build(self, width):
+        return nn.Tanh()
+"""
+ROW = """
+from normlab.placements.algebra import Row, SubLayer, register_row
+
+ALPHA = 0.5
+
+def factor(value):
+    return lambda layer, depth: value
+
+def skip(layer, depth):
+    return ALPHA
+
+sub = SubLayer(norms=("in",), skip=skip, branch=factor(2.0))
+register_row(Row(name="scaled", formula="f", source="s", init="gpt2", attn=sub, mlp=sub))
+"""
+RULE = """
+from normlab.init_rules import init_rule
+
+STD = 0.01
+
+@init_rule
+def tiny(weight):
+    return STD
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Let nothing that a test registers be known after it."""
+    monkeypatch.chdir(tmp_path)
+    register()  # the package's own first
+    registries: list[dict[str, Any]] = [NORMS, PLACEMENTS, _ROWS_BY_NAME, INIT_RULES]
+    before, modules = [dict(registry) for registry in registries], set(sys.modules)
+    yield
+    for registry, content in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(content)
+    for group, name in (("norm", "mine"), ("placement", "scaled")):
+        ConfigStore.instance().repo[group].pop(f"{name}.yaml", None)
+    for name in set(sys.modules) - modules:
+        if name.startswith("normlab_plugin_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def run_id(words: list[str]) -> Callable[..., str]:
+    """The id of the run that `words` and more make."""
+
+    def of(*more: str) -> str:
+        config = compose_run([*words, *more])
+        return describe(config, resolve(config), open_corpus(config.data))["run_id"]
+
+    return of
+
+
+EDITS = {
+    "a norm": (NORM, "norm=mine", "nn.Tanh", "nn.Softsign"),
+    "a row's constant": (ROW, "placement=scaled", "ALPHA = 0.5", "ALPHA = 0.9"),
+    "a row's closure": (ROW, "placement=scaled", "factor(2.0)", "factor(30.0)"),
+    "an init rule's constant": (RULE, "init=tiny", "STD = 0.01", "STD = 0.2"),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_what_is_edited_is_another_run(what: str, run_id: Callable[..., str]) -> None:
+    text, word, before, after = EDITS[what]
+    Path("mine.py").write_text(text)
+    first = run_id("plugins=[mine.py]", word)
+    Path("mine.py").write_text(f"# a comment\n{text}")
+    assert run_id("plugins=[mine.py]", word) == first
+    Path("mine.py").write_text(text.replace(before, after))
+    assert run_id("plugins=[mine.py]", word) != first
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (NORM.replace('"mine"', '"rmsnorm"'), "norm 'rmsnorm'"),
+        (NORM.replace('"mine"', '"rmsnorm"').replace("class Mine", "class RMSNormConfig"), "norm 'rmsnorm'"),
+        (ROW.replace('"scaled"', '"pre"'), "placement 'pre'"),
+        (RULE.replace("def tiny", "def gpt2_scaled"), "init rule 'gpt2_scaled'"),
+    ],
+)
+def test_normlabs_own_names_are_not_to_be_had(text: str, said: str, run_id: Callable[..., str]) -> None:
+    Path("mine.py").write_text(text)
+    plain = run_id()
+    with pytest.raises(ConfigError, match=f"{said} is normlab's own: give yours another name"):
+        run_id("plugins=[mine.py]")
+    assert run_id() == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [(NORM, NORM.replace("Mine", "Other")), (ROW, ROW.replace("0.5", "0.6")), (RULE, RULE.replace("0.01", "0.02"))],
+    ids=["norm", "row", "rule"],
+)
+def test_one_name_has_one_meaning(text: str, again: str, run_id: Callable[..., str]) -> None:
+    Path("one.py").write_text(text)
+    Path("other.py").write_text(again)
+    for plugins in ("[one.py,other.py]", "[other.py,one.py]", "[one.py]", "[one.py,other.py]"):
+        if "," in plugins:
+            with pytest.raises(ConfigError, match="is defined by two of the plugins: give one of them another name"):
+                run_id(f"plugins={plugins}")
+        else:
+            run_id(f"plugins={plugins}")
+    Path("both.py").write_text(text + again.replace("from __future__", ""))
+    with pytest.raises(ConfigError, match="is defined twice: give the new one another name"):
+        run_id("plugins=[both.py]")
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "before", "after"), [EDITS["a norm"], EDITS["a row's constant"]], ids=["norm", "row"]
+)
+def test_two_versions_are_loaded_in_one_process(
+    text: str, word: str, before: str, after: str, words: list[str]
+) -> None:
+    runs = []
+    for version in (text, text.replace(before, after)):
+        Path("mine.py").write_text(version)
+        runs.append(train(compose_run([*words, "plugins=[mine.py]", word, "train.steps=2"]), sinks=[]).folder)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    logits = [normlab.load(run.path).model(tokens) for run in (*runs, *runs)]
+    assert torch.equal(logits[0], logits[2])
+    assert torch.equal(logits[1], logits[3])
+    assert not torch.equal(logits[0], logits[1])
+
+
+def test_a_model_whose_norm_has_changed_since_is_said_to_be_another(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = train(compose_run([*words, "norm=rmsnorm", "train.steps=2"]), sinks=[]).folder
+    assert normlab.load(folder.path).model
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(NORMS["rmsnorm"], "definition", lambda self: "another")
+    assert normlab.load(folder.path).model
+    assert "was trained with another version of its norm than this normlab has" in capsys.readouterr().err

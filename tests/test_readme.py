@@ -66,19 +66,12 @@ def test_there_are_commands() -> None:
     assert len(commands()) >= 12
 
 
-@pytest.mark.parametrize("command", commands(), ids=" ".join)
-def test_command(command: list[str], folder: Path, run_command: Command) -> None:
-    reads = command[1] in ("sample", "summarize") or command[1:3] == ["list", "runs"]
-    if reads:
-        assert run_command("train", "norm=rmsnorm", "placement=pre", *SMALL)[0] == 0
-    small = SMALL if command[1] == "train" else []
-    code, out, err = run_command(*command[1:], *small)
-    assert code == 0, err
-    assert out
-
-
-def test_the_python_block(folder: Path, run_command: Command) -> None:
-    assert run_command("train", "norm=rmsnorm", "placement=pre", *SMALL)[0] == 0
+def test_the_commands_one_after_the_other_then_the_python_block(folder: Path, run_command: Command) -> None:
+    for command in commands():
+        small = SMALL if command[1] == "train" else []
+        code, out, err = run_command(*command[1:], *small)
+        assert code == 0, (command, err)
+        assert out, command
     (block,) = (block for block in blocks("python") if "normlab.load" in block)
     Path("look.py").write_text(block)
     names = runpy.run_path("look.py")

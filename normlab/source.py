@@ -63,13 +63,16 @@ def load_plugins(paths: Sequence[str]) -> None:
     A file that has run is run again only where another version of it has taken its names since.
 
     Raises:
-        ConfigError: A file is missing, or raises; the message says where.
+        ConfigError: A file is missing, cannot be read, or raises; the message says where.
     """
     for word in paths:
         path = Path(word).expanduser()
-        if not path.is_file():
-            raise ConfigError(f"plugins: no file {word!r}; give the path of a Python file that registers a norm")
-        content = path.read_bytes()
+        try:
+            if not path.is_file():
+                raise ConfigError(f"plugins: no file {word!r}; give the path of a Python file that registers a norm")
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"plugins: {word} cannot be read ({error.strerror}); make it readable") from error
         name = f"normlab_plugin_{hashlib.sha256(content).hexdigest()[:16]}"
         if name in sys.modules and name not in _superseded:
             continue

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,6 +60,7 @@ def train(
 
 def _train(config: RunConfig) -> None:
     """Train one run and say how it ended; a signal that stopped it stops a whole --multirun."""
+    from normlab.report.summary import divergence
     from normlab.train.start import train
 
     _let_signals_be_handled()
@@ -70,16 +72,20 @@ def _train(config: RunConfig) -> None:
         ending = f", validation loss {loss:.4f}" if isinstance(loss, float) else ""
         _echo(f"{outcome.state} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another)")
     if outcome.state == "diverged":
-        diverged = status["diverged"]
-        _echo(
-            f"diverged at step {diverged['step']}: loss {diverged['loss']}, gradient norm {diverged['grad_norm']}; "
-            f"last finite: {diverged['last_finite']}"
-        )
+        _echo(divergence(status["diverged"]))
     if outcome.state == "interrupted":
         _echo(f"interrupted at step {status['step']}: the same command goes on from there")
     _echo(where)
     if outcome.signal:
         sys.exit(128 + outcome.signal)
+
+
+def _replace_closed_streams() -> None:
+    """Python has None for a stream that was closed before it began (`>&-`); what is said there goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, os.fdopen(nowhere, "w", encoding="utf-8", errors="replace"))
 
 
 def _let_signals_end_it() -> None:
@@ -195,6 +201,7 @@ def complete(line: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: 0 done, 1 a failure of ours, 2 a mistake in the words, 128 + n stopped by signal n."""
+    _replace_closed_streams()
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
     _let_signals_end_it()
@@ -210,7 +217,13 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if debug or error.errno != errno.ENOSPC:
+        if debug:
+            raise
+        if error.filename is not None:
+            from normlab.store.files import refusal
+
+            _fail(refusal(Path(str(error.filename)), "opened", error))
+        if error.errno != errno.ENOSPC:
             raise
         # Where the output goes; what a run writes is spoken of by name.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,6 @@ import fcntl
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -106,18 +105,21 @@ def _threads() -> tuple[str, str, str]:
 def _compiler() -> tuple[str, str, str]:
     import torch
 
+    from normlab.train.resolve import cpp_compiler
+
     if torch.cuda.is_available():
         try:
             return GOOD, f"triton {metadata.version('triton')}", ""
         except metadata.PackageNotFoundError:
             return NOTE, "no triton, so compile=on does not work", "install triton, or train with compile=off"
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    compiler = shutil.which(cpp_compiler())
     if compiler is None:
-        return NOTE, "no C++ compiler, so compile=on does not work", "install g++ (compile=off is the default on a CPU)"
+        do = "install g++, or set CXX to a compiler (compile=off is the default on a CPU)"
+        return NOTE, f"no C++ compiler {cpp_compiler()!r}, so compile=on does not work", do
     # A compiler without its headers is found and does not work; this is the one way to know.
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [*shlex.split(compiler), "-x", "c++", "-shared", "-fPIC", "-fopenmp", "-o", f"{folder}/x.so", "-"],
+            [compiler, "-x", "c++", "-shared", "-fPIC", "-fopenmp", "-o", f"{folder}/x.so", "-"],
             input='#include <cmath>\n#include <omp.h>\nextern "C" double x(double y) { return std::exp(y); }\n',
             capture_output=True,
             text=True,

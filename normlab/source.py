@@ -88,15 +88,18 @@ def load_plugins(paths: Sequence[str]) -> None:
     A file that has run is run again only where another version of it has taken its names since.
 
     Raises:
-        ConfigError: A file is missing, or raises; the message says where.
+        ConfigError: A file is missing, cannot be read, or raises; the message says where.
     """
     global _running
     files: dict[str, tuple[str, Path]] = {}
     for word in paths:
         path = Path(word).expanduser()
-        if not path.is_file():
-            raise ConfigError(f"plugins: no file {word!r}; give the path of a Python file that registers a norm")
-        files[f"normlab_plugin_{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"] = word, path
+        try:
+            if not path.is_file():
+                raise ConfigError(f"plugins: no file {word!r}; give the path of a Python file that registers a norm")
+            files[f"normlab_plugin_{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"] = word, path
+        except OSError as error:
+            raise ConfigError(f"plugins: {word} cannot be read ({error.strerror}); make it readable") from error
     _together.clear()
     _together.update(files)
     for name, (word, path) in files.items():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -69,5 +72,21 @@ def run_command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, s
             code = stop.code if isinstance(stop.code, int) else 1
         out, err = capfd.readouterr()
         return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def run_bound() -> Callable[..., tuple[int, str, str]]:
+    """Call the command line in a process that the modes of files bind, as they do not bind root."""
+    before: list[str] = []
+    if os.geteuid() == 0:
+        before = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search,-fowner"]
+        if shutil.which("setpriv") is None or subprocess.run([*before, "true"], capture_output=True).returncode:
+            pytest.skip("needs the right to give up root's rights")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        done = subprocess.run([*before, sys.executable, "-m", "normlab", *arguments], capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
 
     return call

@@ -103,6 +103,8 @@ def everything_below(folder: Path) -> set[str]:
         ("model.bias=2", ["model.bias=2", "true or false"]),
         ("train=3", ["train=3", "train.word=value"]),
         ("hydra.run.dir=/proc/none", ["/proc/none", "can be made"]),
+        ("results_dir=/proc/none", ["/proc/none/runs", "(No such file or directory); choose another results_dir"]),
+        (f"results_dir={__file__}", [f"{__file__}/runs", "(Not a directory); choose another results_dir"]),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(
@@ -171,6 +173,88 @@ def test_a_run_from_words_to_summary(
     code, out, _ = run_command("sample", "rmsnorm", "--prompt", "The norm", "--tokens", "5", "--temperature", "0")
     assert code == 0
     assert out.startswith("The norm")
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "arguments", "told"),
+    [
+        ("results/runs", "summarize", "results/runs: cannot be read (Permission denied); make it readable"),
+        ("results/runs", "sample x", "results/runs: cannot be read (Permission denied); make it readable"),
+        ("results/runs", "train", "run.json: cannot be opened (Permission denied); make it readable and writable"),
+        ("own.py", "train plugins=[own.py]", "plugins: own.py cannot be read (Permission denied); make it readable"),
+        ("own", "train plugins=[own/x.py]", "plugins: own/x.py cannot be read (Permission denied); make it readable"),
+        ("own.json", "train data.tokenizer=own.json", "data.tokenizer=own.json: cannot be read (Permission denied)"),
+        ("own", "train data.tokenizer=own", "data.tokenizer=own: cannot be read (Permission denied)"),
+    ],
+)
+def test_what_may_not_be_read_is_one_line(
+    unreadable: str,
+    arguments: str,
+    told: str,
+    words: list[str],
+    run_bound: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path(unreadable)
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix:
+        path.touch()
+    else:
+        path.mkdir()
+    path.chmod(0)
+    command, *more = arguments.split()
+    code, out, err = run_bound(command, *(words if command == "train" else []), *more)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("error: ")
+    assert told in err
+
+
+def test_checkpoints_that_may_not_be_read_are_one_line(
+    words: list[str], run_command: Command, run_bound: Command, tmp_path: Path
+) -> None:
+    assert run_command("train", *words, "train.steps=1")[0] == 0
+    (entry,) = find_runs(tmp_path / "results")
+    (entry.folder.path / "checkpoints").chmod(0)
+    code, out, err = run_bound("sample", str(entry.folder.path))
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert "checkpoints: cannot be read (Permission denied); make it readable" in err
+
+
+def test_what_no_text_can_be_drawn_from_is_one_line(
+    words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command("train", *words, "train.steps=2", "run.name=sound")[0] == 0
+    for seed in ("-1", "99999999999999999999999"):
+        code, out, err = run_command("sample", "sound", "--seed", seed)
+        assert (code, out) == (2, "")
+        assert err == f"error: seed={seed}: must be at least 0 and at most 9223372036854775807\n"
+    # So low a temperature takes the likeliest, as 0 does.
+    coldest, cold = (run_command("sample", "sound", "--temperature", word, "--tokens=5") for word in ("0", "1e-310"))
+    assert coldest == cold
+    assert cold[0] == 0
+
+    diverging = ["optim.lr=1e30", "optim.clip=null", "optim.warmup_steps=1", "run.name=wild"]
+    code, out, _ = run_command("train", *words, *diverging)
+    assert code == 0
+    # In the words of `summarize`.
+    assert out.splitlines()[0] in json.loads(run_command("summarize", "results", "--format=json")[1])[1]["note"]
+    assert "{" not in out
+    for temperature in ("0", "0.8"):
+        code, out, err = run_command("sample", "wild", "--temperature", temperature)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "logits are not finite, because the run diverged" in err
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_run_needs_nobody_to_speak_to(closed: str, words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "normlab", "train", *words, "train.steps=1"]
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "rror" not in done.stderr
+    assert [entry.state for entry in find_runs(tmp_path / "results")] == ["finished"]
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["list", "norms"], ["train", "--help"]])
@@ -334,6 +418,13 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
             assert value == option["default"] or option["default"] is None, option
     table = run_command("list", what)[1]
     assert all(entry["name"] in table for entry in entries)
+
+
+def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
+    lines = run_command("list", "norms")[1].splitlines()
+    causal = {line.split()[0]: {"yes", "no"} & set(line.split()) for line in lines[2:]}
+    assert causal["batchnorm"] == causal["batchnorm_seed000"] == {"no"}
+    assert causal["rmsnorm"] == causal["rmsnorm_llama"] == {"yes"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,9 @@ import pytest
 import torch
 
 from normlab import doctor
+from normlab.errors import ConfigError
+from normlab.launch import compose_run
+from normlab.train.resolve import resolve
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -41,7 +45,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = check("compile")
-    assert (found["state"], found["seen"]) == ("note", "no C++ compiler, so compile=on does not work")
+    assert (found["state"], found["seen"]) == ("note", "no C++ compiler 'g++', so compile=on does not work")
 
 
 def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -54,10 +58,25 @@ def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "cmath: No such file" in found["seen"]
 
 
-@pytest.mark.parametrize(("compiler", "state"), [("env g++", "ok"), ("/bin/false", "note")])
-def test_what_cxx_may_hold(compiler: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiler", ["env g++", "no_such_compiler", ""])
+def test_a_compiler_that_torch_would_not_find(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", compiler)
-    assert check("compile")["state"] == state
+    assert f"no C++ compiler {compiler!r}" in check("compile")["seen"]
+    with pytest.raises(ConfigError, match=r"compile=on: the C.. compiler .* was not found; install"):
+        resolve(compose_run(["compile=on", "device=cpu"]))
+
+
+def test_a_compiler_that_is_on_no_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Torch compiles with $CXX, so doctor and a run both take it."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for tool in ("as", "ld"):
+        (tmp_path / tool).symlink_to(shutil.which(tool, path=os.defpath) or "")
+    assert check("compile") == {"check": "compile", "state": "ok", "seen": compiler, "do": ""}
+    assert resolve(compose_run(["compile=on", "device=cpu"])).compile == "on"
 
 
 def test_more_threads_than_cores() -> None:

@@ -87,13 +87,12 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     """
     cache = (cache or cache_dir()).absolute()
     origin: Origin = hub.HubOrigin(config) if isinstance(config, HubData | NamedData) else FilesOrigin(config)
-    tokenizer_file = None if config.tokenizer in TOKENIZERS else hub.local_tokenizer(config.tokenizer)
     parts = {
         "format": FORMAT,
         "split_rule": split_rule.RULE,
         "name": config.name,
         "tokenizer": config.tokenizer,
-        "tokenizer_sha256": hashlib.sha256(tokenizer_file.read_bytes()).hexdigest() if tokenizer_file else None,
+        "tokenizer_sha256": _tokenizer_sha256(config.tokenizer),
         "vocab_size": config.vocab_size,
         "max_tokens": config.max_tokens,
         "val_fraction": config.val_fraction,
@@ -123,6 +122,17 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     if corpus := _read(folder):
         return corpus
     raise DataError(f"{folder}: does not read back as it was written; check the disk, or set NORMLAB_CACHE")
+
+
+def _tokenizer_sha256(name: str) -> str | None:
+    """Hash of the file of a tokenizer that is named by its path."""
+    try:
+        file = None if name in TOKENIZERS else hub.local_tokenizer(name)
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file else None
+    except OSError as error:
+        raise DataError(
+            f"data.tokenizer={name}: cannot be read ({error.strerror}); make it readable or name another"
+        ) from error
 
 
 def _write(folder: Path, text: Text, pretrained: Tokenizer | None, config: DataConfig, parts: dict[str, Any]) -> None:

@@ -11,14 +11,17 @@ Row = dict[str, Any]
 
 
 def _norms() -> list[Row]:
+    entries = catalogue.norms()
+    # A preset is as causal as the norm that it is one of.
+    not_causal = {entry["name"] for entry in entries if entry.get("causal") is False}
     return [
         {
             "norm": entry["name"],
             "formula": entry.get("formula") or _setting(entry),
-            "causal": "" if "sets" in entry else "no" if entry.get("causal") is False else "yes",
+            "causal": "no" if entry.get("preset_of", entry["name"]) in not_causal else "yes",
             "source": entry.get("source") or entry["about"],
         }
-        for entry in catalogue.norms()
+        for entry in entries
     ]
 
 

@@ -131,7 +131,7 @@ def _note(entry: Entry, row: dict[str, Any]) -> str:
     if entry.state == DAMAGED:
         return entry.problem
     if entry.state == DIVERGED:
-        return _divergence(entry.status.get("diverged"))
+        return divergence(entry.status.get("diverged"))
     if entry.state == FAILED:
         lines = str(entry.status.get("error") or "").strip().splitlines()
         return f"failed{reached}: {lines[0]}" if lines else f"failed{reached}"
@@ -147,7 +147,8 @@ def _note(entry: Entry, row: dict[str, Any]) -> str:
     return ""
 
 
-def _divergence(seen: Any) -> str:
+def divergence(seen: Any) -> str:
+    """What a diverged run's status says of it, in words."""
     first = f"diverged at step {_or_unknown(number(_dig(seen, 'step')))}"
     last = _dig(seen, "last_finite")
     if not isinstance(last, dict):

@@ -16,16 +16,22 @@ _REMEDIES = {
     errno.ENOSPC: "free some space and run the same command again",
     errno.EDQUOT: "free some of your quota and run the same command again",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) and run the same command again",
-    errno.EACCES: "make it writable, or choose another results_dir",
-    errno.EPERM: "make it writable, or choose another results_dir",
     errno.EROFS: "make it writable, or choose another results_dir",
+    errno.ENOTDIR: "choose another results_dir",
+    errno.ENOENT: "choose another results_dir",
     errno.ENOLCK: "this disk has no file locks, choose a results_dir on another",
 }
+_LACKING = {"read": "readable", "opened": "readable and writable"}
+"""What a file must be made that there is no right to; writable unless it is here."""
 
 
 def refusal(path: Path, doing: str, error: OSError, comfort: str = "") -> StoreError:
     """The error for what the system refused to do with a file: the file, the reason, what is safe, what to do."""
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and run the same command again")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        remedy = f"make it {_LACKING.get(doing, 'writable')}, or choose another results_dir"
+    elif doing == "read" and error.errno == errno.ENOENT:
+        remedy = "put back a copy"
     told = [f"{path}: cannot be {doing} ({error.strerror or error})", *filter(None, [comfort]), remedy]
     return StoreError("; ".join(told))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import StoreError, nearest
+from normlab.store.files import refusal
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DAMAGED, RUN_FILE, RUNS_FOLDER, STATUS_FILE
 
@@ -33,6 +34,9 @@ def find_runs(path: str | os.PathLike[str]) -> list[Entry]:
     """Every run below a results folder, a `runs` folder, or in one run's folder, ordered by id.
 
     Runs that cannot be read are among them. The list is empty where there is no such folder.
+
+    Raises:
+        StoreError: The folder is there and cannot be read.
     """
     top = Path(path)
     if _is_run(top):
@@ -42,7 +46,11 @@ def find_runs(path: str | os.PathLike[str]) -> list[Entry]:
         top = top / RUNS_FOLDER
     if not os.path.isdir(top):
         return []
-    return [examine(RunFolder(child)) for child in sorted(top.iterdir()) if _is_run(child)]
+    try:
+        children = sorted(top.iterdir())
+    except OSError as error:
+        raise refusal(top, "read", error) from error
+    return [examine(RunFolder(child)) for child in children if _is_run(child)]
 
 
 def examine(folder: RunFolder) -> Entry:
@@ -57,9 +65,11 @@ def examine(folder: RunFolder) -> Entry:
         problems.append(str(error))
     try:
         state, status = folder.observe()
-    except (StoreError, OSError) as error:
+    except StoreError as error:
         problems.append(str(error))
-    return Entry(folder, run, status, DAMAGED if problems else state, " ".join(problems))
+    except OSError as error:
+        problems.append(str(refusal(Path(error.filename or folder.path), "read", error)))
+    return Entry(folder, run, status, DAMAGED if problems else state, ". ".join(problems))
 
 
 def resolve_run(word: str, results_dir: str | os.PathLike[str]) -> RunFolder:

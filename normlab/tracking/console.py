@@ -38,12 +38,15 @@ class Console:
         self._steps = 0
         self._bigram = math.nan
         self._printed: int | None = None
+        self._evals_every = 0
+        self._held = False
         self._drawn = -math.inf
         self._pace_from: tuple[int, float] | None = None
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
         """Print the header and, on a terminal, put up the bar."""
         self._step, self._steps = first_step, run["config"]["train"]["steps"]
+        self._evals_every = run["config"]["eval"]["every"]
         self._bigram = run["corpus"]["baselines"]["bigram"]
         for label, text in _header(run, first_step):
             self._print(f"{label:8}{text}")
@@ -54,6 +57,8 @@ class Console:
     def log(self, rows: Sequence[Row]) -> None:
         """Take up the newest numbers and show them if it is time to."""
         now = time.monotonic()
+        if self._held and [(row["kind"], row["step"]) for row in rows[:1]] != [("eval", self._step)]:
+            self._print_line(now)
         for row in rows:
             self._step = row["step"]
             if row["kind"] == "train":
@@ -71,13 +76,18 @@ class Console:
             if now - self._drawn >= REFRESH_SECONDS:
                 self._draw(self._bar, now)
         elif self._is_due():
-            self._print_line(now)
+            # What an evaluation of the same step finds belongs on the same line.
+            self._held = self._is_evaluated()
+            if not self._held:
+                self._print_line(now)
 
     def finish(self, status: Mapping[str, Any]) -> None:
         """Take the bar down and say how it ended, with the validation loss against the bigram entropy."""
         if self._bar is not None:
             self._draw(self._bar, time.monotonic())
             self._bar.stop()
+        elif self._held:
+            self._print_line(time.monotonic())
         at = status["diverged"]["step"] if status.get("diverged") else status["step"]
         line = f"{status['state']} at step {at}/{status['steps']}"
         loss = status.get("val_loss")
@@ -113,8 +123,11 @@ class Console:
         every = max(1, self._steps // PLAIN_LINES)
         return self._printed is None or self._step // every > self._printed // every
 
+    def _is_evaluated(self) -> bool:
+        return self._step == self._steps or (self._evals_every > 0 and self._step % self._evals_every == 0)
+
     def _print_line(self, now: float) -> None:
-        self._printed = self._step
+        self._printed, self._held = self._step, False
         self._print(self._line(now))
         # A plain line shows a validation loss once, where it was measured; the bar keeps it in sight.
         self._seen.pop("val", None)

@@ -106,7 +106,11 @@ class LoadedRun:
         Raises:
             StoreError: There is no checkpoint, or none that is whole.
         """
-        saved, problems = checkpoint.newest(self.folder.path / checkpoint.FOLDER)
+        path = self.folder.path / checkpoint.FOLDER
+        try:
+            saved, problems = checkpoint.newest(path)
+        except OSError as error:
+            raise refusal(path, "read", error) from error
         for problem in problems:
             print(f"normlab: {problem}; taking the checkpoint before it", file=sys.stderr)
         if saved is None:
@@ -146,21 +150,31 @@ class LoadedRun:
             seed: Draws the tokens.
 
         Raises:
-            ConfigError: A negative number of tokens, or a temperature that is no temperature.
+            ConfigError: A negative number of tokens, a temperature that is no temperature, or a seed that is none.
+            StoreError: The model's logits are no numbers to draw from.
         """
         if tokens < 0:
             raise ConfigError(f"tokens={tokens}: must be at least 0")
         if not 0 <= temperature < float("inf"):
             raise ConfigError(f"temperature={temperature}: must be a finite number, at least 0")
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"seed={seed}: must be at least 0 and at most {2**63 - 1}")
         generator = torch.Generator().manual_seed(seed)
         start = [int(token) for token in self.tokenizer.encode(prompt)]
         context_T = torch.tensor([start or [self.tokenizer.end_of_document]])
         for _ in range(tokens):
             logits_V = self.model(context_T[:, -self.model.context :])[0, -1].double()
+            if not logits_V.isfinite().all():
+                raise StoreError(
+                    f"run {self.folder.run_id}: its model's logits are not finite, because the run diverged; "
+                    "sample another run, or train one with a lower optim.lr"
+                )
             if temperature == 0:
                 token = logits_V.argmax()
             else:
-                token = torch.multinomial((logits_V / temperature).softmax(-1), 1, generator=generator)[0]
+                # The largest becomes 0, which no temperature makes infinite.
+                weights_V = ((logits_V - logits_V.max()) / temperature).softmax(-1)
+                token = torch.multinomial(weights_V, 1, generator=generator)[0]
             context_T = torch.cat([context_T, token.view(1, 1)], dim=1)
         # A tokenizer that marks the beginnings of words loses a blank where it decodes from the middle.
         whole, head = (self.tokenizer.decode(tokens) for tokens in (context_T[0].tolist(), start))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -67,8 +68,11 @@ def resolve(config: RunConfig) -> Resolved:
         precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if compiled == "auto":
         compiled = "on" if on_gpu else "off"
-    elif compiled == "on" and not on_gpu and not (shutil.which("g++") or shutil.which("clang++")):
-        raise ConfigError("compile=on: no C++ compiler was found on the PATH; install g++, or use compile=off")
+    elif compiled == "on" and not on_gpu and not shutil.which(compiler := cpp_compiler()):
+        raise ConfigError(
+            f"compile=on: the C++ compiler {compiler!r} was not found; install g++, set CXX to a compiler, "
+            "or use compile=off"
+        )
     return Resolved(
         device=device,
         precision=precision,
@@ -79,6 +83,11 @@ def resolve(config: RunConfig) -> Resolved:
         threads=torch.get_num_threads(),
         instructions=torch.backends.cpu.get_cpu_capability(),
     )
+
+
+def cpp_compiler() -> str:
+    """The one program that torch compiles with on a CPU: it takes $CXX as it stands, and looks for no other."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def apply(resolved: Resolved) -> None:

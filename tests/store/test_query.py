@@ -69,6 +69,20 @@ def test_a_folder_in_a_files_place_is_damage_too(results):
     assert "status.json: cannot be read (Is a directory)" in find_runs(results)[0].problem
 
 
+def test_each_thing_that_is_wrong_is_a_sentence(results):
+    folder = make(results, "aa11-2").path
+    RunFolder(folder).write_status({"state": "running"})
+    (folder / "run.json").unlink()
+    (folder / "run.json").mkdir()
+    (folder / "lock").symlink_to("lock")
+    (entry,) = find_runs(folder.parent.parent / "runs" / "aa11-2")
+    assert entry.problem == (
+        f"{folder}/run.json: cannot be read (Is a directory); check the disk and run the same command again. "
+        f"{folder}/lock: cannot be read (Too many levels of symbolic links); check the disk and run the same command "
+        "again"
+    )
+
+
 @pytest.mark.parametrize(
     ("word", "run_id"),
     [("aa11", "aa11"), ("aa2", "aa22"), ("b", "bb33"), ("second", "aa22"), ("bb33", "bb33")],

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from normlab.errors import StoreError
-from normlab.store.files import sweep_temporaries, write_atomic
+from normlab.store.files import refusal, sweep_temporaries, write_atomic
 
 LENGTH = 1 << 20
 
@@ -117,3 +117,22 @@ def test_no_space_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match=r"x: cannot be written \(No space left on device\); free some space"):
         write_atomic(tmp_path / "x", b"new")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("doing", "number", "remedy"),
+    [
+        ("read", errno.EACCES, "make it readable, or choose another results_dir"),
+        ("opened", errno.EPERM, "make it readable and writable, or choose another results_dir"),
+        ("written", errno.EACCES, "make it writable, or choose another results_dir"),
+        ("made", errno.ENOTDIR, "choose another results_dir"),
+        ("made", errno.ENOENT, "choose another results_dir"),
+        ("read", errno.ENOENT, "put back a copy"),
+        ("read", errno.EIO, "check the disk and run the same command again"),
+    ],
+)
+def test_the_remedy_is_for_what_was_done(tmp_path, doing, number, remedy):
+    reason = os.strerror(number)
+    assert (
+        str(refusal(tmp_path, doing, OSError(number, reason))) == f"{tmp_path}: cannot be {doing} ({reason}); {remedy}"
+    )

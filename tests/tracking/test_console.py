@@ -26,6 +26,7 @@ RUN: dict[str, Any] = {
         "placement": {"name": "pre"},
         "model": {"preset": "nano", "depth": 4, "width": 128},
         "train": {"steps": 1000, "batch_size": 16},
+        "eval": {"every": 250},
     },
     "resolved": {"device": "cpu", "precision": "fp32"},
     "corpus": {
@@ -120,6 +121,35 @@ def test_plain_shows_evaluations_between_its_own_lines() -> None:
         "step 0/1000  val 5.5000",
         "step 15/1000  loss 2.2500  val 2.5000",
         "step 20/1000  loss 2.2500  val nan",
+    ]
+
+
+def test_plain_has_one_line_for_a_step_that_is_evaluated() -> None:
+    """As the loop has it: the evaluation comes after the step's own rows, or not at all."""
+    stream = io.StringIO()
+    sink = Console(stream)
+    sink.start(RUN, 490)
+    for last, val in ((500, 2.5), (750, None), (800, None), (1000, 2.4)):
+        sink.log(interval(last))
+        if val is not None:
+            sink.log([{"kind": "eval", "step": last, "loss": val}])
+    assert [line.split("  lr")[0] for line in stream.getvalue().splitlines()[5:]] == [
+        "step 500/1000  loss 2.2500  val 2.5000",
+        "step 750/1000  loss 2.2500",
+        "step 800/1000  loss 2.2500",
+        "step 1000/1000  loss 2.2500  val 2.4000",
+    ]
+
+
+def test_plain_leaves_no_step_out_at_the_end() -> None:
+    stream = io.StringIO()
+    sink = Console(stream)
+    sink.start(RUN, 490)
+    sink.log(interval(500))
+    sink.finish(status("diverged", 500, diverged={"step": 500}))
+    assert [line.split("  ")[0] for line in stream.getvalue().splitlines()[5:]] == [
+        "step 500/1000",
+        "diverged at step 500/1000",
     ]
 
 

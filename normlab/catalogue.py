@@ -28,8 +28,9 @@ def norms() -> list[Entry]:
 
 def placements() -> list[Entry]:
     """Every placement: rows of the algebra, and schemes with a class of their own."""
-    rows = [_row(node) for node in _nodes("placements/*.py", ast.Call) if _called(node) == "Row"]
     known = _classes("placements/*.py")
+    options = {"options": _entry(known["AlgebraPlacement"], known)["options"]}
+    rows = [_row(node) | options for node in _nodes("placements/*.py", ast.Call) if _called(node) == "Row"]
     # A scheme's class is one with a name, a formula and a source of its own.
     schemes = [_entry(node, known) for node in known.values()]
     return rows + [entry for entry in schemes if entry["name"] and entry.get("formula")]

@@ -11,7 +11,17 @@ from normlab.report.render import FORMATS as FORMATS
 from normlab.report.render import render as render
 from normlab.store.query import Entry, find_runs, no_runs
 from normlab.store.reading import MENDING
-from normlab.store.schema import DAMAGED, DIVERGED, FAILED, FINISHED, INTERRUPTED, KILLED, STATUS_FILE, number
+from normlab.store.schema import (
+    DAMAGED,
+    DIVERGED,
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    KILLED,
+    KNOWN_FIELDS,
+    STATUS_FILE,
+    number,
+)  # fmt: skip
 
 COLUMNS = (
     "run",
@@ -100,8 +110,19 @@ def _row(entry: Entry) -> dict[str, Any]:
         "seconds": _finite(status, "seconds"),
         "created": run.get("created"),
     }
-    note = _note(entry, row)
-    return row | {"note": "; ".join(filter(None, (note, lost)))}
+    notes = (_note(entry, row), lost, _elsewhere(status), _unknown(entry))
+    return row | {"note": "; ".join(filter(None, notes))}
+
+
+def _elsewhere(status: dict[str, Any]) -> str:
+    """Where the run was gone on with by other code or on another machine."""
+    seen = status.get("elsewhere")
+    return "; ".join(f"gone on with {text}" for text in seen) if isinstance(seen, list) else ""
+
+
+def _unknown(entry: Entry) -> str:
+    fields = sorted({*entry.run, *entry.status} - KNOWN_FIELDS)
+    return f"{len(fields)} unknown to this normlab: {', '.join(fields)}" if fields else ""
 
 
 def _progress(entry: Entry) -> tuple[dict[str, Any], str]:
@@ -136,15 +157,22 @@ def _note(entry: Entry, row: dict[str, Any]) -> str:
         lines = str(entry.status.get("error") or "").strip().splitlines()
         return f"failed{reached}: {lines[0]}" if lines else f"failed{reached}"
     if entry.state == KILLED:
-        return f"killed{reached}; the same command goes on from its last checkpoint"
+        return f"killed{reached}; the same command goes on {_from_where(entry, row)}"
     if entry.state == INTERRUPTED:
-        return f"interrupted{reached}; the same command goes on from there"
+        return f"interrupted{reached}; the same command goes on {_from_where(entry, row)}"
     lost = [key for key in _OF_ALL_FINISHED if row[key] is None]
     if math.isnan(row["val_loss"] or 0.0) and "best_val_loss" in lost:
         lost.remove("best_val_loss")  # no loss was the best of none that is a number
     if entry.state == FINISHED and lost:
         return f"its {STATUS_FILE} does not say {', '.join(lost)}: {MENDING[STATUS_FILE]}"
     return ""
+
+
+def _from_where(entry: Entry, row: dict[str, Any]) -> str:
+    saved = number(entry.status.get("checkpoint"))
+    if saved is None:  # a status that was written before the first checkpoint, or is gone
+        return "from its last checkpoint, or from the start"
+    return "from there" if saved == row["step"] else f"from its checkpoint of step {saved}, or a later one"
 
 
 def divergence(seen: Any) -> str:

@@ -43,8 +43,10 @@ def read_record(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise refusal(path, "read", error) from error
     version = None if record is None else record.get("version")
-    if record is None or not isinstance(version, int):
+    if record is None or type(version) is not int:
         raise StoreError(f"{path}: is damaged (no JSON object with a version); {MENDING[path.name]}")
+    if version < 1:
+        raise StoreError(f"{path}: is damaged (there is no record version {version}); {MENDING[path.name]}")
     if version > RECORD_VERSION:
         raise StoreError(
             f"{path}: is of record version {version}, and this normlab reads versions 1 to {RECORD_VERSION}; "

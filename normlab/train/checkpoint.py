@@ -28,8 +28,6 @@ from normlab.store.schema import decode, to_json
 FOLDER = "checkpoints"
 """Where a run keeps them, in its own folder."""
 VERSION = 1
-NEWEST = 2
-"""How many are kept, beside those that are asked for."""
 _NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -75,7 +73,7 @@ def save(
     meta: Mapping[str, Any],
     keep: Collection[int] = (),
 ) -> None:
-    """Write the checkpoint of `step`, then drop all but the two newest and those in `keep`.
+    """Write the checkpoint of `step`, then drop those before it that are not in `keep`.
 
     Raises:
         StoreError: The disk refused; older checkpoints are as they were.
@@ -110,9 +108,9 @@ def save(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise refusal(final, "written", _of_system(error), "older checkpoints are intact") from error
-    # A later one is damaged, or this one would not have been written after it: it takes no place.
-    for old in [known for known in steps(folder) if known <= step][:-NEWEST]:
-        if old not in keep:
+    # A later one is damaged, or this one would not have been written after it: it is left for whoever looks.
+    for old in steps(folder):
+        if old < step and old not in keep:
             shutil.rmtree(folder / f"step_{old:08d}", ignore_errors=True)
 
 

@@ -118,9 +118,10 @@ class Loop:
         Raises:
             StoreError: It is another run's.
         """
-        if saved.meta["run_id"] != self.folder.run_id:
+        meta = _known_meta(saved)
+        if meta["run_id"] != self.folder.run_id:
             raise StoreError(
-                f"the checkpoint of step {saved.step} is of run {saved.meta['run_id']}; put back this run's own, or "
+                f"the checkpoint of step {saved.step} is of run {meta['run_id']}; put back this run's own, or "
                 "start another run beside it with run.fresh=true"
             )
         state = self.tensors()
@@ -132,10 +133,9 @@ class Loop:
             )
         for name, tensor in state.items():
             tensor.copy_(saved.tensors[name])
-        self.progress = Progress(**saved.meta["progress"])
+        self.progress = Progress(**meta["progress"])
         self._saved_step = saved.step
-        self._last_finite = saved.meta["last_finite"]
-        self.diverged = saved.meta["diverged"]
+        self._last_finite, self.diverged = meta["last_finite"], meta["diverged"]
 
     def save(self) -> None:
         """Write a checkpoint of the state as it stands."""
@@ -147,8 +147,9 @@ class Loop:
             "record_bytes": self.folder.size(),
             "run_id": self.folder.run_id,
         }
-        branch = branch_step(self.config.optim, self.config.train.steps)
-        keep = set() if branch is None else {branch}
+        # The one before it is known to be whole: this session wrote it, or began from it.
+        older = (self._saved_step, branch_step(self.config.optim, self.config.train.steps))
+        keep = [step for step in older if step is not None]
         checkpoint.save(self.folder.path / checkpoint.FOLDER, self.progress.step, self.tensors(), meta, keep=keep)
         self._saved_step = self.progress.step
 
@@ -260,6 +261,29 @@ class Loop:
 
     def _write_status(self, state: str) -> None:
         self.folder.write_status(self.status(state))
+
+
+META = ("progress", "last_finite", "diverged", "record_bytes", "run_id")
+"""What a checkpoint's meta.json holds besides the tensors."""
+
+
+def _known_meta(saved: checkpoint.Checkpoint) -> dict[str, Any]:
+    """A checkpoint's meta without the fields that only another normlab knows, which are named."""
+    try:
+        meta = {name: saved.meta[name] for name in META}
+        progress = {name: meta["progress"][name] for name in Progress.__slots__}
+    except (KeyError, TypeError) as error:
+        raise StoreError(
+            f"the checkpoint of step {saved.step} has no {error} in its meta.json: it is of another normlab; put "
+            "back the run's own, or start another run beside it with run.fresh=true"
+        ) from error
+    if unknown := sorted({*saved.meta} - {*META} | {*meta["progress"]} - {*progress}):
+        print(
+            f"normlab: the checkpoint of step {saved.step} has fields that this normlab does not know: "
+            f"{', '.join(unknown)}",
+            file=sys.stderr,
+        )
+    return meta | {"progress": progress}
 
 
 def _peak_memory(device: str) -> int | None:

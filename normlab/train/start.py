@@ -15,7 +15,7 @@ import torch
 from normlab.config import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, NormlabError, StoreError
-from normlab.store.files import write_atomic
+from normlab.store.files import refusal, write_atomic
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
 from normlab.tracking.background import Background
@@ -119,13 +119,17 @@ def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
             "the folder to train it anew"
         )
     write_atomic(marker, b"")
-    for name in (checkpoint.FOLDER, PLUGINS, METRICS_FILE, STATUS_FILE):
-        path = folder.path / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    try:
+        for name in (checkpoint.FOLDER, PLUGINS, METRICS_FILE, STATUS_FILE):
+            path = folder.path / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if config.plugins:
+            (folder.path / PLUGINS).mkdir()
+    except OSError as error:
+        raise refusal(Path(error.filename or folder.path), "written", error) from error
     for number, path in enumerate(config.plugins):
         kept = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
-        kept.parent.mkdir(exist_ok=True)
-        shutil.copyfile(Path(path).expanduser(), kept)
+        write_atomic(kept, Path(path).expanduser().read_bytes())
     trunk = None if config.run.fresh else longest_trunk(folder.path.parent, run, config)
     if trunk is not None:
         trunk.graft(folder)

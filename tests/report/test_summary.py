@@ -91,6 +91,27 @@ def test_what_happened_to_those_that_did_not_finish(make_run, tmp_path):
     assert rows["old"]["val_loss"] == 2.0
 
 
+def test_a_note_says_from_where_a_run_goes_on(make_run, tmp_path):
+    for run_id, saved in (("a", 50), ("b", 40), ("c", None)):
+        make_run(run_id, "interrupted", status={"step": 50, "checkpoint": saved})
+    notes = [row["note"] for row in summarize(tmp_path)]
+    assert notes == [
+        f"interrupted at step 50 of 100; the same command goes on {where}"
+        for where in (
+            "from there",
+            "from its checkpoint of step 40, or a later one",
+            "from its last checkpoint, or from the start",
+        )
+    ]
+
+
+def test_what_is_unknown_or_went_on_elsewhere_is_said(make_run, tmp_path):
+    make_run("a", run={"mood": "fine", "speed": 3}, status={"elsewhere": ["from step 7: torch was 1 and is 2"]})
+    (row,) = summarize(tmp_path)
+    assert row["state"] == "finished"
+    assert row["note"] == "gone on with from step 7: torch was 1 and is 2; 2 unknown to this normlab: mood, speed"
+
+
 def test_a_live_run_is_running(make_run, tmp_path):
     folder = make_run("live", "running")
     with folder.lock():

@@ -121,7 +121,8 @@ def test_a_newer_version_is_refused(folder, name):
         read()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\x00\xff\x00", b"{}", b'{"version": "1"}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\x00\xff\x00", b"{}", b'{"version": "1"}',
+                                     b'{"version": 0}', b'{"version": -1}', b'{"version": true}'])  # fmt: skip
 def test_a_damaged_file_is_named(folder, content):
     for name, read in (("run.json", folder.run), ("status.json", folder.status)):
         (folder.path / name).write_bytes(content)

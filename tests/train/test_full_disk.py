@@ -118,6 +118,19 @@ def test_in_the_folder_of_wandb(
     assert differences(reference, folder) == []
 
 
+def test_while_a_plugin_is_copied(disk: Path, run_command: Command, tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text('"""Nothing."""\n' + "# much of it\n" * 40_000)
+    words = ["train", *WORDS, f"results_dir={disk / 'results'}", f"plugins=[{plugin}]"]
+    filler = fill(disk, leave=200_000)
+    code, _, err = run_command(*words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "00_mine.py: cannot be written (No space left on device); free some space and run" in err
+    filler.unlink()
+    assert run_command(*words)[0] == 0
+    assert the_run(disk).state() == "finished"
+
+
 def test_a_disk_that_may_only_be_read(disk: Path, run_command: Command, interrupt: Callable[..., None]) -> None:
     words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
     interrupt(9)

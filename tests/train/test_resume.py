@@ -27,6 +27,7 @@ from normlab.data.corpus import open_corpus
 from normlab.launch import compose_run
 from normlab.norms.base import NORMS
 from normlab.options import plain_tree
+from normlab.report.summary import summarize
 from normlab.store.runs import RunFolder
 from normlab.store.schema import seal
 from normlab.train import checkpoint, start, trunk
@@ -432,6 +433,11 @@ def test_an_edited_norm_is_another_run_and_a_comment_is_not(plugin: Path) -> Non
 
 
 # Reading a run.
+
+
+def test_nothing_of_a_run_is_unknown(reference: Path) -> None:
+    (row,) = summarize(reference)
+    assert (row["state"], row["note"]) == ("finished", "")
 
 
 def test_a_run_is_read_back_whole(reference: Path, run_command: Command) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import hashlib
 import io
 import json
@@ -875,6 +876,8 @@ def main() -> int:
     parser.add_argument("--kind", default=",".join(SHARES), help="the kinds, with commas (default all)")
     parser.add_argument("--only", default="", help="one case, as a failure names it: records/17")
     options = parser.parse_args()
+    # What a library ends by an abort would otherwise end in silence: the calls' own outputs are caught.
+    faulthandler.enable(os.fdopen(os.dup(2), "w"))
     chosen = [options.only.partition("/")[0]] if options.only else options.kind.split(",")
     if foreign := set(chosen) - set(SHARES):
         parser.error(f"no kind {', '.join(foreign)}; choose of {', '.join(SHARES)}")

@@ -35,6 +35,10 @@ def some_texts(count: int, seed: int = 0) -> dict[str, str]:
     return {f"{i:03d}.txt": f"# {i}\n" + " ".join(draw.choices(words, k=60)) for i in range(count)}
 
 
+def some_rows(count: int) -> dict[str, str]:
+    return {"a.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in some_texts(count).values())}
+
+
 def documents_of(tokens: np.ndarray) -> list[str]:
     """The documents of a part under the bytes tokenizer, found by another way than the package's."""
     ends = np.flatnonzero(tokens == END)
@@ -366,7 +370,7 @@ OPEN = """
 import os, signal, sys, time
 from pathlib import Path
 from normlab.config import FilesData
-from normlab.data import cache, corpus, origins, tokenizers
+from normlab.data import cache, corpus, tokenizers
 
 def kill(*args):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -403,7 +407,7 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
 
 def test_two_processes_want_the_same(files: Files, tmp_path: Path) -> None:
     """One makes it, the other waits and uses it; neither writes outside the cache."""
-    config, home, meeting = files(some_texts(30)), tmp_path / "home", tmp_path / "meeting"
+    config, home, meeting = files(some_rows(30)), tmp_path / "home", tmp_path / "meeting"
     home.mkdir()
     meeting.mkdir()
     # Each has found the cache empty before either takes the lock.
@@ -424,23 +428,19 @@ corpus.locked = meet
 
 
 def test_the_second_time_does_not_import_datasets(files: Files) -> None:
-    config = files(some_texts(30))
+    config = files(some_rows(30))
     corpus = open_corpus(config)
     assert finish(start(config)) == [corpus.sha256, "False"]
 
 
-# Most of them read the text without `datasets`, whose import would take most of the time.
-SIMPLY = "origins.read_documents = lambda sources, *_: [source.path.read_text() for source in sources]\n"
-
 KILLS = {
     "once the text is read": "corpus._write = kill",
-    "in the middle of the tokens": SIMPLY
-    + "tokenizers.BytesTokenizer.encode = kill_at_call(9, tokenizers.BytesTokenizer.encode)",
-    "before the meta": SIMPLY + "corpus.baselines = kill",
-    "before anything is on the disk": SIMPLY + "cache._sync = kill",
-    "before the old one is moved": SIMPLY + "Path.rename = kill",
-    "between the old one and the new": SIMPLY + "Path.rename = kill_at_call(2, Path.rename)",
-    "before the old one is deleted": SIMPLY + "cache._sync = kill_at_call(5, cache._sync)",
+    "in the middle of the tokens": "tokenizers.BytesTokenizer.encode = kill_at_call(9, tokenizers.BytesTokenizer.encode)",
+    "before the meta": "corpus.baselines = kill",
+    "before anything is on the disk": "cache._sync = kill",
+    "before the old one is moved": "Path.rename = kill",
+    "between the old one and the new": "Path.rename = kill_at_call(2, Path.rename)",
+    "before the old one is deleted": "cache._sync = kill_at_call(5, cache._sync)",
 }
 
 

@@ -131,7 +131,7 @@ def test_what_is_streamed_is_what_is_there(hub: Any, opened: Any, cache: Path, t
     assert lines["sha256"] == tables["sha256"]
     assert tables["name"] == "org/parquet"
     assert tables["source"] == {"dataset": "org/parquet", "subset": None, "split": "train", "commit": COMMIT}
-    assert {path.name for path in cache.iterdir()} == {"normlab.lock", "tokens"}
+    assert {path.name for path in cache.iterdir()} == {"normlab.locks", "tokens"}
     assert not list(tmp_path.rglob("*.arrow")), "a copy of the dataset was kept"
 
 
@@ -290,7 +290,7 @@ def test_a_hub_that_dies_in_the_middle(name: str, before: str, hub: Any, opened:
     assert told["seconds"] < 90
     assert len(dying.requests) < 60
     assert list((cache / "tokens").iterdir()) == []
-    assert {path.name for path in cache.iterdir()} == {"normlab.lock", "tokens"}
+    assert {path.name for path in cache.iterdir()} == {"normlab.locks", "tokens"}
     (whole,) = opened(hub().endpoint, words)
     assert sorted(documents_of(whole)) == sorted(TEXTS)
 

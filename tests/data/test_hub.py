@@ -356,6 +356,7 @@ def test_a_run_needs_neither_text_nor_tokenizer_once_it_is_made(
         (["data.tokenizer=bpee"], r"did you mean 'bpe'"),
         (["data.vocab_size=500"], r"has no effect with data.tokenizer=bytes; .*data.tokenizer=bpe"),
         (["data.vocab_size=256", "data.tokenizer=bpe"], r"data.vocab_size=256: must be at least 257"),
+        (["data.vocab_size=100000000000", "data.tokenizer=bpe"], r"vocab_size=100000000000: must be at most 1048576"),
         (["data.max_tokens=1"], r"data.max_tokens=1: must be at least 2"),
         (["data=hub"], r"data=hub needs a dataset's name; give data.name=roneneldan/TinyStories"),
         (["data=hub", "data.name=stdlib"], r"data.name=stdlib: is a corpus.*use data=stdlib"),

@@ -254,6 +254,11 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
     Raises:
         DataError: There is none of that name, it has no tokenizer.json, or neither hub nor cache.
     """
+    if _is_path(name) and not local_tokenizer(name):
+        raise DataError(
+            f"data.tokenizer={name}: {_not_here(name)}; name a tokenizer.json that there is, a folder with one, or a "
+            "model of the hub as org/name"
+        )
     path = local_tokenizer(name) or _downloaded(name)
     try:
         return SubwordTokenizer(name, path.read_text(encoding="utf-8"))
@@ -261,9 +266,19 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
         raise DataError(f"data.tokenizer={name}: {path} cannot be read ({error}); choose another") from error
 
 
+def _is_path(name: str) -> bool:
+    """Whether a tokenizer's name can be a path only: no name on the hub looks like it."""
+    return name.startswith(("/", ".", "~")) or name.endswith((".json", "/"))
+
+
+def _not_here(name: str) -> str:
+    is_folder = os.path.isdir(os.path.expanduser(name))
+    return "the folder of that name has no tokenizer.json" if is_folder else "there is no such file here"
+
+
 def local_tokenizer(name: str) -> Path | None:
-    """The file of a tokenizer that is named by its path, or None where it is no path."""
-    path = Path(name).expanduser()
+    """The file of a tokenizer that is named by its path, or None where there is none."""
+    path = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves a user that there is not as it stands
     if path.is_dir():
         path = path / "tokenizer.json"
     return path if path.is_file() else None
@@ -290,15 +305,15 @@ def _downloaded(name: str) -> Path:
         disable_progress_bars()
         return Path(hf_hub_download(name, "tokenizer.json"))
     except NoAnswer as error:
-        raise DataError(f"{said}: {error}, and it is in no cache here; {ours}") from error
+        raise DataError(f"{said}: {error}, it is in no cache, and {_not_here(name)}; {ours}") from error
     except GatedRepoError as error:
         raise DataError(
             f"{said}: {constants.ENDPOINT} gives it only to those who may read it; log in (hf auth login, or HF_TOKEN)"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise DataError(
-            f"{said}: no such model at {constants.ENDPOINT}/{name}, and no such file here; give its name as org/name, "
-            f"or log in if it is private; {ours}"
+            f"{said}: no such model at {constants.ENDPOINT}/{name}, and {_not_here(name)}; give its name as "
+            f"org/name, or log in if it is private; {ours}"
         ) from error
     except EntryNotFoundError as error:
         raise DataError(f"{said}: {constants.ENDPOINT}/{name} has no tokenizer.json; choose another model") from error

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 from hub_server import COMMIT, Hub, Repositories
 
-from normlab.config import DATA, TOKENIZERS, HubData, NamedData, WikiText103
+from normlab.config import DATA, TOKENIZERS, HubData, NamedData, StdlibData, WikiText103
 from normlab.data import hub as module
 from normlab.data.corpus import open_corpus
 from normlab.data.subwords import BpeTokenizer
@@ -202,6 +202,30 @@ def test_a_tokenizer_comes_from_the_hub_once(hub: Any, opened: Any, tmp_path: Pa
     assert len(other["val"]) > len(first["val"])
 
 
+@pytest.mark.parametrize("name", ["{}/nosuch.json", "./x", "../x/y", "~/x", "~nobody-at-all/x", "nosuch.json", "x/"])
+def test_a_path_that_is_not_there_is_not_asked_for(name: str, tmp_path: Path) -> None:
+    name = name.format(tmp_path)
+    with pytest.raises(DataError) as caught:
+        open_corpus(StdlibData(tokenizer=name))
+    assert str(caught.value).startswith(f"data.tokenizer={name}: there is no such file here; name a tokenizer.json")
+
+
+def test_a_folder_without_a_tokenizer_says_what_it_lacks(
+    hub: Any, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a-folder").mkdir()
+    (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
+    lacks = r"the folder of that name has no tokenizer\.json; "
+    with pytest.raises(DataError, match=rf"data.tokenizer={tmp_path}/a-folder: {lacks}name a tokenizer\.json"):
+        open_corpus(StdlibData(tokenizer=f"{tmp_path}/a-folder"))
+    before = f"import normlab, os; os.chdir({str(tmp_path)!r})"  # where the name might be the hub's too
+    (told,) = opened(hub().endpoint, {"name": ".", "tokenizer": "a-folder"}, before=before)
+    assert re.search(rf"data.tokenizer=a-folder: no such model at .*, and {lacks}", told["error"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=rf"data.tokenizer=a-folder: HF_HUB_OFFLINE is set, .* {lacks}"):
+        open_corpus(StdlibData(tokenizer="a-folder"))
+
+
 # No hub
 
 
@@ -235,7 +259,7 @@ def test_no_hub_and_no_cache_is_said_within_five_seconds(
         assert told["error"].startswith("data.name=org/parquet: ")
         assert NO_HUB in told["error"]
     assert ("HF_HUB_OFFLINE is set" if how == "offline" else f"no answer from {endpoint}") in told["error"]
-    assert "in no cache here" in told["error"]
+    assert re.search(r"in no cache( here;|, and there is no such file here;)", told["error"])
 
 
 def test_a_question_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,6 +262,41 @@ def test_no_hub_and_no_cache_is_said_within_five_seconds(
     assert re.search(r"in no cache( here;|, and there is no such file here;)", told["error"])
 
 
+def test_a_silent_hub_costs_the_whole_command_less_than_five_seconds(silent: str, tmp_path: Path) -> None:
+    """From outside, with its imports and its end. Where these alone take longer than three, two more."""
+    words = ["train", "data=tinystories", "tracking.wandb=off", f"results_dir={tmp_path / 'results'}"]
+
+    def run(offline: str) -> tuple[float, str]:
+        start = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "normlab", *words], cwd=ROOT, capture_output=True, text=True, timeout=60,
+            env=os.environ | {"HF_ENDPOINT": silent, "HF_HUB_OFFLINE": offline, "HF_HOME": str(tmp_path)},
+        )  # fmt: skip
+        return time.monotonic() - start, done.stderr
+
+    before, (taken, said), after = run("1")[0], run("0"), run("1")[0]
+    assert said.startswith(f"error: data=tinystories: no answer from {silent} within ")
+    assert said.count("\n") == 1
+    assert taken < max(5, max(before, after) + 2)
+
+
+def test_another_dataset_in_the_cache_is_not_this_one(opened: Any, tmp_path: Path) -> None:
+    for name in ("org___other", "other", "org___parquet/default/0.0.0"):  # the last one was never finished
+        (tmp_path / "datasets" / name).mkdir(parents=True)
+    (tmp_path / "datasets" / "org___other" / "default" / "0.0.0" / "hash").mkdir(parents=True)
+    (told,) = opened(refused(), {"name": "org/parquet"}, HF_HOME=str(tmp_path))
+    assert "org/parquet is in no cache here" in told["error"]
+    assert not told["datasets"]
+
+
+@pytest.mark.parametrize("name", ["roneneldan/TinyStories", "a/fineweb-edu", "A/HTMLPage2X_y", "squad"])
+def test_a_dataset_in_the_cache_is_called_as_datasets_calls_it(name: str) -> None:
+    from datasets.naming import camelcase_to_snakecase
+
+    *owner, last = name.split("/")
+    assert module.cached_name(name) == "___".join([*owner, camelcase_to_snakecase(last)])
+
+
 def test_a_question_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the name server does not answer, which no timeout of a library bounds."""
     from huggingface_hub import constants

@@ -83,6 +83,9 @@ TOKENIZERS = ("bytes", "chars", "bpe")
 
 DEFAULT_VOCAB_SIZE = 4096
 
+MAX_VOCAB_SIZE = 2**20
+"""Most tokens of any tokenizer, of a pretrained one too: tables of one row a token are made of them."""
+
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
@@ -92,7 +95,7 @@ class DataConfig:
     """Which corpus; the word after `data=`."""
     tokenizer: str = "bytes"
     """bytes (UTF-8), chars or bpe (of the training text), or a pretrained one: gpt2, org/name, a tokenizer.json."""
-    vocab_size: int | None = option(None, at_least=257, absent=None)
+    vocab_size: int | None = option(None, at_least=257, at_most=MAX_VOCAB_SIZE, absent=None)
     """Most tokens that bpe has, the end of a document included; 4096 unless set. Only with tokenizer=bpe."""
     max_tokens: int | None = option(None, at_least=2, absent=None)
     """Most tokens of training and validation together; no more is read than they need. null for all."""

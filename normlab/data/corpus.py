@@ -98,16 +98,15 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         "val_fraction": config.val_fraction,
         "origin": origin.key,
     }
-    folder = cache / "tokens" / canonical_hash(parts)
+    key = canonical_hash(parts)
+    folder = cache / "tokens" / key
     if corpus := _read(folder):
         return corpus
     # What the hub has to say comes before any waiting for other processes.
     pretrained = None if config.tokenizer in TOKENIZERS else hub.pretrained_tokenizer(config.tokenizer)
     origin.connect()
-    # Its name is ours alone: it is deleted as it stands, and the cache may be a folder that others use too.
-    making = cache / ".normlab-making"
     try:
-        with locked(cache):
+        with locked(cache, key) as making:
             if corpus := _read(folder):  # another process made it while this one waited
                 return corpus
             with fresh_folder(folder, making) as new:

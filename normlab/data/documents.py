@@ -1,8 +1,10 @@
-"""The documents of a corpus, read from its files with Hugging Face `datasets`.
+"""The documents of a corpus, read from its files: rows with Hugging Face `datasets`, text as it stands.
 
-What `datasets` prepares lies in a scratch folder that is new for every corpus, so a changed file cannot be
-answered from an older copy; from there it is read a few documents at a time, however large the corpus.
-`datasets` is imported inside functions: it takes seconds, and a corpus that is in the cache does not need it.
+`datasets` goes by a file's first bytes and would unpack a text that begins like an archive.
+
+What is read lies in a scratch folder that is new for every corpus, so a changed file cannot be answered from an
+older copy; from there it is read a few documents at a time, however large the corpus.
+`datasets` is imported inside functions: it takes seconds, and neither text nor a corpus in the cache needs it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlab.data.sources import Source, invalid_utf8_at
+from normlab.data.sources import Source, invalid_utf8_at, read_text
 from normlab.errors import DataError, nearest
 
 if TYPE_CHECKING:
@@ -78,19 +80,30 @@ class Documents:
         DataError: While iterating, where a row is no text: the file, the row and what it holds.
     """
 
-    def __init__(self, parts: list[tuple[Source, Dataset, str]]) -> None:
+    def __init__(self, parts: list[Spool | Rows]) -> None:
         self._parts = parts
 
     def __iter__(self) -> Iterator[str]:
-        for source, rows, column in self._parts:
-            for number, text in enumerate(_values(source, rows, column), start=1):
-                if not isinstance(text, str):
-                    raise DataError(
-                        f"{source.path}: row {number} of column {column!r} is {text!r:.40}, not text; "
-                        "leave such rows out, or set data.column to another"
-                    )
-                if text:
-                    yield text
+        return itertools.chain.from_iterable(self._parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The texts of one JSON or Parquet file, without the empty ones."""
+
+    source: Source
+    rows: Dataset
+    column: str
+
+    def __iter__(self) -> Iterator[str]:
+        for number, text in enumerate(_values(self.source, self.rows, self.column), start=1):
+            if not isinstance(text, str):
+                raise DataError(
+                    f"{self.source.path}: row {number} of column {self.column!r} is {text!r:.40}, not text; "
+                    "leave such rows out, or set data.column to another"
+                )
+            if text:
+                yield text
 
 
 def read_documents(sources: Sequence[Source], column: str, scratch: Path) -> Documents:
@@ -113,17 +126,23 @@ def read_documents(sources: Sequence[Source], column: str, scratch: Path) -> Doc
             raise DataError(
                 f"{source.path}: not UTF-8 at byte {at}; convert it (iconv -t utf-8), unpack it, or leave it out"
             )
-    parts = []
-    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, quiet(offline=True):
-        links = {source: _link(source, folder, number) for number, source in enumerate(sources)}
-        for is_text, group in itertools.groupby(sources, key=lambda source: source.kind == "text"):
-            # Text files are loaded together, for speed. Others one by one: their columns may differ.
-            for batch in [list(group)] if is_text else [[source] for source in group]:
-                wanted = "text" if is_text else column
-                rows = _load(batch, [links[source] for source in batch], wanted, scratch)
-                if rows is not None:
-                    parts.append((batch[0], rows, wanted))
+    scratch.mkdir(parents=True, exist_ok=True)
+    parts: list[Spool | Rows] = []
+    for is_text, group in itertools.groupby(sources, key=lambda source: source.kind == "text"):
+        if is_text:
+            parts.append(Spool(scratch / f"text-{len(parts)}", map(read_text, group)))
+        else:
+            parts += _rows(list(group), column, scratch)
     return Documents(parts)
+
+
+def _rows(sources: list[Source], column: str, scratch: Path) -> Iterator[Rows]:
+    # One by one: their columns may differ.
+    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, quiet(offline=True):
+        for number, source in enumerate(sources):
+            rows = _load(source, _link(source, folder, number), column, scratch)
+            if rows is not None:
+                yield Rows(source, rows, column)
 
 
 def _values(source: Source, rows: Dataset, column: str) -> Iterator[Any]:
@@ -145,25 +164,25 @@ def _link(source: Source, folder: str, number: int) -> str:
     return str(link)
 
 
-def _load(sources: list[Source], links: list[str], column: str, scratch: Path) -> Dataset | None:
-    """The rows of files of one kind; None where there are none, which `datasets` takes for an error."""
+def _load(source: Source, link: str, column: str, scratch: Path) -> Dataset | None:
+    """The rows of a file; None where there are none, which `datasets` takes for an error."""
     import datasets
 
-    source, kind = sources[0], sources[0].kind
     try:
-        options = _options(source, links[0], column)
+        options = _options(source, link, column)
         if options is None:
             return None
-        rows = datasets.load_dataset(kind, data_files=links, cache_dir=str(scratch), split="train", **options)
+        rows = datasets.load_dataset(source.kind, data_files=[link], cache_dir=str(scratch), split="train", **options)
     except DataError:
         raise
     except Exception as error:
         cause = error.__cause__ or error  # `datasets` wraps what went wrong in a sentence that says nothing
         if isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT):
             raise cause from error  # the scratch folder's trouble, not the file's
-        reason = str(cause).partition("\n")[0].replace(links[0], str(source.path))
-        more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-        raise DataError(f"{source.path}{more}: cannot be read as {kind} ({reason}); mend it or leave it out") from error
+        reason = str(cause).partition("\n")[0].replace(link, str(source.path))
+        raise DataError(
+            f"{source.path}: cannot be read as {source.kind} ({reason}); mend it or leave it out"
+        ) from error
     _check_column(source, column, rows.column_names)
     return rows
 
@@ -173,8 +192,6 @@ def _options(source: Source, link: str, column: str) -> dict[str, Any] | None:
     import pyarrow.parquet
     from datasets.packaged_modules.json.json import JsonConfig
 
-    if source.kind == "text":
-        return {"sample_by": "document"}
     if source.kind == "parquet":
         with pyarrow.parquet.ParquetFile(link) as file:
             _check_column(source, column, file.schema_arrow.names)

@@ -11,6 +11,7 @@ inside functions: they take seconds, and a corpus that is in our cache does not 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import queue
 import re
@@ -27,8 +28,8 @@ from normlab.data.sources import files_below, source_sha256
 from normlab.data.subwords import SubwordTokenizer
 from normlab.errors import DataError, nearest
 
-PATIENCE_S = 2.5
-"""Seconds that the hub has for its first answer."""
+PATIENCE_S = 1.5
+"""Seconds that the hub has for its first answer, a commit and no more; starting the command takes most of 5."""
 
 ELSEWHERE = "data=stdlib is text that is always there, data=files data.path=... is your own"
 
@@ -82,8 +83,12 @@ class HubOrigin(Origin):
 
         address = f"{constants.ENDPOINT}/datasets/{self._dataset}"
         try:
-            found = _answer(lambda: HfApi().dataset_info(self._dataset, revision=self._revision, timeout=PATIENCE_S))
-            self._commit = found.sha
+            # Nothing but the commit: the list of its files can be long.
+            self._commit = _answer(
+                lambda: HfApi().dataset_info(
+                    self._dataset, revision=self._revision, timeout=PATIENCE_S, expand=["sha"]
+                ).sha
+            )  # fmt: skip
         except RevisionNotFoundError as error:
             raise DataError(f"data.revision={self._revision}: no commit, branch or tag at {address}") from error
         except GatedRepoError as error:  # a kind of RepositoryNotFoundError
@@ -135,8 +140,8 @@ class HubOrigin(Origin):
         from huggingface_hub import constants
 
         cache = os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")
-        owner, _, _ = self._dataset.rpartition("/")
-        return any(Path(cache).expanduser().glob(f"{owner}___*" if owner else "*"))
+        # A folder for a subset, in it one for a version, in it one for a commit.
+        return any(Path(cache).expanduser().glob(f"{glob.escape(cached_name(self._dataset))}/*/*/*"))
 
     def _documents(self, scratch: Path) -> Iterator[str]:
         """The texts of all rows of the splits, in order."""
@@ -226,6 +231,14 @@ class HubOrigin(Origin):
             )
 
 
+def cached_name(dataset: str) -> str:
+    """What a dataset's folder is called in the cache of `datasets`: TinyStories becomes tiny_stories."""
+    *owner, name = dataset.split("/")
+    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
+    name = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name)
+    return "___".join([*owner, name.lower()])
+
+
 def articles(lines: Iterable[str], first: str) -> Iterator[str]:
     """Rows that are lines, joined into documents.
 
@@ -254,6 +267,11 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
     Raises:
         DataError: There is none of that name, it has no tokenizer.json, or neither hub nor cache.
     """
+    if _is_path(name) and not local_tokenizer(name):
+        raise DataError(
+            f"data.tokenizer={name}: {_not_here(name)}; name a tokenizer.json that there is, a folder with one, or a "
+            "model of the hub as org/name"
+        )
     path = local_tokenizer(name) or _downloaded(name)
     try:
         return SubwordTokenizer(name, path.read_text(encoding="utf-8"))
@@ -261,9 +279,19 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
         raise DataError(f"data.tokenizer={name}: {path} cannot be read ({error}); choose another") from error
 
 
+def _is_path(name: str) -> bool:
+    """Whether a tokenizer's name can be a path only: no name on the hub looks like it."""
+    return name.startswith(("/", ".", "~")) or name.endswith((".json", "/"))
+
+
+def _not_here(name: str) -> str:
+    is_folder = os.path.isdir(os.path.expanduser(name))
+    return "the folder of that name has no tokenizer.json" if is_folder else "there is no such file here"
+
+
 def local_tokenizer(name: str) -> Path | None:
-    """The file of a tokenizer that is named by its path, or None where it is no path."""
-    path = Path(name).expanduser()
+    """The file of a tokenizer that is named by its path, or None where there is none."""
+    path = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves a user that there is not as it stands
     if path.is_dir():
         path = path / "tokenizer.json"
     return path if path.is_file() else None
@@ -286,19 +314,19 @@ def _downloaded(name: str) -> Path:
             return Path(cached)
         from huggingface_hub import HfApi
 
-        _answer(lambda: HfApi().model_info(name, timeout=PATIENCE_S))
+        _answer(lambda: HfApi().model_info(name, timeout=PATIENCE_S, expand=["sha"]))
         disable_progress_bars()
         return Path(hf_hub_download(name, "tokenizer.json"))
     except NoAnswer as error:
-        raise DataError(f"{said}: {error}, and it is in no cache here; {ours}") from error
+        raise DataError(f"{said}: {error}, it is in no cache, and {_not_here(name)}; {ours}") from error
     except GatedRepoError as error:
         raise DataError(
             f"{said}: {constants.ENDPOINT} gives it only to those who may read it; log in (hf auth login, or HF_TOKEN)"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise DataError(
-            f"{said}: no such model at {constants.ENDPOINT}/{name}, and no such file here; give its name as org/name, "
-            f"or log in if it is private; {ours}"
+            f"{said}: no such model at {constants.ENDPOINT}/{name}, and {_not_here(name)}; give its name as "
+            f"org/name, or log in if it is private; {ours}"
         ) from error
     except EntryNotFoundError as error:
         raise DataError(f"{said}: {constants.ENDPOINT}/{name} has no tokenizer.json; choose another model") from error

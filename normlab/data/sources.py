@@ -101,6 +101,19 @@ def invalid_utf8_at(path: Path) -> int | None:
             start += len(chunk)
 
 
+def read_text(source: Source) -> str:
+    r"""All of a text file, whatever it begins with; its line ends become `\n`.
+
+    Raises:
+        DataError: The file cannot be read, or is not UTF-8.
+    """
+    try:
+        with _opened(source.path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+            return text.read()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source.path}: not UTF-8 ({error.reason}); convert it, unpack it, or leave it out") from error
+
+
 def _stdlib() -> list[Source]:
     root = Path(sysconfig.get_path("stdlib"))
     sources = [

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from normlab.config import DEFAULT_VOCAB_SIZE
+from normlab.config import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE
+from normlab.errors import DataError
 
 PIECE = 1 << 20
 """Most characters that are encoded at once. A `tokenizers` encoding takes some 100 bytes a token."""
@@ -63,7 +64,7 @@ class SubwordTokenizer:
         definition: The content of its tokenizer.json.
 
     Raises:
-        ValueError: It is no such JSON.
+        ValueError: It is no such JSON, or one with too many tokens.
     """
 
     def __init__(self, name: str, definition: str) -> None:
@@ -79,16 +80,25 @@ class SubwordTokenizer:
         self._tokenizer.no_padding()
         self.end_of_document: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.vocab_size = self.end_of_document + 1
+        if self.vocab_size > MAX_VOCAB_SIZE:
+            raise ValueError(f"{name}: has a token {self.end_of_document - 1}; the most is {MAX_VOCAB_SIZE - 2}")
 
     def encode(self, text: str) -> np.ndarray:
         """Tokens of a text, without those that some put around it."""
         return np.concatenate(self.encode_batch(list(pieces(text))))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Tokens of each of some texts, on all cores."""
+        """Tokens of each of some texts, on all cores.
+
+        Raises:
+            DataError: The tokenizer has none for one of them.
+        """
         # Words from a command line hold bytes that are not UTF-8 as escapes; no tokenizer takes those.
         whole = [text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for text in texts]
-        encoded = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
+        try:
+            encoded = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
+        except Exception as error:  # that is the class that it raises
+            raise DataError(f"data.tokenizer={self.name}: cannot encode the text ({error}); choose another") from error
         return [np.array(one.ids, token_dtype(self.vocab_size)) for one in encoded]
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:

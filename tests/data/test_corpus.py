@@ -35,6 +35,10 @@ def some_texts(count: int, seed: int = 0) -> dict[str, str]:
     return {f"{i:03d}.txt": f"# {i}\n" + " ".join(draw.choices(words, k=60)) for i in range(count)}
 
 
+def some_rows(count: int) -> dict[str, str]:
+    return {"a.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in some_texts(count).values())}
+
+
 def documents_of(tokens: np.ndarray) -> list[str]:
     """The documents of a part under the bytes tokenizer, found by another way than the package's."""
     ends = np.flatnonzero(tokens == END)
@@ -193,7 +197,7 @@ def test_the_second_time_comes_from_the_cache(files: Files, cache: Path, monkeyp
 
 def test_only_tokens_are_kept(files: Files, cache: Path) -> None:
     open_corpus(files(some_texts(30)))
-    assert names_in(cache) == {"normlab.lock", "tokens"}
+    assert names_in(cache) == {"normlab.locks", "tokens"}
     assert names_in(folder_of(cache)) == {"meta.json", "train.bin", "val.bin"}
 
 
@@ -202,7 +206,7 @@ def test_what_others_keep_in_the_same_folder_stays(files: Files, cache: Path) ->
         (cache / name).mkdir(parents=True)
     before = names_in(cache)
     open_corpus(files(some_texts(30)))
-    assert names_in(cache) == before | {"normlab.lock"}
+    assert names_in(cache) == before | {"normlab.locks"}
     for name in before:
         assert "mine" in names_in(cache / name)
 
@@ -343,7 +347,7 @@ def test_a_full_disk_leaves_nothing_behind(files: Files, cache: Path, monkeypatc
     monkeypatch.setattr(module, "_bin", lambda folder, part: Path("/dev/full"))
     with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); set NORMLAB_CACHE .*space"):
         open_corpus(config)
-    assert names_in(cache) == {"normlab.lock", "tokens"}
+    assert names_in(cache) == {"normlab.locks", "tokens"}
     assert names_in(cache / "tokens") == set()
     monkeypatch.undo()
     assert len(open_corpus(config, cache).train) > 0
@@ -352,7 +356,7 @@ def test_a_full_disk_leaves_nothing_behind(files: Files, cache: Path, monkeypatc
 def test_a_corpus_that_is_there_needs_no_writing(files: Files, cache: Path) -> None:
     config = files(some_texts(3))
     first = open_corpus(config)
-    (cache / "normlab.lock").unlink()
+    shutil.rmtree(cache / "normlab.locks")
     times = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
     assert_same(first, open_corpus(config))
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == times
@@ -366,7 +370,7 @@ OPEN = """
 import os, signal, sys, time
 from pathlib import Path
 from normlab.config import FilesData
-from normlab.data import cache, corpus, origins, tokenizers
+from normlab.data import cache, corpus, tokenizers
 
 def kill(*args):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -403,17 +407,17 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
 
 def test_two_processes_want_the_same(files: Files, tmp_path: Path) -> None:
     """One makes it, the other waits and uses it; neither writes outside the cache."""
-    config, home, meeting = files(some_texts(30)), tmp_path / "home", tmp_path / "meeting"
+    config, home, meeting = files(some_rows(30)), tmp_path / "home", tmp_path / "meeting"
     home.mkdir()
     meeting.mkdir()
     # Each has found the cache empty before either takes the lock.
     meet = f"""
 locked, meeting = corpus.locked, Path({str(meeting)!r})
-def meet(cache):
+def meet(*args):
     (meeting / str(os.getpid())).touch()
     while len(list(meeting.iterdir())) < 2:
         time.sleep(0.01)
-    return locked(cache)
+    return locked(*args)
 corpus.locked = meet
 """
     processes = [start(config, meet, HOME=str(home), HF_HUB_OFFLINE=offline) for offline in "01"]
@@ -423,24 +427,51 @@ corpus.locked = meet
     assert list(home.rglob("*")) == []
 
 
-def test_the_second_time_does_not_import_datasets(files: Files) -> None:
+STOP = """
+write = corpus._write
+def stop(*args):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    write(*args)
+corpus._write = stop
+"""
+
+
+def test_a_stopped_process_holds_up_nobody_but_who_wants_the_same(files: Files, cache: Path) -> None:
     config = files(some_texts(30))
+    owner = start(config, STOP)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(owner.pid, os.WUNTRACED)[1])
+        half_made = set(cache.glob(".normlab-making/*/*"))
+        other = open_corpus(replace(config, val_fraction=0.3))
+        assert set(cache.glob(".normlab-making/*/*")) == half_made != set()
+        waiting = [start(config) for _ in range(2)]
+        for process in waiting:
+            assert process.stderr is not None
+            assert process.stderr.readline() == f"normlab: waiting for process {owner.pid}, which makes this corpus\n"
+        waiting[0].send_signal(signal.SIGINT)
+        waiting[0].communicate(timeout=5)
+        assert waiting[0].returncode == -signal.SIGINT
+    finally:
+        owner.send_signal(signal.SIGCONT)
+    assert finish(owner)[0] == finish(waiting[1])[0] != other.sha256
+    assert names_in(cache) == {"normlab.locks", "tokens"}
+
+
+def test_the_second_time_does_not_import_datasets(files: Files) -> None:
+    config = files(some_rows(30))
     corpus = open_corpus(config)
     assert finish(start(config)) == [corpus.sha256, "False"]
 
 
-# Most of them read the text without `datasets`, whose import would take most of the time.
-SIMPLY = "origins.read_documents = lambda sources, *_: [source.path.read_text() for source in sources]\n"
-
 KILLS = {
     "once the text is read": "corpus._write = kill",
-    "in the middle of the tokens": SIMPLY
-    + "tokenizers.BytesTokenizer.encode = kill_at_call(9, tokenizers.BytesTokenizer.encode)",
-    "before the meta": SIMPLY + "corpus.baselines = kill",
-    "before anything is on the disk": SIMPLY + "cache._sync = kill",
-    "before the old one is moved": SIMPLY + "Path.rename = kill",
-    "between the old one and the new": SIMPLY + "Path.rename = kill_at_call(2, Path.rename)",
-    "before the old one is deleted": SIMPLY + "cache._sync = kill_at_call(5, cache._sync)",
+    "in the middle of the tokens": "encode = tokenizers.BytesTokenizer.encode\n"
+    "tokenizers.BytesTokenizer.encode = kill_at_call(9, encode)",
+    "before the meta": "corpus.baselines = kill",
+    "before anything is on the disk": "cache._sync = kill",
+    "before the old one is moved": "Path.rename = kill",
+    "between the old one and the new": "Path.rename = kill_at_call(2, Path.rename)",
+    "before the old one is deleted": "cache._sync = kill_at_call(5, cache._sync)",
 }
 
 
@@ -461,7 +492,7 @@ def test_killed_while_it_is_made(damaged: bool, files: Files, cache: Path) -> No
         assert ".normlab-making" in names_in(caches[when]), when
         assert_same(whole, open_corpus(config, caches[when]))
         open_corpus(replace(config, val_fraction=0.3), caches[when])
-        assert names_in(caches[when]) == {"normlab.lock", "tokens"}, when
+        assert names_in(caches[when]) == {"normlab.locks", "tokens"}, when
         assert len(list((caches[when] / "tokens").iterdir())) == 2, when
 
 

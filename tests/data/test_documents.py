@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import io
 import json
 import logging
 import socket
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +50,39 @@ def test_a_text_file_is_a_document(files: Files, read: Read) -> None:
 
 def test_line_ends_of_text_files_become_newlines(files: Files, read: Read) -> None:
     assert read(files({"a.txt": "a\r\nb\rc\n"})) == ["a\nb\nc\n"]
+
+
+def tar(**members: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        tar(one=b"1", two=b"2"),
+        bytes(20_000),
+        b"BZhou said: hello\n",
+        b"PK\x03\x04 and so on",
+        b"Rar!\x1a\x07\x00",
+        b"\x04\x22M\x18",
+    ],
+    ids=["a tar", "zeros", "bzip2", "zip", "rar", "lz4"],
+)
+def test_a_text_that_begins_like_an_archive_is_a_document(content: bytes, files: Files, read: Read) -> None:
+    assert read(files({"a.txt": "a", "b.txt": content, "c.txt": "c"})) == ["a", content.decode(), "c"]
+
+
+@pytest.mark.parametrize("content", [bytes(20_000), b"BZhou said: hello\n", b"PK\x03\x04 and so on"])
+def test_rows_that_begin_like_an_archive_are_named(content: bytes, files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=r"b\.jsonl: cannot be read as json \(.*\); mend it") as caught:
+        read(files({"a.jsonl": lines({"text": "a"}), "b.jsonl": content}))
+    assert "\n" not in str(caught.value)
 
 
 def test_more_files_than_are_read_at_once(files: Files, read: Read) -> None:

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 from hub_server import COMMIT, Hub, Repositories
 
-from normlab.config import DATA, TOKENIZERS, HubData, NamedData, WikiText103
+from normlab.config import DATA, TOKENIZERS, HubData, NamedData, StdlibData, WikiText103
 from normlab.data import hub as module
 from normlab.data.corpus import open_corpus
 from normlab.data.subwords import BpeTokenizer
@@ -131,7 +131,7 @@ def test_what_is_streamed_is_what_is_there(hub: Any, opened: Any, cache: Path, t
     assert lines["sha256"] == tables["sha256"]
     assert tables["name"] == "org/parquet"
     assert tables["source"] == {"dataset": "org/parquet", "subset": None, "split": "train", "commit": COMMIT}
-    assert {path.name for path in cache.iterdir()} == {"normlab.lock", "tokens"}
+    assert {path.name for path in cache.iterdir()} == {"normlab.locks", "tokens"}
     assert not list(tmp_path.rglob("*.arrow")), "a copy of the dataset was kept"
 
 
@@ -202,6 +202,30 @@ def test_a_tokenizer_comes_from_the_hub_once(hub: Any, opened: Any, tmp_path: Pa
     assert len(other["val"]) > len(first["val"])
 
 
+@pytest.mark.parametrize("name", ["{}/nosuch.json", "./x", "../x/y", "~/x", "~nobody-at-all/x", "nosuch.json", "x/"])
+def test_a_path_that_is_not_there_is_not_asked_for(name: str, tmp_path: Path) -> None:
+    name = name.format(tmp_path)
+    with pytest.raises(DataError) as caught:
+        open_corpus(StdlibData(tokenizer=name))
+    assert str(caught.value).startswith(f"data.tokenizer={name}: there is no such file here; name a tokenizer.json")
+
+
+def test_a_folder_without_a_tokenizer_says_what_it_lacks(
+    hub: Any, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a-folder").mkdir()
+    (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
+    lacks = r"the folder of that name has no tokenizer\.json; "
+    with pytest.raises(DataError, match=rf"data.tokenizer={tmp_path}/a-folder: {lacks}name a tokenizer\.json"):
+        open_corpus(StdlibData(tokenizer=f"{tmp_path}/a-folder"))
+    before = f"import normlab, os; os.chdir({str(tmp_path)!r})"  # where the name might be the hub's too
+    (told,) = opened(hub().endpoint, {"name": ".", "tokenizer": "a-folder"}, before=before)
+    assert re.search(rf"data.tokenizer=a-folder: no such model at .*, and {lacks}", told["error"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=rf"data.tokenizer=a-folder: HF_HUB_OFFLINE is set, .* {lacks}"):
+        open_corpus(StdlibData(tokenizer="a-folder"))
+
+
 # No hub
 
 
@@ -235,7 +259,42 @@ def test_no_hub_and_no_cache_is_said_within_five_seconds(
         assert told["error"].startswith("data.name=org/parquet: ")
         assert NO_HUB in told["error"]
     assert ("HF_HUB_OFFLINE is set" if how == "offline" else f"no answer from {endpoint}") in told["error"]
-    assert "in no cache here" in told["error"]
+    assert re.search(r"in no cache( here;|, and there is no such file here;)", told["error"])
+
+
+def test_a_silent_hub_costs_the_whole_command_less_than_five_seconds(silent: str, tmp_path: Path) -> None:
+    """From outside, with its imports and its end. Where these alone take longer than three, two more."""
+    words = ["train", "data=tinystories", "tracking.wandb=off", f"results_dir={tmp_path / 'results'}"]
+
+    def run(offline: str) -> tuple[float, str]:
+        start = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "normlab", *words], cwd=ROOT, capture_output=True, text=True, timeout=60,
+            env=os.environ | {"HF_ENDPOINT": silent, "HF_HUB_OFFLINE": offline, "HF_HOME": str(tmp_path)},
+        )  # fmt: skip
+        return time.monotonic() - start, done.stderr
+
+    before, (taken, said), after = run("1")[0], run("0"), run("1")[0]
+    assert said.startswith(f"error: data=tinystories: no answer from {silent} within ")
+    assert said.count("\n") == 1
+    assert taken < max(5, max(before, after) + 2)
+
+
+def test_another_dataset_in_the_cache_is_not_this_one(opened: Any, tmp_path: Path) -> None:
+    for name in ("org___other", "other", "org___parquet/default/0.0.0"):  # the last one was never finished
+        (tmp_path / "datasets" / name).mkdir(parents=True)
+    (tmp_path / "datasets" / "org___other" / "default" / "0.0.0" / "hash").mkdir(parents=True)
+    (told,) = opened(refused(), {"name": "org/parquet"}, HF_HOME=str(tmp_path))
+    assert "org/parquet is in no cache here" in told["error"]
+    assert not told["datasets"]
+
+
+@pytest.mark.parametrize("name", ["roneneldan/TinyStories", "a/fineweb-edu", "A/HTMLPage2X_y", "squad"])
+def test_a_dataset_in_the_cache_is_called_as_datasets_calls_it(name: str) -> None:
+    from datasets.naming import camelcase_to_snakecase
+
+    *owner, last = name.split("/")
+    assert module.cached_name(name) == "___".join([*owner, camelcase_to_snakecase(last)])
 
 
 def test_a_question_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +349,7 @@ def test_a_hub_that_dies_in_the_middle(name: str, before: str, hub: Any, opened:
     assert told["seconds"] < 90
     assert len(dying.requests) < 60
     assert list((cache / "tokens").iterdir()) == []
-    assert {path.name for path in cache.iterdir()} == {"normlab.lock", "tokens"}
+    assert {path.name for path in cache.iterdir()} == {"normlab.locks", "tokens"}
     (whole,) = opened(hub().endpoint, words)
     assert sorted(documents_of(whole)) == sorted(TEXTS)
 
@@ -356,6 +415,7 @@ def test_a_run_needs_neither_text_nor_tokenizer_once_it_is_made(
         (["data.tokenizer=bpee"], r"did you mean 'bpe'"),
         (["data.vocab_size=500"], r"has no effect with data.tokenizer=bytes; .*data.tokenizer=bpe"),
         (["data.vocab_size=256", "data.tokenizer=bpe"], r"data.vocab_size=256: must be at least 257"),
+        (["data.vocab_size=100000000000", "data.tokenizer=bpe"], r"vocab_size=100000000000: must be at most 1048576"),
         (["data.max_tokens=1"], r"data.max_tokens=1: must be at least 2"),
         (["data=hub"], r"data=hub needs a dataset's name; give data.name=roneneldan/TinyStories"),
         (["data=hub", "data.name=stdlib"], r"data.name=stdlib: is a corpus.*use data=stdlib"),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from normlab.config import FilesData
+from normlab.config import MAX_VOCAB_SIZE, FilesData
 from normlab.data import subwords
 from normlab.data.corpus import open_corpus
 from normlab.data.hub import pretrained_tokenizer
@@ -187,3 +187,30 @@ def test_what_is_no_tokenizer_json_is_said(content: str, tmp_path: Path) -> None
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(DataError, match=r"data.tokenizer=.*cannot be read .*choose another"):
         pretrained_tokenizer(str(tmp_path))
+
+
+def word_level(**vocab: int) -> str:
+    made = Tokenizer(models.WordLevel(dict.fromkeys(vocab, 0), unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    definition = json.loads(made.to_str())
+    definition["model"]["vocab"] = vocab
+    return json.dumps(definition)
+
+
+def test_a_tokenizer_that_cannot_encode_the_text_is_named(files: Callable[..., FilesData], tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(word_level(a=0, b=1))
+    with pytest.raises(DataError, match=r"data.tokenizer=.*cannot encode the text \(.*\[UNK\].*\); choose another"):
+        open_corpus(files({"a.txt": "a b c " * 100}, tokenizer=str(path)))
+
+
+@pytest.mark.parametrize("largest", [MAX_VOCAB_SIZE - 2, MAX_VOCAB_SIZE - 1, 4_000_000_000])
+def test_a_vocabulary_has_an_end(largest: int, files: Callable[..., FilesData], tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(word_level(a=0, b=largest))
+    config = files({"a.txt": "a b " * 100}, tokenizer=str(path))
+    if largest == MAX_VOCAB_SIZE - 2:
+        assert open_corpus(config).tokenizer.vocab_size == MAX_VOCAB_SIZE
+    else:
+        with pytest.raises(DataError, match=rf"has a token {largest}; the most is 1048574\); choose another"):
+            open_corpus(config)

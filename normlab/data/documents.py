@@ -199,8 +199,25 @@ def _options(source: Source, link: str, column: str) -> dict[str, Any] | None:
             return {"columns": [column], "batch_size": 1000} if file.metadata.num_rows else None
     if source.path.stat().st_size == 0:
         return None
+    if (line := _null_line(source.path)) is not None:
+        raise DataError(f"{source.path}: line {line} is null, not an object; leave such lines out")
     # Rows with the columns of some chat formats would else be turned into others, by a package we lack.
     return {"parse_agent_traces": False} if "parse_agent_traces" in JsonConfig.__dataclass_fields__ else {}
+
+
+def _null_line(path: Path) -> int | None:
+    """The first line of JSONL that begins with null, or none: pyarrow dies of one where it begins to read.
+
+    (pyarrow 26.0.1, `pyarrow.json.read_json`: a segmentation fault. Other values that are no object it refuses.)
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            value = line.strip(b"\xef\xbb\xbf \t\r\n")
+            if value.startswith(b"null"):
+                return number
+            if value.startswith(b"[") or value == b"{":  # one value over several lines, which is read otherwise
+                return None
+    return None
 
 
 def _check_column(source: Source, column: str, names: list[str]) -> None:

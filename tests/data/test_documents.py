@@ -225,6 +225,14 @@ def test_a_row_that_is_no_text_is_named(rows: list[object], number: int, value: 
         read(files({"a.jsonl": lines(*rows)}))
 
 
+@pytest.mark.parametrize(("before", "after"), [("", '{"text": "a"}\n'), ('{"text": "a"}\n', ""), ("\n \ufeff", "\n")])
+def test_a_line_that_is_null_is_named(before: str, after: str, files: Files, read: Read) -> None:
+    """pyarrow dies of it where it comes first."""
+    line = before.count("\n") + 1
+    with pytest.raises(DataError, match=rf"a\.jsonl: line {line} is null, not an object; leave such lines out"):
+        read(files({"a.jsonl": f"{before}null{after}"}))
+
+
 def test_rows_of_several_types_are_named(files: Files, read: Read) -> None:
     # Versions of `datasets` differ: some refuse the file, some hand out the number.
     with pytest.raises(DataError, match=r"a\.jsonl: (row 2 of column 'text' is 3|cannot be read as json)"):

@@ -60,9 +60,9 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
         ConfigError, DataError, StoreError: Each says what to do.
     """
     resolved = resolve(config)
-    apply(resolved)
     # A signal ends this at once: what it makes appears whole or not at all.
     corpus = open_corpus(config.data)
+    apply(resolved)  # after the corpus: it loads half a compiler, and a text that is not there is said sooner
     with StopRequest() as stop:
         now = describe(config, resolved, corpus)
         folder = RunFolder(_place(config, now))

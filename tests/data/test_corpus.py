@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -401,7 +402,9 @@ def start(config: FilesData, before: str = "", **env: str) -> subprocess.Popen[s
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
     out, err = process.communicate(timeout=100)
-    assert (process.returncode, err) == (0, "")
+    # On a busy machine the other one takes long enough to be waited for aloud.
+    assert process.returncode == 0, err
+    assert re.fullmatch(r"(normlab: waiting for process \d+, which makes this corpus\n)?", err)
     return out.split()
 
 

@@ -80,12 +80,9 @@ def _wait(file: TextIO) -> None:
         time.sleep(0.02)
         if _take(file):
             return
-    owner = Path(file.name).read_text(encoding="ascii")  # nothing yet, if it has only just begun
-    print(
-        f"normlab: waiting for {f'process {owner}' if owner else 'another process'}, which makes this corpus",
-        file=sys.stderr,
-        flush=True,
-    )
+    pid = Path(file.name).read_text(encoding="ascii")  # empty, if it has only just begun
+    owner = f"process {pid}" if pid else "another process"
+    print(f"normlab: waiting for {owner}, which makes this corpus", file=sys.stderr, flush=True)
     fcntl.flock(file, fcntl.LOCK_EX)
     _sign(file)
 

@@ -181,8 +181,9 @@ def wrong_ending(said: Said, names: Sequence[str] = ()) -> str:
         return f"a refusal that prints: {said.out[:200]}"
     if not TO_DO.search(lines[0].rpartition("; ")[2].lower()):
         return f"nothing to do: {lines[0]}"
-    # What no terminal can show is told as an escape.
-    if names and not any(name.encode(errors="backslashreplace").decode() in lines[0] for name in names):
+    # What no terminal can show is told as an escape, and any white space as a blank.
+    shown = [" ".join(name.encode(errors="backslashreplace").decode().split()) for name in names]
+    if names and not any(name in lines[0] for name in shown):
         return f"does not name {' or '.join(names)[:100]}: {lines[0]}"
     return ""
 

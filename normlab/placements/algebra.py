@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
-from normlab.placements.base import INNER_SITES, PLACEMENTS, MakeNorm, Placement
-from normlab.source import claim, code_of
+from normlab.placements.base import INNER_SITES, MakeNorm, Placement, register_placement
+from normlab.source import code_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -240,10 +240,8 @@ def register_row(row: Row) -> None:
     for site in (*row.attn.norms, *row.mlp.norms):
         if site not in SITES:
             raise ConfigError(f"placement {row.name!r}: " + unknown("site", site, SITES))
-    known = PLACEMENTS.get(row.name)
-    claim("placement", row.name, known=known is not None, same=_ROWS_BY_NAME.get(row.name) == row)
+    register_placement(AlgebraPlacement(name=row.name), same=_ROWS_BY_NAME.get(row.name) == row)
     _ROWS_BY_NAME[row.name] = row
-    PLACEMENTS[row.name] = AlgebraPlacement(name=row.name)
 
 
 for _row in ROWS:

@@ -99,10 +99,16 @@ PLACEMENTS: dict[str, Placement] = {}
 """By name: the placement with its default options."""
 
 
-def register_placement(placement: Placement) -> Placement:
-    """Make a placement known by its name. A name that is taken is an error."""
+def register_placement(placement: Placement, *, same: bool | None = None) -> Placement:
+    """Make a placement known by its name. A name that is taken is an error.
+
+    Args:
+        placement: With its default options.
+        same: Whether what is known by that name is this very placement; if its class is, unless given.
+    """
     known = PLACEMENTS.get(placement.name)
-    same = known is not None and type(known).__qualname__ == type(placement).__qualname__
+    if same is None:
+        same = known is not None and type(known).__qualname__ == type(placement).__qualname__
     claim("placement", placement.name, known=known is not None, same=same)
     PLACEMENTS[placement.name] = placement
     return placement

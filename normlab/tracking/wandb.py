@@ -31,13 +31,14 @@ SETTINGS: dict[str, Any] = {
     "x_disable_stats": True,
     "x_disable_meta": True,
     "x_save_requirements": False,
-    "init_timeout": 8.0,
+    "init_timeout": 10.0,
     "finish_timeout": 8.0,
     "finish_timeout_raises": True,
     "x_transaction_log_flush_interval": 2.0,
 }
-"""Quiet, nothing taken from the machine, and bounded waits: at most 8 s for W&B's server at either end, and
-at most 2 s of rows not yet on disk. Those that the installed version does not know are left out."""
+"""Quiet, nothing taken from the machine, and bounded waits: at most 8 s for W&B's server at the end, and at most
+2 s of rows not yet on disk. At the beginning whoever waits cuts W&B off before its own time is over, so that the
+two never come at once. Those that the installed version does not know are left out."""
 
 
 class WandbSink:
@@ -54,6 +55,12 @@ class WandbSink:
         self._folder = folder
         self._run: Any = None
         self._tokens_per_step = 0
+        self._cut_off = False
+        self._tries_online = False
+        self._told = False
+        """Whether the command that sends an offline run has been named."""
+        self._over = False
+        """Whether there is nothing more to do or to say."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
         """Begin a W&B run, or go on with the one of this id; offline each part is a run folder of its own."""
@@ -61,6 +68,7 @@ class WandbSink:
         self._tokens_per_step = config["train"]["batch_size"] * config["model"]["context"]
         with self._guarded("did not start"):
             self._run = self._init(run)
+            self._over = self._over or self._run is None
             if self._run is not None:
                 # Offline, W&B counts every part from 0 and takes no `resume`; our own step is the axis.
                 self._run.define_metric("train/step")
@@ -81,13 +89,34 @@ class WandbSink:
                 summary = {key: status.get(key) for key in ("state", "val_loss", "best_val_loss")}
                 self._run.summary.update({key: value for key, value in summary.items() if value is not None})
                 self._run.finish(exit_code=int(status["state"] == "failed"))
-                self._run = None
+                if self._run.offline and not self._told and not self._over:
+                    _say(f"W&B was offline: {_later(self._run)}")
+                self._run, self._over = None, True
 
-    def abandon(self) -> None:
-        """End W&B's own process, whatever it is doing: what waits for it fails at once. What it wrote stays."""
+    def cut_off(self) -> bool:
+        """End W&B's own process, whatever it is doing: what waits for it fails at once. What it wrote stays.
+
+        An attempt to begin online goes on offline. (A process that stops even before that leaves W&B's `setup`
+        waiting for a lock of its own, for ever.)
+        """
+        self._cut_off = True
         for pid in _own_processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        return self._tries_online
+
+    def abandon(self, why: str) -> None:
+        """Cut it off for good; that it fails then is not said again."""
+        if not self._over:
+            self._over = True
+            _warn(why, self._run)
+        self.cut_off()
+
+    def let_go(self) -> None:
+        """W&B's exit hook would wait for the process that was ended."""
+        self._run = None
+        if "wandb" in sys.modules:
+            _tear_down()
 
     def _init(self, run: Mapping[str, Any]) -> Any:
         import wandb
@@ -104,12 +133,17 @@ class WandbSink:
             # Asked here, because W&B would ask for a key on the terminal and wait.
             if not seen.has_login:
                 raise PermissionError("no login for W&B; `wandb login` makes one")
+            self._tries_online = True
             return wandb.init(mode="online", resume="allow", settings=_known_settings(), **options)
         except Exception as error:
+            if self._over:
+                raise
+            why = self._reason(error)
             # W&B's process goes on holding the id of a run that failed to start.
             _tear_down()
             offline = wandb.init(mode="offline", settings=_known_settings(), **options)
-            _warn(f"goes on offline: {_one_line(error)}", offline)
+            _warn(f"goes on offline: {why}", offline)
+            self._told = True
             return offline
 
     def options(self, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,10 +173,16 @@ class WandbSink:
             with _no_error_reports():
                 yield
         except Exception as error:
-            _warn(f"{what}: {_one_line(error)}", self._run)
-            self._run = None
+            if not self._over:
+                _warn(f"{what}: {self._reason(error)}", self._run)
+            self._run, self._over = None, True
             # Without this W&B's exit hook would fail loudly, and a later run would inherit a dead process.
             _tear_down()
+
+    def _reason(self, error: Exception) -> str:
+        """What failed; where that is our own doing, why we did it."""
+        was, self._cut_off = self._cut_off, False
+        return "it does not answer" if was else _one_line(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +320,17 @@ def _own_processes() -> list[int]:
 
 
 def _warn(what: str, run: Any) -> None:
-    line = f"normlab: W&B {what}. The local record has everything"
-    if run is not None:
-        flag = "" if run.offline else "--include-online "
-        line += f"; what W&B has can be sent later: wandb sync {flag}{shlex.quote(run.settings.sync_dir)}"
+    _say(f"W&B {what}. The local record has everything; {'W&B got nothing' if run is None else _later(run)}")
+
+
+def _later(run: Any) -> str:
+    flag = "" if run.offline else "--include-online "
+    return f"what W&B has can be sent later: wandb sync {flag}{shlex.quote(run.settings.sync_dir)}"
+
+
+def _say(line: str) -> None:
     with suppress(OSError, ValueError):
-        print(line, file=sys.stderr)
+        print(f"normlab: {line}", file=sys.stderr)
 
 
 def _one_line(error: Exception) -> str:

@@ -25,13 +25,14 @@ class StopRequest:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """Give the handlers back."""
-        self._restore()
+        self.end()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        self._restore()
+        self.end()
 
-    def _restore(self) -> None:
+    def end(self) -> None:
+        """Give the handlers back; once is enough."""
         for number, handler in self._old.items():
             signal.signal(number, handler)
         self._old = {}

@@ -73,7 +73,7 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
                     _say(f"run.name={config.run.name}: has no effect, the run has ended and is called {run['name']}")
                 return Outcome(folder, status["state"], status, already=True)
         # What can be wrong with a new run is wrong here, before its folder is made.
-        with _memory():
+        with _torchs_words():
             loop = Loop(config, resolved, corpus, folder, [])
         with folder.lock():
             if folder.exists():
@@ -184,41 +184,56 @@ def _run(loop: Loop, run: dict[str, Any], stop: StopRequest) -> Outcome:
             sink.start(run, first)
             if run.get("continued_from", {}).get("step") == first and first > 0:
                 sink.log(copied_rows(loop.folder))
-        with _memory():
+        with _torchs_words():
             state = loop.run(stop)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: no checkpoint, and nobody's failure
-            _finish(loop, loop.status("interrupted"))
+            _finish(loop, loop.status("interrupted"), stop, at_once=True)
         else:
             reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
-            _finish(loop, {**loop.status("failed"), "error": reason})
+            _finish(loop, {**loop.status("failed"), "error": reason}, stop)
         raise
     status = loop.status(state)
-    _finish(loop, status)
+    _finish(loop, status, stop)
     return Outcome(loop.folder, state, status, stop.received if state == "interrupted" else None)
 
 
 @contextlib.contextmanager
-def _memory() -> Iterator[None]:
-    """Torch's words for memory that ran out, in ours; it has a class of error for a GPU's only."""
+def _torchs_words() -> Iterator[None]:
+    """What torch says of memory that ran out, and of a compiler that fails, in ours."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        ran_out = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        if not ran_out:
-            raise
-        raise ConfigError(
-            "the memory ran out; lower train.batch_size or model.context, or raise train.accumulation, which splits "
-            "a batch into parts that go through the model one after the other"
-        ) from error
+        # It has a class of error for a GPU's memory only.
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            raise ConfigError(
+                "the memory ran out; lower train.batch_size or model.context, or raise train.accumulation, which "
+                "splits a batch into parts that go through the model one after the other"
+            ) from error
+        if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+            reason = " ".join(str(error).partition("\n\n")[0].split())
+            raise ConfigError(
+                f"compile=on: torch's compiler failed ({reason:.200}); see what `normlab doctor` says of it, or train "
+                "with compile=off"
+            ) from error
+        raise
 
 
-def _finish(loop: Loop, status: dict[str, Any]) -> None:
+def _finish(loop: Loop, status: dict[str, Any], stop: StopRequest, *, at_once: bool = False) -> None:
+    mirrors = [sink for sink in loop.sinks if isinstance(sink, Background)]
     try:
         loop.folder.write_status(status)
     finally:
-        for sink in loop.sinks:
-            sink.finish(status)
+        stop.end()  # no step is left to stop at: from here Ctrl-C is for what is waited for
+        try:
+            for mirror in mirrors if at_once else ():
+                mirror.abandon()
+            for sink in loop.sinks:
+                sink.finish(status)
+        except KeyboardInterrupt:
+            for mirror in mirrors:
+                mirror.abandon()
+            raise
 
 
 def _note_what_differs(loop: Loop, begun: dict[str, Any], now: dict[str, Any]) -> None:

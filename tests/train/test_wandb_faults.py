@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from pathlib import Path
 import pytest
 from resuming import WORDS, differences
 
+from normlab.store.runs import RunFolder
+
 KEY = {"WANDB_API_KEY": "a" * 40}
 
 IN_THE_MIDDLE = """
@@ -21,20 +25,22 @@ import os, signal, subprocess, sys
 from normlab.tracking.console import Console
 from normlab.train import start
 
-number = getattr(signal, sys.argv.pop(1))
+numbers = [getattr(signal, name) for name in sys.argv.pop(1).split("+")]
 
 class Striking(Console):
     def log(self, rows):
         super().log(rows)
-        if rows[-1]["step"] == 8:
+        if rows[-1]["step"] == 8 and numbers:
             found = subprocess.run(["pgrep", "-P", str(os.getpid()), "wandb-core"], capture_output=True, text=True)
-            os.kill(int(found.stdout), number)
+            os.kill(int(found.stdout), numbers.pop(0))
+            while numbers:
+                os.kill(os.getpid(), numbers.pop(0))
 
 start.Console = Striking
 from normlab.cli import main
 main()
 """
-"""Trains, and at step 8 sends W&B's own process the signal that is the first word."""
+"""Trains, and at step 8 sends W&B's own process the signal that is the first word, and itself those after a +."""
 
 
 @contextmanager
@@ -88,3 +94,72 @@ def test_the_run_is_the_same(case: str, reference: Path, alone: float, tmp_path:
     # What W&B keeps in the folder of the run is its own.
     subprocess.run(["rm", "-r", folder / "wandb"], check=True)
     assert differences(reference, folder) == []
+
+
+BEGINNING = """
+import os, signal, subprocess, sys, threading, time
+from normlab.cli import main
+
+def stop():
+    while True:
+        found = subprocess.run(["pgrep", "-P", str(os.getpid()), "wandb-core"], capture_output=True, text=True)
+        if found.stdout:
+            return os.kill(int(found.stdout), signal.SIGSTOP)
+        time.sleep(0.001)
+
+threading.Thread(target=stop, daemon=True).start()
+main()
+"""
+"""Trains, and stops W&B's own process as soon as there is one."""
+
+
+def test_stopped_while_it_begins(reference: Path, alone: float, tmp_path: Path) -> None:
+    """It is waited for once, and the one line does not promise what W&B never got."""
+    said, seconds = train(tmp_path / "results", "-c", BEGINNING, mode="offline")
+    (line,) = [line for line in said.splitlines() if "W&B" in line]
+    assert line.endswith("The local record has everything; W&B got nothing")
+    assert seconds - alone < 10 + 5
+    folder = tmp_path / "results" / "runs" / reference.name
+    subprocess.run(["rm", "-rf", folder / "wandb"], check=True)
+    assert differences(reference, folder) == []
+
+
+@pytest.mark.parametrize(
+    ("signals", "awaited", "state"),
+    [
+        ("SIGSTOP+SIGINT+SIGINT", "", "interrupted"),
+        ("SIGSTOP+SIGINT", "interrupted at step", "interrupted"),
+        ("SIGSTOP", "finished at step", "finished"),
+    ],
+)
+def test_the_second_ctrl_c_waits_for_nothing(signals: str, awaited: str, state: str, tmp_path: Path) -> None:
+    """Nor does any while the end of a run waits for W&B, which is stopped: two of them at once, one before, none."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    words = ["train", *WORDS, "tracking.wandb=offline", f"results_dir={tmp_path}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_THE_MIDDLE, signals, *words],
+        env=kept, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stderr is not None
+            said = ""
+            while (awaited or "step 4/16") not in said:
+                said = process.stderr.readline()
+                assert said
+            since = time.monotonic()
+            if awaited:
+                time.sleep(0.5)  # W&B is waited for by now
+                os.killpg(process.pid, signal.SIGINT)
+            _, rest = process.communicate(timeout=60)
+            seconds = time.monotonic() - since
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert seconds < 4, rest
+    (line,) = [line for line in rest.splitlines() if "W&B" in line]
+    command = shlex.split(line.partition("The local record has everything; what W&B has can be sent later: ")[2])
+    assert command[:2] == ["wandb", "sync"]
+    assert Path(command[2]).is_dir()
+    assert "Traceback" not in rest
+    (path,) = (tmp_path / "runs").iterdir()
+    assert RunFolder(path).state() == state

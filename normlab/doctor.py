@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
-import re
 import shutil
 import subprocess
 import tempfile
@@ -54,18 +53,24 @@ def checks(results_dir: str) -> Iterator[Check]:
 
 
 def _versions() -> tuple[str, str, str]:
+    from packaging.requirements import Requirement
+
     seen = [f"{__version__} on Python {platform.python_version()}"]
-    wrong = []
-    for requirement in metadata.requires("normlab") or []:
-        if "extra ==" in requirement:
+    wrong: dict[str, str] = {}
+    for requirement in map(Requirement, metadata.requires("normlab") or []):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        wanted = f"{requirement.name}{requirement.specifier}"
         try:
-            seen.append(f"{name} {metadata.version(name)}")
+            version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            wrong.append(requirement)
+            wrong[wanted] = f"{requirement.name} is missing"
+            continue
+        seen.append(f"{requirement.name} {version}")
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong[wanted] = f"{requirement.name} should be {requirement.specifier}"
     if wrong:
-        return BAD, f"{', '.join(seen)}; missing: {', '.join(wrong)}", f"pip install {' '.join(map(repr, wrong))}"
+        return BAD, f"{', '.join(seen)}; {', '.join(wrong.values())}", f"pip install {' '.join(map(repr, wrong))}"
     return GOOD, ", ".join(seen), ""
 
 
@@ -155,7 +160,8 @@ def _wandb() -> tuple[str, str, str]:
     if seen.mode == "online":
         return GOOD, f"online at {seen.host}", ""
     if not seen.has_login and seen.mode == "offline" and "WANDB_MODE" not in os.environ:
-        return NOTE, f"no login at {seen.host}: what W&B is told stays in each run's folder", "wandb login"
+        kept = "runs are kept offline, and the end of each names the command that sends it later"
+        return NOTE, f"no login at {seen.host}: {kept}", "wandb login"
     return GOOD, f"{seen.mode}, as it was set", ""
 
 

@@ -68,7 +68,7 @@ def numbers_of(name: str, *, depth: int, width: int, mlp_width: int, vocab_size:
     fans = ((width, width), (width, mlp_width), (mlp_width, width), (width, vocab_size))
     return [
         rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer))
-        for layer in range(1, depth + 1)
+        for layer in range(depth + 1)  # embeddings and head are layer 0
         for role in ROLES
         for fan_in, fan_out in fans
     ]

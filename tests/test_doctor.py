@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,33 @@ def test_it_says_what_is_here(run_command: Command, tmp_path: Path, monkeypatch:
     assert all(bool(each["do"]) == (each["state"] != "ok") for each in found)
     assert [line.split()[0] for line in out.splitlines() if "->" not in line] == [each["check"] for each in found]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "state", "seen", "do"),
+    [
+        ({}, "ok", "", ""),
+        ({"datasets": "3.6.0"}, "bad", "datasets should be ", "pip install 'datasets"),
+        ({"tokenizers": None, "wandb": "1.0"}, "bad", "wandb should be ", "'wandb"),
+        ({"tokenizers": None, "wandb": "1.0"}, "bad", "tokenizers is missing", "'tokenizers>="),
+    ],
+)
+def test_versions(
+    versions: dict[str, str | None], state: str, seen: str, do: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        found = versions[name] if name in versions else real(name)
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = check("normlab")
+    assert found["state"] == state
+    assert seen in found["seen"]
+    assert do in found["do"]
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -132,3 +160,19 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
         assert "which is little" in found["seen"]
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+def test_a_compiler_that_fails_in_the_middle_is_a_line(tmp_path: Path, words: list[str]) -> None:
+    """One that is there and makes nothing is met by torch, at the first step."""
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho no assembler >&2\nexit 1\n")
+    broken.chmod(0o755)
+    environment = {**os.environ, "CXX": str(broken), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    done = subprocess.run(
+        [sys.executable, "-m", "normlab", "train", *words, "compile=on", "device=cpu"],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "error: compile=on: torch's compiler failed (" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("or train with compile=off")
+    assert "Traceback" not in done.stderr

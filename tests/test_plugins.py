@@ -54,10 +54,11 @@ RULE = """
 from normlab.init_rules import init_rule
 
 STD = 0.01
+OUTSIDE = 0.02
 
 @init_rule
 def tiny(weight):
-    return STD
+    return STD if weight.layer else OUTSIDE
 """
 
 
@@ -95,6 +96,7 @@ EDITS = {
     "a row's constant": (ROW, "placement=scaled", "ALPHA = 0.5", "ALPHA = 0.9"),
     "a row's closure": (ROW, "placement=scaled", "factor(2.0)", "factor(30.0)"),
     "an init rule's constant": (RULE, "init=tiny", "STD = 0.01", "STD = 0.2"),
+    "an init rule outside the blocks": (RULE, "init=tiny", "OUTSIDE = 0.02", "OUTSIDE = 0.2"),
 }
 
 

@@ -12,18 +12,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import itertools
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from normlab.data.sources import Source, invalid_utf8_at, read_text
+from normlab.data.sources import Source, check_utf8, read_text
 from normlab.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+NULL_LINE = re.compile(rb"^[ \t\r]*(\xef\xbb\xbf)?[ \t\r]*null", re.MULTILINE)
 
 BATCH = 16
 """Documents in memory at once."""
@@ -120,12 +124,6 @@ def read_documents(sources: Sequence[Source], column: str, scratch: Path) -> Doc
     Raises:
         DataError: A file is not UTF-8, is not what its name says, or lacks the column.
     """
-    for source in sources:
-        at = None if source.kind == "parquet" else invalid_utf8_at(source.path)
-        if at is not None:
-            raise DataError(
-                f"{source.path}: not UTF-8 at byte {at}; convert it (iconv -t utf-8), unpack it, or leave it out"
-            )
     scratch.mkdir(parents=True, exist_ok=True)
     parts: list[Spool | Rows] = []
     for is_text, group in itertools.groupby(sources, key=lambda source: source.kind == "text"):
@@ -138,7 +136,7 @@ def read_documents(sources: Sequence[Source], column: str, scratch: Path) -> Doc
 
 def _rows(sources: list[Source], column: str, scratch: Path) -> Iterator[Rows]:
     # One by one: their columns may differ.
-    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, quiet(offline=True):
+    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, quiet(offline=True), no_null_lines():
         for number, source in enumerate(sources):
             rows = _load(source, _link(source, folder, number), column, scratch)
             if rows is not None:
@@ -197,27 +195,14 @@ def _options(source: Source, link: str, column: str) -> dict[str, Any] | None:
             _check_column(source, column, file.schema_arrow.names)
             # Unless told, it reads as many rows at once as the first row group has, which may be none.
             return {"columns": [column], "batch_size": 1000} if file.metadata.num_rows else None
+    check_utf8(source.path)
     if source.path.stat().st_size == 0:
         return None
-    if (line := _null_line(source.path)) is not None:
-        raise DataError(f"{source.path}: line {line} is null, not an object; leave such lines out")
+    with source.path.open("rb") as file:
+        if b"\0" in file.read(512):  # `datasets` would unpack a tar file, whatever its name says
+            raise DataError(f"{source.path}: cannot be read as json (a NUL byte); mend it or leave it out")
     # Rows with the columns of some chat formats would else be turned into others, by a package we lack.
     return {"parse_agent_traces": False} if "parse_agent_traces" in JsonConfig.__dataclass_fields__ else {}
-
-
-def _null_line(path: Path) -> int | None:
-    """The first line of JSONL that begins with null, or none: pyarrow dies of one where it begins to read.
-
-    (pyarrow 26.0.1, `pyarrow.json.read_json`: a segmentation fault. Other values that are no object it refuses.)
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            value = line.strip(b"\xef\xbb\xbf \t\r\n")
-            if value.startswith(b"null"):
-                return number
-            if value.startswith(b"[") or value == b"{":  # one value over several lines, which is read otherwise
-                return None
-    return None
 
 
 def _check_column(source: Source, column: str, names: list[str]) -> None:
@@ -225,6 +210,31 @@ def _check_column(source: Source, column: str, names: list[str]) -> None:
         raise DataError(
             f"{source.path}: no column {column!r}{nearest(column, names)}; it has {', '.join(names)}; set data.column"
         )
+
+
+@contextlib.contextmanager
+def no_null_lines() -> Iterator[None]:
+    """A line of JSONL that is null is an error: pyarrow dies of one where a block of its begins.
+
+    (pyarrow 26.0.1, `pyarrow.json.read_json`, through which `datasets` reads files, folders and streams alike: a
+    segmentation fault. Other values that are no object it refuses.)
+    """
+    import pyarrow.json
+
+    read = pyarrow.json.read_json
+
+    def careful(file: BinaryIO, *words: Any, **options: Any) -> Any:
+        content = file.read()
+        # A list over several lines is read otherwise.
+        if not content.startswith(b"[") and NULL_LINE.search(content):
+            raise ValueError("a line is null, not an object")
+        return read(io.BytesIO(content), *words, **options)
+
+    pyarrow.json.read_json = careful
+    try:
+        yield
+    finally:
+        pyarrow.json.read_json = read
 
 
 @contextlib.contextmanager

@@ -22,14 +22,16 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from normlab.config import HubData, NamedData
-from normlab.data.documents import First, Spool, quiet
+from normlab.data.documents import First, Spool, no_null_lines, quiet
 from normlab.data.origins import Origin, Text
 from normlab.data.sources import files_below, source_sha256
 from normlab.data.subwords import SubwordTokenizer
 from normlab.errors import DataError, nearest
 
-PATIENCE_S = 1.5
-"""Seconds that the hub has for its first answer, a commit and no more; starting the command takes most of 5."""
+PATIENCE_S = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 1.5)
+"""Seconds that the hub has for its first answer, a commit and no more; starting the command takes most of 5.
+
+Hugging Face's own variable for such a wait gives it longer."""
 
 ELSEWHERE = "data=stdlib is text that is always there, data=files data.path=... is your own"
 
@@ -119,7 +121,7 @@ class HubOrigin(Origin):
             where = "the cache of `datasets`" if self._offline else _endpoint()
             print(f"normlab: reading {self._dataset} from {where}, this once", file=sys.stderr)
         scratch.mkdir(parents=True, exist_ok=True)
-        with quiet(offline=bool(self._folder or self._offline)), _less_patient():
+        with quiet(offline=bool(self._folder or self._offline)), no_null_lines(), _less_patient():
             documents: Iterable[str] = self._documents(scratch)
             if self._article:
                 documents = articles(documents, self._article)
@@ -383,7 +385,8 @@ def _answer(ask: Callable[[], T]) -> T:
     try:
         answer, error = answers.get(timeout=PATIENCE_S)
     except queue.Empty:
-        raise NoAnswer(f"no answer from {constants.ENDPOINT} within {PATIENCE_S:g} s") from None
+        longer = f"within {PATIENCE_S:g} s (HF_HUB_ETAG_TIMEOUT=30 waits longer)"
+        raise NoAnswer(f"no answer from {constants.ENDPOINT} {longer}") from None
     if error is None:
         return answer  # pyright: ignore[reportReturnType]
     if isinstance(error, OfflineModeIsEnabled):

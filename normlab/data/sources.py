@@ -101,6 +101,16 @@ def invalid_utf8_at(path: Path) -> int | None:
             start += len(chunk)
 
 
+def check_utf8(path: Path) -> None:
+    """Refuse a file that is not UTF-8.
+
+    Raises:
+        DataError: It is not, or cannot be read.
+    """
+    if (at := invalid_utf8_at(path)) is not None:
+        raise DataError(f"{path}: not UTF-8 at byte {at}; convert it (iconv -t utf-8), unpack it, or leave it out")
+
+
 def read_text(source: Source) -> str:
     r"""All of a text file, whatever it begins with; its line ends become `\n`.
 
@@ -110,8 +120,9 @@ def read_text(source: Source) -> str:
     try:
         with _opened(source.path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
             return text.read()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{source.path}: not UTF-8 ({error.reason}); convert it, unpack it, or leave it out") from error
+    except UnicodeDecodeError:
+        check_utf8(source.path)
+        raise
 
 
 def _stdlib() -> list[Source]:

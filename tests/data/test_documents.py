@@ -226,11 +226,21 @@ def test_a_row_that_is_no_text_is_named(rows: list[object], number: int, value: 
 
 
 @pytest.mark.parametrize(("before", "after"), [("", '{"text": "a"}\n'), ('{"text": "a"}\n', ""), ("\n \ufeff", "\n")])
-def test_a_line_that_is_null_is_named(before: str, after: str, files: Files, read: Read) -> None:
+def test_a_line_that_is_null_is_said(before: str, after: str, files: Files, read: Read) -> None:
     """pyarrow dies of it where it comes first."""
-    line = before.count("\n") + 1
-    with pytest.raises(DataError, match=rf"a\.jsonl: line {line} is null, not an object; leave such lines out"):
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json \(a line is null, not an object\); mend it"):
         read(files({"a.jsonl": f"{before}null{after}"}))
+
+
+def test_an_archive_under_the_name_of_json_is_said(files: Files, read: Read, tmp_path: Path) -> None:
+    """`datasets` would unpack it, and train on what is inside."""
+    files({"a.jsonl": lines({"text": "a"})})
+    inside = tmp_path / "text" / "a.jsonl"
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(inside, "inside.jsonl")
+    (tmp_path / "a.tar").rename(inside)
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json \(a NUL byte\); mend it"):
+        read(files({}))
 
 
 def test_rows_of_several_types_are_named(files: Files, read: Read) -> None:

@@ -168,8 +168,11 @@ def _wandb() -> tuple[str, str, str]:
 def _disk(folder: Path, otherwise: str) -> tuple[str, str, str]:
     # The folder need not be there yet: what counts is where it will be.
     there = folder.absolute()
-    while not there.exists():
-        there = there.parent
+    try:
+        while not there.exists():
+            there = there.parent
+    except OSError as error:  # a name that is too long; a folder that may not be looked into
+        return BAD, f"{there}: cannot be looked at ({error.strerror})", otherwise
     if not there.is_dir():
         return BAD, f"{there}: is a file", otherwise
     free = shutil.disk_usage(there).free

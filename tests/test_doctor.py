@@ -151,6 +151,19 @@ def test_results_that_cannot_be_written(tmp_path: Path, run_command: Command) ->
     assert "cannot be written" in out
 
 
+def test_a_name_that_is_too_long_for_a_file(
+    tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 300)
+    code, out, _ = run_command("doctor", "--results-dir", str(long))
+    assert code == 1
+    assert "cannot be looked at (File name too long)" in out
+    assert check("results", long)["do"] == "choose another results_dir=..."
+    monkeypatch.setenv("NORMLAB_CACHE", str(long))
+    found = check("cache")
+    assert (found["state"], found["do"]) == ("bad", "set NORMLAB_CACHE to another folder")
+
+
 def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True).returncode:
         pytest.skip("needs the right to mount a file system")

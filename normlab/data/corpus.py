@@ -27,6 +27,7 @@ from normlab.data.origins import FilesOrigin, Origin, Text
 from normlab.data.subwords import PIECE, pieces, token_dtype
 from normlab.data.tokenizers import Tokenizer
 from normlab.errors import DataError
+from normlab.parsing import from_json
 from normlab.paths import cache_dir
 
 FORMAT = 1
@@ -247,7 +248,7 @@ def _batches(found: Iterable[Piece]) -> Iterator[list[Piece]]:
 def _read(folder: Path) -> Corpus | None:
     """The corpus in a folder of the cache, or None where there is none or it is damaged."""
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = from_json((folder / "meta.json").read_bytes())
         if meta.pop("meta_sha256") != canonical_hash(meta):
             return None
         for part in PARTS:

@@ -27,7 +27,11 @@ from normlab.errors import DataError, nearest
 if TYPE_CHECKING:
     from datasets import Dataset
 
-NULL_LINE = re.compile(rb"^[ \t\r]*(\xef\xbb\xbf)?[ \t\r]*null", re.MULTILINE)
+BEFORE_NULL = re.compile(rb"(?<!\s)\s+(?:\xef\xbb\xbf\s*)?(?=null)")
+"""All that is blank before a null; a file may be put together of some that begin with a byte order mark."""
+FIRST_NULL = re.compile(rb"(\s*(?:\xef\xbb\xbf)?\s*)null")
+
+_TABS = bytes.maketrans(b"\r\n", b"\t\t")
 
 BATCH = 16
 """Documents in memory at once."""
@@ -136,7 +140,7 @@ def read_documents(sources: Sequence[Source], column: str, scratch: Path) -> Doc
 
 def _rows(sources: list[Source], column: str, scratch: Path) -> Iterator[Rows]:
     # One by one: their columns may differ.
-    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, quiet(offline=True), no_null_lines():
+    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, quiet(offline=True), nulls_read():
         for number, source in enumerate(sources):
             rows = _load(source, _link(source, folder, number), column, scratch)
             if rows is not None:
@@ -178,6 +182,8 @@ def _load(source: Source, link: str, column: str, scratch: Path) -> Dataset | No
         if isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT):
             raise cause from error  # the scratch folder's trouble, not the file's
         reason = str(cause).partition("\n")[0].replace(link, str(source.path))
+        if reason.startswith("Instruction"):  # what it says of rows that are all `{}` or null
+            reason = "its rows have no columns"
         raise DataError(
             f"{source.path}: cannot be read as {source.kind} ({reason}); mend it or leave it out"
         ) from error
@@ -213,21 +219,22 @@ def _check_column(source: Source, column: str, names: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def no_null_lines() -> Iterator[None]:
-    """A line of JSONL that is null is an error: pyarrow dies of one where a block of its begins.
+def nulls_read() -> Iterator[None]:
+    """Let a line of JSONL that is null be a row like others, to be named by its number.
 
-    (pyarrow 26.0.1, `pyarrow.json.read_json`, through which `datasets` reads files, folders and streams alike: a
-    segmentation fault. Other values that are no object it refuses.)
+    pyarrow 26.0.1 dies of one where a block of its begins (`pyarrow.json.read_json`, through which `datasets` reads
+    files, folders and streams alike: a segmentation fault). Blocks begin after line breaks. So no line break stays
+    before a null, be it a row or inside one that spans lines: a tab means the same between words of JSON, and is as
+    wrong within a string. A null that comes first becomes an object without columns, which is as much of a row.
     """
     import pyarrow.json
 
     read = pyarrow.json.read_json
 
     def careful(file: BinaryIO, *words: Any, **options: Any) -> Any:
-        content = file.read()
-        # A list over several lines is read otherwise.
-        if not content.startswith(b"[") and NULL_LINE.search(content):
-            raise ValueError("a line is null, not an object")
+        content = BEFORE_NULL.sub(lambda blank: blank[0].translate(_TABS), file.read())
+        if first := FIRST_NULL.match(content):
+            content = first[1] + b"{}" + content[first.end() :]
         return read(io.BytesIO(content), *words, **options)
 
     pyarrow.json.read_json = careful

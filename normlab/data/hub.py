@@ -12,26 +12,28 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import os
 import queue
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from normlab.config import HubData, NamedData
-from normlab.data.documents import First, Spool, no_null_lines, quiet
+from normlab.data.documents import First, Spool, nulls_read, quiet
 from normlab.data.origins import Origin, Text
-from normlab.data.sources import files_below, source_sha256
+from normlab.data.sources import files_below, invalid_utf8_at, source_sha256
 from normlab.data.subwords import SubwordTokenizer
 from normlab.errors import DataError, nearest
 
-PATIENCE_S = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 1.5)
-"""Seconds that the hub has for its first answer, a commit and no more; starting the command takes most of 5.
-
-Hugging Face's own variable for such a wait gives it longer."""
+PATIENCE_S = 1.5
+"""Seconds that the hub has for its first answer, a commit and no more; starting the command takes most of 5."""
+PATIENCE = "NORMLAB_HUB_PATIENCE"
+"""The environment variable that gives it longer."""
 
 ELSEWHERE = "data=stdlib is text that is always there, data=files data.path=... is your own"
 
@@ -72,6 +74,7 @@ class HubOrigin(Origin):
         Raises:
             DataError: There is no such dataset or revision, no right to read it, or neither hub nor cache.
         """
+        _import_hub(self._said)  # for a folder too, which `datasets` reads
         if self._folder:
             return
         from huggingface_hub import HfApi, constants
@@ -87,8 +90,8 @@ class HubOrigin(Origin):
         try:
             # Nothing but the commit: the list of its files can be long.
             self._commit = _answer(
-                lambda: HfApi().dataset_info(
-                    self._dataset, revision=self._revision, timeout=PATIENCE_S, expand=["sha"]
+                lambda seconds: HfApi().dataset_info(
+                    self._dataset, revision=self._revision, timeout=seconds, expand=["sha"]
                 ).sha
             )  # fmt: skip
         except RevisionNotFoundError as error:
@@ -121,7 +124,7 @@ class HubOrigin(Origin):
             where = "the cache of `datasets`" if self._offline else _endpoint()
             print(f"normlab: reading {self._dataset} from {where}, this once", file=sys.stderr)
         scratch.mkdir(parents=True, exist_ok=True)
-        with quiet(offline=bool(self._folder or self._offline)), no_null_lines(), _less_patient():
+        with quiet(offline=bool(self._folder or self._offline)), nulls_read(), _less_patient():
             documents: Iterable[str] = self._documents(scratch)
             if self._article:
                 documents = articles(documents, self._article)
@@ -212,10 +215,36 @@ class HubOrigin(Origin):
                 f"{self._said}: {_endpoint()} gives it only to those who may read it; log in (hf auth login, or "
                 f"HF_TOKEN), and accept its terms at {_endpoint()}/datasets/{self._dataset}"
             ) from error
-        if self._folder or self._offline:
+        if self._folder:
+            self._explain_folder(error)
+        if self._offline:
             raise DataError(f"{self._said}: cannot be read ({reason}); mend it, or use data=files") from error
         raise DataError(
             f"{self._said}: reading from {_endpoint()} failed ({reason}); nothing was kept, try again; {ELSEWHERE}"
+        ) from error
+
+    def _explain_folder(self, error: Exception) -> NoReturn:
+        """The file, where `datasets` was at one, and what is wrong with it."""
+        from datasets.data_files import EmptyDatasetError
+        from datasets.exceptions import DataFilesNotFoundError
+
+        assert self._folder is not None
+        if isinstance(error, DataFilesNotFoundError | EmptyDatasetError):
+            raise DataError(f"{self._said}: holds no data; put JSONL or Parquet there, or use data=files") from error
+        if isinstance(error, StopIteration):  # what it says of files without a row
+            empty = ", ".join(source.name for source in files_below(self._folder) if not source.path.stat().st_size)
+            raise DataError(
+                f"{self._said}: has no rows{empty and f' (empty: {empty})'}; put some there, or use data=files"
+            ) from error
+        # Its second attempt at a file that it cannot read fails in less telling words than its first.
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else " ".join(str(error).split())
+        file = _file_in_hand(error)
+        if file is None and isinstance(error, UnicodeDecodeError):  # met once no file is open any more
+            texts = (source.path for source in files_below(self._folder) if source.path.suffix in (".json", ".jsonl"))
+            file = next((path for path in texts if invalid_utf8_at(path) is not None), None)
+        raise DataError(
+            f"{self._said}: {f'{file} ' if file else ''}cannot be read ({reason or type(error).__name__:.200}); "
+            "mend it, or use data=files"
         ) from error
 
     def _refuse(self, what: str, word: str | None, names: list[str]) -> NoReturn:
@@ -228,9 +257,19 @@ class HubOrigin(Origin):
     def _check_column(self, names: Iterable[str]) -> None:
         if self._column not in names:
             raise DataError(
-                f"{self._said}: no column {self._column!r}{nearest(self._column, names)}; it has {', '.join(names)}; "
-                "set data.column"
+                f"{self._said}: no column {self._column!r}{nearest(self._column, names)}; it has "
+                f"{', '.join(names) or 'none'}; set data.column"
             )
+
+
+def _file_in_hand(error: Exception) -> str | None:
+    """The file that `datasets` was reading; its errors do not tell, the readers' own variables do."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__", "").startswith("datasets.packaged_modules."):
+            file = frame.f_locals.get("file")
+            if isinstance(file, str | os.PathLike):
+                return os.fspath(file)
+    return None
 
 
 def cached_name(dataset: str) -> str:
@@ -287,8 +326,10 @@ def _is_path(name: str) -> bool:
 
 
 def _not_here(name: str) -> str:
-    is_folder = os.path.isdir(os.path.expanduser(name))
-    return "the folder of that name has no tokenizer.json" if is_folder else "there is no such file here"
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        return "the folder of that name has no tokenizer.json"
+    return "what has that name is no regular file" if os.path.exists(path) else "there is no such file here"
 
 
 def local_tokenizer(name: str) -> Path | None:
@@ -300,6 +341,7 @@ def local_tokenizer(name: str) -> Path | None:
 
 
 def _downloaded(name: str) -> Path:
+    _import_hub(f"data.tokenizer={name}")
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -316,7 +358,7 @@ def _downloaded(name: str) -> Path:
             return Path(cached)
         from huggingface_hub import HfApi
 
-        _answer(lambda: HfApi().model_info(name, timeout=PATIENCE_S, expand=["sha"]))
+        _answer(lambda seconds: HfApi().model_info(name, timeout=seconds, expand=["sha"]))
         disable_progress_bars()
         return Path(hf_hub_download(name, "tokenizer.json"))
     except NoAnswer as error:
@@ -355,16 +397,50 @@ def _less_patient() -> Iterator[None]:
             setattr(config, name, value)
 
 
+def _import_hub(said: str) -> None:
+    """Import Hugging Face's library.
+
+    Raises:
+        DataError: It reads a number from one of its variables, and there is none.
+    """
+    try:
+        import huggingface_hub.constants  # noqa: F401
+    except ValueError as error:
+        raise DataError(
+            f"{said}: huggingface_hub cannot be imported ({error}); mend or unset its HF_ variable"
+        ) from error
+
+
 def _endpoint() -> str:
     from huggingface_hub import constants
 
     return constants.ENDPOINT
 
 
-def _answer(ask: Callable[[], T]) -> T:
-    """What the hub says to a question, within `PATIENCE_S`, whatever it hangs on: its name, or its silence.
+def patience() -> float:
+    """Seconds that the hub has for its first answer: `NORMLAB_HUB_PATIENCE`, or `PATIENCE_S`.
 
     Raises:
+        DataError: The variable is no positive number.
+    """
+    said = os.environ.get(PATIENCE) or str(PATIENCE_S)
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise DataError(f"{PATIENCE}={said:.40}: must be a positive number of seconds, such as 30; or unset it")
+    return seconds
+
+
+def _answer(ask: Callable[[float], T]) -> T:
+    """What the hub says to a question, within its time, whatever it hangs on: its name, or its silence.
+
+    Args:
+        ask: Puts the question, given the seconds that it may take.
+
+    Raises:
+        DataError: That time is set to no positive number.
         NoAnswer: No network, a hub in trouble, or HF_HUB_OFFLINE. What the hub refuses is raised as it is.
     """
     from huggingface_hub import constants
@@ -372,20 +448,21 @@ def _answer(ask: Callable[[], T]) -> T:
 
     if constants.HF_HUB_OFFLINE or os.environ.get("HF_DATASETS_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise NoAnswer("HF_HUB_OFFLINE is set")
+    seconds = patience()
     answers: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
 
     def wait() -> None:
         try:
-            answers.put((ask(), None))
+            answers.put((ask(seconds), None))
         except Exception as error:
             answers.put((None, error))
 
     # A name that does not resolve can hold its thread for longer than any timeout; it is left to itself then.
     threading.Thread(target=wait, daemon=True).start()
     try:
-        answer, error = answers.get(timeout=PATIENCE_S)
+        answer, error = answers.get(timeout=seconds)
     except queue.Empty:
-        longer = f"within {PATIENCE_S:g} s (HF_HUB_ETAG_TIMEOUT=30 waits longer)"
+        longer = f"within {seconds:g} s ({PATIENCE}=30 waits longer)"
         raise NoAnswer(f"no answer from {constants.ENDPOINT} {longer}") from None
     if error is None:
         return answer  # pyright: ignore[reportReturnType]

@@ -9,7 +9,9 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -27,6 +29,9 @@ SEAM = re.compile(r"(?<=\S) ")
 
 SEARCHED = 1 << 12
 """Characters before the end of a piece in which a seam is looked for; else it is cut where it ends."""
+
+TRIAL = "It's a trial, the 1st of 2."
+"""What every tokenizer encodes once: some can be read and fail at any text."""
 
 FITTED = 1 << 24
 """Characters of training text that BPE learns from, the first ones: memory grows with their different words."""
@@ -56,6 +61,35 @@ def pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
+@contextlib.contextmanager
+def _panics_raised() -> Iterator[None]:
+    """Make an ordinary error of a Rust panic, which comes as a BaseException of a class that cannot be imported."""
+    try:
+        yield
+    except BaseException as error:
+        if (type(error).__module__, type(error).__name__) != ("pyo3_runtime", "PanicException"):
+            raise
+        raise RuntimeError(f"`tokenizers` gave up: {error}") from error
+
+
+@contextlib.contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Keep what is written to the process's stderr to itself: a panic's own report. For moments only."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
 class SubwordTokenizer:
     """A tokenizer of `tokenizers`, from its JSON: `data.tokenizer` names it.
 
@@ -64,7 +98,7 @@ class SubwordTokenizer:
         definition: The content of its tokenizer.json.
 
     Raises:
-        ValueError: It is no such JSON, or one with too many tokens.
+        ValueError: It is no such JSON, or one with too many tokens, or one that draws its tokens by chance.
     """
 
     def __init__(self, name: str, definition: str) -> None:
@@ -72,9 +106,16 @@ class SubwordTokenizer:
 
         self.name, self.definition = name, definition
         try:
-            self._tokenizer = Tokenizer.from_str(definition)
+            with _no_stderr(), _panics_raised():
+                self._tokenizer = Tokenizer.from_str(definition)
+                with contextlib.suppress(Exception):  # whether it has tokens for a text is for that text to show
+                    self._tokenizer.decode(self._tokenizer.encode(TRIAL, add_special_tokens=False).ids)
         except Exception as error:  # that is the class that it raises
             raise ValueError(f"{name}: no tokenizer.json ({error})") from error
+        if dropout := getattr(self._tokenizer.model, "dropout", None):
+            raise ValueError(
+                f"{name}: skips merges by chance (dropout {dropout:g}), its tokens are not to be had twice"
+            )
         # Some say how a classifier's input is cut and filled up; a corpus is neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -96,7 +137,8 @@ class SubwordTokenizer:
         # Words from a command line hold bytes that are not UTF-8 as escapes; no tokenizer takes those.
         whole = [text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for text in texts]
         try:
-            encoded = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
+            with _panics_raised():
+                encoded = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
         except Exception as error:  # that is the class that it raises
             raise DataError(f"data.tokenizer={self.name}: cannot encode the text ({error}); choose another") from error
         return [np.array(one.ids, token_dtype(self.vocab_size)) for one in encoded]

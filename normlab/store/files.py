@@ -19,6 +19,7 @@ _REMEDIES = {
     errno.EROFS: "make it writable, or choose another results_dir",
     errno.ENOTDIR: "choose another results_dir",
     errno.ENOENT: "choose another results_dir",
+    errno.EMFILE: "raise the limit on open files (ulimit -n) and run the same command again",
     errno.ENOLCK: "this disk has no file locks, choose a results_dir on another",
 }
 _LACKING = {"read": "readable", "opened": "readable and writable"}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from normlab.errors import StoreError
+from normlab.parsing import from_json
 from normlab.store.files import refusal, write_all
 from normlab.store.schema import to_json
 
@@ -88,9 +88,9 @@ def _take(descriptor: int, path: Path, what: str) -> None:
 
 def _owner(path: Path) -> str:
     try:
-        owner = json.loads(path.read_bytes())
+        owner = from_json(path.read_bytes())
         return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError):
         return "another process"
 
 

@@ -1,19 +1,26 @@
-"""Reading what a kill, a full disk or a bad one may have left: nothing damaged is taken for a number."""
+"""Reading what a kill, a full disk or a bad one may have left.
+
+run.json and status.json are sealed: any change is seen. A row of metrics.jsonl has no hash of its own: one that
+is no JSON any more is left out and counted, a digit that became another digit is not noticed.
+"""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from normlab.errors import StoreError
+from normlab.parsing import from_json
 from normlab.store.files import refusal
 from normlab.store.schema import RECORD_VERSION, RUN_FILE, SEAL, STATUS_FILE, decode, is_sealed
 
 MENDING = {
     RUN_FILE: "put back a copy, or delete the run's folder and run it again",
-    STATUS_FILE: "delete this one file and the same `normlab train` goes on from the last checkpoint",
+    STATUS_FILE: (
+        "delete this one file and the same `normlab train` goes on from the last checkpoint; "
+        "where there is none, run.fresh=true starts another run beside this one"
+    ),
 }
 """What to do where a file of a run is damaged."""
 
@@ -42,18 +49,19 @@ def read_record(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path}: is missing; {MENDING[path.name]}") from None
     except OSError as error:
         raise refusal(path, "read", error) from error
-    version = None if record is None else record.get("version")
-    if record is None or type(version) is not int:
-        raise StoreError(f"{path}: is damaged (no JSON object with a version); {MENDING[path.name]}")
-    if version < 1:
-        raise StoreError(f"{path}: is damaged (there is no record version {version}); {MENDING[path.name]}")
+    if record is None:
+        raise StoreError(f"{path}: is damaged (no JSON object); {MENDING[path.name]}")
+    # Before the version is believed: one bit of it makes this normlab's file a newer one's.
+    if not is_sealed(record):
+        raise StoreError(f"{path}: is damaged (its content is not what was written); {MENDING[path.name]}")
+    version = record.get("version")
+    if type(version) is not int or version < 1:
+        raise StoreError(f"{path}: is damaged (there is no record version {version!r}); {MENDING[path.name]}")
     if version > RECORD_VERSION:
         raise StoreError(
             f"{path}: is of record version {version}, and this normlab reads versions 1 to {RECORD_VERSION}; "
             "update normlab"
         )
-    if not is_sealed(record):
-        raise StoreError(f"{path}: is damaged (its content is not what was written); {MENDING[path.name]}")
     return {key: value for key, value in record.items() if key != SEAL}
 
 
@@ -87,7 +95,6 @@ def read_rows(path: Path, kind: str | None = None) -> Rows:
 def _parse(content: bytes) -> dict[str, Any] | None:
     """One JSON object, or None where the bytes are none."""
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
+        return from_json(content)
+    except ValueError:
         return None
-    return value if isinstance(value, dict) else None

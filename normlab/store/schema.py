@@ -17,7 +17,7 @@ RECORD_VERSION = 1
 """Written into run.json and status.json. Raised when an older reader would misread what is written."""
 
 SEAL = "sha256"
-"""The field of run.json and status.json that holds the hash of the others."""
+"""The field of run.json, status.json and a checkpoint's manifest that holds the hash of the others."""
 
 RUNS_FOLDER = "runs"
 RUN_FILE = "run.json"
@@ -26,8 +26,8 @@ METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = "lock"
 
 KNOWN_FIELDS = frozenset({
-    "command", "config", "continued_from", "corpus", "created", "git", "identity", "name", "norm", "placement",
-    "resolved", "run_id", "trunk", "version", "versions",
+    "command", "config", "continued_from", "corpus", "created", "doubts", "fingerprint", "git", "identity", "name",
+    "norm", "placement", "resolved", "run_id", "trunk", "version", "versions",
     "best_val_loss", "best_val_step", "checkpoint", "diverged", "elsewhere", "error", "peak_memory_bytes", "seconds",
     "state", "step", "steps", "tokens", "tokens_per_s", "train_loss", "updated", "val_loss",
     "val_loss_batch_statistics",
@@ -92,9 +92,9 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
     return json.dumps(encode(value), allow_nan=False, indent=indent, separators=separators).encode() + b"\n"
 
 
-def seal(record: Mapping[str, Any]) -> bytes:
-    """run.json and status.json as they are written: the record, its version, and the hash of both."""
-    plain = json.loads(to_json({"version": None} | dict(record) | {"version": RECORD_VERSION}))
+def seal(record: Mapping[str, Any], version: int = RECORD_VERSION) -> bytes:
+    """A record as it is written, run.json as well as a manifest: its fields, its version, and the hash of both."""
+    plain = json.loads(to_json({"version": None} | dict(record) | {"version": version}))
     return to_json({**plain, SEAL: digest(plain)}, indent=2)
 
 

@@ -1,14 +1,14 @@
 """Checkpoints: tensors and JSON, nothing that can execute. Whole or not there at all.
 
 A checkpoint is a folder `step_00000200/` with `state.safetensors`, `meta.json` and `manifest.json`, which
-holds the length and the SHA-256 of the other two and is written last. The folder is made under a temporary
-name and renamed when everything in it has reached the disk.
+holds the length and the SHA-256 of the other two, is sealed as run.json is, and is written last. The folder is
+made under a temporary name and renamed when everything in it has reached the disk.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -22,8 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from normlab.errors import StoreError
+from normlab.parsing import from_json
 from normlab.store.files import refusal
-from normlab.store.schema import decode, to_json
+from normlab.store.schema import SEAL, decode, is_sealed, seal, to_json
 
 FOLDER = "checkpoints"
 """Where a run keeps them, in its own folder."""
@@ -31,8 +32,8 @@ VERSION = 1
 _NAME = re.compile(r"step_(\d{8,})")
 
 
-class NewerCheckpoint(StoreError):
-    """A checkpoint of a version that this normlab does not read: not damaged, and not to be passed over."""
+class Damaged(StoreError):
+    """A checkpoint that is not what was written, and is passed over; one that cannot be read here or now is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def save(
         parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
             _sync(temporary / name)
-        (temporary / "manifest.json").write_bytes(to_json({"version": VERSION, "step": step, "files": parts}))
+        (temporary / "manifest.json").write_bytes(seal({"step": step, "files": parts}, VERSION))
         _sync(temporary / "manifest.json")
         _sync(temporary)
         if final.exists():
@@ -107,7 +108,8 @@ def save(
         _sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise refusal(final, "written", _of_system(error), "older checkpoints are intact") from error
+        comfort = "older checkpoints are intact" if steps(folder) else ""
+        raise refusal(final, "written", _of_system(error), comfort) from error
     # A later one is damaged, or this one would not have been written after it: it is left for whoever looks.
     for old in steps(folder):
         if old < step and old not in keep:
@@ -125,36 +127,48 @@ def read(folder: Path, step: int) -> Checkpoint:
     """One checkpoint, verified.
 
     Raises:
-        StoreError: It is damaged; the message says which part and how.
+        Damaged: It is damaged; the message says which part and how.
+        StoreError: It is of a newer version, or the system refused to read it.
     """
     path = folder / f"step_{step:08d}"
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
+        manifest = from_json((path / "manifest.json").read_bytes())
+        # Manifests had no seal once; then a version that is not theirs is damage, whatever it is.
+        if not is_sealed(manifest) and (SEAL in manifest or manifest["version"] != 1):
+            raise Damaged(f"{path / 'manifest.json'}: damaged (its content is not what was written)")
         if type(manifest["version"]) is not int or manifest["version"] < 1:
-            raise StoreError(f"{path / 'manifest.json'}: damaged (its version is {manifest['version']!r})")
+            raise Damaged(f"{path / 'manifest.json'}: damaged (its version is {manifest['version']!r})")
         if manifest["version"] > VERSION:
-            raise NewerCheckpoint(
+            raise StoreError(
                 f"{path}: is of checkpoint version {manifest['version']}, this normlab reads up to {VERSION}; update it"
             )
         if manifest["step"] != step:
-            raise StoreError(f"{path}: is the checkpoint of step {manifest['step']} under another name")
+            raise Damaged(f"{path}: is the checkpoint of step {manifest['step']} under another name")
         for name in ("state.safetensors", "meta.json"):
             if _digest(path / name) != manifest["files"][name]:
-                raise StoreError(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
+                raise Damaged(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
         return Checkpoint(
-            step, load_file(path / "state.safetensors"), decode(json.loads((path / "meta.json").read_bytes()))
+            step, load_file(path / "state.safetensors"), decode(from_json((path / "meta.json").read_bytes()))
         )
-    except OSError as error:
-        raise StoreError(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise StoreError(f"{path}: damaged (its files do not hold what a checkpoint's do)") from error
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise Damaged(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error
+    except (OSError, SafetensorError) as error:
+        refused = _of_system(error)
+        if refused.errno == errno.ENOMEM:
+            raise MemoryError from error
+        if refused.errno is None:
+            raise Damaged(f"{path}: damaged (its files do not hold what a checkpoint's do)") from error
+        raise refusal(Path(refused.filename or path), "read", refused) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{path}: damaged (its files do not hold what a checkpoint's do)") from error
 
 
 def newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
     """The newest whole checkpoint (of at most a step), and what was wrong with those passed over.
 
     Raises:
-        StoreError: There are checkpoints, and all are damaged: never a silent fresh start.
+        StoreError: There are checkpoints, and all are damaged: never a silent fresh start. Or one that is not
+            damaged cannot be read.
     """
     problems: list[str] = []
     for step in reversed(steps(folder)):
@@ -162,9 +176,7 @@ def newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | None,
             continue
         try:
             return read(folder, step), problems
-        except NewerCheckpoint:
-            raise
-        except StoreError as error:
+        except Damaged as error:
             problems.append(str(error))
     if problems:
         raise StoreError(

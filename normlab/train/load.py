@@ -5,7 +5,6 @@ Shapes: T time, V vocabulary.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from functools import cached_property
@@ -19,6 +18,7 @@ from normlab.errors import ConfigError, DataError, StoreError
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.norms import base as norms
+from normlab.parsing import from_json
 from normlab.placements import base as placements
 from normlab.source import load_plugins
 from normlab.store.files import refusal
@@ -91,7 +91,7 @@ class LoadedRun:
         """The tokenizer that the run was trained with."""
         path = self.folder.path / TOKENIZER_FILE
         try:
-            return from_state(json.loads(path.read_bytes()))
+            return from_state(from_json(path.read_bytes()))
         except OSError as error:
             raise refusal(path, "read", error) from error
         except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -104,13 +104,15 @@ class LoadedRun:
         """The model of the newest whole checkpoint, on the CPU, in evaluation mode.
 
         Raises:
-            StoreError: There is no checkpoint, or none that is whole.
+            StoreError: There is no checkpoint, or none that is whole, or no memory for it.
         """
         path = self.folder.path / checkpoint.FOLDER
         try:
             saved, problems = checkpoint.newest(path)
         except OSError as error:
             raise refusal(path, "read", error) from error
+        except MemoryError as error:
+            raise StoreError(f"the memory ran out while {path} was read; free some and try again") from error
         for problem in problems:
             print(f"normlab: {problem}; taking the checkpoint before it", file=sys.stderr)
         if saved is None:

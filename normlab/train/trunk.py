@@ -7,7 +7,6 @@ steps there are in all, up to where the decay begins: the shorter run's checkpoi
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from normlab.config import RunConfig
 from normlab.errors import StoreError
+from normlab.parsing import from_json
 from normlab.store.files import write_atomic
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
@@ -78,7 +78,7 @@ def _has_every_row(folder: RunFolder, saved: Checkpoint) -> bool:
 
 def _without_last_evaluation(record: bytes, saved: Checkpoint) -> tuple[bytes, dict[str, Any]]:
     lines = record.splitlines(keepends=True)
-    rows = [decode(json.loads(line)) for line in lines]
+    rows = [decode(from_json(line)) for line in lines]
     kept = [index for index, row in enumerate(rows) if not (row["kind"] == "eval" and row["step"] == saved.step)]
     evaluations = [rows[index] for index in kept if rows[index]["kind"] == "eval"]
     # The first of the smallest, and never a NaN: as the loop keeps count.

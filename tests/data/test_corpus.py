@@ -299,7 +299,7 @@ def test_a_damaged_file_is_made_again(
     assert len(built) == 1
 
 
-@pytest.mark.parametrize("meta", ["null", "[]", "3", "{}", '{"meta_sha256": 1, "x": [[[]]]}'])
+@pytest.mark.parametrize("meta", ["null", "[]", "3", "{}", '{"meta_sha256": 1, "x": [[[]]]}', "[" * 200_000])
 def test_meta_that_means_nothing_is_made_again(meta: str, files: Files, cache: Path) -> None:
     config = files(some_texts(3))
     first = open_corpus(config)

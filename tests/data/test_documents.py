@@ -225,11 +225,37 @@ def test_a_row_that_is_no_text_is_named(rows: list[object], number: int, value: 
         read(files({"a.jsonl": lines(*rows)}))
 
 
-@pytest.mark.parametrize(("before", "after"), [("", '{"text": "a"}\n'), ('{"text": "a"}\n', ""), ("\n \ufeff", "\n")])
-def test_a_line_that_is_null_is_said(before: str, after: str, files: Files, read: Read) -> None:
-    """pyarrow dies of it where it comes first."""
-    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json \(a line is null, not an object\); mend it"):
+@pytest.mark.parametrize(
+    ("number", "before", "after"),
+    [
+        (1, "", '\n{"text": "a"}\n'),
+        (1, "\ufeff\n ", '\n{"text": "a"}\n'),
+        (2, '{"text": "a"}\n', ""),
+        (2, '{"text": "a"}\r', "\r"),
+        (1001, '{"text": "a"}\n' * 1000, "\nnull" * 100_000),
+    ],
+)
+def test_a_line_that_is_null_is_said(number: int, before: str, after: str, files: Files, read: Read) -> None:
+    """pyarrow dies of it where it comes first, in the file or in one of the blocks in which it is read."""
+    with pytest.raises(DataError, match=rf"a\.jsonl: row {number} of column 'text' is None, not text; leave"):
         read(files({"a.jsonl": f"{before}null{after}"}))
+
+
+@pytest.mark.parametrize("content", ["null\n", "{}\n"])
+def test_rows_without_columns_are_said(content: str, files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json \(its rows have no columns\); mend it"):
+        read(files({"a.jsonl": content}))
+
+
+def test_a_null_inside_an_object_is_none_of_our_business(files: Files, read: Read) -> None:
+    """However it is laid out."""
+    rows = [f'{{"text": "row {i}",\n"meta":\n\n  null}}\n' for i in range(500)]
+    assert read(files({"a.jsonl": "".join(rows)})) == [f"row {i}" for i in range(500)]
+
+
+def test_a_line_break_in_a_string_stays_a_mistake(files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json"):
+        read(files({"a.jsonl": '{"text": "a\nnull"}\n'}))
 
 
 def test_an_archive_under_the_name_of_json_is_said(files: Files, read: Read, tmp_path: Path) -> None:

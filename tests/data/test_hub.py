@@ -211,6 +211,11 @@ def test_a_path_that_is_not_there_is_not_asked_for(name: str, tmp_path: Path) ->
     assert str(caught.value).startswith(f"data.tokenizer={name}: there is no such file here; name a tokenizer.json")
 
 
+def test_a_device_is_no_tokenizer() -> None:
+    with pytest.raises(DataError, match=r"data.tokenizer=/dev/null: what has that name is no regular file; name a"):
+        open_corpus(StdlibData(tokenizer="/dev/null"))
+
+
 def test_a_folder_without_a_tokenizer_says_what_it_lacks(
     hub: Any, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,11 +308,46 @@ def test_a_question_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    monkeypatch.setenv("NORMLAB_HUB_PATIENCE", "0.2")
     start = time.monotonic()
-    with pytest.raises(module.NoAnswer, match=r"within 0.2 s \(HF_HUB_ETAG_TIMEOUT=30 waits longer\)"):
-        module._answer(lambda: time.sleep(10))
+    with pytest.raises(module.NoAnswer, match=r"within 0.2 s \(NORMLAB_HUB_PATIENCE=30 waits longer\)"):
+        module._answer(lambda seconds: time.sleep(10))
     assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("seconds", ["abc", "nan", "inf", "-1", "0", "1e300", "1,5"])
+@pytest.mark.parametrize("what", ["dataset", "tokenizer"])
+def test_a_patience_that_is_no_positive_number_is_refused(
+    what: str, seconds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", refused())
+    monkeypatch.setenv("NORMLAB_HUB_PATIENCE", seconds)
+    config = HubData(name="org/x") if what == "dataset" else StdlibData(tokenizer="org/x")
+    with pytest.raises(DataError, match=rf"^NORMLAB_HUB_PATIENCE={seconds}: must be a positive number of seconds"):
+        open_corpus(config)
+
+
+def test_the_patience_is_as_long_as_it_is_set(silent: str, opened: Any) -> None:
+    """What the libraries make of their own variable is theirs."""
+    (told,) = opened(silent, {"name": "org/x"}, NORMLAB_HUB_PATIENCE="2.5", HF_HUB_ETAG_TIMEOUT="7")
+    assert "within 2.5 s (NORMLAB_HUB_PATIENCE=30 waits longer)" in told["error"]
+    assert told["seconds"] >= 2.5
+
+
+@pytest.mark.parametrize("words", [{"name": "org/x"}, {"name": "org/x", "tokenizer": "org/y"}, {"name": "."}])
+def test_a_variable_that_the_library_cannot_read_is_said(words: dict[str, str], opened: Any) -> None:
+    (told,) = opened(refused(), words, HF_HUB_ETAG_TIMEOUT="2.5")
+    assert "huggingface_hub cannot be imported" in told["error"]
+    assert "'2.5'" in told["error"]
+
+
+def test_what_needs_no_hub_looks_at_no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NORMLAB_HUB_PATIENCE", "abc")
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "abc")
+    assert len(open_corpus(StdlibData(max_tokens=5000)).train) > 0
 
 
 @pytest.mark.parametrize("name", sorted(name for name, kind in DATA.items() if issubclass(kind, NamedData)))
@@ -380,12 +420,42 @@ def test_a_line_that_is_null_in_a_folder_is_said(pack: Callable[[bytes], bytes],
     (tmp_path / ("train.jsonl.gz" if pack is gzip.compress else "train.jsonl")).write_bytes(
         pack(b'null\n{"text": "a"}\n')
     )
-    with pytest.raises(DataError, match=r"a line is null, not an object.*; mend it, or use data=files"):
+    with pytest.raises(DataError, match=r"row 1 of column 'text' is None, not text; set data\.column"):
         open_corpus(HubData(name=str(tmp_path)))
 
 
-def test_an_empty_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot be read .*data=files"):
+@pytest.mark.parametrize("name", [None, ".hidden.jsonl", "README.md"])
+def test_a_folder_without_data_is_said(name: str | None, tmp_path: Path) -> None:
+    if name:
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    with pytest.raises(DataError, match=r": holds no data; put JSONL or Parquet there, or use data=files$"):
+        open_corpus(HubData(name=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"text": "half \\ud800"}\n', r"JSON parse error: The surrogate pair in string is invalid"),
+        (b'{"text": "half \xff"}\n', r"not UTF-8\)"),
+        (b'{"text": "half', r"JSON parse error: Missing a closing quotation mark"),
+    ],
+)
+def test_the_file_of_a_folder_that_cannot_be_read_is_named(content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS))
+    (tmp_path / "b.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=rf"{tmp_path}/b\.jsonl cannot be read \({says}.*; mend it, or use data=files"):
+        open_corpus(HubData(name=str(tmp_path)))
+
+
+def test_a_damaged_parquet_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=rf"{tmp_path}/a\.parquet cannot be read \(.*; mend it, or use data=files"):
+        open_corpus(HubData(name=str(tmp_path)))
+
+
+def test_an_empty_file_in_a_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    with pytest.raises(DataError, match=r": has no rows \(empty: a\.jsonl\); put some there, or use data=files$"):
         open_corpus(HubData(name=str(tmp_path)))
 
 

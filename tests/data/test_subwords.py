@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,6 +188,46 @@ def test_what_is_no_tokenizer_json_is_said(content: str, tmp_path: Path) -> None
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(DataError, match=r"data.tokenizer=.*cannot be read .*choose another"):
         pretrained_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    ],
+    ids=["when read", "at any text"],
+)
+def test_a_tokenizer_that_panics_is_one_line(part: dict[str, object], tmp_path: Path, run_command: Any) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(gpt2_like().to_str()) | part))
+    code, out, err = run_command(
+        "train", "data=stdlib", f"data.tokenizer={path}", f"results_dir={tmp_path / 'results'}"
+    )
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert f"data.tokenizer={path}: {path} cannot be read ({path}: no tokenizer.json (`tokenizers` gave up: " in err
+
+
+def test_a_panic_at_a_text_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a text that the trial is unlike."""
+    monkeypatch.setattr(subwords, "TRIAL", "")
+    tokenizer = SubwordTokenizer(
+        "x", json.dumps(json.loads(gpt2_like().to_str()) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}})
+    )
+    with pytest.raises(DataError, match=r"data.tokenizer=x: cannot encode the text \(`tokenizers` gave up"):
+        tokenizer.encode("text")
+
+
+def test_tokens_that_are_drawn_by_chance_are_refused(tmp_path: Path) -> None:
+    definition = json.loads(gpt2_like().to_str())
+    for dropout in (0.5, 0.0):
+        definition["model"]["dropout"] = dropout
+        (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+        if dropout:
+            with pytest.raises(DataError, match=r"skips merges by chance \(dropout 0\.5\).*; choose another"):
+                pretrained_tokenizer(str(tmp_path))
+        else:
+            assert len(pretrained_tokenizer(str(tmp_path)).encode(CODE)) > 0
 
 
 def word_level(**vocab: int) -> str:

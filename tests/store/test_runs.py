@@ -12,6 +12,7 @@ import pytest
 
 from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
+from normlab.store.schema import seal
 
 WRITER = """
 import os, sys
@@ -115,14 +116,26 @@ def test_a_state_that_nobody_knows_is_our_mistake(folder):
 
 @pytest.mark.parametrize("name", ["run.json", "status.json"])
 def test_a_newer_version_is_refused(folder, name):
-    (folder.path / name).write_text('{"version": 2, "state": "finished"}')
+    (folder.path / name).write_bytes(seal({"state": "finished"}, version=2))
     read = folder.run if name == "run.json" else folder.status
     with pytest.raises(StoreError, match=rf"{name}: is of record version 2, .* reads versions 1 to 1; update"):
         read()
 
 
+@pytest.mark.parametrize("name", ["run.json", "status.json"])
+def test_a_bit_of_the_version_is_damage_and_no_newer_normlab(folder, name):
+    read = folder.run if name == "run.json" else folder.status
+    path = folder.path / name
+    if name == "status.json":
+        folder.write_status({"state": "finished"})
+    path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
+    with pytest.raises(StoreError, match=rf"{name}: is damaged \(its content is not what was written\)"):
+        read()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\x00\xff\x00", b"{}", b'{"version": "1"}',
-                                     b'{"version": 0}', b'{"version": -1}', b'{"version": true}'])  # fmt: skip
+                                     b'{"version": 0}', b'{"version": -1}', b'{"version": true}',
+                                     b"[" * 200_000, b'{"x":' * 2000 + b"1" + b"}" * 2000])  # fmt: skip
 def test_a_damaged_file_is_named(folder, content):
     for name, read in (("run.json", folder.run), ("status.json", folder.status)):
         (folder.path / name).write_bytes(content)

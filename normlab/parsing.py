@@ -1,0 +1,33 @@
+"""Reading JSON that may be damaged, or made to do damage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MOST_NESTED = 100
+"""Levels of objects and lists in a file of ours. A plugin's options may nest; nothing that is meant goes so deep."""
+
+
+def from_json(content: bytes) -> dict[str, Any]:
+    """The JSON object that some bytes are: the one way in which what normlab wrote is read.
+
+    Raises:
+        ValueError: They are none, or one that is nested deeper than `MOST_NESTED`.
+    """
+    try:
+        value = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    if _is_nested(value, MOST_NESTED):
+        # The parser may have a longer breath than what walks through the value afterwards.
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _is_nested(value: dict[str, Any] | list[Any], levels: int) -> bool:
+    """Whether there are more than so many levels of objects and lists, `value` being the first."""
+    items = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_nested(item, levels - 1) for item in items if isinstance(item, dict | list))

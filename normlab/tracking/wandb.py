@@ -6,6 +6,7 @@ stderr, and from then on the sink is silent; the local record has everything.
 
 from __future__ import annotations
 
+import glob
 import math
 import netrc
 import os
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,7 +54,9 @@ class WandbSink:
 
     def __init__(self, tracking: TrackingConfig, folder: Path) -> None:
         self._tracking = tracking
-        self._folder = folder
+        self._folder = folder.absolute()  # the command that is named works from anywhere
+        self._earlier: list[Path] = []
+        """W&B's folders of the offline parts before this one."""
         self._run: Any = None
         self._tokens_per_step = 0
         self._cut_off = False
@@ -63,14 +67,15 @@ class WandbSink:
         """Whether there is nothing more to do or to say."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
-        """Begin a W&B run, or go on with the one of this id; offline each part is a run folder of its own."""
+        """Begin a W&B run, or go on with the one of this id; offline each part is a W&B run of its own."""
         config = run["config"]
         self._tokens_per_step = config["train"]["batch_size"] * config["model"]["context"]
         with self._guarded("did not start"):
-            self._run = self._init(run)
+            self._earlier = self._parts("offline-run", "*")
+            self._run = self._init(run, first_step)
             self._over = self._over or self._run is None
             if self._run is not None:
-                # Offline, W&B counts every part from 0 and takes no `resume`; our own step is the axis.
+                # W&B counts each part that it sees alone from 0; our own step is the axis.
                 self._run.define_metric("train/step")
                 self._run.define_metric("*", step_metric="train/step")
                 self._run.define_metric("eval/loss", step_metric="train/step", summary="min")
@@ -89,8 +94,8 @@ class WandbSink:
                 summary = {key: status.get(key) for key in ("state", "val_loss", "best_val_loss")}
                 self._run.summary.update({key: value for key, value in summary.items() if value is not None})
                 self._run.finish(exit_code=int(status["state"] == "failed"))
-                if self._run.offline and not self._told and not self._over:
-                    _say(f"W&B was offline: {_later(self._run)}")
+                if (later := self._later(with_this=self._run.offline)) and not self._told and not self._over:
+                    _say(f"W&B was offline: {later}")
                 self._run, self._over = None, True
 
     def cut_off(self) -> bool:
@@ -109,7 +114,7 @@ class WandbSink:
         """Cut it off for good; that it fails then is not said again."""
         if not self._over:
             self._over = True
-            _warn(why, self._run)
+            self._warn(why)
         self.cut_off()
 
     def let_go(self) -> None:
@@ -118,7 +123,7 @@ class WandbSink:
         if "wandb" in sys.modules:
             _tear_down()
 
-    def _init(self, run: Mapping[str, Any]) -> Any:
+    def _init(self, run: Mapping[str, Any], first_step: int) -> Any:
         import wandb
 
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -126,14 +131,16 @@ class WandbSink:
         mode: Any = seen.mode if self._tracking.wandb == "auto" else self._tracking.wandb
         if mode == "disabled":
             return None
-        options = self.options(run)
+        # Before anything is tried, because the try leaves a folder.
+        alone = self.options(run, self._part(run, first_step, online=False))
         if mode != "online":
-            return wandb.init(mode=mode, settings=_known_settings(), **options)
+            return wandb.init(mode=mode, settings=_known_settings(), **alone)
         try:
             # Asked here, because W&B would ask for a key on the terminal and wait.
             if not seen.has_login:
                 raise PermissionError("no login for W&B; `wandb login` makes one")
             self._tries_online = True
+            options = self.options(run, self._part(run, first_step, online=True))
             return wandb.init(mode="online", resume="allow", settings=_known_settings(), **options)
         except Exception as error:
             if self._over:
@@ -141,20 +148,74 @@ class WandbSink:
             why = self._reason(error)
             # W&B's process goes on holding the id of a run that failed to start.
             _tear_down()
-            offline = wandb.init(mode="offline", settings=_known_settings(), **options)
-            _warn(f"goes on offline: {why}", offline)
+            self._run = wandb.init(mode="offline", settings=_known_settings(), **alone)
+            self._warn(f"goes on offline: {why}")
             self._told = True
-            return offline
+            return self._run
 
-    def options(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """What W&B is told of a run when it begins: the arguments of `wandb.init`, mode and settings aside."""
+    def _part(self, run: Mapping[str, Any], first_step: int, *, online: bool) -> str:
+        """What is added to the run's id for this part of it; nothing where W&B can tell it from the others.
+
+        What was written offline is sent as the first rows of its id, over those that the server has. So an offline
+        part takes an id that is new, and an online one leaves alone what was written offline and is still to be sent.
+        """
+        run_id = self._id(run)
+        if run_id is None:  # W&B draws a new one
+            return ""
+        if first_step == run.get("continued_from", {}).get("step"):
+            first_step = 0  # the rows before it are sent again
+        own = f"-from-{first_step}"
+        candidates = ["", own] if online or first_step == 0 else [own]
+
+        def is_free(part: str) -> bool:
+            wandb_id = glob.escape(run_id + part)
+            if online:
+                return not any(map(_is_unsent, self._parts("offline-run", wandb_id)))
+            return not self._parts("*run", wandb_id)
+
+        return next(filter(is_free, chain(candidates, (f"{own}.{number}" for number in count(2)))))
+
+    def _parts(self, kind: str, wandb_id: str) -> list[Path]:
+        """W&B's folders of a kind (run, offline-run) and an id, oldest first; both may be patterns."""
+        found = self._folder.glob(f"wandb/{kind}-????????_??????-{wandb_id}")
+        return sorted(found, key=lambda folder: folder.name.partition("run-")[2])
+
+    def _id(self, run: Mapping[str, Any]) -> str | None:
+        """The id of the whole run at W&B. A sweep's agent, or whoever set a variable, has already chosen it."""
+        chosen = {"WANDB_RUN_ID", "WANDB_SWEEP_ID"} & os.environ.keys()
+        return os.environ.get("WANDB_RUN_ID") if chosen else run["run_id"]
+
+    def _later(self, *, with_this: bool) -> str:
+        """The words that name the command for what is still to be sent; none where nothing is.
+
+        Args:
+            with_this: Whether this part is still to be sent, besides those before it.
+        """
+        folders, flag = [str(folder) for folder in self._earlier if _is_unsent(folder)], []
+        if with_this and self._run is not None:
+            folders.append(self._run.settings.sync_dir)
+            flag = [] if self._run.offline else ["--include-online"]
+        if not folders:
+            return ""
+        return f"what W&B has can be sent later: {shlex.join(['wandb', 'sync', *flag, *folders])}"
+
+    def _warn(self, what: str) -> None:
+        later = self._later(with_this=True) or "W&B got nothing"
+        _say(f"W&B {what}. The local record has everything; {later}")
+
+    def options(self, run: Mapping[str, Any], part: str = "") -> dict[str, Any]:
+        """What W&B is told of a run when it begins: the arguments of `wandb.init`, mode and settings aside.
+
+        Args:
+            run: The content of run.json.
+            part: What is added to the run's id, for a part that is a W&B run of its own.
+        """
         tracking, config = self._tracking, flat_config(run)
         labels = [config["norm"], config["placement"], config["corpus"]]
-        # A sweep's agent, or whoever set the variable, has already chosen the run.
-        chosen = {"WANDB_RUN_ID", "WANDB_SWEEP_ID"} & os.environ.keys()
+        run_id = self._id(run)
         return {
-            "id": None if chosen else run["run_id"],
-            "name": run["name"] or run["run_id"],
+            "id": run_id and run_id + part,
+            "name": (run["name"] or run["run_id"]) + part.partition(".")[0].replace("-from-", ", from step "),
             "project": tracking.project,
             "entity": tracking.entity,
             "group": tracking.group or f"{config['norm']}-{config['placement']}-d{config['depth']}",
@@ -174,7 +235,7 @@ class WandbSink:
                 yield
         except Exception as error:
             if not self._over:
-                _warn(f"{what}: {self._reason(error)}", self._run)
+                self._warn(f"{what}: {self._reason(error)}")
             self._run, self._over = None, True
             # Without this W&B's exit hook would fail loudly, and a later run would inherit a dead process.
             _tear_down()
@@ -260,6 +321,8 @@ def flat_config(run: Mapping[str, Any]) -> dict[str, Any]:
         "corpus_sha256": corpus["sha256"],
         "vocab_size": corpus["vocab_size"],
         "baselines": corpus["baselines"],
+        "fingerprint": run.get("fingerprint"),  # records of before have none
+        "causal": run["norm"]["causal"],
         "config": config,
         "versions": run["versions"],
         "git": run["git"],
@@ -319,13 +382,9 @@ def _own_processes() -> list[int]:
     return found
 
 
-def _warn(what: str, run: Any) -> None:
-    _say(f"W&B {what}. The local record has everything; {'W&B got nothing' if run is None else _later(run)}")
-
-
-def _later(run: Any) -> str:
-    flag = "" if run.offline else "--include-online "
-    return f"what W&B has can be sent later: wandb sync {flag}{shlex.quote(run.settings.sync_dir)}"
+def _is_unsent(folder: Path) -> bool:
+    """Whether W&B's folder of a part has something that `wandb sync`, which leaves a mark, has not sent."""
+    return any(folder.glob("*.wandb")) and not any(folder.glob("*.wandb.synced"))
 
 
 def _say(line: str) -> None:

@@ -23,6 +23,7 @@ from normlab.data.corpus import Corpus
 from normlab.init_rules import numbers_of
 from normlab.options import plain_tree
 from normlab.train.resolve import Resolved
+from normlab.verify.fingerprint import fingerprint
 
 
 def identity(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
@@ -77,6 +78,8 @@ def describe(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str,
         "corpus": corpus.describe(),
         "identity": whole,
         "trunk": trunk_hash(whole),
+        "fingerprint": fingerprint(config),
+        "doubts": config.doubts(),
         "norm": _facts(config.norm, "formula", "source", "causal", "batch_statistics"),
         "placement": {"name": config.placement.name},
         "versions": {

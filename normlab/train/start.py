@@ -49,21 +49,24 @@ class Outcome:
     """Whether the run had ended before, and nothing was done."""
 
 
-def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
+def train(config: RunConfig, sinks: Sequence[Sink] | None = None, *, ends_process: bool = False) -> Outcome:
     """Train the run of a validated config, or go on with it, or find that it has ended.
 
     Args:
         config: What to train.
         sinks: Who listens besides the local record; the console and W&B, as configured, unless given.
+        ends_process: Whether the second SIGINT or SIGTERM may end the whole process, in the middle of what it does.
 
     Raises:
         ConfigError, DataError, StoreError: Each says what to do.
     """
     resolved = resolve(config)
+    for doubt in config.doubts():
+        _say(doubt)
     # A signal ends this at once: what it makes appears whole or not at all.
     corpus = open_corpus(config.data)
     apply(resolved)  # after the corpus: it loads half a compiler, and a text that is not there is said sooner
-    with StopRequest() as stop:
+    with StopRequest(ends_process=ends_process) as stop:
         now = describe(config, resolved, corpus)
         folder = RunFolder(_place(config, now))
         if folder.exists():
@@ -76,13 +79,14 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None) -> Outcome:
         with _torchs_words():
             loop = Loop(config, resolved, corpus, folder, [])
         with folder.lock():
-            if folder.exists():
-                run = folder.run()
-            else:
-                _create(folder, run := now, config)
-            (folder.path / UNFINISHED).unlink(missing_ok=True)
-            write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
-            _go_to_checkpoint(loop)
+            with _torchs_words():  # of a checkpoint that is read, this run's or its trunk's
+                if folder.exists():
+                    run = folder.run()
+                else:
+                    _create(folder, run := now, config)
+                (folder.path / UNFINISHED).unlink(missing_ok=True)
+                write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
+                _go_to_checkpoint(loop)
             _note_what_differs(loop, run, now)
             loop.sinks = make_sinks(config, folder) if sinks is None else sinks
             return _run(loop, run, stop)
@@ -113,10 +117,10 @@ def _stopped(folder: RunFolder) -> bool:
 def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
     """Fill a new folder; run.json comes last, so that a kill in between leaves a folder that is no run yet."""
     marker = folder.path / UNFINISHED
-    if not marker.exists() and checkpoint.steps(folder.path / checkpoint.FOLDER):
+    if not marker.exists() and (remains := _remains(folder)):
         raise StoreError(
-            f"{folder.path / RUN_FILE}: is missing, and there are checkpoints of a run; put back a copy, or delete "
-            "the folder to train it anew"
+            f"{folder.path / RUN_FILE}: is missing, and there is {' and '.join(remains)} of a run; put back a copy, or "
+            "start another run beside it with run.fresh=true"
         )
     write_atomic(marker, b"")
     try:
@@ -137,6 +141,16 @@ def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
     RunFolder.create(folder.path, run)
 
 
+def _remains(folder: RunFolder) -> list[str]:
+    """What a run left in a folder that does not say which run it was."""
+    found = {
+        checkpoint.FOLDER: checkpoint.steps(folder.path / checkpoint.FOLDER),
+        METRICS_FILE: folder.size(),
+        STATUS_FILE: (folder.path / STATUS_FILE).exists(),
+    }
+    return [name for name, is_there in found.items() if is_there]
+
+
 def _go_to_checkpoint(loop: Loop) -> None:
     """Put the loop at the run's newest whole checkpoint, or at its beginning, and the record with it."""
     saved, problems = checkpoint.newest(loop.folder.path / checkpoint.FOLDER)
@@ -153,8 +167,8 @@ def _go_to_checkpoint(loop: Loop) -> None:
     if saved is None:
         if not (loop.folder.path / STATUS_FILE).exists() and loop.folder.rows("train").rows:
             raise StoreError(
-                f"{loop.folder.path}: the run took steps, and its status and its checkpoints are gone; put them back, "
-                "or start another run beside it with run.fresh=true"
+                f"{loop.folder.path}: the run took steps, and has neither {STATUS_FILE} nor a checkpoint; put back "
+                "what there was of them, or start another run beside it with run.fresh=true"
             )
         if loop.folder.size():
             _say("this run has no checkpoint yet: it starts again from step 0")
@@ -188,6 +202,7 @@ def _run(loop: Loop, run: dict[str, Any], stop: StopRequest) -> Outcome:
             state = loop.run(stop)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: no checkpoint, and nobody's failure
+            stop.end()
             _finish(loop, loop.status("interrupted"), stop, at_once=True)
         else:
             reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
@@ -239,7 +254,8 @@ def _finish(loop: Loop, status: dict[str, Any], stop: StopRequest, *, at_once: b
 def _note_what_differs(loop: Loop, begun: dict[str, Any], now: dict[str, Any]) -> None:
     """A resume with other code, or on other threads, instructions or hardware, gives other bits: say and record it."""
     was, has = (_told_of(run) for run in (begun, now))
-    differing = [f"{name} was {was[name]} and is {has[name]}" for name in was if was[name] != has[name]]
+    told = [name for name in was if was[name] is not None]  # a record of before may not hold it
+    differing = [f"{name} was {was[name]} and is {has[name]}" for name in told if was[name] != has[name]]
     if differing:
         what = "; ".join(differing)
         loop.progress.elsewhere.append(f"from step {loop.progress.step}: {what}")
@@ -253,6 +269,7 @@ def _told_of(run: dict[str, Any]) -> dict[str, Any]:
     resolved = ("threads", "instructions", "device_name", "deterministic")
     return {
         **{name: run["resolved"].get(name) for name in resolved},
+        "the block's fingerprint": run.get("fingerprint"),
         "torch": run["versions"].get("torch"),
         "normlab": run["versions"].get("normlab"),
         "normlab's commit": code,

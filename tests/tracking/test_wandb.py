@@ -16,6 +16,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ RUN: dict[str, Any] = {
         "val_tokens": 100,
         "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046},
     },
+    "fingerprint": "cd" * 32,
+    "norm": {"causal": True},
     "versions": {"torch": "2.13"},
     "git": {"commit": "c0ffee", "dirty": False},
     "created": "2026-01-01T00:00:00Z",
@@ -122,11 +125,19 @@ def sync_command(line: str) -> list[str]:
 
 
 def says_how_to_send(done: subprocess.CompletedProcess[str], home: Path) -> bool:
-    """Whether an offline run said one thing, at the end of each of its parts: how its folder is sent."""
-    lines = done.stderr.splitlines()
-    commands = [["wandb", "sync", str(folder)] for folder in folders(home, "offline-run")]
+    """Whether an offline run said one thing, at the end of each of its parts: how all folders so far are sent."""
+    lines, made = done.stderr.splitlines(), {str(folder) for folder in folders(home, "offline-run")}
     offline = all(line.startswith("normlab: W&B was offline: ") for line in lines)
-    return done.returncode == 0 and offline and sorted(map(sync_command, lines)) == commands
+    named = [set(sync_command(line)[2:]) for line in lines if sync_command(line)[:2] == ["wandb", "sync"]]
+    grows = [len(each) for each in named] == list(range(1, len(lines) + 1))
+    return done.returncode == 0 and offline and grows and named[-1] == made
+
+
+def sync(home: Path, server: Server, line: str) -> None:
+    """Run the command that a line names, from another folder."""
+    command = sync_command(line)
+    command[0] = str(Path(sys.executable).with_name(command[0]))
+    subprocess.run(command, env=environment(home, **server.login), cwd="/", check=True, timeout=40)
 
 
 def warning(done: subprocess.CompletedProcess[str]) -> str:
@@ -183,17 +194,32 @@ def records(folder: Path) -> Iterator[Any]:
             whole = b""
 
 
+@dataclass
+class Kept:
+    """What a server keeps of a run."""
+
+    known: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    exit_code: int | None = None
+
+    def steps(self) -> list[int]:
+        return [row["train/step"] for row in self.rows]
+
+
 class Server(ThreadingHTTPServer):
-    """As much of W&B's server as a run needs to start, stream, end and be resumed; keeps what it is sent."""
+    """As much of W&B's server as runs need to start, stream, end and be resumed; keeps what it is sent."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.run: dict[str, Any] | None = None
-        self.rows: list[dict[str, Any]] = []
-        self.summary: dict[str, Any] = {}
-        self.exit_code: int | None = None
+        self.runs: dict[str, Kept] = {}
+        """By their ids."""
         self.paths: list[str] = []
         self.streams = True
+
+    def steps(self) -> dict[str, list[int]]:
+        """The steps of each run's rows, by what follows the id of RUN in its own."""
+        return {name.removeprefix(RUN["run_id"]): kept.steps() for name, kept in self.runs.items()}
 
     @property
     def login(self) -> dict[str, str]:
@@ -237,19 +263,22 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         project = {"id": "p", "name": "normlab", "entity": {"id": "e", "name": "me"}}
         if "RunResumeStatus" in query:
-            known = server.run and server.run | {
-                "historyLineCount": len(server.rows),
-                "historyTail": json.dumps([json.dumps(row) for row in server.rows[-1:]]),
-                "summaryMetrics": json.dumps(server.summary),
+            kept = server.runs.get(variables["name"])
+            bucket = kept and kept.known | {
+                "historyLineCount": len(kept.rows),
+                "historyTail": json.dumps([json.dumps(row) for row in kept.rows[-1:]]),
+                "summaryMetrics": json.dumps(kept.summary),
                 "logLineCount": 0,
                 "eventsLineCount": 0,
                 "eventsTail": "[]",
                 "wandbConfig": '{"t": 1}',
             }
-            return {"model": project | {"bucket": known}}
+            return {"model": project | {"bucket": bucket}}
         if "UpsertBucket" in query:
             known = {"id": "r", "name": variables["name"], "displayName": "x", "project": project}
-            server.run = (server.run or {}) | known | {k: v for k, v in variables.items() if v is not None}
+            server.runs.setdefault(variables["name"], Kept()).known |= known | {
+                key: value for key, value in variables.items() if value is not None
+            }
             return {"upsertBucket": {"bucket": known, "inserted": True}}
         if "CreateRunFiles" in query:
             url = server.login["WANDB_BASE_URL"] + "/upload"
@@ -258,15 +287,15 @@ class Handler(BaseHTTPRequestHandler):
         return {}
 
     def stream(self, body: dict[str, Any]) -> None:
-        files = body.get("files", {})
+        kept, files = self.server.runs[self.path.split("/")[-2]], body.get("files", {})
         history = files.get("wandb-history.jsonl")
         if history:
             lines = [json.loads(line) for line in history["content"]]
-            self.server.rows[history["offset"] :] = lines
+            kept.rows[history["offset"] :] = lines
         for line in files.get("wandb-summary.json", {}).get("content", []):
-            self.server.summary = json.loads(line)
+            kept.summary = json.loads(line)
         if body.get("complete"):
-            self.server.exit_code = body["exitcode"]
+            kept.exit_code = body["exitcode"]
         self.answer({})
 
     def answer(self, body: dict[str, Any], status: int = 200) -> None:
@@ -317,7 +346,11 @@ def test_offline_each_part_of_a_run_is_a_folder_with_our_steps(tmp_path: Path) -
     done = drive(tmp_path, body)
     assert says_how_to_send(done, tmp_path), done.stderr
     parts = [read(folder) for folder in folders(tmp_path, "offline-run")]
-    assert {run.run_id for run, *_ in parts} == {"derf-peri-3fa9c1"}
+    ids = {run.run_id.removeprefix("derf-peri-3fa9c1") for run, *_ in parts}
+    assert ids == {"-from-20", "-from-30", "-from-20.2"}
+    assert {run.run_group for run, *_ in parts} == {"derf-peri-d4"}
+    names = sorted(run.display_name for run, *_ in parts)
+    assert names == [f"derf peri, seed 3, from step {step}" for step in (20, 20, 30)]
     steps = [[row["train/step"] for row in rows] for _, _, rows, _, _ in parts]
     ends = {summary.get("state"): code for _, _, _, summary, code in parts}
     assert sorted(steps) == [[30, 40], [30, 40], [40]]
@@ -417,13 +450,15 @@ def test_unreachable_server(tmp_path: Path) -> None:
 
 def test_online_and_resumed(tmp_path: Path, server: Server) -> None:
     assert quiet(drive(tmp_path, "mirror('online')", **server.login))
-    assert [row["train/step"] for row in server.rows] == [10, 20, 30, 40]
-    assert server.summary["eval/loss"] == {"min": 2.7}
-    assert server.exit_code == 0
+    run = server.runs[RUN["run_id"]]
+    assert run.steps() == [10, 20, 30, 40]
+    assert run.summary["eval/loss"] == {"min": 2.7}
+    assert run.exit_code == 0
     assert quiet(drive(tmp_path, "mirror('online', first=20, state='failed')", **server.login))
-    assert [row["train/step"] for row in server.rows] == [10, 20, 30, 40, 30, 40]
-    assert [row["_step"] for row in server.rows] == list(range(6))
-    assert server.exit_code == 1
+    assert run.steps() == [10, 20, 30, 40, 30, 40]
+    assert [row["_step"] for row in run.rows] == list(range(6))
+    assert run.exit_code == 1
+    assert list(server.runs) == [RUN["run_id"]]
     assert not [path for path in server.paths if "/otel/" in path], "W&B reported about itself"
 
 
@@ -442,11 +477,88 @@ def test_server_lost_on_the_way(tmp_path: Path, server: Server) -> None:
     line = warning(drive(tmp_path, body, **server.login))
     assert "did not finish" in line
     server.streams = True
-    command = sync_command(line)
-    command[0] = str(Path(sys.executable).with_name(command[0]))
-    subprocess.run(command, env=environment(tmp_path, **server.login), cwd=tmp_path, check=True, timeout=40)
-    assert [row["train/step"] for row in server.rows] == [10, 20]
-    assert server.summary["state"] == "finished"
+    sync(tmp_path, server, line)
+    run = server.runs[RUN["run_id"]]
+    assert run.steps() == [10, 20]
+    assert run.summary["state"] == "finished"
+
+
+FIRST_20 = """
+sink = begin(mode)
+sink.log(interval(0))
+sink.log(interval(10))
+end(sink, "interrupted")
+"""
+
+
+@pytest.mark.parametrize("sent", ["each", "only the last"])
+def test_two_offline_parts_are_both_sent(sent: str, tmp_path: Path, server: Server) -> None:
+    first = drive(tmp_path, "mode = 'offline'\n" + FIRST_20).stderr
+    if sent == "each":
+        sync(tmp_path, server, first)
+    second = drive(tmp_path, "mirror('offline', first=20)").stderr
+    assert len(sync_command(second)) == (3 if sent == "each" else 4), "what was sent is named again"
+    sync(tmp_path, server, second)
+    assert server.steps() == {"": [10, 20], "-from-20": [30, 40]}
+
+
+def test_an_online_part_and_then_an_offline_one(tmp_path: Path, server: Server) -> None:
+    assert quiet(drive(tmp_path, "mode = 'online'\n" + FIRST_20, **server.login))
+    unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}
+    line = warning(drive(tmp_path, "mirror('online', first=20)", **unreachable))
+    assert "goes on offline" in line
+    sync(tmp_path, server, line)
+    assert server.steps() == {"": [10, 20], "-from-20": [30, 40]}
+    assert quiet(drive(tmp_path, "mirror('online', first=30)", **server.login))
+    assert server.steps() == {"": [10, 20, 40], "-from-20": [30, 40]}
+
+
+@pytest.mark.parametrize("sent", ["before", "after"])
+def test_an_offline_part_and_then_an_online_one(sent: str, tmp_path: Path, server: Server) -> None:
+    """What was not yet sent keeps the id, and is named at the end of the run that went online too."""
+    line = drive(tmp_path, "mode = 'offline'\n" + FIRST_20).stderr
+    if sent == "before":
+        sync(tmp_path, server, line)
+    done = drive(tmp_path, "mirror('online', first=20)", **server.login)
+    if sent == "before":
+        assert quiet(done)
+        assert server.steps() == {"": [10, 20, 30, 40]}
+    else:
+        assert sync_command(done.stderr) == sync_command(line)
+        sync(tmp_path, server, done.stderr)
+        assert server.steps() == {"": [10, 20], "-from-20": [30, 40]}
+
+
+def test_an_offline_part_that_was_killed_is_named(tmp_path: Path, server: Server) -> None:
+    body = """
+    sink = begin("offline")
+    sink.log(interval(0))
+    time.sleep(3)  # longer than the flush interval, so that the row is on disk
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert drive(tmp_path, body).returncode == -9
+    done = drive(tmp_path, "mirror('offline')")
+    killed, whole = folders(tmp_path, "offline-run")
+    assert sync_command(done.stderr) == ["wandb", "sync", str(killed), str(whole)]
+    sync(tmp_path, server, done.stderr)
+    assert server.steps()["-from-0"] == [10, 20, 30, 40]
+    assert "" in server.steps()
+
+
+def test_a_continued_run_has_all_rows_under_its_id(tmp_path: Path) -> None:
+    body = """
+    run["continued_from"] = {"run_id": "a shorter run", "step": 20}
+    sink = begin("offline", 20)
+    sink.log(interval(0) + interval(10))
+    sink.log(interval(20))
+    end(sink)
+    """
+    done = drive(tmp_path, body)
+    assert says_how_to_send(done, tmp_path), done.stderr
+    (folder,) = folders(tmp_path, "offline-run")
+    run, _, rows, _, _ = read(folder)
+    assert run.run_id == RUN["run_id"]
+    assert [row["train/step"] for row in rows] == [10, 20, 30]
 
 
 @pytest.mark.parametrize(

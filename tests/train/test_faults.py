@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from resuming import WORDS, Command, Train, contents, damage, differences, steps_of
+from safetensors.torch import save_file
 
 import normlab
 from normlab.errors import StoreError
@@ -74,7 +75,7 @@ def test_a_missing_status_and_checkpoints_are_no_fresh_start(
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "the run took steps, and its status and its checkpoints are gone; put them back, or" in err
+    assert "the run took steps, and has neither status.json nor a checkpoint; put back what there was of" in err
     assert contents(folder.path) == before
 
 
@@ -85,7 +86,119 @@ def test_a_missing_run_json_is_no_fresh_start(train: Train, command: Command, in
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run.json: is missing, and there are checkpoints of a run; put back a copy, or" in err
+    assert "run.json: is missing, and there is checkpoints and metrics.jsonl and status.json of a run; put" in err
+    assert contents(folder.path) == before
+
+
+@pytest.mark.parametrize("left", ["status.json", "metrics.jsonl"])
+def test_what_is_left_of_a_record_is_no_fresh_start(left: str, train: Train, command: Command) -> None:
+    folder = train()
+    shutil.rmtree(folder.path / "checkpoints")
+    for name in {"run.json", "status.json", "metrics.jsonl"} - {left}:
+        (folder.path / name).unlink()
+    before = contents(folder.path)
+    code, out, err = command()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"run.json: is missing, and there is {left} of a run; put back a copy, or" in err
+    assert contents(folder.path) == before
+    code, out, err = command("run.fresh=true")  # as it says
+    assert code == 0
+    assert contents(folder.path) == before
+
+
+@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"x":' * 2000 + b"1" + b"}" * 2000], ids=["lists", "objects"])
+@pytest.mark.parametrize("place", ["manifest.json", "meta.json"])
+def test_json_without_end_is_damage(
+    place: str, content: bytes, train: Train, command: Command, run_command: Command, interrupt: Callable[..., None]
+) -> None:
+    """Deeper than Python's stack, or deeper than what walks through it."""
+    interrupt(9)
+    folder = train()
+    path = folder.path / "checkpoints" / "step_00000011"
+    (path / place).write_bytes(content)
+    if place == "meta.json":
+        _vouch_for(path)
+    said = "step_00000011: damaged (its files do not hold what a checkpoint's do)"
+    code, _, err = run_command("sample", str(folder.path), "--tokens=3")
+    assert (code, err.count("\n")) == (0, 1)
+    assert said in err
+    code, _, err = command()
+    assert code == 0
+    assert f"{said}; going on from the checkpoint before it" in err
+    (folder.path / "tokenizer.json").write_bytes(content)
+    code, out, err = run_command("sample", str(folder.path), "--tokens=3")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "tokenizer.json: is damaged (it holds no tokenizer); put back a copy" in err
+
+
+def test_a_bit_of_a_manifests_version_is_damage_and_no_newer_normlab(
+    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    path = folder.path / "checkpoints" / "step_00000011" / "manifest.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
+    code, _, err = command()
+    assert code == 0
+    assert "manifest.json: damaged (its content is not what was written); going on from the checkpoint before" in err
+    assert differences(reference, folder.path) == []
+
+
+def test_a_newer_normlabs_checkpoint_is_not_passed_over(
+    train: Train, command: Command, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    path = folder.path / "checkpoints" / "step_00000011" / "manifest.json"
+    path.write_bytes(seal({"step": 11, "files": {}}, version=2))
+    before = contents(folder.path)
+    code, out, err = command()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "step_00000011: is of checkpoint version 2, this normlab reads up to 1; update it" in err
+    assert contents(folder.path) == before
+
+
+def test_a_manifest_without_a_seal_is_one_from_before(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 4, {"x": torch.ones(4)}, {"a": 1})
+    path = tmp_path / "step_00000004" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    path.write_text(json.dumps(manifest))
+    assert checkpoint.read(tmp_path, 4).meta == {"a": 1}
+
+
+def test_a_checkpoint_that_may_not_be_read_is_neither_damaged_nor_deleted(
+    train: Train, run_bound: Command, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    before = contents(folder.path)
+    state = folder.path / "checkpoints" / "step_00000011" / "state.safetensors"
+    mode = state.stat().st_mode
+    state.chmod(0)
+    for words in (("train", *WORDS, f"results_dir={folder.path.parents[1]}"), ("sample", str(folder.path))):
+        code, out, err = run_bound(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert "step_00000011/state.safetensors: cannot be read (Permission denied); make it readable, or" in err
+    state.chmod(mode)
+    assert contents(folder.path) == before
+
+
+def test_the_advice_for_a_damaged_status_holds_where_there_is_no_checkpoint(
+    train: Train, command: Command, interrupt: Callable[..., None]
+) -> None:
+    interrupt(9)
+    folder = train()
+    shutil.rmtree(folder.path / "checkpoints")
+    status = folder.path / "status.json"
+    status.write_text("x")
+    code, _, err = command()
+    assert code == 2
+    assert "delete this one file and the same `normlab train` goes on from the last checkpoint; where there is" in err
+    status.unlink()
+    before = contents(folder.path)
+    assert "another run beside it with run.fresh=true" in command()[2]
+    assert command("run.fresh=true")[0] == 0  # as both say
     assert contents(folder.path) == before
 
 
@@ -338,3 +451,32 @@ main(sys.argv[1:])
     (entry,) = find_runs(tmp_path)
     assert entry.state == "failed"
     assert entry.status["error"].startswith("the memory ran out")
+
+
+@pytest.mark.parametrize("command", ["train", "sample"])
+def test_the_memory_runs_out_while_a_checkpoint_is_read(
+    command: str, train: Train, interrupt: Callable[..., None]
+) -> None:
+    """Really: the process may have 900 MB more than it has, the checkpoint has 1 GB, and its hashes are right."""
+    interrupt(9)
+    folder = train()
+    path = folder.path / "checkpoints" / "step_00000011"
+    save_file({"x": torch.zeros(2**28)}, path / "state.safetensors")
+    _vouch_for(path)
+    script = """
+import resource, sys, torch
+from pathlib import Path
+import normlab.launch, normlab.train.start, normlab.train.load
+from normlab.cli import main
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 7 * 2**27,) * 2)
+main(sys.argv[1:])
+"""
+    words = [*WORDS, f"results_dir={folder.path.parents[1]}"] if command == "train" else [str(folder.path)]
+    before = steps_of(folder)
+    done = subprocess.run([sys.executable, "-c", script, command, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "error: the memory ran out" in done.stderr.splitlines()[-1]
+    assert "damaged" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert steps_of(folder) == before

@@ -63,6 +63,14 @@ def test_in_a_checkpoint(disk: Path, reference: Path, run_command: Command) -> N
     assert differences(reference, folder.path) == []
 
 
+def test_in_the_first_checkpoint(disk: Path, reference: Path, run_command: Command) -> None:
+    size = sum(path.stat().st_size for path in (reference / "checkpoints" / "step_00000016").iterdir())
+    fill(disk, leave=int(0.7 * size))
+    code, _, err = run_command("train", *WORDS, f"results_dir={disk / 'results'}")
+    assert code == 2
+    assert "step_00000004: cannot be written (No space left on device); free some space and" in err.splitlines()[-1]
+
+
 @pytest.fixture
 def fill_at(disk: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Have the next run find its disk full once `step` updates are in its record."""

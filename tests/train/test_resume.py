@@ -97,6 +97,70 @@ def test_the_second_signal_stops_at_once(
     assert differences(reference, train().path) == []
 
 
+LONG_STEP = """
+import sys, torch
+from normlab.cli import main
+from normlab.train.loop import Loop
+
+ordinary = Loop._one_step
+
+def long_step(self, step):
+    if step == 6:
+        print("in a long call", file=sys.stderr, flush=True)
+        torch.linalg.multi_dot([torch.randn(LARGE, LARGE)] * 4)
+    return ordinary(self, step)
+
+Loop._one_step = long_step
+main()
+"""
+"""Trains, and calls into torch for LARGE numbers' time in step 6."""
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
+def test_the_second_signal_stops_at_once_inside_a_call_into_torch(
+    numbers: tuple[int, ...], train: Train, reference: Path, tmp_path: Path
+) -> None:
+    words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
+    with in_a_process("-c", LONG_STEP.replace("LARGE", "8_000"), *words) as process:  # half a minute
+        try:
+            assert process.stderr is not None
+            while "in a long call" not in process.stderr.readline():
+                assert process.poll() is None
+            time.sleep(3)  # its random numbers are drawn
+            for number in numbers:
+                process.send_signal(number)
+                time.sleep(0.3)
+            since = time.monotonic()
+            _, err = process.communicate(timeout=30)
+            seconds = time.monotonic() - since
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert seconds < 5
+    assert err == "normlab: stopped inside a step: the same command goes on from the last checkpoint\n"
+    (path,) = (tmp_path / "results" / "runs").iterdir()
+    assert RunFolder(path).state() == "killed"
+    assert steps_of(RunFolder(path)) == [4]
+    assert differences(reference, train().path) == []
+
+
+def test_one_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
+    words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
+    with in_a_process("-c", LONG_STEP.replace("LARGE", "3_000"), *words) as process:  # seconds
+        try:
+            assert process.stderr is not None
+            while "in a long call" not in process.stderr.readline():
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    (path,) = (tmp_path / "results" / "runs").iterdir()
+    assert RunFolder(path).state() == "interrupted"
+    assert steps_of(RunFolder(path))[-1] == 7
+
+
 def test_a_second_process_is_refused_and_a_signal_from_outside_is_heard(tmp_path: Path, run_command: Command) -> None:
     words = ["train", *WORDS, f"results_dir={tmp_path}", "train.steps=1000000"]
     with in_a_process("-m", "normlab", *words) as process:

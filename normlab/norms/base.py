@@ -8,6 +8,7 @@ builds. The contract of that module (held by tests over the whole registry):
 - no `.item()`, no branch on data, nothing written in place: it runs under `torch.func.vmap` and
   `torch.compile(fullgraph=True)`;
 - running statistics are buffers that `forward` *reassigns* (`self.running_mean = ...`);
+- a `reference` says in float64 what it should give (`normlab verify` holds the module to it);
 - its parameters are the same at every construction (ones, zeros, constants), or drawn with torch's global
   generator, which the model seeds per norm.
 """
@@ -18,6 +19,7 @@ import dataclasses
 import importlib
 import pkgutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -26,7 +28,7 @@ from normlab.options import option
 from normlab.source import claim, code_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,7 +40,18 @@ class NormConfig:
     source: ClassVar[str] = ""
     """Author, year, arXiv id and equation."""
     oracle: ClassVar[str] = ""
-    """What the tests hold it against."""
+    """What `reference` is made of: what the norm is held against."""
+    oracle_kind: ClassVar[str] = "self"
+    """external: `reference` calls code that others wrote, and it alone computes the whole; identity: the norm equals
+    such code by algebra; self: it is our own formula, written a second time."""
+    parameters: ClassVar[str] = ""
+    """How many numbers it learns, with its default options, for vectors of D: an expression in D."""
+    blind_to: ClassVar[tuple[str, ...]] = ()
+    """What changes nothing, but for eps: `scale`, x times a positive number; `shift`, x plus one for all channels."""
+    equals: ClassVar[str] = ""
+    """What it is equal to, and when."""
+    pitfalls: ClassVar[tuple[str, ...]] = ()
+    """What others got wrong in it or take it for, a sentence each."""
     causal: ClassVar[bool] = True
     """Whether, in training, no output depends on a later token."""
     batch_statistics: ClassVar[bool] = False
@@ -54,6 +67,11 @@ class NormConfig:
         """What people call it: the preset's name where there is one."""
         return self.preset or self.name
 
+    @property
+    def has_gain(self) -> bool:
+        """Whether it ends in a gain for each channel, which the module has in `affine` (`affine.Affine`)."""
+        return False
+
     def definition(self) -> str:
         """The code that defines the norm; its hash is part of a run's identity."""
         return code_of(sys.modules[type(self).__module__])
@@ -68,6 +86,24 @@ class NormConfig:
         """The module, for vectors of `width` numbers."""
         raise NotImplementedError
 
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """What the module should give in training, written without it and without haste.
+
+        `verify` calls it in float64, and takes its gradients by autograd. It is no part of a run's identity.
+
+        Args:
+            x_D: The input, (*batch, D), with at least two axes.
+            weights: The module's state dict, by the names that it has there.
+
+        Raises:
+            NotImplementedError: There is none; `verify` says that the norm is held against nothing.
+        """
+        raise NotImplementedError
+
+    def reference_evaluated(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """The same in evaluation; another function where there are batch statistics only."""
+        return self.reference(x_D, weights)
+
 
 @dataclass(kw_only=True, slots=True)
 class AffineNormConfig(NormConfig):
@@ -80,6 +116,11 @@ class AffineNormConfig(NormConfig):
     bias: bool = False
     """Learn a bias per channel, started at 0."""
 
+    @property
+    def has_gain(self) -> bool:
+        """Whether the gain is learned."""
+        return self.gain
+
     def validate(self) -> None:
         """Refuse options without effect.
 
@@ -88,6 +129,12 @@ class AffineNormConfig(NormConfig):
         """
         if self.unit_offset and not self.gain:
             raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
+
+    def reference_affine(self, y_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """The gain and the bias of a `reference`: y * gain + bias, or y * (1 + gain) + bias with a unit offset."""
+        if self.gain:
+            y_D = y_D * (weights["affine.gain"] + float(self.unit_offset))
+        return y_D + weights["affine.bias"] if self.bias else y_D
 
 
 NORMS: dict[str, type[NormConfig]] = {}

@@ -5,10 +5,12 @@ Shapes: `*batch` any leading axes (batch and time), D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.norms.affine import Affine, working_dtype
@@ -29,7 +31,15 @@ class BatchNormConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "(x - mean_batch(x)) / sqrt(var_batch(x) + eps) * gain + bias"
     source: ClassVar[str] = "Ioffe & Szegedy 2015, arXiv:1502.03167, algorithms 1 and 2"
-    oracle: ClassVar[str] = "torch.nn.BatchNorm1d; the seed article's code"
+    oracle: ClassVar[str] = "torch's batch_norm, tokens as its batch"
+    oracle_kind: ClassVar[str] = "external"
+    parameters: ClassVar[str] = "2 * D"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "A language model that trains with it reads the tokens that it is to predict, through the statistics.",
+        "torch keeps the unbiased variance for evaluation, as the paper's algorithm 2 does; other code the biased one.",
+        "Accumulating gradients does not widen its batch: the statistics are the micro-batch's.",
+    )
     causal: ClassVar[bool] = False
     batch_statistics: ClassVar[bool] = True
 
@@ -46,6 +56,18 @@ class BatchNormConfig(AffineNormConfig):
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
         return BatchNorm(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's batch_norm in training; the operator, for the function refuses a batch of one token."""
+        tokens_D = x_D.reshape(-1, x_D.shape[-1])
+        y_D = torch.batch_norm(tokens_D, None, None, None, None, True, 0.0, self.eps, False)
+        return self.reference_affine(y_D.view_as(x_D), weights)
+
+    def reference_evaluated(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's batch_norm with the running statistics."""
+        tokens_D = x_D.reshape(-1, x_D.shape[-1])
+        y_D = F.batch_norm(tokens_D, weights["running_mean"], weights["running_var"], eps=self.eps)
+        return self.reference_affine(y_D.view_as(x_D), weights)
 
 
 class BatchNorm(nn.Module):

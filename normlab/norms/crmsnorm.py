@@ -5,10 +5,12 @@ Shapes: `*batch` any leading axes, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.norms.affine import working_dtype
@@ -27,7 +29,15 @@ class CRMSNormConfig(NormConfig):
 
     formula: ClassVar[str] = "x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps)"
     source: ClassVar[str] = "Jiang, Gu, Zhu & Pan 2023, arXiv:2305.14858"
-    oracle: ClassVar[str] = "torch.nn.LayerNorm on the vector with its last channel put back"
+    oracle: ClassVar[str] = "torch's layer_norm of the vector with its last channel put back"
+    oracle_kind: ClassVar[str] = "identity"
+    parameters: ClassVar[str] = "0"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    equals: ClassVar[str] = "layernorm without gain and bias, of the D + 1 numbers, its last output left out"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "The paper's equality with layer norm is that of a whole model rewritten: put in a norm's place alone, it is "
+        "another function of the D numbers.",
+    )
 
     name: str = "crmsnorm"
     eps: float = option(1e-5, at_least=0)
@@ -36,6 +46,11 @@ class CRMSNormConfig(NormConfig):
     def build(self, width: int) -> nn.Module:
         """The module; `width` has no effect on what it holds."""
         return CRMSNorm(self.eps)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's layer_norm of D + 1 channels, the last of which makes the mean 0."""
+        full = torch.cat([x_D, -x_D.sum(-1, keepdim=True)], dim=-1)
+        return F.layer_norm(full, full.shape[-1:], eps=self.eps)[..., :-1]
 
 
 class CRMSNorm(nn.Module):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normlab.norms.base import register_norm
 from normlab.norms.pointwise import BoundedConfig, Pointwise
@@ -23,7 +24,15 @@ class DerfConfig(BoundedConfig):
 
     formula: ClassVar[str] = "erf(alpha * x + shift) * gain + bias"
     source: ClassVar[str] = "Chen et al. 2025, arXiv:2512.10938"
-    oracle: ClassVar[str] = "torch.erf; the formula in numpy"
+    oracle: ClassVar[str] = "torch's normal distribution: erf(z) = 2 ndtr(sqrt(2) z) - 1"
+    oracle_kind: ClassVar[str] = "identity"
+    parameters: ClassVar[str] = "2 * D + 2"
+    equals: ClassVar[str] = "pointwise with function=erf, shift=true"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Its public language-model patch gives norm_type no annotation in a dataclass: it is no field, and the "
+        "published command ends in a TypeError.",
+        "Its slope at 0 is 2 / sqrt(pi) alpha, not alpha as dyt's is.",
+    )
 
     name: str = "derf"
     shift: bool = True
@@ -32,3 +41,8 @@ class DerfConfig(BoundedConfig):
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
         return Pointwise(width, self, torch.erf)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """By the normal distribution's integral."""
+        inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
+        return self.reference_affine(2 * torch.special.ndtr(2**0.5 * inner_D) - 1, weights)

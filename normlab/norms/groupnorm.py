@@ -5,6 +5,7 @@ Shapes: `*batch` any leading axes, D width, G groups, C channels of a group.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +29,14 @@ class GroupNormConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "(x_g - mean(x_g)) / sqrt(var(x_g) + eps) * gain + bias, for each group g of channels"
     source: ClassVar[str] = "Wu & He 2018, arXiv:1803.08494, of one token"
-    oracle: ClassVar[str] = "torch.nn.GroupNorm on single tokens; layernorm at one group"
+    oracle: ClassVar[str] = "torch's group_norm on single tokens"
+    oracle_kind: ClassVar[str] = "external"
+    parameters: ClassVar[str] = "2 * D"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    equals: ClassVar[str] = "layernorm at groups=1"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "torch.nn.GroupNorm on (B, D, T) averages over time too: each position sees the later ones.",
+    )
 
     name: str = "groupnorm"
     eps: float = option(1e-5, at_least=0)
@@ -59,6 +67,11 @@ class GroupNormConfig(AffineNormConfig):
         """
         self.fits(width)
         return GroupNorm(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's group_norm, with every token a batch entry of its own."""
+        tokens_D = x_D.reshape(-1, x_D.shape[-1])
+        return self.reference_affine(F.group_norm(tokens_D, self.groups, eps=self.eps).view_as(x_D), weights)
 
 
 class GroupNorm(nn.Module):

@@ -5,10 +5,12 @@ Shapes: `*batch` any leading axes, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.norms.affine import working_dtype
@@ -27,7 +29,15 @@ class L2NormConfig(NormConfig):
 
     formula: ClassVar[str] = "radius * x / max(|x|, eps)"
     source: ClassVar[str] = "Loshchilov et al. 2024, arXiv:2410.01131 (nGPT), where it normalises the hidden states"
-    oracle: ClassVar[str] = "torch.nn.functional.normalize"
+    oracle: ClassVar[str] = "torch.nn.functional.normalize, times the radius"
+    oracle_kind: ClassVar[str] = "external"
+    parameters: ClassVar[str] = "0"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    equals: ClassVar[str] = "rmsnorm without gain at radius=null, where neither eps counts"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Code calls an rms norm without gain an L2 norm (Llama 4's qk-norm, Megatron's L2Norm): that is radius=null.",
+        "x / |x| without eps is NaN at x = 0.",
+    )
 
     name: str = "l2norm"
     eps: float = option(1e-12, at_least=0)
@@ -40,6 +50,11 @@ class L2NormConfig(NormConfig):
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
         return L2Norm(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's normalize, times the radius."""
+        radius = x_D.shape[-1] ** 0.5 if self.radius is None else self.radius
+        return F.normalize(x_D, dim=-1, eps=self.eps) * weights.get("radius", radius)
 
 
 class L2Norm(nn.Module):

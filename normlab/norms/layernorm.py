@@ -5,6 +5,7 @@ Shapes: `*batch` any leading axes, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +29,16 @@ class LayerNormConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "(x - mean(x)) / sqrt(var(x) + eps) * gain + bias"
     source: ClassVar[str] = "Ba, Kiros & Hinton 2016, arXiv:1607.06450, eq. 4"
-    oracle: ClassVar[str] = "torch.nn.LayerNorm; the seed articles' code and formulas"
+    oracle: ClassVar[str] = "torch's group_norm of one group; with eps_mode=outside by algebra"
+    oracle_kind: ClassVar[str] = "external"
+    parameters: ClassVar[str] = "2 * D"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    equals: ClassVar[str] = "rmsnorm of x - mean(x), and the bias; groupnorm with one group"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "eps added to sigma instead of to the variance is another function wherever sigma is not large beside it.",
+        "sigma + eps written with var and sqrt has a NaN gradient where all channels are the same.",
+        "The variance is over D; over D - 1, as torch.std takes it by default, the output is smaller.",
+    )
 
     name: str = "layernorm"
     eps: float = option(1e-5, at_least=0)
@@ -41,6 +51,15 @@ class LayerNormConfig(AffineNormConfig):
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
         return LayerNorm(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's group_norm of one group; its output at eps = 0 times sigma / (sigma + eps) for eps outside."""
+        eps = self.eps if self.eps_mode == "inside" else 0.0
+        y_D = F.group_norm(x_D.reshape(-1, x_D.shape[-1]), 1, eps=eps).view_as(x_D)
+        if self.eps_mode == "outside":
+            sigma = x_D.std(-1, correction=0, keepdim=True)
+            y_D = y_D * sigma / (sigma + self.eps)
+        return self.reference_affine(y_D, weights)
 
 
 class LayerNorm(nn.Module):

@@ -5,9 +5,11 @@ Shapes: `*batch` any leading axes, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from normlab.norms.affine import Affine, working_dtype
@@ -27,7 +29,15 @@ class MinMaxConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "(x - min(x)) / (max(x) - min(x) + eps)"
     source: ClassVar[str] = "the textbook's feature scaling"
-    oracle: ClassVar[str] = "numpy's min and max; the formula in numpy"
+    oracle: ClassVar[str] = "the one affine image of x from 0 to 1: x's own place between its sorted ends"
+    oracle_kind: ClassVar[str] = "self"
+    parameters: ClassVar[str] = "0"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "It is no centring norm: the outputs' mean is about 1/2, and every block is fed that constant.",
+        "One extreme channel sets the scale of all others.",
+        "Without eps it is NaN for a token whose channels are all the same.",
+    )
 
     name: str = "minmax"
     eps: float = option(1e-6, at_least=0)
@@ -38,6 +48,13 @@ class MinMaxConfig(AffineNormConfig):
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
         return MinMax(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """A x + b with a = 1 / (range + eps), b = -a min(x), the ends averaged over the channels that reach them."""
+        top, bottom = (x_D == end for end in (x_D.max(-1, keepdim=True)[0], x_D.min(-1, keepdim=True)[0]))
+        high, low = ((x_D * at).sum(-1, keepdim=True) / at.sum(-1, keepdim=True) for at in (top, bottom))
+        slope = torch.reciprocal(high - low + self.eps)
+        return self.reference_affine(torch.addcmul(-low * slope, slope, x_D), weights)
 
 
 class MinMax(nn.Module):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from normlab.norms.base import NormConfig, register_norm
 
@@ -18,9 +19,19 @@ class NoNormConfig(NormConfig):
     formula: ClassVar[str] = "x"
     source: ClassVar[str] = "the control; cf. Zhang, Dauphin & Ma 2019, arXiv:1901.09321 (Fixup)"
     oracle: ClassVar[str] = "the input itself"
+    oracle_kind: ClassVar[str] = "identity"
+    parameters: ClassVar[str] = "0"
+    equals: ClassVar[str] = "pointwise with function=linear_clip and alpha=1, while |x| < 1"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "What it does depends on the init rule: a stream that is quiet at N(0, 0.02) explodes with Xavier at depth.",
+    )
 
     name: str = "none"
 
     def build(self, width: int) -> nn.Module:
         """The identity; `width` has no effect."""
         return nn.Identity()
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """The input."""
+        return x_D

@@ -6,11 +6,12 @@ Shapes: `*batch` any leading axes, D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.norms.affine import Affine, working_dtype
@@ -77,7 +78,14 @@ class PointwiseConfig(BoundedConfig):
 
     formula: ClassVar[str] = "f(alpha * x + shift) * gain + bias"
     source: ClassVar[str] = "Chen et al. 2025, arXiv:2512.10938, and its public code"
-    oracle: ClassVar[str] = "torch's tanh, erf, hardtanh and softsign; each formula in numpy"
+    oracle: ClassVar[str] = "torch's hardtanh and softsign; the others by identities with these, sigmoid, ndtr and elu"
+    oracle_kind: ClassVar[str] = "identity"
+    parameters: ClassVar[str] = "2 * D + 1"
+    equals: ClassVar[str] = "dyt with function=tanh; derf with function=erf, shift=true"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "A branch for each sign, put together by sign(x), has the slope 0 at x = 0 in autograd, whatever f's is.",
+        "cubsign and logquad_clip are flat at 0: a stream that starts small gets no gradient through them.",
+    )
 
     name: str = "pointwise"
     function: str = option("tanh", choices=tuple(FUNCTIONS))
@@ -86,6 +94,42 @@ class PointwiseConfig(BoundedConfig):
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
         return Pointwise(width, self, FUNCTIONS[self.function])
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Each function as an image of one of torch's."""
+        z = weights["alpha"] * x_D + weights.get("shift", 0.0)
+        # z = up - down. At 0 `maximum` gives each half of the slope, so that the difference has the whole of it.
+        up, down = torch.maximum(z, torch.zeros_like(z)), torch.maximum(-z, torch.zeros_like(z))
+        match self.function:
+            case "tanh":
+                y = 2 * torch.sigmoid(2 * z) - 1
+            case "erf":
+                y = 2 * torch.special.ndtr(math.sqrt(2) * z) - 1
+            case "arctan":
+                y = torch.atan2(z, torch.ones_like(z)) * 2 / math.pi
+            case "isru":
+                y = torch.tanh(torch.asinh(z))
+            case "relsign":
+                y = torch.tanh(torch.asinh(z) / 2)
+            case "smoothsign":
+                y = F.softsign(z)
+            case "expsign":
+                y = F.elu(-down) - F.elu(-up)
+            case "saturlog":
+                y = F.softsign(torch.log1p(up) - torch.log1p(down))
+            case "cubsign":
+                y = F.softsign(z**3)
+            case "satursin":
+                y = torch.sin(F.hardtanh(z, -math.pi / 2, math.pi / 2))
+            case "linear_clip":
+                y = F.hardtanh(z)
+            case "logsign_clip":
+                y = F.hardtanh(torch.log1p(up) - torch.log1p(down))
+            case "logquad_clip":
+                y = F.hardtanh(torch.log1p(up**2) - torch.log1p(down**2))
+            case name:
+                raise NotImplementedError(name)
+        return self.reference_affine(y, weights)
 
 
 class Pointwise(nn.Module):

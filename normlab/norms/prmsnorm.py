@@ -6,10 +6,12 @@ Shapes: `*batch` any leading axes, D width, K channels that are looked at.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.norms.affine import Affine, working_dtype
@@ -27,7 +29,15 @@ class PRMSNormConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "x / (sqrt(mean(x_1^2 ... x_K^2)) + eps) * gain, K = fraction * D"
     source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467 (pRMSNorm), and its public code"
-    oracle: ClassVar[str] = "rmsnorm at fraction 1; the formula in numpy"
+    oracle: ClassVar[str] = "torch's rms_norm of the first channels, from which their rms is had by algebra"
+    oracle_kind: ClassVar[str] = "identity"
+    parameters: ClassVar[str] = "D"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    equals: ClassVar[str] = "rmsnorm with eps_mode=outside_rms at fraction=1"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Public code rounds K down or up: at 6.25 % of 100 channels that is 6 or 7.",
+        "The first channels are no random sample: where training makes some of them large, all others shrink.",
+    )
 
     name: str = "prmsnorm"
     eps: float = option(1e-8, at_least=0)
@@ -40,6 +50,13 @@ class PRMSNormConfig(AffineNormConfig):
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
         return PRMSNorm(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """The rms of the first channels is the mean of x times what torch's rms_norm makes of it."""
+        whole = math.floor if self.count == "floor" else math.ceil
+        first = x_D[..., : max(1, whole(self.fraction * x_D.shape[-1]))]
+        rms = (first * F.rms_norm(first, first.shape[-1:], eps=0.0)).mean(-1, keepdim=True)
+        return self.reference_affine(x_D / (rms + self.eps), weights)
 
 
 class PRMSNorm(nn.Module):

@@ -5,10 +5,12 @@ Shapes: `*batch` any leading axes, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.errors import ConfigError
@@ -37,7 +39,17 @@ class RMSNormConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "x / sqrt(mean(x^2) + eps) * gain"
     source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4"
-    oracle: ClassVar[str] = "torch.nn.RMSNorm; transformers' LlamaRMSNorm; the seed articles' code"
+    oracle: ClassVar[str] = "torch.nn.functional.rms_norm; with outside_rms and clamp torch's normalize, by algebra"
+    oracle_kind: ClassVar[str] = "external"
+    parameters: ClassVar[str] = "D"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    equals: ClassVar[str] = "layernorm without its bias, on input whose mean over the channels is 0"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "x / (rms(x) + eps) written with pow, mean and sqrt has a NaN gradient at x = 0.",
+        "torch.nn.RMSNorm(eps=None) took 7.8e-3 for bfloat16 until January 2025, and takes 1.2e-7 since.",
+        "The sum in mean's place (eps_mode=inside_sum) makes the output's rms 1 / sqrt(D).",
+        "Llama rounds before the gain and Gemma after it: in bfloat16 these are two models.",
+    )
 
     name: str = "rmsnorm"
     eps: float = option(1e-6, at_least=0)
@@ -72,6 +84,21 @@ class RMSNormConfig(AffineNormConfig):
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
         return RMSNorm(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's rms_norm; eps outside the root by way of torch's normalize, whose output is x / max(|x|, eps)."""
+        width = x_D.shape[-1]
+        match self.eps_mode:
+            case "inside_ms" | "none":
+                y_D = F.rms_norm(x_D, (width,), eps=self.eps)
+            case "inside_sum":
+                y_D = F.rms_norm(x_D, (width,), eps=self.eps / width) / width**0.5
+            case "clamp":
+                y_D = F.normalize(x_D, dim=-1, eps=self.eps * width**0.5) * width**0.5
+            case _:
+                rms = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True) / width**0.5
+                y_D = F.normalize(x_D, dim=-1, eps=0) * width**0.5 * (rms / (rms + self.eps))
+        return self.reference_affine(y_D, weights)
 
 
 class RMSNorm(nn.Module):

@@ -21,6 +21,12 @@ class ScaleNormConfig(L2NormConfig):
     formula: ClassVar[str] = "g * x / max(|x|, eps)"
     source: ClassVar[str] = "Nguyen & Salazar 2019, arXiv:1910.05895"
     oracle: ClassVar[str] = "torch.nn.functional.normalize, times g"
+    parameters: ClassVar[str] = "1"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    equals: ClassVar[str] = "l2norm with learn_radius=true, radius=null, eps=1e-5"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "It has one gain for all channels: no channel can be turned down alone, as rmsnorm's gain can.",
+    )
 
     name: str = "scalenorm"
     eps: float = option(1e-5, at_least=0)

@@ -5,10 +5,12 @@ Shapes: `*batch` any leading axes, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.norms.affine import Affine, working_dtype
@@ -26,7 +28,15 @@ class ZScoreConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "(x - mean(x)) / (sigma(x) + eps)"
     source: ClassVar[str] = "the textbook's standard score"
-    oracle: ClassVar[str] = "numpy's mean and std; layernorm with eps_mode=outside"
+    oracle: ClassVar[str] = "torch's layer_norm at eps = 0, times sigma / (sigma + eps)"
+    oracle_kind: ClassVar[str] = "identity"
+    parameters: ClassVar[str] = "0"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    equals: ClassVar[str] = "layernorm with eps_mode=outside, eps=1e-6, gain=false, bias=false"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "numpy's std is over D and torch's over D - 1: sigma=population or sample.",
+        "sigma written with var and sqrt has a NaN gradient where all channels are the same.",
+    )
 
     name: str = "zscore"
     eps: float = option(1e-6, at_least=0)
@@ -39,6 +49,14 @@ class ZScoreConfig(AffineNormConfig):
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
         return ZScore(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's layer_norm divides by the population's sigma: bring it to (sigma + eps), of either kind."""
+        width = x_D.shape[-1]
+        population = x_D.std(-1, correction=0, keepdim=True)
+        sigma = x_D.std(-1, keepdim=True) if self.sigma == "sample" and width > 1 else population
+        y_D = F.layer_norm(x_D, (width,), eps=0.0) * population / (sigma + self.eps)
+        return self.reference_affine(y_D, weights)
 
 
 class ZScore(nn.Module):

@@ -360,14 +360,84 @@ class Simple(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
 
+class Annotated(nn.Module):
+    """The Annotated Transformer's LayerNorm, its a_2 and b_2 called weight and bias."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return self.weight * centred / (x.std(-1, keepdim=True) + 1e-6) + self.bias
+
+
+class Dynamic(nn.Module):
+    """jiachenzhu/DyT's DynamicTanh for LLaMA, and zlab-princeton/Derf's Dynamic_erf for GPT-2."""
+
+    def __init__(self, width: int, function: Callable[[Tensor], Tensor], *, bias: bool):
+        super().__init__()
+        self.function = function
+        self.alpha, self.weight = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.weight * self.function(self.alpha * x)
+        return y if self.bias is None else y + self.bias
+
+
+def qwen3(width: int) -> nn.Module:
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+    return Qwen3RMSNorm(width, eps=Qwen3Config().rms_norm_eps)
+
+
+def qwen3_next(width: int) -> nn.Module:
+    from transformers import Qwen3NextConfig
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
+
+    return Qwen3NextRMSNorm(width, eps=Qwen3NextConfig().rms_norm_eps)
+
+
+def olmo2(width: int) -> nn.Module:
+    from transformers import Olmo2Config
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+
+    return Olmo2RMSNorm(width, eps=Olmo2Config().rms_norm_eps)
+
+
+def cohere(width: int) -> nn.Module:
+    from transformers import CohereConfig
+    from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+
+    return CohereLayerNorm(width, eps=CohereConfig().layer_norm_eps)
+
+
+def bert(width: int) -> nn.Module:
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertSelfOutput
+
+    return BertSelfOutput(BertConfig(hidden_size=width, num_attention_heads=1)).LayerNorm
+
+
 MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "derf_gpt2": lambda width: Dynamic(width, torch.erf, bias=True),
+    "dyt_llama": lambda width: Dynamic(width, torch.tanh, bias=False),
+    "layernorm_bert": bert,
     "layernorm_gpt2": gpt2,
+    "layernorm_nobias": cohere,
     "layernorm_olmo1": olmo1,
     "rmsnorm_gemma": gemma,
     "rmsnorm_llama": llama,
+    "rmsnorm_nanochat": lambda width: nn.RMSNorm(width, eps=None, elementwise_affine=False),
+    "rmsnorm_olmo2": olmo2,
     "rmsnorm_paper": Paper,
+    "rmsnorm_qwen3": qwen3,
+    "rmsnorm_qwen3_next": qwen3_next,
     "rmsnorm_simple": Simple,
     "rmsnorm_torch": lambda width: nn.RMSNorm(width, eps=None),
+    "zscore_annotated": Annotated,
 }
 
 
@@ -394,7 +464,9 @@ def test_preset_is_the_model(name: str, scale: float) -> None:
     assert_same(values, expected, **tolerance)
 
 
-@pytest.mark.parametrize("name", ["rmsnorm_llama", "rmsnorm_gemma"])
+@pytest.mark.parametrize(
+    "name", ["rmsnorm_llama", "rmsnorm_qwen3", "rmsnorm_olmo2", "rmsnorm_gemma", "rmsnorm_qwen3_next"]
+)
 def test_preset_is_the_model_in_bfloat16(name: str) -> None:
     norm, oracle = preset(name).build(256), MODELS[name](256)
     gain = (oracle.weight.detach() + 0.3 * draw(256, seed=1)).to(BFLOAT16).float()

@@ -16,10 +16,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from normlab.launch import compose_run
+from normlab.model.init import build_model
 from normlab.norms.base import NormConfig, load_all
+from normlab.norms.batchnorm import BatchNormConfig
+from normlab.norms.batchnorm_past import BatchNormPastConfig
+from normlab.norms.bhyt import BHyTConfig
 from normlab.norms.crmsnorm import CRMSNormConfig
 from normlab.norms.derf import DerfConfig
 from normlab.norms.dyt import DyTConfig
+from normlab.norms.gatednorm import GatedNormConfig
 from normlab.norms.groupnorm import GroupNormConfig
 from normlab.norms.l2norm import L2NormConfig
 from normlab.norms.layernorm import LayerNormConfig
@@ -28,7 +34,9 @@ from normlab.norms.pointwise import FUNCTIONS, PointwiseConfig
 from normlab.norms.prmsnorm import PRMSNormConfig
 from normlab.norms.rmsnorm import RMSNormConfig
 from normlab.norms.scalenorm import ScaleNormConfig
+from normlab.norms.seednorm import SeeDNormConfig
 from normlab.norms.zscore import ZScoreConfig
+from normlab.train.optim import is_decayed
 
 WIDTH = 12
 Array = NDArray[np.complex128]
@@ -139,6 +147,26 @@ def pointwise(x: Array, options: PointwiseConfig | DyTConfig | DerfConfig, param
     return affine(POINTWISE[name](inner), params)
 
 
+def rms(x: Array, eps: float) -> np.complex128:
+    return np.sqrt((x * x).sum() / len(x) + eps)
+
+
+def seednorm(x: Array, options: SeeDNormConfig, params: Params) -> Array:
+    gain = np.tanh((x * params["beta"]).sum()) * params["alpha"] + params["gamma"] + options.unit_offset
+    return gain * x / rms(x, options.eps)
+
+
+def gatednorm(x: Array, options: GatedNormConfig, params: Params) -> Array:
+    y = affine(x / rms(x, options.eps), params, options.unit_offset)
+    hidden = params["down"] @ y
+    hidden = hidden / (1 + np.exp(-hidden))
+    return options.gate_scale * y / (1 + np.exp(-params["up"] @ hidden))
+
+
+def bhyt(x: Array, options: BHyTConfig, params: Params) -> Array:
+    return affine(np.tanh(params.get("lam", options.lam) / options.kappa * x / rms(x, options.eps)), params)
+
+
 CASES: list[tuple[Callable[..., Array], NormConfig]] = [
     (l2norm, L2NormConfig(eps=2.0, radius=0.7)),
     (l2norm, L2NormConfig(eps=0.0, radius=None, learn_radius=True)),
@@ -153,13 +181,19 @@ CASES: list[tuple[Callable[..., Array], NormConfig]] = [
     (zscore, ZScoreConfig(eps=0.0, sigma="sample")),
     (minmax, MinMaxConfig(eps=0.3, gain=True, bias=True)),
     (minmax, MinMaxConfig(eps=0.0)),
+    (seednorm, SeeDNormConfig(eps=0.3)),
+    (seednorm, SeeDNormConfig(eps=0.3, alpha=0.4, unit_offset=True)),
+    (gatednorm, GatedNormConfig(eps=0.3)),
+    (gatednorm, GatedNormConfig(eps=0.3, rank=3, std=0.5, gate_scale=2.0, unit_offset=True, bias=True)),
+    (bhyt, BHyTConfig(eps=0.3, bias=True)),
+    (bhyt, BHyTConfig(eps=0.3, lam=3.0, kappa=2.0, learn_lam=True)),
     (pointwise, DyTConfig(alpha=0.8)),
     (pointwise, DerfConfig(alpha=0.8)),
     *((pointwise, PointwiseConfig(function=name, alpha=0.8, shift=True)) for name in FUNCTIONS),
 ]
 
 
-TOLD = ("function", "fraction", "count", "sigma", "groups", "radius", "eps")
+TOLD = ("unit_offset", "rank", "learn_lam", "function", "fraction", "count", "sigma", "groups", "radius", "eps")
 
 
 def called(options: NormConfig) -> str:
@@ -188,7 +222,13 @@ def test_is_its_formula(formula: Callable[..., Array], options: NormConfig, scal
 def test_every_norm_has_a_formula() -> None:
     """Those of the package; the first four are in `test_oracles`."""
     shipped = {name for name, kind in load_all().items() if kind.__module__.startswith("normlab.norms.")}
-    assert {options.name for _, options in CASES} == shipped - {"rmsnorm", "layernorm", "batchnorm", "none"}
+    assert {options.name for _, options in CASES} == shipped - {
+        "rmsnorm",
+        "layernorm",
+        "batchnorm",
+        "batchnorm_past",
+        "none",
+    }
 
 
 # Against torch
@@ -303,3 +343,76 @@ def test_minmax_fills_0_to_1_whatever_scale_and_shift() -> None:
     assert (y.amin(-1) == 0).all()
     assert (y.amax(-1) == 1).all()
     torch.testing.assert_close(norm(7 * X - 3), y, rtol=1e-12, atol=1e-12)
+
+
+def test_seednorm_starts_as_rmsnorm_and_can_leave_it() -> None:
+    norm = SeeDNormConfig(eps=0.1).build(WIDTH).double()
+    assert_same(norm, RMSNormConfig(eps=0.1).build(WIDTH).double(), X)
+    (norm(X) * draw(*X.shape, seed=1)).sum().backward()
+    assert norm.beta.grad.abs().min() > 0  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+
+
+def test_a_gate_of_one_half_halves_rmsnorm() -> None:
+    norm = GatedNormConfig(eps=0.1, gate_scale=2.0).build(WIDTH).double()
+    with torch.no_grad():
+        norm.up.zero_()  # pyright: ignore[reportCallIssue]
+    assert_same(norm, RMSNormConfig(eps=0.1).build(WIDTH).double(), X)
+
+
+def test_a_gate_is_drawn_with_its_std_whatever_the_models_init_rule() -> None:
+    words = ["norm=gatednorm", "norm.std=0.5", "norm.rank=64", "init=xavier", "model.depth=1", "model.width=64"]
+    config = compose_run(words)
+    model = build_model(config, 50)
+    drawn = {name: p for name, p in model.named_parameters() if name.endswith((".down", ".up"))}
+    assert len(drawn) == 6  # two norms of the block and the last one
+    for parameter in drawn.values():
+        assert parameter.std().item() == pytest.approx(0.5, rel=0.05)
+        assert is_decayed(config.optim, parameter)
+    # Each norm draws its own.
+    assert len({parameter[0, 0].item() for parameter in drawn.values()}) == 6
+
+
+def test_bhyt_is_rmsnorm_while_tanh_is_straight() -> None:
+    small = BHyTConfig(eps=0.1, lam=1e-3, kappa=1e3, gain=False).build(WIDTH).double()
+    plain = RMSNormConfig(eps=0.1, gain=False).build(WIDTH).double()
+    torch.testing.assert_close(small(X) * 1e6, plain(X), rtol=1e-9, atol=1e-9)
+
+
+def test_bhyt_learns_lam_only_if_asked() -> None:
+    assert dict(BHyTConfig(gain=False).build(WIDTH).named_parameters()) == {}
+    assert list(dict(BHyTConfig(gain=False, learn_lam=True).build(WIDTH).named_parameters())) == ["lam"]
+
+
+PAST_INPUTS = {"batch": 3 + draw(3, 6, WIDTH), "one": draw(1, 6, WIDTH), "flat": draw(6, WIDTH)}
+PAST_INPUTS["heads"] = draw(2, 6, 3, WIDTH)
+
+
+@pytest.mark.parametrize("words", PAST_INPUTS)
+def test_batchnorm_of_the_past_is_that_of_every_beginning(words: str) -> None:
+    x = PAST_INPUTS[words]
+    time = 1 if x.dim() > 2 else 0
+    y = BatchNormPastConfig(eps=0.1).build(WIDTH).double()(x)
+    for steps in range(1, 7):
+        plain = BatchNormConfig(eps=0.1).build(WIDTH).double()(x.narrow(time, 0, steps))
+        torch.testing.assert_close(y.select(time, steps - 1), plain.select(time, steps - 1), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("running_var", ["unbiased", "biased"])
+@pytest.mark.parametrize("words", PAST_INPUTS)
+def test_batchnorm_of_the_past_keeps_what_batchnorm_keeps(words: str, running_var: str) -> None:
+    past = BatchNormPastConfig(running_var=running_var).build(WIDTH).double()
+    plain = BatchNormConfig(running_var=running_var).build(WIDTH).double()
+    for factor in (1, 2, 3):
+        past(factor * PAST_INPUTS[words])
+        plain(factor * PAST_INPUTS[words])
+    torch.testing.assert_close(dict(past.named_buffers()), dict(plain.named_buffers()), rtol=1e-12, atol=1e-12)
+    x = PAST_INPUTS[words]
+    torch.testing.assert_close(past.eval()(x), plain.eval()(x), rtol=1e-12, atol=1e-12)
+
+
+def test_batchnorm_of_the_past_keeps_its_digits_far_from_zero() -> None:
+    # A difference of running sums would have lost them: in float32 the square of 1e4 has steps of 8.
+    x = draw(4, 32, WIDTH)
+    norm = BatchNormPastConfig(eps=0.0).build(WIDTH)
+    exact = BatchNormPastConfig(eps=0.0).build(WIDTH).double()((x + 1e4).float().double())
+    torch.testing.assert_close(norm((x + 1e4).float()).double(), exact, rtol=1e-2, atol=1e-2)

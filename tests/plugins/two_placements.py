@@ -22,7 +22,7 @@ from normlab.placements.base import Placement, register_placement
 register_row(
     Row(
         name="hybrid",
-        formula="h <- N(x + A_qkv(x)); x <- h + M(h)",
+        formula="h = N(x + A_qkv(x)); x = h + M(h)",
         source="Zhuo et al. 2025, arXiv:2503.04598",
         init="gpt2_scaled",
         attn=SubLayer(norms=("q", "k", "v", "res")),
@@ -49,6 +49,9 @@ class Hypersphere(Placement):
     alpha: float = option(0.05, above=0)
     """Where the learned rate alpha starts."""
 
+    def holds_norm(self, depth):
+        return False
+
     def wire(self, layer, depth, width, make_norm):
         return SphereBlock(width, self.alpha)
 
@@ -58,7 +61,7 @@ class Hypersphere(Placement):
     def attention_scale(self, head_width):
         return head_width**0.5
 
-    def logits(self, vocab_size):
+    def logits(self, vocab_size, width):
         return Scale(vocab_size)
 
     def project(self, weights):

@@ -1,0 +1,78 @@
+"""BHyT: the tanh of an RMS norm.
+
+Shapes: `*batch` any leading axes, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.base import AffineNormConfig, register_norm
+from normlab.options import option
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class BHyTConfig(AffineNormConfig):
+    """tanh(lam / kappa * x / sqrt(mean(x^2) + eps)) * gain + bias, over the last axis.
+
+    A channel at kappa times the rms comes out as tanh(lam): where the tanh flattens moves with the token. It is the
+    exact form, which the public code calls BHyT_Star; the paper's faster one takes exact statistics once a block,
+    and needs the block's weights for the second norm.
+    """
+
+    formula: ClassVar[str] = "tanh(lam / kappa * x / sqrt(mean(x^2) + eps)) * gain"
+    source: ClassVar[str] = "arXiv:2601.09719 (2026), and its public code"
+    oracle: ClassVar[str] = "torch.tanh of torch's rms_norm, whose weight is lam / kappa"
+    oracle_kind: ClassVar[str] = "identity"
+    parameters: ClassVar[str] = "D"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    equals: ClassVar[str] = "rmsnorm times lam / kappa, to first order in it"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "The public code's lam is an nn.Parameter in either case, and so it is trained with learnable_lam=False too.",
+        "At lam / kappa = 0.2 the tanh is nearly straight: the output's rms starts near 0.2, not 1.",
+    )
+
+    name: str = "bhyt"
+    eps: float = option(1e-6, at_least=0)
+    """Unit of x squared."""
+    lam: float = option(2.0, above=0)
+    """What kappa times the rms is brought to; the public scripts try 1 to 5."""
+    kappa: float = option(10.0, above=0)
+    """How many times the rms is brought to lam."""
+    learn_lam: bool = False
+    """Learn lam, one scalar, started there."""
+
+    def build(self, width: int) -> nn.Module:
+        """The module, for vectors of `width` numbers."""
+        return BHyT(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's tanh of torch's rms_norm."""
+        slope_D = (weights["lam"] if self.learn_lam else x_D.new_tensor(self.lam)).expand(x_D.shape[-1]) / self.kappa
+        return self.reference_affine(torch.tanh(F.rms_norm(x_D, x_D.shape[-1:], slope_D, self.eps)), weights)
+
+
+class BHyT(nn.Module):
+    """The module of `BHyTConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+
+    def __init__(self, width: int, options: BHyTConfig):
+        super().__init__()
+        self.eps = options.eps
+        self.kappa = options.kappa
+        self.lam = nn.Parameter(torch.tensor(options.lam)) if options.learn_lam else options.lam
+        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis, and bound it."""
+        work_D = x_D.to(working_dtype(x_D.dtype))
+        lam = self.lam.to(work_D.dtype) if isinstance(self.lam, Tensor) else self.lam
+        scale = lam / self.kappa * torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps)
+        return self.affine(torch.tanh(scale * work_D)).to(x_D.dtype)

@@ -1,0 +1,82 @@
+"""GatedNorm: an RMS norm, then a gate on each channel that is computed from its output.
+
+Shapes: `*batch` any leading axes, D width, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.base import AffineNormConfig, register_norm
+from normlab.options import option
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class GatedNormConfig(AffineNormConfig):
+    """y = rmsnorm(x) * gain + bias, then y * sigmoid(up silu(down y)), over the last axis.
+
+    down is (R, D), up is (D, R). The paper names no init for them; they are drawn from N(0, std^2) here, each norm
+    its own. They are matrices, so weight decay applies to them as to all matrices.
+    """
+
+    formula: ClassVar[str] = "y * sigmoid(up silu(down y)), y = x / sqrt(mean(x^2) + eps) * gain"
+    source: ClassVar[str] = "Qiu et al. 2026, arXiv:2601.22966, section 3.4"
+    oracle: ClassVar[str] = "torch's rms_norm, then linear, silu and glu"
+    oracle_kind: ClassVar[str] = "self"
+    parameters: ClassVar[str] = "D + 2 * 16 * D"
+    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    equals: ClassVar[str] = "rmsnorm, halved, where up = 0"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "With small matrices the gate starts near 1/2, which halves rmsnorm; some public code doubles it again.",
+        "Qwen and Mamba code has another gated RMS norm, whose gate is a second input and not computed from x.",
+    )
+
+    name: str = "gatednorm"
+    eps: float = option(1e-6, at_least=0)
+    """Unit of x squared."""
+    rank: int = option(16, at_least=1)
+    """Rows of down, R."""
+    std: float = option(0.02, above=0)
+    """Standard deviation that both matrices are drawn with."""
+    gate_scale: float = option(1.0, above=0)
+    """What the gate is multiplied by; 2 makes a gate of 1/2 no change."""
+
+    def build(self, width: int) -> nn.Module:
+        """The module, for vectors of `width` numbers."""
+        return GatedNorm(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's glu of two halves is the first times the sigmoid of the second."""
+        y_D = self.reference_affine(F.rms_norm(x_D, x_D.shape[-1:], eps=self.eps), weights)
+        asked_D = F.linear(F.silu(F.linear(y_D, weights["down"])), weights["up"])
+        return F.glu(torch.cat([self.gate_scale * y_D, asked_D], dim=-1))
+
+
+class GatedNorm(nn.Module):
+    """The module of `GatedNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+
+    def __init__(self, width: int, options: GatedNormConfig):
+        super().__init__()
+        self.eps = options.eps
+        self.gate_scale = options.gate_scale
+        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
+        self.down = nn.Parameter(torch.randn(options.rank, width) * options.std)
+        self.up = nn.Parameter(torch.randn(width, options.rank) * options.std)
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis, and gate each channel."""
+        work_D = x_D.to(working_dtype(x_D.dtype))
+        y_D = self.affine(work_D * torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps))
+        # Autocast would do the two products in a narrow dtype.
+        with torch.autocast(x_D.device.type, enabled=False):
+            hidden_R = F.silu(y_D @ self.down.to(y_D.dtype).mT)
+            gate_D = torch.sigmoid(hidden_R @ self.up.to(y_D.dtype).mT)
+        return (y_D * gate_D * self.gate_scale).to(x_D.dtype)

@@ -459,6 +459,11 @@ class RunConfig:
         self.optim.resolve(self.train.steps)
         self.norm.validate()
         self.placement.validate()
+        self.placement.fits(self.norm)
+        if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.holds_norm(self.model.depth):
+            raise ConfigError(
+                f"norm={self.norm.label}: has no effect, placement={self.placement.name} has no norm; add norm=none"
+            )
         for width in self._norm_widths():
             self.norm.fits(width)
         if self.init != "auto" and self.init not in INIT_RULES:
@@ -469,6 +474,16 @@ class RunConfig:
                 f"train.accumulation={self.train.accumulation}: does not divide "
                 f"train.batch_size={self.train.batch_size}; choose a number that does"
             )
+
+    def doubts(self) -> list[str]:
+        """What is known to be wrong with this choice of words, though a run can be made of it."""
+        wrong, rule = self.placement.wrong_inits, self.init_rule
+        reason = wrong.get(rule) or (wrong.get("other") if rule != self.placement.init_rule else None)
+        if reason is None:
+            return []
+        return [
+            f"init={rule} is not what placement={self.placement.name} goes with ({self.placement.init_rule}): {reason}"
+        ]
 
     def _norm_widths(self) -> set[int]:
         """The widths at which the placement asks for norms."""

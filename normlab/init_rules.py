@@ -105,6 +105,16 @@ def xavier(weight: Weight) -> float:
 
 
 @init_rule
+def xavier_scaled(weight: Weight) -> float:
+    """Xavier, over sqrt(L) for every matrix of a block.
+
+    Source: after the public code of B2T (Takase et al. 2022, arXiv:2206.00330), which divides by sqrt(L) what fairseq
+    draws: Xavier for attention, its queries, keys and values smaller by sqrt(2), and torch's default for the MLP.
+    """
+    return xavier(weight) / (1 if weight.role in EMBEDDINGS else math.sqrt(weight.depth))
+
+
+@init_rule
 def deepnorm(weight: Weight) -> float:
     """Xavier, times beta = (8L)^(-1/4) for values, attention output and MLP; queries and keys are not scaled.
 

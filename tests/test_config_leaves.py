@@ -159,6 +159,27 @@ NORM_LEAVES: dict[str, dict[str, Leaf]] = {
         "momentum": Leaf("0.1", "0.5", validation),
         "running_var": Leaf("biased", "unbiased", validation, ("norm.momentum=1",)),
     },
+    "batchnorm_past": SHARED_NORM | {
+        "momentum": Leaf("0.1", "0.5", validation),
+        "running_var": Leaf("biased", "unbiased", validation, ("norm.momentum=1",)),
+    },
+    "seednorm": {
+        "preset": FIXED,
+        "name": FIXED,
+        "eps": SHARED_NORM["eps"],
+        "alpha": Leaf("1", "0.5", losses),
+        "unit_offset": SHARED_NORM["unit_offset"],
+    },
+    "gatednorm": SHARED_NORM | {
+        "rank": Leaf("16", "8", shapes),
+        "std": Leaf("0.02", "0.2", losses),
+        "gate_scale": Leaf("1", "2", losses),
+    },
+    "bhyt": SHARED_NORM | {
+        "lam": Leaf("2", "5", losses),
+        "kappa": Leaf("10", "5", losses),
+        "learn_lam": Leaf("false", "true", shapes),
+    },
     "none": {"preset": FIXED, "name": FIXED},
     "pointwise": BOUNDED | {"function": Leaf("tanh", "erf", losses)},
     "dyt": BOUNDED,
@@ -174,6 +195,11 @@ NORM_LEAVES: dict[str, dict[str, Leaf]] = {
     "zscore": WITHOUT_GAIN | {"sigma": Leaf("population", "sample", losses)},
     "minmax": WITHOUT_GAIN,
 }  # fmt: skip
+SHARED_EARLY = {
+    "name": FIXED,
+    "embedding_norm": Leaf("null", "true", shapes),
+    "final_norm": Leaf("null", "false", shapes),
+}
 PLACEMENT_LEAVES = {
     "pre": {
         "name": FIXED,
@@ -184,6 +210,13 @@ PLACEMENT_LEAVES = {
         "name": FIXED,
         "embedding_norm": Leaf("null", "true", shapes),
         "final_norm": Leaf("null", "true", shapes),
+    },
+    "mix_ln": SHARED_EARLY | {"early_blocks": Leaf("null", "1", shapes)},
+    "hybridnorm_star": SHARED_EARLY | {"early_blocks": Leaf("null", "0", shapes)},
+    # Schemes without options.
+    **{
+        name: {"name": FIXED}
+        for name in ("b2t", "gpas", "ngpt", "parallel", "parallel_two_norms", "residual", "siamese", "x0_lambdas")
     },
 }
 SHARED_DATA = {

@@ -16,14 +16,13 @@ from normlab.placements.base import MakeNorm
 def rotate(x_HTK: Tensor, theta: float) -> Tensor:
     """Rotary position embedding (Su et al. 2021, arXiv:2104.09864, eq. 34), in Llama's half-split layout.
 
-    Channel i is paired with i + K/2 and turned by t * theta^(-2i/K) at position t, in float32.
+    Channel i is paired with i + K/2 and turned by t * theta^(-2i/K) at position t, in float32, or in float64 if x is.
     """
     steps, width = x_HTK.shape[-2:]
-    device = x_HTK.device
-    inverse_K = theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
-    angle_TK = torch.outer(torch.arange(steps, device=device, dtype=torch.float32), inverse_K)
-    dtype = torch.promote_types(x_HTK.dtype, torch.float32)
-    cos_TK, sin_TK = angle_TK.cos().to(dtype), angle_TK.sin().to(dtype)
+    device, dtype = x_HTK.device, torch.promote_types(x_HTK.dtype, torch.float32)
+    inverse_K = theta ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
+    angle_TK = torch.outer(torch.arange(steps, device=device, dtype=dtype), inverse_K)
+    cos_TK, sin_TK = angle_TK.cos(), angle_TK.sin()
     first, second = x_HTK.to(dtype).chunk(2, dim=-1)
     turned = (first * cos_TK - second * sin_TK, second * cos_TK + first * sin_TK)
     return torch.cat(turned, dim=-1).to(x_HTK.dtype)
@@ -39,13 +38,24 @@ def attend(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
 
 
 class Attention(nn.Module):
-    """W_o attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x)), norms and rope optional.
+    """W_o (g attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x))); norms, rope and g, a factor a head, optional.
 
     Maps (B, T, D) to (B, T, D).
     """
 
-    def __init__(self, config: ModelConfig, sites: frozenset[str], scale: float, make_norm: MakeNorm):
+    def __init__(
+        self,
+        config: ModelConfig,
+        sites: frozenset[str],
+        scale: float,
+        make_norm: MakeNorm,
+        *,
+        head_scale: bool = False,
+        rotated: nn.Module | None = None,
+    ):
         super().__init__()
+        self.rotated = rotated
+        """What queries and keys pass through last; the placement's."""
         self.heads = config.heads
         self.scale = scale
         self.rope_theta = config.rope_theta
@@ -56,6 +66,7 @@ class Attention(nn.Module):
         self.k = nn.Linear(width, width, bias=config.bias)
         self.v = nn.Linear(width, width, bias=config.bias)
         self.out = nn.Linear(width, width, bias=config.bias)
+        self.head_scale = nn.Parameter(torch.ones(config.heads)) if head_scale else None
         self.norms = nn.ModuleDict({s: make_norm(width // config.heads) for s in ("q", "k", "v") if s in sites})
         if "attn_inner" in sites:
             self.norms["attn_inner"] = make_norm(width)
@@ -84,10 +95,14 @@ class Attention(nn.Module):
         q_BHTK, k_BHTK, v_BHTK = (self.heads_of(site, x_BTD) for site in ("q", "k", "v"))
         if self.rope_theta is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, self.rope_theta), rotate(k_BHTK, self.rope_theta)
+        if self.rotated is not None:
+            q_BHTK, k_BHTK = self.rotated(q_BHTK), self.rotated(k_BHTK)
         if self.fused:
             y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, scale=self.scale)
         else:
             y_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, self.scale)
+        if self.head_scale is not None:
+            y_BHTK = y_BHTK * self.head_scale[:, None, None].to(y_BHTK.dtype)
         y_BTD = y_BHTK.transpose(1, 2).flatten(-2)
         if "attn_inner" in self.norms:
             y_BTD = self.norms["attn_inner"](y_BTD)

@@ -45,9 +45,13 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, layer: int):
         super().__init__()
         sites = placement.inner_sites(layer, config.depth)
-        scale = placement.attention_scale(config.width // config.heads)
-        self.attn = Attention(config, sites, scale, make_norm)
-        self.mlp = MLP(config, sites, make_norm)
+        head_width = config.width // config.heads
+        scale = placement.attention_scale(head_width)
+        self.attn = Attention(
+            config, sites, scale, make_norm, head_scale=placement.head_scale(),
+            rotated=placement.rotated(config.heads, head_width),
+        )  # fmt: skip
+        self.mlp = MLP(config, sites, make_norm, placement.hidden)
         self.wiring = placement.wire(layer, config.depth, config.width, make_norm)
 
     def forward(self, stream: Any) -> Any:
@@ -68,7 +72,7 @@ class Head(nn.Module):
     ):
         super().__init__()
         self.close = placement.close(config.width, make_norm)
-        self.logits = placement.logits(vocab_size)
+        self.logits = placement.logits(vocab_size, config.width)
         self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
 
     def forward(self, stream: Any) -> Tensor:

@@ -5,6 +5,8 @@ Shapes: B batch, T time, D model width, M hidden width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,7 +21,13 @@ class MLP(nn.Module):
     arXiv:2002.05202, eq. 6. Maps (B, T, D) to (B, T, D).
     """
 
-    def __init__(self, config: ModelConfig, sites: frozenset[str], make_norm: MakeNorm):
+    def __init__(
+        self,
+        config: ModelConfig,
+        sites: frozenset[str],
+        make_norm: MakeNorm,
+        hidden_of: Callable[[str, int, int], nn.Module | None] = lambda site, width, hidden: None,
+    ):
         super().__init__()
         width, hidden = config.width, config.mlp_width
         assert hidden is not None, "ModelConfig.resolve() sets the hidden width"
@@ -27,11 +35,22 @@ class MLP(nn.Module):
         self.gate = nn.Linear(width, hidden, bias=config.bias) if config.mlp == "swiglu" else None
         self.down = nn.Linear(hidden, width, bias=config.bias)
         self.norm = make_norm(hidden) if "mlp_inner" in sites else None
+        # What each product passes through before the activation; the placement's.
+        self.of_up = hidden_of("up", width, hidden)
+        self.of_gate = None if self.gate is None else hidden_of("gate", width, hidden)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Each token apart."""
         h_BTM = self.up(x_BTD)
-        h_BTM = F.gelu(h_BTM, approximate="tanh") if self.gate is None else F.silu(self.gate(x_BTD)) * h_BTM
+        if self.of_up is not None:
+            h_BTM = self.of_up(h_BTM)
+        if self.gate is None:
+            h_BTM = F.gelu(h_BTM, approximate="tanh")
+        else:
+            gate_BTM = self.gate(x_BTD)
+            if self.of_gate is not None:
+                gate_BTM = self.of_gate(gate_BTM)
+            h_BTM = F.silu(gate_BTM) * h_BTM
         if self.norm is not None:
             h_BTM = self.norm(h_BTM)
         return self.down(h_BTM)

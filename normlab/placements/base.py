@@ -4,7 +4,8 @@ A placement is handed to the model and answers four questions: how a block's two
 residual stream (`wire`), which norms stand inside the sub-layers (`inner_sites`), what happens to the stream
 at its two ends (`open`, `close`), and which init rule it belongs to. Almost all of the field is covered by
 the residual algebra (`algebra.py`), where a placement is one row; a scheme with other wiring subclasses
-`Placement` and returns its own module from `wire`.
+`Placement` and returns its own module from `wire`; it may also say what queries, keys, hidden activations and
+logits pass through.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from normlab.source import claim, code_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from normlab.norms.base import NormConfig
+
 MakeNorm = Callable[[int], "nn.Module"]
 """Builds the run's norm for a width; a placement receives it and never imports a norm."""
 
@@ -34,10 +37,31 @@ class Placement:
     """A placement and its options. Registered under `name`, the word after `placement=`."""
 
     formula: ClassVar[str]
-    """One sub-layer's update of the stream x."""
+    """One block's update of the stream x: Python statements `name = expression` separated by "; ". `normlab verify`
+    evaluates it in float64 and holds the model to it.
+
+    `A(.)` is attention, `M(.)` the MLP; a formula with `F(.)` is run twice a block, F being A and then M.
+    `A(x) = W_out(heads(x))`, `M(x) = W_down(hidden(x))`; `heads_qkv` has a norm on each head's q, k and v,
+    `A_qkv(x) = W_out(heads_qkv(x))`, and `heads_scaled` has a learned factor on each head's output. `N(.)` is the
+    next norm of the block, in the order in which the block calls them, each used once. `L` is the number of blocks,
+    `l` this one counted from 1, `D` the width; there are `sqrt`, `ln`, `silu`, `stop` (no gradient) and `norm2` (the
+    L2 norm over the channels). Another name is a stream, a temporary, or a learned parameter of the wiring: of the
+    sub-layer's own module where there is an F, otherwise by its dotted name with `_` for `.`."""
     source: ClassVar[str]
     init: ClassVar[str]
     """The init rule that the placement belongs to; `init=auto` takes it."""
+    opens: ClassVar[str] = ""
+    """Statements that make the streams from x, the embeddings; nothing where x is the stream."""
+    closes: ClassVar[str] = ""
+    """Statements that make x, the head's input, from the streams."""
+    inside: ClassVar[str] = ""
+    """Statements of what is done inside the sub-layers and to the logits: `q = ...` to each query and key after RoPE,
+    `a = ...` to the products q.k, which are otherwise divided by sqrt(K), `h = ...` to `W_up x` and `W_gate x`,
+    `z = ...` to the logits. `scale` is a learned parameter, `K` a head's width."""
+    wrong_inits: ClassVar[Mapping[str, str]] = {}
+    """Why an init rule is known to be wrong here, by its name; under `other` why any but the placement's own is."""
+    note: ClassVar[str] = ""
+    """What the name means elsewhere."""
 
     name: str
     """The registered name. Fixed by the placement; not to be set."""
@@ -54,6 +78,13 @@ class Placement:
     def validate(self) -> None:
         """Raise ConfigError where options contradict each other or have no effect."""
 
+    def fits(self, norm: NormConfig) -> None:
+        """Raise ConfigError where the placement cannot be had with this norm."""
+
+    def holds_norm(self, depth: int) -> bool:
+        """Whether a model of `depth` blocks has any norm of the run's, `model.qk_norm` aside."""
+        return True
+
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         """The wiring of block `layer` (0-based) of `depth`: a module `forward(stream, attn, mlp) -> stream`.
 
@@ -67,6 +98,10 @@ class Placement:
         """Which of `INNER_SITES` carry a norm in block `layer`."""
         return frozenset()
 
+    def head_scale(self) -> bool:
+        """Whether each head's output has a learned factor, started at 1, before `attn_inner` and the projection."""
+        return False
+
     def open(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """What makes the stream from the embeddings: a module `forward(x) -> stream`, or nothing."""
         return None
@@ -79,7 +114,15 @@ class Placement:
         """The factor on q.k before the softmax."""
         return head_width**-0.5
 
-    def logits(self, vocab_size: int) -> nn.Module | None:
+    def rotated(self, heads: int, head_width: int) -> nn.Module | None:
+        """What queries, and keys, pass through after RoPE: a module from (B, H, T, K) to the same, or nothing."""
+        return None
+
+    def hidden(self, site: str, width: int, mlp_width: int) -> nn.Module | None:
+        """What `W_up x` (site `up`) and `W_gate x` (`gate`) pass through before the activation, or nothing."""
+        return None
+
+    def logits(self, vocab_size: int, width: int) -> nn.Module | None:
         """What the logits pass through before the softmax: a module, or nothing."""
         return None
 

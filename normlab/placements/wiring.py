@@ -6,7 +6,7 @@ Shapes: B batch, T time, D width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class Residual(nn.Module):
-    """x <- C(a x + b B(F(A(x) / s))) for one sub-layer F. Absent norms and factors cost nothing."""
+    """x <- C(a x + g b B(F(A(x) / s))) for one sub-layer F. Absent norms and factors cost nothing."""
 
     skip: Tensor | None
     branch: Tensor | None
@@ -35,6 +35,13 @@ class Residual(nn.Module):
             # A buffer where any layer needs the factor, so that all layers share one compiled graph; a float64
             # scalar, which multiplies a float32 tensor as a float32 number and a float64 one without loss.
             self.register_buffer(name, torch.tensor(schedule(layer, depth), dtype=torch.float64) if used else None)
+        if sub.out_gain is not None:
+            affine: Any = self.norms["out"].get_submodule("affine")
+            affine.start_gain(sub.out_gain(layer, depth))
+        self.scale: nn.Parameter | None = None
+        if sub.scale is not None:
+            shape = (width,) if sub.scale_per_channel else ()
+            self.scale = nn.Parameter(torch.full(shape, sub.scale(layer, depth)))
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
         """The stream after the sub-layer."""
@@ -46,6 +53,9 @@ class Residual(nn.Module):
             branch_BTD = self.norms["out"](branch_BTD)
         if self.branch is not None:
             branch_BTD = branch_BTD * self.branch
+        if self.scale is not None:
+            # Where the branch is narrower than the stream (autocast), the learned factor is not rounded to it.
+            branch_BTD = (branch_BTD * self.scale).to(x_BTD.dtype)
         skip_BTD = x_BTD if self.skip is None else x_BTD * self.skip
         sum_BTD = skip_BTD + branch_BTD
         return self.norms["res"](sum_BTD) if "res" in self.norms else sum_BTD

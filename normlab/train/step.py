@@ -119,7 +119,7 @@ class Step:
     def _norm_and_clip(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The gradient's norm, and the factor that it was then multiplied by, in place."""
         if self.bound.lead:
-            norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads])
+            norms = torch.stack([torch.linalg.vector_norm(grad.reshape(len(grad), -1), dim=1) for grad in grads])
         else:
             norms = torch.stack(torch._foreach_norm(grads))
         norm = torch.linalg.vector_norm(norms, dim=0)

@@ -207,6 +207,8 @@ def expected_std(rule: str, name: str) -> float:
             return 0.02 / math.sqrt(6) if name.endswith(("attn.out.weight", "mlp.down.weight")) else 0.02
         case "xavier":
             return math.sqrt(2 / sum(ROLES[name])) if name.startswith("blocks") else 0.02
+        case "xavier_scaled":
+            return expected_std("xavier", name) / (math.sqrt(3) if name.startswith("blocks") else 1)
         case "deepnorm":
             scaled = name.startswith("blocks") and ".attn.q." not in name and ".attn.k." not in name
             return expected_std("xavier", name) * (24**-0.25 if scaled else 1)

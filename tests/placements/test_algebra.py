@@ -9,35 +9,37 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import cache
 
 import pytest
 import torch
+from by_hand import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, composed, config_of, heads, rope
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from normlab.config import RunConfig
 from normlab.errors import ConfigError
 from normlab.launch import compose_run
 from normlab.model.gpt import GPT, Block
 from normlab.model.init import build_model
+from normlab.norms.base import load_all as load_norms
 from normlab.norms.layernorm import LayerNormConfig
+from normlab.norms.rmsnorm import RMSNormConfig
 from normlab.placements import algebra, base
-from normlab.placements.algebra import ROWS, AlgebraPlacement, Row, SubLayer, register_row
+from normlab.placements.algebra import (
+    ROWS,
+    AlgebraPlacement,
+    Early,
+    EarlyPlacement,
+    Row,
+    SubLayer,
+    quarter,
+    register_row,
+)
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.wiring import Residual
-
-VOCAB, DEPTH, WIDTH, CONTEXT = 11, 3, 12, 5
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
+from normlab.train.optim import is_decayed
 
 ByHand = Callable[[Block, int, Tensor], Tensor]
 """The stream after block `layer` (counted from 1), from the stream before it."""
-
-
-@cache
-def composed() -> RunConfig:
-    words = ["model=llama_nano", "norm=layernorm", "model.heads=2", f"model.depth={DEPTH}"]
-    return compose_run([*words, f"model.width={WIDTH}", f"model.context={CONTEXT}"])
 
 
 @pytest.fixture(autouse=True)
@@ -57,31 +59,10 @@ def row_of(name: str = "test_row", **parts: object) -> Row:
     return Row(name=name, formula="in the test", source="the test", init="xavier", **parts)  # pyright: ignore[reportArgumentType]
 
 
-def config_of(placement: AlgebraPlacement) -> RunConfig:
-    return dataclasses.replace(composed(), placement=placement)
-
-
-def built(placement: AlgebraPlacement) -> GPT:
-    """A model in float64 whose norms are all different, and whose branches are as large as its stream."""
-    model = build_model(config_of(placement), VOCAB).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            if parameter.dim() == 2:
-                parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
-            else:
-                parameter.add_(0.3 * noise)
-    return model
-
-
 def assert_by_hand(model: GPT, block_by_hand: ByHand, *, opened: bool, closed: bool) -> None:
     """The model's logits, and their gradients with respect to every parameter, are those of the formula."""
-    generator = torch.Generator().manual_seed(2)
-    tokens = torch.randint(VOCAB, (2, CONTEXT), generator=generator)
-    weight = torch.randn(2, CONTEXT, VOCAB, generator=generator, dtype=torch.float64)
 
-    def by_hand() -> Tensor:
+    def by_hand(tokens: Tensor) -> Tensor:
         x = model.embed.tokens.weight[tokens]
         if opened:
             assert model.embed.open is not None
@@ -94,19 +75,7 @@ def assert_by_hand(model: GPT, block_by_hand: ByHand, *, opened: bool, closed: b
             x = model.head.close(x)
         return x @ model.head.weight.T
 
-    params = dict(model.named_parameters())
-    values, grads = [], []
-    for logits in (model(tokens), by_hand()):
-        values.append(logits.detach())
-        # A norm that the formula leaves out would show as a parameter without a gradient.
-        grads.append(
-            dict(zip(params, torch.autograd.grad((logits * weight).sum(), list(params.values())), strict=True))
-        )
-    assert values[0].std() > 0.5
-    torch.testing.assert_close(*values, **EXACT)
-    for name in params:
-        scale = max(1.0, grads[1][name].abs().max().item())
-        torch.testing.assert_close(grads[0][name] / scale, grads[1][name] / scale, **EXACT)
+    assert_same(model, by_hand)
 
 
 def norm(block: Block, part: str, site: str) -> nn.Module:
@@ -136,6 +105,10 @@ def res_post(block: Block, layer: int, x: Tensor) -> Tensor:
     return x + norm(block, "mlp", "out")(block.mlp(x))
 
 
+def mix_ln(block: Block, layer: int, x: Tensor) -> Tensor:
+    return post(block, layer, x) if layer <= math.floor(0.25 * DEPTH) else pre(block, layer, x)
+
+
 def deepnorm(block: Block, layer: int, x: Tensor) -> Tensor:
     a = (2 * DEPTH) ** 0.25
     x = norm(block, "attn", "res")(a * x + block.attn(x))
@@ -145,6 +118,26 @@ def deepnorm(block: Block, layer: int, x: Tensor) -> Tensor:
 def lns(block: Block, layer: int, x: Tensor) -> Tensor:
     x = x + block.attn(norm(block, "attn", "in")(x) / math.sqrt(layer))
     return x + block.mlp(norm(block, "mlp", "in")(x) / math.sqrt(layer))
+
+
+def scaled(block: Block, layer: int, x: Tensor) -> Tensor:
+    x = x + block.wiring.attn.scale * block.attn(x)
+    return x + block.wiring.mlp.scale * block.mlp(x)
+
+
+def shared(block: Block, layer: int, x: Tensor) -> Tensor:
+    x = x + block.wiring.attn.scale * block.attn(x)
+    return x + block.wiring.attn.scale * block.mlp(x)
+
+
+def layerscale(block: Block, layer: int, x: Tensor) -> Tensor:
+    x = x + block.attn(norm(block, "attn", "in")(x)) @ torch.diag(block.wiring.attn.scale)
+    return x + block.mlp(norm(block, "mlp", "in")(x)) @ torch.diag(block.wiring.mlp.scale)
+
+
+def pre_post(block: Block, layer: int, x: Tensor) -> Tensor:
+    x = norm(block, "attn", "res")(x + block.attn(norm(block, "attn", "in")(x)))
+    return norm(block, "mlp", "res")(x + block.mlp(norm(block, "mlp", "in")(x)))
 
 
 def attention(block: Block, x: Tensor, inner: Callable[[str, Tensor], Tensor]) -> Tensor:
@@ -179,17 +172,41 @@ def hybridnorm(block: Block, layer: int, x: Tensor) -> Tensor:
     return z + gated(block, z) @ block.mlp.down.weight.T
 
 
+def hybridnorm_star(block: Block, layer: int, x: Tensor) -> Tensor:
+    if layer > 1:
+        return hybridnorm(block, layer, x)
+    x = x + attention(block, norm(block, "attn", "in")(x), at(block, ("q", "k", "v")))
+    return x + gated(block, norm(block, "mlp", "in")(x)) @ block.mlp.down.weight.T
+
+
+def normformer(block: Block, layer: int, x: Tensor) -> Tensor:
+    assert block.attn.head_scale is not None
+    gain = block.attn.head_scale.repeat_interleave(WIDTH // 2)
+    branch = attention(block, norm(block, "attn", "in")(x), lambda site, x: x * gain if site == "attn_inner" else x)
+    x = x + norm(block, "attn", "out")(branch)
+    assert block.mlp.norm is not None
+    return x + block.mlp.norm(gated(block, norm(block, "mlp", "in")(x))) @ block.mlp.down.weight.T
+
+
 BY_HAND: dict[str, tuple[ByHand, bool, bool]] = {
     # By name: one block, whether the embeddings are normed, whether the head's input is.
     "pre": (pre, False, True),
     "post": (post, False, False),
     "peri": (peri, False, True),
     "sandwich": (peri, False, True),
+    "depth_scaled_sandwich": (peri, False, True),
     "res_post": (res_post, False, True),
+    "mix_ln": (mix_ln, False, True),
     "deepnorm": (deepnorm, False, False),
     "lns": (lns, False, True),
+    "skipinit": (scaled, False, False),
+    "rezero": (shared, False, False),
+    "layerscale": (layerscale, False, True),
+    "pre_post": (pre_post, False, False),
     "sub_ln": (sub_ln, False, True),
     "hybridnorm": (hybridnorm, False, True),
+    "hybridnorm_star": (hybridnorm_star, False, True),
+    "normformer": (normformer, False, True),
 }
 
 
@@ -200,7 +217,9 @@ def test_every_row_has_its_formula_here() -> None:
 @pytest.mark.parametrize("name", BY_HAND)
 def test_row_is_its_formula(name: str) -> None:
     block_by_hand, opened, closed = BY_HAND[name]
-    model = built(AlgebraPlacement(name=name))
+    placement = PLACEMENTS[name]
+    assert isinstance(placement, AlgebraPlacement)
+    model = built(placement)
     assert (model.embed.open is not None, model.head.close is not None) == (opened, closed)
     assert_by_hand(model, block_by_hand, opened=opened, closed=closed)
 
@@ -306,7 +325,8 @@ def test_a_run_may_set_the_switches_otherwise_than_the_row() -> None:
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_factors_of_one_everywhere_cost_nothing(name: str) -> None:
-    placement = AlgebraPlacement(name=name)
+    placement = PLACEMENTS[name]
+    assert isinstance(placement, AlgebraPlacement)
     model = build_model(config_of(placement), VOCAB)
     used = {
         factor
@@ -359,21 +379,163 @@ def test_factors_under_vmap_are_those_of_each_run() -> None:
     assert (y[0] - joins[1](x[0], torch.tanh)).abs().max() > 1e-2
 
 
+# Blocks unlike the rest
+
+
+def wired(placement: AlgebraPlacement, depth: int) -> str:
+    """By block: o for post-norm, e for pre-norm."""
+    letters = {("res",): "o", ("in",): "e"}
+    return "".join(letters[placement.sub_layers(layer, depth)[0].norms] for layer in range(1, depth + 1))
+
+
+@pytest.mark.parametrize(
+    ("depth", "asked", "expected"),
+    [
+        (12, None, "oooeeeeeeeee"),
+        (7, None, "oeeeeee"),
+        (3, None, "eee"),
+        (4, 0, "eeee"),
+        (4, 3, "oooe"),
+        (4, 4, "oooo"),
+        (4, 9, "oooo"),
+    ],
+)
+def test_mix_ln_is_post_in_the_first_quarter_or_in_as_many_blocks_as_are_asked_for(
+    depth: int, asked: int | None, expected: str
+) -> None:
+    assert wired(EarlyPlacement(name="mix_ln", early_blocks=asked), depth) == expected
+
+
+def test_early_blocks_are_those_of_the_model_too() -> None:
+    def by_hand(block: Block, layer: int, x: Tensor) -> Tensor:
+        return post(block, layer, x) if layer <= 2 else pre(block, layer, x)
+
+    assert_by_hand(built(EarlyPlacement(name="mix_ln", early_blocks=2)), by_hand, opened=False, closed=True)
+
+
+def test_a_row_without_early_blocks_has_no_option_for_them() -> None:
+    early = {row.name for row in ROWS if row.early is not None}
+    assert early == {name for name in BY_HAND if hasattr(PLACEMENTS[name], "early_blocks")}
+    assert early == {"mix_ln", "hybridnorm_star"}
+
+
+def test_the_formula_says_how_many_blocks_are_early() -> None:
+    row = AlgebraPlacement(name="mix_ln").row
+    assert EarlyPlacement(name="mix_ln").formula == row.formula
+    assert EarlyPlacement(name="mix_ln", early_blocks=3).formula == "x = N(x + F(x)) if l <= 3 else x + F(N(x))"
+    star = EarlyPlacement(name="hybridnorm_star", early_blocks=0).formula
+    assert star.count("l <= 0") == 2
+    assert "l == 1" not in star
+
+
+def test_how_many_blocks_are_early_is_part_of_what_defines_a_placement() -> None:
+    asked = [EarlyPlacement(name="mix_ln", early_blocks=number).definition(8) for number in (None, 2, 3)]
+    assert asked[0] == asked[1] != asked[2]
+
+
+def test_a_misspelt_site_of_the_early_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown site 'rse'"):
+        register_row(row_of(early=Early(blocks=quarter, condition="", mlp=SubLayer(norms=("rse",)))))
+
+
+def test_a_factor_on_the_heads_starts_at_one_and_is_not_decayed() -> None:
+    model = at_depth("normformer", 2)
+    scales = [model.get_submodule(f"blocks.{layer}.attn").head_scale for layer in range(2)]
+    for scale in scales:
+        assert isinstance(scale, nn.Parameter)
+        assert torch.equal(scale, torch.ones(2))
+        assert not is_decayed(composed().optim, scale)
+
+
+# Learned factors
+
+
+def learned(model: GPT) -> dict[str, Tensor]:
+    return {name: parameter for name, parameter in model.named_parameters() if name.endswith(".scale")}
+
+
+def at_depth(name: str, depth: int) -> GPT:
+    config = dataclasses.replace(composed(), placement=AlgebraPlacement(name=name))
+    config.model = dataclasses.replace(config.model, depth=depth)
+    return build_model(config, VOCAB)
+
+
+@pytest.mark.parametrize(("name", "each"), [("skipinit", 2), ("rezero", 1)])
+def test_without_norms_a_learned_factor_starts_at_zero_and_the_model_as_its_embeddings(name: str, each: int) -> None:
+    model = at_depth(name, DEPTH)
+    assert len(learned(model)) == each * DEPTH
+    assert all(scale.shape == () and scale == 0 for scale in learned(model).values())
+    tokens = torch.arange(CONTEXT)[None]
+    torch.testing.assert_close(model(tokens), model.embed.tokens(tokens) @ model.head.weight.T)
+
+
+@pytest.mark.parametrize(("depth", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
+def test_layerscale_starts_smaller_in_a_deeper_model(depth: int, start: float) -> None:
+    scales = learned(at_depth("layerscale", depth))
+    assert len(scales) == 2 * depth
+    for scale in scales.values():
+        assert torch.equal(scale, torch.full((WIDTH,), start))
+
+
+def test_a_learned_factor_is_not_decayed() -> None:
+    for name in ("skipinit", "rezero", "layerscale"):
+        for scale in learned(at_depth(name, 1)).values():
+            assert not is_decayed(composed().optim, scale)
+
+
+def test_a_learned_factor_keeps_the_dtype_of_the_stream_and_its_own_digits() -> None:
+    sub = SubLayer(scale=lambda layer, depth: 1 + 2**-12, scale_per_channel=True)
+    join = Residual(sub, 1, 1, WIDTH, LayerNormConfig().build)
+    x = torch.ones(1, 1, WIDTH)
+    # Under autocast a sub-layer gives bfloat16, of 8 digits; the stream and the factor have 24.
+    assert torch.equal(join(x, lambda x: x.bfloat16()), torch.full_like(x, 2 + 2**-12))
+    assert join(x.bfloat16(), lambda x: x).dtype == torch.bfloat16
+
+
+# Gains that start elsewhere
+
+
+@pytest.mark.parametrize("unit_offset", [False, True], ids=["", "unit_offset"])
+def test_gains_of_a_depth_scaled_sandwich_start_at_one_over_the_root_of_depth(unit_offset: bool) -> None:
+    config = config_of(AlgebraPlacement(name="depth_scaled_sandwich"))
+    config = dataclasses.replace(config, norm=RMSNormConfig(unit_offset=unit_offset))
+    model = build_model(config, VOCAB)
+    gains = {name: gain + unit_offset for name, gain in model.named_parameters() if name.endswith("affine.gain")}
+    out = {name: gain for name, gain in gains.items() if ".norms.out." in name}
+    assert len(out) == 2 * DEPTH
+    assert len(gains) == 4 * DEPTH + 1
+    for name, gain in gains.items():
+        torch.testing.assert_close(gain, torch.full((WIDTH,), 1 / math.sqrt(DEPTH) if name in out else 1.0))
+
+
+NORM_KINDS = {name: kind() for name, kind in load_norms().items()}  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("name", NORM_KINDS)
+def test_a_depth_scaled_sandwich_takes_the_norms_that_have_a_gain(name: str) -> None:
+    placement, norm = AlgebraPlacement(name="depth_scaled_sandwich"), NORM_KINDS[name]
+    assert norm.has_gain is getattr(norm, "gain", False)
+    if norm.has_gain:
+        placement.fits(norm)
+        model = build_model(dataclasses.replace(config_of(placement), norm=norm), VOCAB)
+        gain = model.get_parameter("blocks.0.wiring.mlp.norms.out.affine.gain")
+        torch.testing.assert_close(gain, torch.full((WIDTH,), 1 / math.sqrt(DEPTH)))
+    else:
+        with pytest.raises(ConfigError, match=f"norm={name}: has no gain per channel"):
+            placement.fits(norm)
+
+
+def test_the_gain_of_a_norm_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="out_gain has no effect without a norm at site 'out'"):
+        register_row(row_of(mlp=SubLayer(norms=("in",), out_gain=lambda layer, depth: 0.5)))
+
+
+def test_a_run_without_the_gain_that_its_placement_starts_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"norm=rmsnorm: has no gain .* or placement=peri"):
+        compose_run(["placement=depth_scaled_sandwich", "norm.gain=false"])
+
+
 # Norms inside the sub-layers
-
-
-def heads(block: Block, y: Tensor) -> Tensor:
-    """(B, T, D) to (B, H, T, K): head h has the channels from h K."""
-    return torch.stack(y.split(WIDTH // 2, dim=-1), dim=1)
-
-
-def rope(q: Tensor) -> Tensor:
-    width = q.shape[-1]
-    rate = 10000.0 ** (-torch.arange(0, width, 2) / width)
-    angle = torch.arange(q.shape[-2])[:, None].float() * rate
-    half = width // 2
-    turned = torch.complex(q[..., :half], q[..., half:]) * torch.complex(angle.cos().double(), angle.sin().double())
-    return torch.cat([turned.real, turned.imag], dim=-1)
 
 
 def inner(block: Block, layer: int, x: Tensor) -> Tensor:

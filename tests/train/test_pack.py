@@ -47,11 +47,17 @@ def cyclic_batch(generator: torch.Generator, runs: int) -> tuple[torch.Tensor, t
         ("norm=batchnorm",),
         ("norm=rmsnorm", "model=llama_nano"),
         ("norm=layernorm", "optim=sgd", "optim.weight_decay=0.1", "placement=post"),
+        ("norm=none", "placement=rezero"),
+        ("norm=rmsnorm", "placement=layerscale"),
+        ("norm=rmsnorm", "placement=hybridnorm_star"),
+        ("norm=rmsnorm", "placement=normformer"),
     ],
 )
 def test_a_pack_equals_its_runs_alone(words: tuple[str, ...], compiled: bool) -> None:
-    if compiled and words[0] != "norm=batchnorm":
-        pytest.skip("one norm compiled, the one with buffers; the others share its path")
+    if compiled and not {"norm=batchnorm", "placement=rezero", "placement=hybridnorm_star"} & set(words):
+        pytest.skip(
+            "compiled: the norm with buffers, a shared factor, blocks of two kinds; the others share their path"
+        )
     torch.compiler.reset()
     sgd = "optim=sgd" in words
     configs = [config_of(*words, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]
@@ -153,7 +159,7 @@ def test_graphs_do_not_depend_on_depth() -> None:
 
 @pytest.mark.parametrize("placement", ["hybrid", "hypersphere"])
 def test_placements_from_a_file_train_at_depth_12_compiled(placement: str, words: list[str]) -> None:
-    norm = "norm=layernorm"
+    norm = "norm=layernorm" if placement == "hybrid" else "norm=none"
     extra = [
         f"plugins=[{PLUGIN}]",
         f"placement={placement}",

@@ -1,0 +1,93 @@
+"""Attention and the MLP side by side: both read the stream that enters the block, and their sum is added to it.
+
+Shapes: B batch, T time, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from normlab.placements.base import MakeNorm, Placement, register_placement
+from normlab.placements.wiring import Branch
+
+
+@dataclass(kw_only=True, slots=True)
+class Parallel(Placement):
+    """x + A(n) + M(n), n = N(x): attention and the MLP read one and the same normed stream.
+
+    No norm of the run stands between attention and the MLP, so that their products may be computed at once; here
+    they are computed one after the other. A norm on the stream before the head.
+    """
+
+    formula: ClassVar[str] = "n = N(x); x = x + A(n) + M(n)"
+    closes: ClassVar[str] = "x = N(x)"
+    source: ClassVar[str] = "Wang & Komatsuzaki 2021, GPT-J (kingoflolz/mesh-transformer-jax); PaLM, arXiv:2204.02311"
+    init: ClassVar[str] = "gpt2_scaled"
+    note: ClassVar[str] = "GPT-NeoX calls parallel what has a norm for each sub-layer: parallel_two_norms here."
+
+    name: str = "parallel"
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Both sub-layers behind one norm."""
+        return SharedNorm(width, make_norm)
+
+    def close(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        """The final norm."""
+        return make_norm(width)
+
+
+@dataclass(kw_only=True, slots=True)
+class ParallelTwoNorms(Placement):
+    """x + A(N(x)) + M(N(x)): attention and the MLP read the same stream, each through a norm of its own.
+
+    With norms that learn nothing it is `parallel`. A norm on the stream before the head.
+    """
+
+    formula: ClassVar[str] = "x = x + A(N(x)) + M(N(x))"
+    closes: ClassVar[str] = "x = N(x)"
+    source: ClassVar[str] = "Black et al. 2022, arXiv:2204.06745 (GPT-NeoX-20B)"
+    init: ClassVar[str] = "gpt2_scaled"
+    note: ClassVar[str] = "GPT-J and PaLM call parallel what has one norm for both sub-layers: parallel here."
+
+    name: str = "parallel_two_norms"
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Each sub-layer behind its norm."""
+        return TwoNorms(width, make_norm)
+
+    def close(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        """The final norm."""
+        return make_norm(width)
+
+
+class SharedNorm(nn.Module):
+    """The wiring of `Parallel`."""
+
+    def __init__(self, width: int, make_norm: MakeNorm):
+        super().__init__()
+        self.norm = make_norm(width)
+
+    def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
+        """The stream after the block."""
+        normed_BTD = self.norm(x_BTD)
+        return x_BTD + attn(normed_BTD) + mlp(normed_BTD)
+
+
+class TwoNorms(nn.Module):
+    """The wiring of `ParallelTwoNorms`."""
+
+    def __init__(self, width: int, make_norm: MakeNorm):
+        super().__init__()
+        self.attn_norm = make_norm(width)
+        self.mlp_norm = make_norm(width)
+
+    def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
+        """The stream after the block."""
+        return x_BTD + attn(self.attn_norm(x_BTD)) + mlp(self.mlp_norm(x_BTD))
+
+
+register_placement(Parallel())
+register_placement(ParallelTwoNorms())

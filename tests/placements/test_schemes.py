@@ -1,0 +1,281 @@
+"""Each placement with wiring of its own against its formula written out by hand, in float64.
+
+The hands' formulas call the model's own sub-layers and norms; which is called where, on what, and times what, is
+theirs. Every norm has other gains and biases, so that no two can be exchanged unnoticed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from by_hand import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, config_of, heads, rope
+from torch import Tensor, nn
+
+from normlab import catalogue
+from normlab.model.gpt import GPT
+from normlab.model.init import build_model
+from normlab.placements.algebra import AlgebraPlacement
+from normlab.placements.base import PLACEMENTS, load_all
+
+load_all()
+SCHEMES = [name for name, placement in PLACEMENTS.items() if not isinstance(placement, AlgebraPlacement)]
+
+Stream = Callable[[GPT, Tensor], Tensor]
+"""The head's input, from the embeddings."""
+
+
+def norms(model: nn.Module, where: str, *names: str) -> list[nn.Module]:
+    return [model.get_submodule(f"{where}.{name}") for name in names]
+
+
+def parallel(model: GPT, x: Tensor) -> Tensor:
+    for layer, block in enumerate(model.blocks):
+        (norm,) = norms(model, f"blocks.{layer}.wiring", "norm")
+        x = x + block.attn(norm(x)) + block.mlp(norm(x))
+    return model.head.close(x)
+
+
+def parallel_two_norms(model: GPT, x: Tensor) -> Tensor:
+    for layer, block in enumerate(model.blocks):
+        first, second = norms(model, f"blocks.{layer}.wiring", "attn_norm", "mlp_norm")
+        x = x + (block.mlp(second(x)) + block.attn(first(x)))
+    return model.head.close(x)
+
+
+def residual(model: GPT, x: Tensor) -> Tensor:
+    written = [x]  # y is their sum
+    for layer, block in enumerate(model.blocks):
+        first, second = norms(model, f"blocks.{layer}.wiring", "attn.norm", "mlp.norm")
+        written.append(block.attn(x))
+        x = first(x + written[-1])
+        written.append(block.mlp(x))
+        x = second(x + written[-1])
+    (last,) = norms(model, "head.close", "norm")
+    return x + last(torch.stack(written).sum(0))
+
+
+def b2t(model: GPT, x: Tensor) -> Tensor:
+    for layer, block in enumerate(model.blocks):
+        first, second = norms(model, f"blocks.{layer}.wiring", "attn_norm", "mlp_norm")
+        bottom = x
+        x = first(x + block.attn(x))
+        x = second(x + block.mlp(x) + bottom)
+    return x
+
+
+class Damped(torch.autograd.Function):
+    """(1 - s) x, whose gradient is that of x; what s gets is -sum(x dy)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, s: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (1 - s) * x
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (x,) = ctx.saved_tensors
+        return grad, -(x * grad).sum()
+
+
+def gpas(model: GPT, x: Tensor) -> Tensor:
+    for layer, block in enumerate(model.blocks):
+        first, second = norms(model, f"blocks.{layer}.wiring", "attn_norm", "mlp_norm")
+        gate = block.wiring.gate / (1 + torch.exp(-block.wiring.gate))
+        x = Damped.apply(x + block.attn(first(x)), gate)
+        x = Damped.apply(x + block.mlp(second(x)), gate)
+    return model.head.close(x)
+
+
+def siamese(model: GPT, x: Tensor) -> Tensor:
+    y = x
+    for layer, block in enumerate(model.blocks, start=1):
+        for part, sub in (("attn", block.attn), ("mlp", block.mlp)):
+            of_x, of_y, of_both = norms(block.wiring, part, "x_norm", "y_norm", "in_norm")
+            x = of_x(x)
+            z = sub(of_both(x + of_y(y)))
+            x, y = x + z * (2 * layer) ** -0.5, y + z
+    of_x, of_y, of_both = norms(model, "head.close", "x_norm", "y_norm", "out_norm")
+    return of_both(of_x(x) + of_y(y))
+
+
+def x0_lambdas(model: GPT, x: Tensor) -> Tensor:
+    (opening,) = norms(model, "embed.open", "norm")
+    x = start = opening(x)
+    for layer, block in enumerate(model.blocks):
+        first, second = norms(model, f"blocks.{layer}.wiring", "attn_norm", "mlp_norm")
+        x = block.wiring.r * x + block.wiring.z * start
+        x = x + block.attn(first(x))
+        x = x + block.mlp(second(x))
+    (last,) = norms(model, "head.close", "norm")
+    return last(x)
+
+
+def on_sphere(x: Tensor) -> Tensor:
+    return x / x.square().sum(-1, keepdim=True).sqrt()
+
+
+def ngpt(model: GPT, x: Tensor) -> Tensor:
+    """With what nGPT does inside attention and the MLP; s_z is a factor on the logits, see `held`."""
+    root = math.sqrt(WIDTH)
+    x = on_sphere(x)
+    for block in model.blocks:
+        attn, mlp = block.attn, block.mlp
+        s_qk = attn.rotated.scale.view(2, 1, WIDTH // 2) * root
+        q, k = (on_sphere(rope(heads(block, x @ matrix.weight.T))) * s_qk for matrix in (attn.q, attn.k))
+        scores = q @ k.transpose(-1, -2) * math.sqrt(WIDTH / 2)
+        seen = torch.exp(scores) * torch.ones(CONTEXT, CONTEXT).tril()
+        mixed = seen / seen.sum(-1, keepdim=True) @ heads(block, x @ attn.v.weight.T)
+        written = torch.cat(list(mixed.unbind(1)), dim=-1) @ attn.out.weight.T
+        alpha = 0.05 * root * block.wiring.attn.alpha.abs()
+        x = on_sphere((1 - alpha) * x + alpha * on_sphere(written))
+        u, v = x @ mlp.up.weight.T * mlp.of_up.scale * root, x @ mlp.gate.weight.T * mlp.of_gate.scale * root
+        written = (u * v / (1 + torch.exp(-v))) @ mlp.down.weight.T
+        alpha = 0.05 * root * block.wiring.mlp.alpha.abs()
+        x = on_sphere((1 - alpha) * x + alpha * on_sphere(written))
+    return x
+
+
+BY_HAND: dict[str, Stream] = {
+    stream.__name__: stream for stream in (parallel, parallel_two_norms, residual, b2t, gpas, siamese, x0_lambdas, ngpt)
+}
+
+
+def held(name: str, by_hand: Stream) -> None:
+    model = built(PLACEMENTS[name])
+
+    def logits_by_hand(tokens: Tensor) -> Tensor:
+        found = by_hand(model, model.embed.tokens.weight[tokens]) @ model.head.weight.T
+        return found * model.head.logits.scale * math.sqrt(WIDTH) if name == "ngpt" else found
+
+    assert_same(model, logits_by_hand)
+
+
+def test_every_scheme_has_its_formula_here() -> None:
+    assert {name for name in SCHEMES if type(PLACEMENTS[name]).__module__.startswith("normlab.")} == set(BY_HAND)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_scheme_is_its_formula(name: str) -> None:
+    held(name, BY_HAND[name])
+
+
+def gpas_with_its_gradient(model: GPT, x: Tensor) -> Tensor:
+    """The same values; the gradient is scaled as well."""
+    for layer, block in enumerate(model.blocks):
+        first, second = norms(model, f"blocks.{layer}.wiring", "attn_norm", "mlp_norm")
+        gate = torch.nn.functional.silu(block.wiring.gate)
+        x = (1 - gate) * (x + block.attn(first(x)))
+        x = (1 - gate) * (x + block.mlp(second(x)))
+    return model.head.close(x)
+
+
+def b2t_around_the_mlp(model: GPT, x: Tensor) -> Tensor:
+    """Plain post-norm, but for the block's input, which goes around the first norm only."""
+    for layer, block in enumerate(model.blocks):
+        first, second = norms(model, f"blocks.{layer}.wiring", "attn_norm", "mlp_norm")
+        bottom = x
+        x = first(x + block.attn(x)) + bottom
+        x = second(x + block.mlp(x))
+    return x
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("gpas", gpas_with_its_gradient), ("b2t", b2t_around_the_mlp)])
+def test_the_comparison_can_fail(name: str, wrong: Stream) -> None:
+    with pytest.raises(AssertionError, match="not close"):
+        held(name, wrong)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_the_catalogue_shows_it(name: str) -> None:
+    placement = PLACEMENTS[name]
+    (entry,) = [entry for entry in catalogue.placements() if entry["name"] == name]
+    for word in ("formula", "source", "init"):
+        assert entry[word] == getattr(placement, word)
+    assert entry.get("opens", "") == placement.opens
+    assert entry.get("closes", "") == placement.closes
+
+
+# What a scheme is at its start, or without what it adds
+
+
+def fresh(name: str) -> GPT:
+    return build_model(config_of(PLACEMENTS[name]), VOCAB).double()
+
+
+def logits(name: str, model: GPT | None = None) -> Tensor:
+    tokens = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(2))
+    return (model or fresh(name))(tokens).detach()
+
+
+def test_gpas_starts_as_pre() -> None:
+    pre, gpas = fresh("pre"), fresh("gpas")
+    matrices = {name: tensor for name, tensor in pre.state_dict().items() if ".wiring." not in name}
+    # Under one init rule; pre's scales the output matrices.
+    assert gpas.load_state_dict(matrices, strict=False).unexpected_keys == []
+    torch.testing.assert_close(logits("gpas", gpas), logits("pre", pre), rtol=1e-12, atol=1e-12)
+    gates = [parameter for name, parameter in gpas.named_parameters() if name.endswith("gate")]
+    assert len(gates) == DEPTH
+    gates[0].data.fill_(1.0)
+    assert (logits("gpas", gpas) - logits("pre", pre)).abs().max() > 1e-4
+
+
+def test_parallel_is_parallel_two_norms_until_the_norms_differ() -> None:
+    # Every gain starts at 1: two norms of one stream are then one.
+    torch.testing.assert_close(logits("parallel"), logits("parallel_two_norms"), rtol=1e-12, atol=1e-12)
+
+
+def test_lambdas_start_where_nanochats_do() -> None:
+    found = dict(fresh("x0_lambdas").named_parameters())
+    for word, values in (("r", (1.15, 1.125, 1.10, 1.075, 1.05)), ("z", (0.20, 0.1625, 0.125, 0.0875, 0.05))):
+        for layer, value in enumerate(values):
+            assert found[f"blocks.{layer}.wiring.{word}"].item() == pytest.approx(value, abs=1e-7)
+
+
+def test_siamese_divides_by_the_root_of_twice_the_layer() -> None:
+    found = {name: buffer.item() for name, buffer in fresh("siamese").named_buffers()}
+    assert found == {
+        f"blocks.{layer}.wiring.{part}.root": math.sqrt(2 * (layer + 1))
+        for layer in range(DEPTH)
+        for part in ("attn", "mlp")
+    }
+
+
+def test_ngpts_scales_start_at_their_values() -> None:
+    model = fresh("ngpt")
+    found = dict(model.named_parameters())
+    root = math.sqrt(WIDTH)
+    for name, start in (
+        ("attn.rotated.scale", 1 / root), ("mlp.of_up.scale", 1.0), ("mlp.of_gate.scale", 1.0),
+        ("wiring.attn.alpha", 1 / root), ("wiring.mlp.alpha", 1 / root),
+    ):  # fmt: skip
+        for layer in range(DEPTH):
+            tensor = found.pop(f"blocks.{layer}.{name}")
+            torch.testing.assert_close(tensor.float(), torch.full(tensor.shape, start))
+    torch.testing.assert_close(found.pop("head.logits.scale").float(), torch.full((VOCAB,), 1 / root))
+    assert all(tensor.dim() == 2 for tensor in found.values())  # no norm of the run's
+
+
+def lengths(name: str, matrix: Tensor) -> Tensor:
+    return matrix.square().sum(-2 if name.endswith(("attn.out.weight", "mlp.down.weight")) else -1).sqrt()
+
+
+def test_ngpts_matrices_are_brought_back_to_the_sphere() -> None:
+    model = fresh("ngpt")
+    matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.dim() == 2}
+    for name, matrix in matrices.items():
+        torch.testing.assert_close(lengths(name, matrix), torch.ones_like(lengths(name, matrix)))
+    generator = torch.Generator().manual_seed(0)
+    moved = {n: m.detach() + torch.randn(m.shape, generator=generator, dtype=m.dtype) for n, m in matrices.items()}
+    # Two runs at once, as in a pack, beside what is no matrix.
+    stacked = {name: torch.stack([matrix, 3 * matrix]) for name, matrix in moved.items()}
+    scale = torch.full((2, 5), 7.0)
+    PLACEMENTS["ngpt"].project(moved)
+    PLACEMENTS["ngpt"].project(stacked | {"head.logits.scale": scale})
+    assert (scale == 7).all()
+    for name, matrix in moved.items():
+        torch.testing.assert_close(lengths(name, matrix), torch.ones_like(lengths(name, matrix)))
+        for run in stacked[name]:
+            torch.testing.assert_close(run, matrix, rtol=1e-12, atol=1e-12)

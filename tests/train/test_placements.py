@@ -1,0 +1,114 @@
+"""Every placement with wiring of its own trains, packs, compiles and goes on as the rows of the algebra do."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from resuming import differences
+from test_pack import VOCAB, config_of, cyclic_batch, step_of
+
+from normlab.launch import compose_run
+from normlab.model.init import build_model
+from normlab.placements.algebra import AlgebraPlacement
+from normlab.placements.base import load_all
+from normlab.train import start
+from normlab.train.bound import Alone, Pack
+from normlab.train.optim import hyper_of, stack_hyper
+
+SCHEMES = [
+    name
+    for name, placement in load_all().items()
+    if not isinstance(placement, AlgebraPlacement) and type(placement).__module__.startswith("normlab.")
+]
+
+
+def norm_in(name: str, norm: str) -> str:
+    """The word for a norm, or for none where the placement has no place for one."""
+    return f"norm={norm if load_all()[name].holds_norm(4) else 'none'}"
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_it_trains_at_depth_4(name: str, words: list[str]) -> None:
+    words = [word for word in words if not word.startswith("train.steps")]
+    extra = (
+        "model.depth=4",
+        "train.steps=20",
+        "train.log_every=5",
+        f"placement={name}",
+        "optim.lr=3e-3",
+        norm_in(name, "rmsnorm"),
+    )
+    outcome = start.train(compose_run([*words, *extra]), sinks=[])
+    assert outcome.state == "finished"
+    rows = outcome.folder.rows("train").rows
+    assert rows[-1]["step"] == 19
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.1
+    for row in rows:
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float)), row
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_pack_equals_its_runs_alone(name: str, norm: str) -> None:
+    words = (norm_in(name, norm), f"placement={name}", "model.depth=2")
+    configs = [config_of(*words, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]
+    models = [build_model(config, VOCAB).double() for config in configs]
+    lone = [step_of(c, Alone(copy.deepcopy(m), compiled=False)) for c, m in zip(configs, models, strict=True)]
+    pack = step_of(configs[0], Pack(models, compiled=False))
+    generator = torch.Generator().manual_seed(0)
+    for step in range(10):
+        tokens, targets = cyclic_batch(generator, 2)
+        hypers = [hyper_of(config.optim, 10, step) for config in configs]
+        alone = [one(tokens[r], targets[r], hypers[r], measure=step == 9) for r, one in enumerate(lone)]
+        stacked = stack_hyper(hypers, torch.device("cpu"), torch.float64)
+        together = pack(tokens, targets, stacked, measure=step == 9)
+        for word in ("loss", "grad_norm") + ("stream", "stream_grad") * (step == 9):
+            expected = torch.stack([getattr(out, word) for out in alone], dim=-1)
+            torch.testing.assert_close(getattr(together, word), expected, atol=1e-9, rtol=0)
+    for kind in ("params", "buffers"):
+        for r, one in enumerate(lone):
+            for tensor_name, tensor in getattr(one.bound, kind).items():
+                torch.testing.assert_close(getattr(pack.bound, kind)[tensor_name][r], tensor, atol=1e-9, rtol=0)
+
+
+# One of two streams is always compiled; half a minute each.
+COMPILED = [name if name == "residual" else pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_equals_eager(name: str) -> None:
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    config = config_of(norm_in(name, "rmsnorm"), f"placement={name}", "model.depth=3")
+    model = build_model(config, VOCAB).double()
+    eager, compiled = (step_of(config, Alone(copy.deepcopy(model), compiled=how)) for how in (False, True))
+    for number in range(2):
+        tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(number), 1))
+        outputs = [
+            step(tokens, targets, hyper_of(config.optim, 50, number), measure=True) for step in (eager, compiled)
+        ]
+        for word in ("loss", "grad_norm", "stream", "stream_grad"):
+            torch.testing.assert_close(*(getattr(out, word) for out in outputs), atol=1e-12, rtol=1e-9)
+    # One graph for every layer, each way.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_it_goes_on_bit_for_bit(name: str, words: list[str], tmp_path: Path, interrupt: Callable[..., None]) -> None:
+    words = [word for word in words if not word.startswith("results_dir")]
+    words += [norm_in(name, "batchnorm"), f"placement={name}", "train.log_every=1", "train.checkpoint_every=3"]
+    whole = start.train(compose_run([*words, f"results_dir={tmp_path / 'whole'}"]))
+    interrupt(5)
+    again = [*words, f"results_dir={tmp_path / 'parts'}"]
+    first = start.train(compose_run(again))
+    assert first.state == "interrupted"
+    second = start.train(compose_run(again))
+    assert (whole.state, second.state) == ("finished", "finished")
+    assert first.folder.path == second.folder.path
+    assert differences(whole.folder.path, second.folder.path) == []

@@ -2,7 +2,8 @@
 
 `norm=layernorm placement=pre` in GPT-2's style is GPT2LMHeadModel, `norm=rmsnorm placement=pre` in Llama's is
 LlamaForCausalLM, with a norm on each head's queries and keys Qwen3ForCausalLM, and with the norm on each
-sub-layer's output instead of its input, and on all queries and keys at once, Olmo2ForCausalLM.
+sub-layer's output instead of its input, and on all queries and keys at once, Olmo2ForCausalLM. Other architectures
+are in test_architectures.py.
 """
 
 from __future__ import annotations

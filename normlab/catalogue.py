@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ def norms() -> list[Entry]:
 def placements() -> list[Entry]:
     """Every placement: rows of the algebra, and schemes with a class of their own."""
     known = _classes("placements/*.py")
-    options = {"options": _entry(known["AlgebraPlacement"], known)["options"]}
-    rows = [_row(node) | options for node in _nodes("placements/*.py", ast.Call) if _called(node) == "Row"]
+    options = {kind: _entry(known[kind], known)["options"] for kind in ("AlgebraPlacement", "EarlyPlacement")}
+    rows = [_row(node, options) for node in _nodes("placements/*.py", ast.Call) if _called(node) == "Row"]
     # A scheme's class is one with a name, a formula and a source of its own.
     schemes = [_entry(node, known) for node in known.values()]
     return rows + [entry for entry in schemes if entry["name"] and entry.get("formula")]
@@ -135,12 +136,24 @@ def _entry(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Entry:
     return entry | {"options": list(options.values()), "documentation": ast.get_docstring(node) or ""}
 
 
-def _row(node: ast.Call) -> Entry:
+def _row(node: ast.Call, options: dict[str, list[Entry]]) -> Entry:
     keywords = {word.arg or "": word.value for word in node.keywords}
     entry = {name: _value(keywords.get(name)) for name in ("name", "formula", "source", "init")}
-    sites = {kind: _sites(keywords.get(kind)) for kind in ("attn", "mlp")}
+    entry["note"] = _value(keywords.get("note")) or ""
+    wrong = keywords.get("wrong_inits")
+    if isinstance(wrong, ast.Dict):
+        entry["wrong_inits"] = {_value(k): _value(v) for k, v in zip(wrong.keys, wrong.values, strict=True)}
+    sites = _both_sites(keywords)
+    early = keywords.get("early")
+    if isinstance(early, ast.Call):
+        entry["early"] = _both_sites({word.arg or "": word.value for word in early.keywords})
     ends = {name: bool(_value(keywords.get(name))) for name in ("embedding_norm", "final_norm")}
-    return entry | {"norms": sites} | ends
+    kind = "EarlyPlacement" if "early" in entry else "AlgebraPlacement"
+    return entry | {"norms": sites} | ends | {"options": options[kind]}
+
+
+def _both_sites(keywords: dict[str, ast.expr]) -> dict[str, list[str]]:
+    return {kind: _sites(keywords.get(kind)) for kind in ("attn", "mlp")}
 
 
 def _sites(node: ast.expr | None) -> list[str]:
@@ -157,17 +170,35 @@ def _value(node: ast.expr | None) -> Any:
         return None
     if isinstance(node, ast.Call) and _called(node) == "option":
         return _value(node.args[0]) if node.args else None
+    if isinstance(node, ast.Name) and node.id in _constants():
+        node = _constants()[node.id]
+    if isinstance(node, ast.Call) and _called(node) == "tuple" and isinstance(node.args[0], ast.Name):
+        table = _constants().get(node.args[0].id)
+        if isinstance(table, ast.Dict):
+            return [_value(key) for key in table.keys]
     try:
         return ast.literal_eval(node)
     except ValueError:
         return ast.unparse(node)
 
 
+@cache
+def _constants() -> dict[str, ast.expr]:
+    """What names in capitals stand for, in the files that define norms and placements."""
+    found: dict[str, ast.expr] = {}
+    for tree in [*_trees("norms/*.py"), *_trees("placements/*.py")]:
+        for node in tree.body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            if isinstance(target, ast.Name) and target.id.isupper() and (value := getattr(node, "value", None)):
+                found[target.id] = value
+    return found
+
+
 def _limits(node: ast.expr | None) -> Entry:
     """What `option(...)` allows, where it says so."""
     if not isinstance(node, ast.Call) or _called(node) != "option":
         return {}
-    return {word.arg or "": _value(word.value) for word in node.keywords if word.arg != "identity"}
+    return {word.arg or "": _value(word.value) for word in node.keywords if word.arg not in ("identity", "absent")}
 
 
 def _text(node: ast.stmt | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -64,7 +65,7 @@ def _train(config: RunConfig) -> None:
     from normlab.train.start import train
 
     _let_signals_be_handled()
-    outcome = train(config)
+    outcome = train(config, ends_process=True)
     where = os.path.relpath(outcome.folder.path)
     status = outcome.status
     if outcome.already:
@@ -127,18 +128,71 @@ def summarize(
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim or runs.")],
-    path: Annotated[str, typer.Argument(help="Where the runs are (for runs).")] = "results",
+    name: Annotated[str | None, typer.Argument(help="One of them, whole; for runs, where they are.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option and its meaning.")] = False,
 ) -> None:
     """What there is to choose from, and what was run."""
     from normlab.report.catalogue import ENTRIES, ROWS
+    from normlab.report.entry import entry_text, one_entry
     from normlab.report.listing import list_runs
     from normlab.report.render import render
 
-    kinds = {"runs": lambda: list_runs(path), **(ENTRIES if json else ROWS)}
+    kinds = {"runs": lambda: list_runs(name or "results"), **(ENTRIES if json else ROWS)}
     if what not in kinds:
         raise ConfigError(unknown("list", what, kinds))
+    if what != "runs" and name is not None:
+        width = shutil.get_terminal_size((100, 24)).columns
+        return typer.echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width))
     typer.echo(render(kinds[what](), "json" if json else "table"))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def verify(
+    words: Annotated[list[str] | None, typer.Argument(help="norm=... placement=..., as for train.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Prove that the block of a run, or with no words the whole catalogue, is what it is said to be.
+
+    Exit code 1 where a check fails.
+    """
+    from normlab.launch import compose_run, norm_presets
+    from normlab.report.render import render
+    from normlab.verify.run import of_catalogue, of_run, verdict
+
+    found = []
+    for check in of_run(compose_run(words)) if words else of_catalogue(norm_presets()):
+        found.append(check)
+        if not json:
+            _echo(f"{'ok  ' if check.passed else 'FAIL'}  {check.of}: {check.check}  {check.seen}".rstrip())
+    _echo(render([check.row() for check in found], "json") if json else verdict(found))
+    return int(not all(check.passed for check in found))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def probe(
+    words: Annotated[list[str] | None, typer.Argument(help="placement=pre,post model.depth=6,12: a grid.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many initial weights and batches to average over.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with the profiles whole.")] = False,
+    page: Annotated[str | None, typer.Option("--page", "-o", help="Write the profiles as a page (HTML).")] = None,
+) -> None:
+    """Signal propagation at initialisation: stream, gradient and update, block by block, without training."""
+    from normlab import probe as look
+    from normlab.launch import compose_grid
+    from normlab.report.render import render
+
+    rows = list(look.probe(compose_grid(words or []), seeds, _progress_line))
+    typer.echo(render(rows if json else [look.table_row(row) for row in rows], "json" if json else "table"))
+    if not json:
+        for law in look.laws(rows):
+            typer.echo(law)
+    if page is not None:
+        look.write_page(rows, Path(page))
+
+
+def _progress_line(text: str) -> None:
+    """One moving line, on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="\r\x1b[K" if not text else "", file=sys.stderr, flush=True)
 
 
 @app.command()

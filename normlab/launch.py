@@ -33,6 +33,7 @@ from normlab import memory
 from normlab import words as reading
 from normlab.config import DATA, OPTIMIZERS, FilesData, RunConfig
 from normlab.errors import ConfigError, NormlabError, nearest, one_line
+from normlab.norms.base import NormConfig
 from normlab.norms.base import load_all as load_norms
 from normlab.paths import config_dir
 from normlab.placements.base import load_all as load_placements
@@ -94,6 +95,29 @@ def compose_run(words: Sequence[str], config_folder: str | None = None) -> RunCo
         overrides.append(_search(config_folder))
     with _composing(words):
         return to_config(compose("train", overrides=overrides), words)
+
+
+def compose_grid(words: Sequence[str]) -> list[RunConfig]:
+    """The configs of a grid, `norm=rmsnorm,dyt model.depth=6,12`: every combination, as with `train --multirun`.
+
+    Raises:
+        ConfigError: Naming the word, what was seen, and what to do.
+    """
+    register(_plugins_in(words))
+    overrides = reading.read(words)
+    with _composing(words):
+        return [to_config(compose("train", overrides=job), words) for job in _jobs(overrides)]
+
+
+def _jobs(overrides: Sequence[str]) -> list[list[str]]:
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    reading.refuse_too_many(parsed)
+    return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+
+
+def norm_presets() -> list[NormConfig]:
+    """Every preset of a norm; whatever is known is registered then."""
+    return [compose_run([f"norm={path.stem}"]).norm for path in sorted((config_dir() / "norm").glob("*.yaml"))]
 
 
 def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
@@ -183,9 +207,7 @@ def _check_all(args: Any, overrides: Sequence[str]) -> None:
     jobs = [list(overrides)]
     with _composing(args.overrides):
         if args.multirun:
-            parsed = OverridesParser.create().parse_overrides(list(overrides))
-            reading.refuse_too_many(parsed)
-            jobs = [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+            jobs = _jobs(overrides)
         extra = [] if args.config_dir is None else [_search(args.config_dir)]
         for words in jobs:
             told = words if args.multirun else args.overrides

@@ -14,6 +14,7 @@ import pytest
 import normlab
 from normlab.data.corpus import open_corpus
 from normlab.launch import compose_run
+from normlab.placements.base import load_all as load_placements
 from normlab.store.query import find_runs
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
@@ -131,6 +132,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
         ["sumarize"],
         ["list"],
         ["list", "nroms"],
+        ["list", "norms", "zzz"],
         ["summarize", "--format", "xml"],
         ["summarize", "nowhere"],
         ["sample", "nothing"],
@@ -409,6 +411,8 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
     assert entries
     for entry in entries:
         extra = {"files": ["data.path=x"], "hub": ["data.name=x"]}.get(entry["name"], [])
+        if group == "placement" and not load_placements()[entry["name"]].holds_norm(4):
+            extra = ["norm=none"]
         config = compose_run([f"{group}={entry['name']}", *extra])
         for option in entry.get("options", []):
             if f"{group}.{option['option']}=x" in extra:

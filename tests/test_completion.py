@@ -40,7 +40,7 @@ def candidates(line: str) -> list[str]:
         ("normlab train optim=sgd optim.nest", ["optim.nesterov="]),
         ("normlab train optim.schedule=w", ["optim.schedule=wsd"]),
         ("normlab train model.tie_embeddings=", ["model.tie_embeddings=false", "model.tie_embeddings=true"]),
-        ("normlab train init=x", ["init=xavier"]),
+        ("normlab train init=x", ["init=xavier", "init=xavier_scaled"]),
         ("normlab --debug train norm=layernorm_g", ["norm=layernorm_gpt2"]),
         ("normlab train --mul", ["--multirun"]),
         ("normlab train --cfg j", ["job"]),

@@ -7,7 +7,9 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +37,11 @@ def commands() -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line.startswith("normlab ")]
 
 
+def block_of(name: str) -> str:
+    (block,) = (block for block in blocks("python") if block.startswith(f"# {name}"))
+    return block
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the README speaks of, and one run."""
@@ -51,8 +58,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(name, "train.jsonl").write_text("".join(json.dumps({"text": text[i:]}) + "\n" for i in range(30)))
     Path("gpt2").mkdir()
     Path("gpt2", "tokenizer.json").write_text(BpeTokenizer.fit([text]).definition)
-    (plugin,) = (block for block in blocks("python") if block.startswith("# my_norm.py"))
-    Path("my_norm.py").write_text(plugin)
+    for name in ("my_norm.py", "my_row.py"):
+        Path(name).write_text(block_of(name))
     return tmp_path
 
 
@@ -63,7 +70,7 @@ def test_the_two_commands_come_first() -> None:
 
 
 def test_there_are_commands() -> None:
-    assert len(commands()) >= 12
+    assert len(commands()) >= 16
 
 
 def test_the_commands_one_after_the_other_then_the_python_block(folder: Path, run_command: Command) -> None:
@@ -77,6 +84,33 @@ def test_the_commands_one_after_the_other_then_the_python_block(folder: Path, ru
     names = runpy.run_path("look.py")
     assert names["run"].metrics["kind"].tolist().count("train") == 2
     assert not names["run"].model.training
+
+
+def test_a_norm_and_a_row_are_added_in_few_lines() -> None:
+    assert sum(bool(line.strip()) for line in block_of("my_norm.py").splitlines()) <= 30
+    assert sum(bool(line.strip()) for line in block_of("my_row.py").splitlines()) <= 6
+
+
+def test_the_same_file_and_row_inside_the_package(tmp_path: Path) -> None:
+    """In a copy of the package: what the README says of plugins holds of a file and a row of its own."""
+    shutil.copytree(ROOT / "normlab", tmp_path / "normlab")
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    (tmp_path / "normlab" / "norms" / "softsign.py").write_text(block_of("my_norm.py"))
+    algebra = tmp_path / "normlab" / "placements" / "algebra.py"
+    *_, half, formula, register = block_of("my_row.py").strip().splitlines()
+    row = register.removeprefix("register_row(").removesuffix(")")
+    source = algebra.read_text().replace(
+        "ROWS: tuple[Row, ...] = (\n", f"{half}\n{formula}\nROWS: tuple[Row, ...] = (\n    {row},\n"
+    )
+    algebra.write_text(source)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    words = ["norm=softsign", "placement=half"]
+    for command in (["list", "norms", "softsign"], ["verify", *words], ["train", *words, *SMALL]):
+        done = subprocess.run(
+            [sys.executable, "-m", "normlab", *command], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert "softsign" in done.stdout
 
 
 def test_the_demo(folder: Path) -> None:

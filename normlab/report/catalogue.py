@@ -18,7 +18,9 @@ def _norms() -> list[Row]:
         {
             "norm": entry["name"],
             "formula": entry.get("formula") or _setting(entry),
+            "learns": entry.get("parameters"),
             "causal": "no" if entry.get("preset_of", entry["name"]) in not_causal else "yes",
+            "equals": entry.get("equals"),
             "source": entry.get("source") or entry["about"],
         }
         for entry in entries

@@ -1,0 +1,161 @@
+"""Signal propagation at initialisation: `normlab probe`. One pass forward and back, one update, no training.
+
+For each choice of norm, placement and depth the profile over the blocks of: the stream's RMS, what a block changes
+in it, the gradient, and the size of the optimiser's first update; the mean over seeds of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normlab.config import RunConfig
+from normlab.store.files import refusal, write_atomic
+from normlab.train.optim import build_optimizer, hyper_of, is_decayed
+from normlab.verify.signal import measure, slope
+
+Row = dict[str, Any]
+
+PROFILES = {
+    "stream": "RMS of the stream after each block",
+    "change": "RMS of a block's change of the stream, over the stream's before it",
+    "gradient": "L2 norm of the gradient of each block's mlp.down.weight",
+    "block_gradient": "L2 norm of the gradient of all of a block's parameters",
+    "update": "L2 norm of the first update of a block's matrices at the peak learning rate, over theirs",
+}
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def probe(configs: Sequence[RunConfig], seeds: int, progress: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
+    """A row for each config: what it is, the ends of its profiles, and the profiles themselves.
+
+    Args:
+        configs: What to look at. Corpus, steps and schedule have no effect.
+        seeds: How many initial weights and batches to average over, from the config's seed on.
+        progress: Is told of each row before it is measured.
+    """
+    for config in configs:
+        progress(f"{config.norm.label} {config.placement.name} depth {config.model.depth}")
+        seen = [_once(dataclasses.replace(config, seed=config.seed + number)) for number in range(seeds)]
+        yield {
+            "norm": config.norm.label,
+            "placement": config.placement.name,
+            "depth": config.model.depth,
+            "width": config.model.width,
+            "init": config.init_rule,
+            "seeds": seeds,
+            "loss": _mean([one["loss"] for one in seen]),
+            "embedded": _mean([one["embedded"] for one in seen]),
+            **{name: [_mean(values) for values in zip(*(one[name] for one in seen), strict=True)] for name in PROFILES},
+        }
+
+
+def table_row(row: Row) -> Row:
+    """A row as a person reads it: the ends of the profiles, and the shape of two."""
+    gradient = row["gradient"]
+    return {
+        **{name: row[name] for name in ("norm", "placement", "depth", "init", "seeds")},
+        "loss": f"{row['loss']:.3f}",
+        "stream": f"{row['stream'][-1]:.3g}",
+        "its profile": bars(row["stream"]),
+        "change, last": f"{row['change'][-1]:.3g}",
+        "grad, first": f"{gradient[0]:.3g}",
+        "grad, last": f"{gradient[-1]:.3g}",
+        "last/first": f"{gradient[-1] / gradient[0]:.3g}" if gradient[0] else "",
+        "grad profile": bars(gradient),
+        "update, last": f"{row['update'][-1]:.3g}",
+    }
+
+
+def laws(rows: Sequence[Row]) -> Iterator[str]:
+    """For each norm, placement and init that was seen at several depths: the powers of L by which things grow."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["norm"], row["placement"], row["init"]), []).append(row)
+    for (norm, placement, init), group in groups.items():
+        depths = [row["depth"] for row in group]
+        if len(set(depths)) < 2:
+            continue
+        powers = []
+        for name, at, said in (
+            ("stream", -1, "stream"), ("gradient", 0, "first gradient"), ("gradient", -1, "last gradient")
+        ):  # fmt: skip
+            values = [row[name][at] for row in group]
+            if all(value > 0 and math.isfinite(value) for value in values):
+                powers.append(f"{said} ~ L^{slope(depths, values):.2f}")
+        yield f"{norm} {placement} (init {init}), L = {', '.join(map(str, depths))}: {', '.join(powers)}"
+
+
+def bars(values: Sequence[float], width: int = 12) -> str:
+    """A profile as a line of bars on a logarithmic scale, flat where all are within 1 %."""
+    count = min(width, len(values))
+    picked = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
+    if not all(value > 0 and math.isfinite(value) for value in picked):
+        return "".join("?" if not math.isfinite(value) else BARS[0] for value in picked)
+    logs = [math.log(value) for value in picked]
+    low, span = min(logs), max(logs) - min(logs)
+    if span < 0.01:
+        return BARS[3] * count
+    return "".join(BARS[round((log - low) / span * (len(BARS) - 1))] for log in logs)
+
+
+def write_page(rows: Sequence[Row], path: Path) -> None:
+    """One HTML file that needs nothing else: each profile over depth, a line a row.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    import plotly.graph_objects as go
+    from plotly.colors import qualitative
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=len(PROFILES), cols=1, subplot_titles=list(PROFILES.values()), vertical_spacing=0.06)
+    colours = qualitative.Safe  # told apart by the colour-blind
+    for number, row in enumerate(rows):
+        label = f"{row['norm']} {row['placement']} L={row['depth']} init={row['init']}"
+        at = [(block + 1) / row["depth"] for block in range(row["depth"])]
+        for place, name in enumerate(PROFILES, start=1):
+            line = go.Scatter(
+                x=at, y=row[name], name=label, legendgroup=label, showlegend=place == 1, mode="lines+markers",
+                line={"color": colours[number % len(colours)]}, marker={"size": 4},
+            )  # fmt: skip
+            figure.add_trace(line, row=place, col=1)
+    figure.update_yaxes(type="log", exponentformat="power")
+    figure.update_xaxes(title_text="block / depth", row=len(PROFILES), col=1)
+    seeds = rows[0]["seeds"]
+    figure.update_layout(
+        height=340 * len(PROFILES), template="plotly_white", title=f"At initialisation, the mean of {seeds} seeds",
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.03},
+    )  # fmt: skip
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, figure.to_html(include_plotlyjs=True, full_html=True).encode())
+    except OSError as error:
+        raise refusal(path, "written", error) from error
+
+
+def _once(config: RunConfig) -> Row:
+    signal, model, grads = measure(config)
+    params = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    before = {name: parameter.clone() for name, parameter in params.items()}
+    decayed = [name for name, parameter in params.items() if is_decayed(config.optim, parameter)]
+    optimizer = build_optimizer(config.optim, params, decayed, ())
+    peak = hyper_of(config.optim, config.train.steps, config.optim.warmup_steps or 0)
+    with torch.no_grad():
+        optimizer.update(params, grads, peak, torch.tensor(True))
+    update = []
+    for layer in range(config.model.depth):
+        names = [name for name in params if name.startswith(f"blocks.{layer}.") and params[name].dim() == 2]
+        moved = sum((params[name] - before[name]).double().square().sum().item() for name in names)
+        size = sum(before[name].double().square().sum().item() for name in names)
+        update.append((moved / size) ** 0.5)
+    return {**dataclasses.asdict(signal), "update": update}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

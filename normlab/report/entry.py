@@ -1,0 +1,118 @@
+"""What `normlab list norms NAME` shows: one entry of the catalogue whole, for people."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from normlab.errors import ConfigError, unknown
+from normlab.report.catalogue import ENTRIES
+
+Entry = dict[str, Any]
+
+HEADINGS = {
+    "formula": "formula",
+    "opens": "embeddings",
+    "closes": "before the head",
+    "inside": "inside",
+    "parameters": "learns",
+    "causal": "causal",
+    "blind_to": "blind to",
+    "equals": "equals",
+    "oracle": "held against",
+    "init": "init rule",
+    "preset_of": "preset of",
+    "sets": "sets",
+    "note": "the name",
+    "source": "source",
+}
+"""What is said in a line, by the entry's key."""
+INDENT = 19
+
+
+def entry_text(kind: str, name: str, width: int) -> str:
+    """One entry: what it computes, what is known of it, its options, and what others got wrong in it.
+
+    Args:
+        kind: norms, placements, models, data or optim.
+        name: The entry's.
+        width: Columns.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    entry = one_entry(kind, name)
+    return "\n".join(_lines(_told(kind, entry), max(width, 56)))
+
+
+def one_entry(kind: str, name: str) -> Entry:
+    """Everything that is known of one entry.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    entries = {entry["name"]: entry for entry in ENTRIES[kind]()}
+    if name not in entries:
+        raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries))
+    return entries[name]
+
+
+def _told(kind: str, entry: Entry) -> Entry:
+    """The entry, with what its parts mean in words."""
+    told = dict(entry)
+    if kind == "norms" and "preset_of" not in entry:
+        told["causal"] = "in training too" if entry.get("causal", True) else "not in training: it sees later tokens"
+        told["oracle"] = f"{entry['oracle']} ({entry.get('oracle_kind', 'self')})"
+        told["parameters"] = f"{entry['parameters']} numbers"
+        told["blind_to"] = ", ".join(entry.get("blind_to") or ())
+    if kind == "placements":
+        for switch, end in (("embedding_norm", "opens"), ("final_norm", "closes")):
+            told.setdefault(end, "x = N(x)" if entry.get(switch) else "")
+    if sets := entry.get("sets"):
+        told["sets"] = ", ".join(f"{word}={value}" for word, value in sets.items())
+    return told
+
+
+def _lines(entry: Entry, width: int) -> Iterator[str]:
+    yield entry["name"]
+    for key, heading in HEADINGS.items():
+        if text := entry.get(key):
+            yield from _folded(f"  {heading:{INDENT - 2}}{text}", width, INDENT)
+    for rule, reason in (entry.get("wrong_inits") or {}).items():
+        named = "another rule" if rule == "other" else f"init={rule}"
+        yield from _folded(f"  {'not with':{INDENT - 2}}{named}: {reason}", width, INDENT)
+    if text := entry.get("documentation") or entry.get("about"):
+        yield ""
+        yield from _paragraphs(text, width)
+    if entry.get("options"):
+        yield "\n  options"
+        for option in entry["options"]:
+            yield from _folded(f"    {_option(option)}", width, 6)
+    if entry.get("pitfalls"):
+        yield "\n  pitfalls"
+        for pitfall in entry["pitfalls"]:
+            yield from _folded(f"    - {pitfall}", width, 6)
+
+
+def _paragraphs(text: str, width: int) -> Iterator[str]:
+    """Documentation, each paragraph and each item of a list folded anew."""
+    joined: list[str] = []
+    for line in text.splitlines():
+        if joined and joined[-1] and line.strip() and not line.startswith("- "):
+            joined[-1] += " " + line.strip()
+        else:
+            joined.append(line.strip())
+    for paragraph in joined:
+        yield from _folded(f"  {paragraph}", width, 4 if paragraph.startswith("- ") else 2) or [""]
+
+
+def _option(option: Entry) -> str:
+    default = {True: "true", False: "false", None: "null"}.get(option["default"], option["default"])
+    choices = option.get("choices")
+    offered = f" ({', '.join(choices)})" if choices else ""
+    return f"{option['option']}={default}{offered}: {option['about']}"
+
+
+def _folded(text: str, width: int, indent: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)

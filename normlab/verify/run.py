@@ -1,0 +1,130 @@
+"""Which checks are made: of one run's norm and placement, or of the whole catalogue."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from normlab.config import RunConfig
+from normlab.errors import ConfigError
+from normlab.init_rules import INIT_RULES
+from normlab.norms.base import NORMS, NormConfig
+from normlab.placements.base import PLACEMENTS, Placement
+from normlab.verify import blocks, norms, parameters
+from normlab.verify.check import Check
+from normlab.verify.fingerprint import fingerprint
+from normlab.verify.identities import identities, invariance_checks
+from normlab.verify.init_laws import law_checks
+from normlab.verify.init_rules import rule_checks
+from normlab.verify.small import config_of, small
+from normlab.verify.variants import LARGE_EPS, called, others
+
+KINDS = ("external", "identity", "self")
+DEPTH = 5
+"""Blocks, where nobody says how many: enough for a placement whose layers differ."""
+MODELS = ({}, {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False}, {"qk_norm": "head"})
+"""The kinds of attention and MLP that a placement is tried with."""
+
+
+def of_run(config: RunConfig) -> Iterator[Check]:
+    """The norm, the placement and the block of one run."""
+    norm, subject = config.norm, small(config)
+    yield from of_norm(norm, subject.model.width)
+    label = f"block {called(norm)}, {called(config.placement)}"
+    yield blocks.formula_check(subject, label)
+    yield blocks.causality_check(subject, label)
+    yield _fingerprint(config, label)
+    yield from rule_checks(config.init_rule)
+    yield from law_checks(config.placement.name)
+
+
+def of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
+    """Every norm, every placement, each with each, and what they are to each other.
+
+    Args:
+        presets: Norms with the options of a preset, held to their references too.
+    """
+    pre = PLACEMENTS["pre"]
+    for kind in NORMS.values():
+        norm = kind()  # pyright: ignore[reportCallIssue]
+        yield from of_norm(norm, config_of(norm, pre).model.width)
+        yield _fingerprint(config_of(norm, pre), f"norm {norm.name}")
+    for norm in presets:
+        yield from norms.oracle_checks(norm, f"norm {norm.label}", config_of(norm, pre).model.width, alone=True)
+    for placement in PLACEMENTS.values():
+        yield from of_placement(placement)
+    for rule in INIT_RULES:
+        yield from rule_checks(rule)
+    yield from identities()
+
+
+def of_norm(norm: NormConfig, width: int) -> Iterator[Check]:
+    """What is checked of a norm alone."""
+    of = f"norm {called(norm)}"
+    yield from norms.norm_checks(norm, of, width)
+    yield from invariance_checks(norm, of, width)
+    yield from parameters.start_check(norm, of, width)
+    yield from parameters.kept_check(norm, of, width)
+    yield from parameters.shape_check(norm, of, width)
+
+
+def of_placement(placement: Placement) -> Iterator[Check]:
+    """What is checked of a placement: with each kind of model, each of its options, and each norm."""
+    of = f"placement {placement.name}"
+    plain = config_of(_plain(placement), placement, depth=DEPTH)
+    checks: list[Check] = []
+    for check in _formula_checks(placement, of):
+        checks.append(check)
+        if not check.passed:
+            yield check
+    if all(check.passed for check in checks):
+        seen = f"{len(checks)} models, each of them: {checks[0].seen}"
+        yield dataclasses.replace(checks[0], seen=seen)
+    yield from parameters.wiring_check(placement, of)
+    yield from parameters.ends_check(placement, of)
+    yield from parameters.unit_check(placement, of)
+    yield blocks.norms_check(plain, of)
+    yield blocks.causality_check(plain, of)
+    yield _fingerprint(plain, of)
+    yield from law_checks(placement.name)
+
+
+def _formula_checks(placement: Placement, of: str) -> Iterator[Check]:
+    """The formula, in a model of each kind."""
+    rms, plain = NORMS["rmsnorm"](eps=LARGE_EPS), _plain(placement)  # pyright: ignore[reportCallIssue]
+    for model in MODELS:
+        yield blocks.formula_check(config_of(rms if "qk_norm" in model else plain, placement, depth=DEPTH, **model), of)
+    for field in dataclasses.fields(placement):
+        for other in others(placement, field, 1) if field.name != "name" else ():
+            yield blocks.formula_check(config_of(plain, other, depth=DEPTH), f"{of} {called(other)}")
+    for kind in NORMS.values():
+        norm = kind()  # pyright: ignore[reportCallIssue]
+        try:
+            config = config_of(norm, placement, depth=2)
+        except ConfigError:
+            continue  # a pair that is refused
+        yield blocks.formula_check(config, f"{of} with {norm.name}")
+
+
+def _plain(placement: Placement) -> NormConfig:
+    """RMS norm with an eps that shows; none where the placement has no place for a norm, which is refused."""
+    return NORMS["rmsnorm"](eps=LARGE_EPS) if placement.holds_norm(DEPTH) else NORMS["none"]()  # pyright: ignore[reportCallIssue]
+
+
+def _fingerprint(config: RunConfig, of: str) -> Check:
+    found = fingerprint(config)
+    return Check(of=of, check="has a fingerprint", passed=bool(found), seen=found or "no small model fits")
+
+
+def verdict(checks: list[Check]) -> str:
+    """How many hold, and how many entries rest on what."""
+    failed = sum(not check.passed for check in checks)
+    text = f"{len(checks)} checks: " + (f"{failed} FAILED" if failed else "all hold")
+    compared: dict[str, str] = {}
+    for check in checks:
+        if check.kind:
+            compared.setdefault(check.of, check.kind)
+    counts = {kind: [of for of, found in compared.items() if found == kind] for kind in KINDS}
+    held = f"held against code of others {len(counts['external'])}, an identity {len(counts['identity'])}"
+    alone = ", ".join(of.partition(" ")[2] for of in counts["self"])
+    return f"{text}; {held}, our own formula {len(counts['self'])}" + (f" ({alone})" if alone else "")

@@ -1,0 +1,94 @@
+"""The fingerprint of a block: the same everywhere, and another for another computation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normlab.launch import compose_run
+from normlab.train.start import train
+from normlab.verify.fingerprint import fingerprint
+
+KNOWN = {
+    "norm=rmsnorm placement=pre": "2c95640d13302d1a",
+    "norm=layernorm placement=post model.depth=2": "f2822e525939a479",
+    "norm=dyt placement=peri model.depth=3": "24fb83a63fbe5f78",
+    "norm=batchnorm placement=res_post model=llama_nano": "d2c0a54be8156788",
+    "norm=rmsnorm_seed000 placement=deepnorm model.depth=12": "6b50d21297161577",
+    "norm=gatednorm placement=sub_ln model.qk_norm=full": "57af0320a3eb6a93",
+    "norm=none placement=ngpt model=llama_nano": "a8e919e5ac8725f4",
+    "norm=layernorm placement=residual": "276f6e9e925922c4",
+}
+"""Fingerprints that another machine gave. One that has changed is another computation, and says so in the commit."""
+
+
+@pytest.mark.parametrize("words", KNOWN)
+def test_is_the_same_on_every_machine(words: str) -> None:
+    assert fingerprint(compose_run(words.split())) == KNOWN[words]
+
+
+def test_is_the_same_in_another_process_with_other_threads() -> None:
+    words = ["norm=layernorm", "placement=peri"]
+    code = (
+        "import sys; from normlab.launch import compose_run; from normlab.verify.fingerprint import fingerprint; "
+        "print(fingerprint(compose_run(sys.argv[1:])))"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == fingerprint(compose_run(words)), done.stderr
+
+
+SAME = [
+    (["placement=peri"], ["placement=sandwich"]),
+    (["norm=rmsnorm"], ["norm=rmsnorm_seed004"]),
+    (["norm=dyt"], ["norm=pointwise"]),
+    ([], ["model.width=512", "model.heads=8"]),
+    ([], ["norm.unit_offset=true"]),
+    ([], ["seed=3", "init=xavier"]),
+]
+OTHER = [
+    ["norm=layernorm"],
+    ["norm.eps=1e-5"],
+    ["norm.eps_mode=outside_rms"],
+    ["norm.gain=false"],
+    ["placement=post"],
+    ["placement.final_norm=false"],
+    ["placement.embedding_norm=true"],
+    ["model.qk_norm=head"],
+    ["model.qk_norm=full"],
+    ["model.mlp=swiglu"],
+    ["model.positions=rope"],
+    ["model.bias=false"],
+    ["model.depth=5"],
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_names_and_sizes_do_not_count(one: list[str], other: list[str]) -> None:
+    assert fingerprint(compose_run(one)) == fingerprint(compose_run(other))
+
+
+def test_another_computation_is_another_fingerprint() -> None:
+    found = [fingerprint(compose_run(words)) for words in [[], *OTHER]]
+    assert len(set(found)) == len(found)
+    assert all(len(each) == 16 for each in found)
+
+
+def test_depth_counts_where_the_blocks_depend_on_it() -> None:
+    at = [fingerprint(compose_run(["placement=deepnorm", f"model.depth={depth}"])) for depth in (3, 4)]
+    assert at[0] != at[1]
+
+
+def test_is_in_the_record_and_told_to_wandb(words: list[str], tmp_path: Path) -> None:
+    from normlab.tracking.wandb import flat_config
+
+    config = compose_run([*words, "train.steps=1"])
+    run = train(config, sinks=[]).folder.run()
+    assert run["fingerprint"] == flat_config(run)["fingerprint"] == fingerprint(config)
+    assert flat_config(run)["causal"] is True
+    assert json.loads(json.dumps(run))["doubts"] == []

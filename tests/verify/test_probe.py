@@ -1,0 +1,125 @@
+"""`normlab probe`: what it measures, against hooks and a step that others take."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from normlab.launch import compose_grid, compose_run
+from normlab.model.init import build_model
+from normlab.probe import bars, laws, probe
+from normlab.verify.signal import VOCAB, measure, slope, zipf_tokens
+
+Command = Callable[..., tuple[int, str, str]]
+SMALL = ["model.depth=3", "model.width=32", "model.heads=2", "model.context=16", "train.batch_size=4"]
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "siamese"])
+def test_a_signal_is_what_hooks_see(placement: str) -> None:
+    config = compose_run([*SMALL, f"placement={placement}", "norm=layernorm"])
+    signal, _, _ = measure(config)
+    model = build_model(config, VOCAB).double()
+    seen: list[torch.Tensor] = []
+
+    def note(module: object, inputs: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        seen.append(output if isinstance(output, torch.Tensor) else output[0])
+
+    for segment in (model.embed, *model.blocks):
+        segment.register_forward_hook(note)
+    tokens = zipf_tokens(4, 17, config.seed)
+    loss = cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    rms = [x.square().mean().sqrt().item() for x in seen]
+    assert signal.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert [signal.embedded, *signal.stream] == pytest.approx(rms, rel=1e-5)
+    steps = [(b - a).square().mean().sqrt().item() / r for a, b, r in zip(seen, seen[1:], rms, strict=False)]
+    assert signal.change == pytest.approx(steps, rel=1e-4)
+    for layer, block in enumerate(model.blocks):
+        grads = {name: parameter.grad for name, parameter in block.named_parameters() if parameter.grad is not None}
+        assert signal.gradient[layer] == pytest.approx(grads["mlp.down.weight"].norm().item(), rel=1e-4)
+        assert signal.block_gradient[layer] == pytest.approx(
+            math.sqrt(sum(grad.square().sum().item() for grad in grads.values())), rel=1e-4
+        )
+
+
+def test_the_update_is_that_of_torchs_own_optimiser() -> None:
+    config = compose_run([*SMALL, "optim.lr=1e-2", "optim.weight_decay=0.5"])
+    (row,) = probe([config], 1)
+    _, model, grads = measure(config)
+    matrices = {name: p for name, p in model.named_parameters() if name.startswith("blocks.1.") and p.dim() == 2}
+    before = {name: p.detach().clone() for name, p in matrices.items()}
+    optimizer = torch.optim.AdamW(matrices.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.5)
+    for name, parameter in matrices.items():
+        parameter.grad = grads[name]
+    optimizer.step()
+    moved = sum((matrices[name].detach() - before[name]).square().sum().item() for name in matrices)
+    size = sum(before[name].square().sum().item() for name in matrices)
+    assert row["update"][1] == pytest.approx(math.sqrt(moved / size), rel=1e-4)
+
+
+def test_seeds_are_averaged() -> None:
+    config = compose_run(SMALL)
+    (row,) = probe([config], 3)
+    alone = [measure(compose_run([*SMALL, f"seed={seed}"]))[0] for seed in range(3)]
+    assert row["gradient"] == pytest.approx([sum(s.gradient[i] for s in alone) / 3 for i in range(3)])
+    assert len({s.loss for s in alone}) == 3
+
+
+def test_tokens_follow_zipfs_law() -> None:
+    counts = torch.bincount(zipf_tokens(400, 500, 0).flatten(), minlength=VOCAB)
+    weights = 1 / torch.arange(1, VOCAB + 1)
+    expected = 200_000 * weights / weights.sum()
+    assert ((counts - expected).abs() < 6 * expected.sqrt()).all()
+
+
+def test_a_slope_is_a_power() -> None:
+    assert slope([6, 12, 24], [2 * depth**-0.5 for depth in (6, 12, 24)]) == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [([1.0], "▄"), ([1, 1, 1], "▄▄▄"), ([1, 10, 100], "▁▅█"), ([0.0, 1.0], "▁▁"), ([math.nan, 1.0], "?▁")],
+)
+def test_bars(values: list[float], line: str) -> None:
+    assert bars(values) == line
+
+
+def test_a_grid_is_every_combination(run_command: Command) -> None:
+    words = [*SMALL[1:], "placement=pre,post", "model.depth=1,2,4", "init=xavier"]
+    assert len(compose_grid(words)) == 6
+    code, out, err = run_command("probe", *words, "--json")
+    rows = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [(row["placement"], row["depth"]) for row in rows] == [(p, d) for p in ("pre", "post") for d in (1, 2, 4)]
+    assert all(len(row["stream"]) == row["depth"] for row in rows)
+    code, out, _ = run_command("probe", *words)
+    assert code == 0
+    assert re.search(r"rmsnorm post \(init xavier\), L = 1, 2, 4: stream ~ L\^-?0.00, first gradient ~ L\^", out)
+    assert [line.split(":")[0] for line in laws(rows)] == [line.split(":")[0] for line in out.splitlines()[-2:]]
+
+
+def test_the_page_needs_nothing_else(run_command: Command, tmp_path: Path) -> None:
+    page = tmp_path / "a folder" / "profiles.html"
+    code, _, err = run_command("probe", *SMALL, "placement=pre,peri", "-o", str(page))
+    assert (code, err) == (0, "")
+    text = page.read_text()
+    assert text.count("rmsnorm peri L=3 init=gpt2") >= 1
+    assert "RMS of the stream after each block" in text
+    assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="http', text)
+
+
+@pytest.mark.parametrize(
+    "words", [["--seeds", "0"], ["placement=pre,pst"], ["model.depth=0"], ["-o", "/proc/x/y.html"]]
+)
+def test_a_mistake_is_one_line(words: list[str], run_command: Command) -> None:
+    code, _, err = run_command("probe", *SMALL[1:], *words)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1

@@ -1,0 +1,241 @@
+"""`normlab verify`: that the whole catalogue holds, and that what does not hold is found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from normlab.config import RunConfig
+from normlab.launch import compose_run, norm_presets, register
+from normlab.norms.base import NORMS, load_all
+from normlab.placements.algebra import AlgebraPlacement, Row, SubLayer
+from normlab.placements.base import PLACEMENTS
+from normlab.placements.base import load_all as load_placements
+from normlab.verify import blocks, init_laws, norms, run
+from normlab.verify.check import Check, Worst
+from normlab.verify.identities import IDENTITIES, identities
+from normlab.verify.small import config_of
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    register()
+
+
+def failed(checks: Iterator[Check]) -> list[str]:
+    return [f"{check.check}: {check.seen}" for check in checks if not check.passed]
+
+
+# The catalogue
+
+
+@pytest.mark.parametrize("name", load_all())
+def test_a_norm_is_what_it_says(name: str) -> None:
+    assert failed(run.of_norm(NORMS[name](), 16)) == []  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("name", load_placements())
+def test_a_placement_is_what_it_says(name: str) -> None:
+    assert failed(run.of_placement(PLACEMENTS[name])) == []
+
+
+def test_presets_are_what_they_say() -> None:
+    for norm in norm_presets():
+        assert failed(norms.oracle_checks(norm, norm.label, 16, alone=True)) == []
+
+
+def test_the_entries_are_to_each_other_what_they_should_be() -> None:
+    checks = list(identities())
+    assert failed(iter(checks)) == []
+    assert len(checks) == len(IDENTITIES)
+
+
+def test_few_rest_on_themselves() -> None:
+    alone = {
+        name for name, kind in NORMS.items() if kind.oracle_kind == "self" and kind.__module__.startswith("normlab.")
+    }
+    assert alone == {"minmax", "seednorm", "gatednorm"}
+    assert {kind.oracle_kind for kind in NORMS.values()} <= set(run.KINDS)
+
+
+# What is broken is found
+
+NORM = '''"""A norm of a user's."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from normlab.norms.base import NormConfig, register_norm
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class HalvedConfig(NormConfig):
+    """x / 2."""
+
+    name: str = "halved"
+    factor: float = 0.5
+    """What x is multiplied by."""
+
+    parameters = "0"
+
+    def build(self, width):
+        return Halved(self.factor)
+
+    def reference(self, x_D, weights):
+        return x_D * self.factor
+
+
+class Halved(nn.Module):
+    """The module."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x_D):
+        return x_D * self.factor
+'''
+
+BREAKS = {
+    "": ("", ""),
+    "is x times factor, in float64": ("* self.factor\n\n\n", "* self.factor**2\n\n\n"),
+    "is held against something": ("    def reference(", "    def other("),
+    "no output moves with a later token": (
+        "return x_D * self.factor\n'''", "return x_D * self.factor + x_D.flip(-2)\n'''",
+    ),
+    "learns 0 numbers": ("        self.factor = factor", "        self.factor, self.w = factor, nn.Linear(1, 3)"),
+    "every option has an effect": ("return Halved(self.factor)", "return Halved(0.5)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+def test_a_plugin_that_is_broken_is_found(broken: str, tmp_path: Path, run_command: Command) -> None:
+    before, after = BREAKS[broken]
+    source = NORM.replace('"halved"', f'"halved{list(BREAKS).index(broken)}"')
+    source = source.replace('"""x / 2."""', '"""x / 2."""\n\n    oracle = "x times factor"')
+    assert before.rstrip("'") in source
+    (tmp_path / "mine.py").write_text(source.replace(before.rstrip("'"), after.rstrip("'")) if before else source)
+    name = f"norm=halved{list(BREAKS).index(broken)}"
+    code, out, err = run_command("verify", f"plugins=[{tmp_path}/mine.py]", name, "--json")
+    assert err == ""
+    found = {check["check"]: check["passed"] for check in json.loads(out)}
+    assert code == (1 if broken else 0), [check for check in json.loads(out) if not check["passed"]]
+    if broken:
+        assert found[broken] is False
+
+
+def row(**parts: object) -> Row:
+    return Row(name="tried", source="the test", init="xavier", **parts)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("formula", "norms_at", "seen"),
+    [
+        ("x = x + F(N(x))", ("in",), ""),
+        ("x = x + F(N(x))", ("out",), "largest error"),
+        ("x = N(x + F(x))", ("in",), "largest error"),
+        ("x = x + F(x)", ("in",), "has 2 norms, its formula 0"),
+        ("x = N(x + F(N(x)))", ("in",), "more norms than the model"),
+        ("x = x + 2 * F(N(x))", ("in",), "largest error"),
+        ("x = x + G(N(x))", ("in",), "'G' is not defined"),
+    ],
+)
+def test_a_formula_that_is_not_the_models_is_found(
+    formula: str, norms_at: tuple[str, ...], seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from normlab.placements import algebra, base
+
+    wrong = row(formula=formula, attn=SubLayer(norms=norms_at), mlp=SubLayer(norms=norms_at))
+    monkeypatch.setitem(algebra._ROWS_BY_NAME, "tried", wrong)
+    monkeypatch.setitem(base.PLACEMENTS, "tried", AlgebraPlacement(name="tried"))
+    check = blocks.formula_check(config_of(NORMS["layernorm"](), base.PLACEMENTS["tried"], depth=2), "it")  # pyright: ignore[reportCallIssue]
+    assert check.passed == (not seen)
+    assert seen in check.seen
+
+
+def test_a_law_of_another_placement_is_found_not_to_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pre's stream grows more slowly than the root of 2L, which is peri's."""
+    (law,) = (law for law in init_laws.LAWS if law.placement == "peri")
+    monkeypatch.setattr(init_laws, "LAWS", (dataclasses.replace(law, placement="pre"),))
+    assert list(init_laws.law_checks("peri")) == []
+    (check,) = init_laws.law_checks("pre")
+    assert not check.passed
+
+
+def test_nothing_compared_is_nothing_shown() -> None:
+    worst = Worst(1e-9)
+    assert not worst.passed
+    assert str(worst) == "nothing was compared"
+    worst.add(float("nan"), "here")
+    assert "inf" in str(worst)
+    assert not worst.passed
+
+
+# The command
+
+
+def test_a_run_is_verified_by_its_words(run_command: Command) -> None:
+    code, out, err = run_command(
+        "verify", "norm=rmsnorm_gemma", "placement=mix_ln", "placement.early_blocks=2", "model.depth=6"
+    )
+    assert (code, err) == (0, "")
+    *lines, last = out.splitlines()
+    assert all(line.startswith("ok    ") for line in lines)
+    assert any("computes x = N(x + F(x)) if l <= 2 else x + F(N(x))" in line for line in lines)
+    assert last.startswith(f"{len(lines)} checks: all hold; held against code of others 1, an identity 1")
+
+
+@pytest.mark.parametrize("words", [["norm=rmsnrm"], ["placement=rezero"], ["--jsn"], ["model.depth=0"]])
+def test_a_mistake_is_one_line(words: list[str], run_command: Command) -> None:
+    code, out, err = run_command("verify", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+
+
+# What a placement says of inits and norms
+
+
+def test_a_norm_without_effect_is_refused() -> None:
+    from normlab.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"norm=rmsnorm: has no effect, placement=rezero has no norm; add norm=none"):
+        compose_run(["placement=rezero"])
+    for words in (["norm=none"], ["model.qk_norm=head"], ["placement.final_norm=true"]):
+        compose_run(["placement=rezero", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "doubt"),
+    [
+        (["placement=post"], None),
+        (["placement=post", "init=gpt2"], r"init=gpt2 is not what placement=post goes with \(xavier\): .*2002.04745"),
+        (["placement=deepnorm", "init=xavier"], r"\(deepnorm\): beta = .*2203.00555"),
+        (["placement=deepnorm", "init=deepnorm"], None),
+        (["placement=peri", "init=gpt2_scaled"], r"the first gradients grow"),
+        (["placement=pre", "init=xavier"], None),
+    ],
+)
+def test_an_init_that_is_known_to_be_wrong_is_said(words: list[str], doubt: str | None) -> None:
+    import re
+
+    found: RunConfig = compose_run(words)
+    if doubt is None:
+        assert found.doubts() == []
+    else:
+        assert re.search(doubt, found.doubts()[0])
+
+
+def test_every_wrong_init_is_a_rule() -> None:
+    from normlab.init_rules import INIT_RULES
+
+    for placement in PLACEMENTS.values():
+        assert set(placement.wrong_inits) <= {*INIT_RULES, "other"}
+        assert placement.init_rule in INIT_RULES

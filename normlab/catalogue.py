@@ -16,6 +16,7 @@ from typing import Any
 from normlab.paths import config_dir
 
 _PACKAGE = Path(__file__).resolve().parent
+_CONFIGS = ("config.py", "corpora.py")
 
 Entry = dict[str, Any]
 
@@ -54,7 +55,7 @@ def optim() -> list[Entry]:
 
 def options() -> list[Entry]:
     """Every option of a run but those of its norm, placement, corpus and optimiser, by its dotted word."""
-    known = _classes("config.py")
+    known = _classes(*_CONFIGS)
     run = known["RunConfig"]
     sections = {
         field.target.id: field.annotation.id
@@ -85,8 +86,8 @@ def _nodes(pattern: str, kind: type) -> Iterator[Any]:
         yield from (node for node in ast.walk(tree) if isinstance(node, kind))
 
 
-def _classes(pattern: str) -> dict[str, ast.ClassDef]:
-    return {node.name: node for node in _nodes(pattern, ast.ClassDef)}
+def _classes(*patterns: str) -> dict[str, ast.ClassDef]:
+    return {node.name: node for pattern in patterns for node in _nodes(pattern, ast.ClassDef)}
 
 
 def _bases(node: ast.ClassDef) -> list[str]:
@@ -98,7 +99,7 @@ def _is_marked(node: ast.ClassDef, decorator: str) -> bool:
 
 
 def _derived(base: str) -> list[Entry]:
-    known = _classes("config.py")
+    known = _classes(*_CONFIGS)
     found = [_entry(node, known) for node in known.values() if base in _ancestors(node, known)]
     return [entry for entry in found if entry["name"]]
 
@@ -113,12 +114,16 @@ def _called(node: ast.Call) -> str:
 
 
 def _entry(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Entry:
-    """A class's name, its ClassVars, its options with those that it inherits, and its documentation."""
-    entry: Entry = {"name": "", "about": (ast.get_docstring(node) or "").split("\n")[0]}
+    """A class's name, ClassVars and options, with those that it inherits, and its documentation."""
+    entry: Entry = {}
     options: dict[str, Entry] = {}
+    starts: dict[str, str] = {}
     for base in _bases(node):
         if base in known:
-            options |= {option["option"]: option for option in _entry(known[base], known)["options"]}
+            entry |= _entry(known[base], known)
+            options |= {option["option"]: option for option in entry["options"]}
+            starts |= entry.get("starts", {})
+    entry |= {"name": "", "about": (ast.get_docstring(node) or "").split("\n")[0]}
     options.pop("name", None)
     for field, text in zip(node.body, [*node.body[1:], None], strict=True):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
@@ -129,10 +134,13 @@ def _entry(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Entry:
             if not _text(text):
                 continue  # only what chose it; where a name is to be set, it has documentation
         if "ClassVar" in ast.unparse(field.annotation):
-            entry[name] = value
+            if field.value is not None:
+                entry[name] = value
         elif name != "preset":
             about = _text(text) or options.get(name, {}).get("about", "")
             options[name] = {"option": name, "default": value, "about": about, **_limits(field.value)}
+    if starts := starts | (entry.get("starts") or {}):
+        entry["starts"] = starts
     return entry | {"options": list(options.values()), "documentation": ast.get_docstring(node) or ""}
 
 
@@ -140,9 +148,10 @@ def _row(node: ast.Call, options: dict[str, list[Entry]]) -> Entry:
     keywords = {word.arg or "": word.value for word in node.keywords}
     entry = {name: _value(keywords.get(name)) for name in ("name", "formula", "source", "init")}
     entry["note"] = _value(keywords.get("note")) or ""
-    wrong = keywords.get("wrong_inits")
-    if isinstance(wrong, ast.Dict):
-        entry["wrong_inits"] = {_value(k): _value(v) for k, v in zip(wrong.keys, wrong.values, strict=True)}
+    for name in ("wrong_inits", "starts"):
+        told = keywords.get(name)
+        if isinstance(told, ast.Dict):
+            entry[name] = {_value(k): _value(v) for k, v in zip(told.keys, told.values, strict=True)}
     sites = _both_sites(keywords)
     early = keywords.get("early")
     if isinstance(early, ast.Call):

@@ -16,6 +16,7 @@ import typer
 
 from normlab import __version__
 from normlab.errors import ConfigError, NormlabError, one_line, unknown
+from normlab.source import line_of_plugin
 
 if TYPE_CHECKING:
     from normlab.config import RunConfig
@@ -155,12 +156,17 @@ def verify(
 
     Exit code 1 where a check fails.
     """
+    import torch
+
     from normlab.launch import compose_run, norm_presets
     from normlab.report.render import render
     from normlab.verify.run import of_catalogue, of_run, verdict
 
-    found = []
-    for check in of_run(compose_run(words)) if words else of_catalogue(norm_presets()):
+    torch.set_num_threads(1)  # what is checked is small: threads would wait for each other
+    found, config = [], compose_run(words) if words else None
+    for doubt in config.doubts() if config is not None else ():
+        typer.echo(f"normlab: {doubt}", err=True)
+    for check in of_run(config) if config is not None else of_catalogue(norm_presets()):
         found.append(check)
         if not json:
             _echo(f"{'ok  ' if check.passed else 'FAIL'}  {check.of}: {check.check}  {check.seen}".rstrip())
@@ -180,6 +186,8 @@ def probe(
     from normlab.launch import compose_grid
     from normlab.report.render import render
 
+    if page is not None:
+        look.check_page(Path(page))
     rows = list(look.probe(compose_grid(words or []), seeds, _progress_line))
     typer.echo(render(rows if json else [look.table_row(row) for row in rows], "json" if json else "table"))
     if not json:
@@ -287,7 +295,10 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         # Typer's own errors for words that it does not know; it keeps their class to itself.
         if not hasattr(error, "format_message"):
-            raise
+            where = None if debug else line_of_plugin(error)
+            if where is None:
+                raise
+            _fail(f"plugins: {where}: {type(error).__name__}: {error}; mend the file (--debug shows how it got there)")
         context = getattr(error, "ctx", None)
         helped = context.command_path if context else "normlab"
         _fail(f"{error.format_message().rstrip('.')}; {helped} --help lists what there is")  # pyright: ignore[reportAttributeAccessIssue]

@@ -137,7 +137,7 @@ def _compiler() -> tuple[str, str, str]:
 
 
 def _corpus() -> tuple[str, str, str]:
-    from normlab.config import StdlibData
+    from normlab.corpora import StdlibData
     from normlab.data.sources import find_sources
 
     try:

@@ -31,7 +31,8 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from normlab import memory
 from normlab import words as reading
-from normlab.config import DATA, OPTIMIZERS, FilesData, RunConfig
+from normlab.config import OPTIMIZERS, RunConfig
+from normlab.corpora import DATA, FilesData
 from normlab.errors import ConfigError, NormlabError, nearest, one_line
 from normlab.norms.base import NormConfig
 from normlab.norms.base import load_all as load_norms

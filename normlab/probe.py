@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from normlab.config import RunConfig
+from normlab.errors import ConfigError
 from normlab.store.files import refusal, write_atomic
 from normlab.train.optim import build_optimizer, hyper_of, is_decayed
 from normlab.verify.signal import measure, slope
@@ -28,6 +29,7 @@ PROFILES = {
     "block_gradient": "L2 norm of the gradient of all of a block's parameters",
     "update": "L2 norm of the first update of a block's matrices at the peak learning rate, over theirs",
 }
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -76,7 +78,7 @@ def laws(rows: Sequence[Row]) -> Iterator[str]:
     """For each norm, placement and init that was seen at several depths: the powers of L by which things grow."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["norm"], row["placement"], row["init"]), []).append(row)
+        groups.setdefault(_kind(row), []).append(row)
     for (norm, placement, init), group in groups.items():
         depths = [row["depth"] for row in group]
         if len(set(depths)) < 2:
@@ -89,6 +91,11 @@ def laws(rows: Sequence[Row]) -> Iterator[str]:
             if all(value > 0 and math.isfinite(value) for value in values):
                 powers.append(f"{said} ~ L^{slope(depths, values):.2f}")
         yield f"{norm} {placement} (init {init}), L = {', '.join(map(str, depths))}: {', '.join(powers)}"
+
+
+def _kind(row: Row) -> tuple[str, ...]:
+    """What a row has in common with those of other depths."""
+    return row["norm"], row["placement"], row["init"]
 
 
 def bars(values: Sequence[float], width: int = 12) -> str:
@@ -104,8 +111,18 @@ def bars(values: Sequence[float], width: int = 12) -> str:
     return "".join(BARS[round((log - low) / span * (len(BARS) - 1))] for log in logs)
 
 
+def check_page(path: Path) -> None:
+    """Refuse a page's name before anything is measured.
+
+    Raises:
+        ConfigError: It says that the file is something else.
+    """
+    if path.suffix.lower() not in ("", ".html", ".htm"):
+        raise ConfigError(f"--page {path}: a page is written as HTML; give it a name that ends in .html")
+
+
 def write_page(rows: Sequence[Row], path: Path) -> None:
-    """One HTML file that needs nothing else: each profile over depth, a line a row.
+    """One HTML file that needs nothing else: each profile over depth, a line a row, colour for kind and dash for depth.
 
     Raises:
         StoreError: It cannot be written.
@@ -116,22 +133,26 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
 
     figure = make_subplots(rows=len(PROFILES), cols=1, subplot_titles=list(PROFILES.values()), vertical_spacing=0.06)
     colours = qualitative.Safe  # told apart by the colour-blind
-    for number, row in enumerate(rows):
+    kinds = list(dict.fromkeys(_kind(row) for row in rows))
+    depths = sorted({row["depth"] for row in rows})
+    for row in rows:
         label = f"{row['norm']} {row['placement']} L={row['depth']} init={row['init']}"
+        style = {
+            "color": colours[kinds.index(_kind(row)) % len(colours)],
+            "dash": DASHES[depths.index(row["depth"]) % len(DASHES)],
+        }
         at = [(block + 1) / row["depth"] for block in range(row["depth"])]
         for place, name in enumerate(PROFILES, start=1):
             line = go.Scatter(
                 x=at, y=row[name], name=label, legendgroup=label, showlegend=place == 1, mode="lines+markers",
-                line={"color": colours[number % len(colours)]}, marker={"size": 4},
+                line=style, marker={"size": 4},
             )  # fmt: skip
             figure.add_trace(line, row=place, col=1)
     figure.update_yaxes(type="log", exponentformat="power")
     figure.update_xaxes(title_text="block / depth", row=len(PROFILES), col=1)
     seeds = rows[0]["seeds"]
-    figure.update_layout(
-        height=340 * len(PROFILES), template="plotly_white", title=f"At initialisation, the mean of {seeds} seeds",
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.03},
-    )  # fmt: skip
+    title = "At initialisation, " + ("one seed" if seeds == 1 else f"the mean of {seeds} seeds")
+    figure.update_layout(height=340 * len(PROFILES), template="plotly_white", title=title)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, figure.to_html(include_plotlyjs=True, full_html=True).encode())

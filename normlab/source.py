@@ -39,7 +39,7 @@ def _collect(module: ModuleType, package: str, seen: dict[str, ModuleType]) -> N
 
 TOLD = (
     "formula", "opens", "closes", "inside", "wrong_inits", "source", "note",
-    "oracle", "oracle_kind", "parameters", "blind_to", "equals", "pitfalls",
+    "oracle", "oracle_kind", "parameters", "starts", "unit_length", "blind_to", "equals", "pitfalls",
 )  # fmt: skip
 """What a class says of itself."""
 HELD_AGAINST = ("reference", "reference_affine", "reference_evaluated")
@@ -65,6 +65,8 @@ def _normalised(path: Path) -> str:
     return ast.unparse(tree)
 
 
+_PLUGIN = "normlab_plugin_"
+"""How the modules of plugins begin."""
 _superseded: set[str] = set()
 """Modules of plugins whose names another version of them has taken; to have them back they must run again."""
 _owner: dict[tuple[str, str], str] = {}
@@ -115,7 +117,7 @@ def load_plugins(paths: Sequence[str]) -> None:
         try:
             if not path.is_file():
                 raise ConfigError(f"plugins: no file {word!r}; give the path of a Python file that registers a norm")
-            files[f"normlab_plugin_{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"] = word, path
+            files[f"{_PLUGIN}{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"] = word, path
         except OSError as error:
             raise ConfigError(f"plugins: {word} cannot be read ({error.strerror}); make it readable") from error
     _together.clear()
@@ -138,6 +140,16 @@ def load_plugins(paths: Sequence[str]) -> None:
             raise ConfigError(f"plugins: {word}{line}: {type(error).__name__}: {error}; mend the file") from error
         finally:
             _running = ""
+
+
+def line_of_plugin(error: BaseException) -> str | None:
+    """Which line of a user's own file an exception came through last, as `FILE line N`; None if through none."""
+    found, frame = None, error.__traceback__
+    while frame is not None:
+        if str(frame.tb_frame.f_globals.get("__name__", "")).startswith(_PLUGIN):
+            found = f"{Path(frame.tb_frame.f_code.co_filename).name} line {frame.tb_lineno}"
+        frame = frame.tb_next
+    return found
 
 
 def _line_in(path: Path, error: BaseException) -> str:

@@ -16,7 +16,8 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from normlab.config import DATA, OPTIMIZERS, HubData, RunConfig
+from normlab.config import OPTIMIZERS, RunConfig
+from normlab.corpora import DATA, HubData
 from normlab.errors import ConfigError, nearest, unknown
 from normlab.norms.base import NORMS
 from normlab.options import leaves

@@ -36,7 +36,7 @@ WORDS = [
 CASES = (
     ("post", "xavier"), ("pre", "xavier"), ("peri", "xavier"), ("res_post", "xavier"), ("lns", "xavier"),
     ("deepnorm", "deepnorm"), ("sub_ln", "sub_ln"), ("hybridnorm", "xavier"), ("siamese", "xavier"),
-    ("residual", "xavier"), ("pre", "gpt2"), ("post", "gpt2"),
+    ("residual", "xavier"), ("keel", "xavier"), ("pre", "gpt2"), ("post", "gpt2"),
 )  # fmt: skip
 
 
@@ -124,6 +124,8 @@ LAWS = (
     Law("res_post: stream's RMS over sqrt(2L)", "1 +- 5 %", over_root_of_2l("res_post"), 0.95, 1.05),
     Law("deepnorm: last over first gradient", "1 +- 15 %", last_over_first("deepnorm", "deepnorm"), 0.85, 1.15),
     Law("deepnorm: last gradient's power of L", "-0.6 +- 0.1", power("deepnorm", "last", "deepnorm"), -0.7, -0.5),
+    Law("keel: last over first gradient", "1 +- 5 %", last_over_first("keel", "xavier"), 0.95, 1.05),
+    Law("keel: last gradient's power of L", "-1 +- 0.1", power("keel", "last"), -1.1, -0.9),
     Law("lns: stream's power of L", "below pre's: 0 to 0.3", power("lns", "stream"), 0.0, 0.3),
     Law("hybridnorm: last gradient's power of L", "0 +- 0.1", power("hybridnorm", "last"), -0.1, 0.1),
     Law("residual: last gradient's power of L", "0 +- 0.15", power("residual", "last"), -0.15, 0.15),

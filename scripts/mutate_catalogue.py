@@ -37,7 +37,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +51,7 @@ from normlab.norms import base as norm_base
 from normlab.norms.base import NORMS
 from normlab.placements import algebra
 from normlab.placements import base as placement_base
-from normlab.placements.algebra import Row, Schedule, SubLayer, one
+from normlab.placements.algebra import Early, Row, Schedule, SubLayer, one, quarter
 from normlab.placements.base import PLACEMENTS
 from normlab.source import HELD_AGAINST
 from normlab.verify import init_rules as init_rule_checks
@@ -75,6 +75,9 @@ class Mutant:
     apply: Callable[[], None]
     """Breaks the entry, in the process that calls it."""
 
+
+AS_IT_IS = "nothing is wrong"
+"""The text of what should not be seen."""
 
 # Mutants of code
 
@@ -116,24 +119,31 @@ SWAPPED = {
     "width": ("depth",), "layer": ("depth",),
 }  # fmt: skip
 """Functions and sizes by name, and what each is taken for."""
-LEFT_ALONE = ("validate", "fits", "definition", "register_row", "factors", "numbers", "early", "formula", *HELD_AGAINST)
+IDEMPOTENT = ("tuple", "set", "frozenset", "float", "whole", "odd", "unit")
+"""Functions that change nothing the second time."""
+COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
+"""Functions whose arguments have no order."""
+LEFT_ALONE = ("validate", "fits", "definition", "register_row", "factors", "numbers", "early", "formula", "starts",
+              "holds_norm", "all_sub_layers", "layers", "all_starts", *HELD_AGAINST)  # fmt: skip
 """Functions in which nothing is computed that a run computes, or that a mutant is held against."""
 TABLES = {"normlab.norms.pointwise": ("FUNCTIONS",), "normlab.placements.ngpt": ("ROWS", "COLUMNS")}
 TABLES["normlab.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")
 """Tables outside functions that decide what is computed."""
 
 
-def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = ()) -> Iterator[Mutant]:
-    """Every mutant of a module's code, one node changed in each.
+def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = (), but: Iterable[str] = ()) -> Iterator[Mutant]:
+    """The module's code as it is, and every mutant of it, one node changed in each.
 
     Args:
         entry: What they are said to be of.
         module: Whose source is mutated.
         only: Names of functions; all in which something is computed, unless given.
+        but: Those that are left out.
     """
     tree = ast.parse(Path(inspect.getfile(module)).read_text(encoding="utf-8"))
     seen = {ast.unparse(tree)}
-    for site in list(_sites(tree, module.__name__, frozenset(only))):
+    yield Mutant(entry, AS_IT_IS, partial(install, module, ast.unparse(tree)))
+    for site in list(_sites(tree, module.__name__, frozenset(only), frozenset(but))):
         before = _text(site.line)
         for other in _others(site):
             site.put(other)
@@ -150,14 +160,14 @@ def _text(line: ast.AST) -> str:
     return ast.unparse(line).splitlines()[0]
 
 
-def _sites(tree: ast.Module, module: str, only: frozenset[str]) -> Iterator[Site]:
+def _sites(tree: ast.Module, module: str, only: frozenset[str], but: frozenset[str]) -> Iterator[Site]:
     """The nodes that may be changed."""
     for statement in tree.body:
         table = {ast.unparse(target) for target in _targets(statement)} & set(TABLES.get(module, ()))
         if table and (not only or table & only):
             yield from _below(statement, statement, frozenset())
         for function in _functions(statement):
-            if function.name not in LEFT_ALONE and (not only or function.name in only):
+            if function.name not in {*LEFT_ALONE, *but} and (not only or function.name in only):
                 nodes = list(ast.walk(function))
                 names = {node.id for node in nodes if isinstance(node, ast.Name)}
                 names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -262,18 +272,24 @@ def _rotated(values: list[ast.expr], at: int) -> list[ast.expr]:
 def _calls(call: ast.Call) -> Iterator[ast.expr]:
     """Not called, called twice, without one of its arguments, or with one in another's place."""
     method = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) not in ("torch", "F", "nn", "math")
+    name = ast.unparse(call.func)
     if isinstance(call.func, ast.Attribute) and method and ast.unparse(call.func.value) != "self":
-        yield call.func.value
+        # torch computes in the wider of two dtypes, and a parameter's is never narrower than what a norm works in.
+        if not (call.func.attr == "to" and ast.unparse(call.func.value).startswith("self.")):
+            yield call.func.value
         if call.func.attr == "to":
             return
-    if len(call.args) == 1 and ast.unparse(call.func) != "working_dtype":
+    if len(call.args) == 1 and name != "working_dtype":
         yield call.args[0]
-        if isinstance(call.func, (ast.Name, ast.Subscript)) or ast.unparse(call.func).startswith("self."):
+        again = isinstance(call.func, (ast.Name, ast.Subscript)) or name.startswith("self.")
+        if again and name not in IDEMPOTENT:
             yield ast.Call(call.func, [call], call.keywords)
-    for at in range(1, len(call.args)):
+    for at in range(1, len(call.args) if name not in COMMUTATIVE else 0):
         swapped = [*call.args[: at - 1], call.args[at], call.args[at - 1], *call.args[at + 1 :]]
         yield ast.Call(call.func, swapped, call.keywords)
     for at in range(len(call.keywords)):
+        if call.keywords[at].arg == "device":
+            continue  # there is one
         yield ast.Call(call.func, call.args, call.keywords[:at] + call.keywords[at + 1 :])
     if ast.unparse(call.func).endswith("vector_norm"):
         yield ast.Call(call.func, call.args, [*call.keywords, ast.keyword("ord", ast.Constant(1))])
@@ -414,6 +430,21 @@ def _numbers(schedule: Schedule) -> list[float]:
         return []
 
 
+def _uses(row: Row) -> set[str]:
+    """The schedules of a row, by their names."""
+    used: set[Any] = {row.early.blocks} if row.early is not None else set()
+    for sub in row.all_sub_layers:
+        used |= {*sub.factors, sub.scale, sub.out_gain} - {None}
+    return {schedule.__name__ for schedule in used}
+
+
+SCHEDULES: dict[str, list[str]] = {}
+"""Functions of depth, and the rows that have them."""
+for _row in algebra.ROWS:
+    for _name in sorted(_uses(_row)):
+        SCHEDULES.setdefault(_name, []).append(_row.name)
+
+
 # Mutants of buffers
 
 
@@ -446,16 +477,63 @@ def norm_checks(*names: str) -> Iterator[Check]:
 def placement_checks(*names: str) -> Iterator[Check]:
     """Those of placements."""
     for name in names:
-        yield from run.of_placement(PLACEMENTS[name])
+        yield from run.of_placement(PLACEMENTS[name], thorough=False)
+
+
+@cache
+def made_up() -> list[Row]:
+    """Rows with all that a row can have, each number its own in every block: the catalogue's have some of it."""
+    sub = SubLayer(
+        norms=("in", "out", "res"),
+        skip=lambda layer, depth: depth / 16,
+        branch=lambda layer, depth: layer / (depth + 1),
+        shrink=lambda layer, depth: max(1.0, layer / depth),
+        scale=lambda layer, depth: 3 * layer + depth,
+        out_gain=lambda layer, depth: layer + 2 * depth,
+    )
+    vector = dataclasses.replace(sub, scale_per_channel=True)
+    gain = "[l + 2 * L - unit_offset] * D"
+    starts = {
+        "wiring.attn.scale": "3 * l + L",
+        "wiring.mlp.scale": "[3 * l + L] * D",
+        "wiring.attn.norms.out.affine.gain": gain,
+        "wiring.mlp.norms.out.affine.gain": gain,
+    }
+    early = Early(
+        blocks=quarter, condition="l <= L // 4", attn=SubLayer(norms=("in", "attn_inner")), mlp=SubLayer(norms=("in",))
+    )
+    post = SubLayer(norms=("res",))
+    formulas = (
+        "x = N(L / 16 * x + scale * (l / (L + 1)) * N(F(N(x))))",
+        "x = x + W_out(N(heads(N(x)))) if l <= L // 4 else N(x + A(x)); "
+        "x = x + M(N(x)) if l <= L // 4 else N(x + M(x))",
+    )
+    return [
+        Row(name="whole", formula=formulas[0], source="", init="gpt2", attn=sub, mlp=vector, starts=starts),
+        Row(name="first", formula=formulas[1], source="", init="gpt2", attn=post, mlp=post, early=early),
+    ]
+
+
+def algebra_checks(*names: str) -> Iterator[Check]:
+    """Those of rows by their names, and of the ones made up."""
+    for row in made_up():
+        algebra.register_row(row)
+        yield from run.of_placement(PLACEMENTS[row.name], thorough=False)
+    yield from placement_checks(*names)
+
+
+def affine_checks() -> Iterator[Check]:
+    """Those of norms, and of a placement that starts gains."""
+    yield from norm_checks("rmsnorm", "layernorm", "batchnorm")
+    yield from placement_checks("depth_scaled_sandwich")
 
 
 SHARED: dict[str, Checks] = {
-    "affine": partial(norm_checks, "rmsnorm", "layernorm", "batchnorm"),
-    "wiring": partial(placement_checks, "lns", "deepnorm", "peri", "post", "rezero", "layerscale"),
+    "affine": affine_checks,
+    "wiring": partial(algebra_checks, "rezero", "lns"),
     "streams": partial(placement_checks, "residual", "siamese"),
-    "algebra": partial(placement_checks, "hybridnorm_star", "mix_ln", "deepnorm", "lns", "rezero", "layerscale",
-                       "normformer", "sub_ln", "pre"),
-}  # fmt: skip
+    "algebra": partial(algebra_checks, "rezero", "normformer"),
+}
 """Files that are of no entry alone, and whose checks they are seen by."""
 
 
@@ -476,7 +554,10 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
             names = owners.get(module.__name__, [])
             entry = path.stem if path.stem in SHARED else "/".join(names)
             checks = partial(norm_checks if kind == "norms" else placement_checks, *names)
-            mutants = list(code_mutants(entry, module))
+            schedules = SCHEDULES if module is algebra else {}
+            mutants = list(code_mutants(entry, module, but=schedules))
+            for name, rows in schedules.items():
+                found[name] = list(code_mutants(name, module, [name])), partial(placement_checks, *rows[:2])
             if names and entry not in SHARED:
                 mutants += buffer_mutants(entry, _built(kind, names[0]))
             found[entry] = mutants, SHARED.get(entry, checks)
@@ -553,7 +634,8 @@ def _tell(pipe: Any, mutant: Mutant, checks: Checks) -> None:
 
 NO_SCALE = "there is no scale to be shared"
 SCALES_OF_ATTENTION = "the MLP's is replaced by attention's, which both share"
-ONE_DTYPE = "the parameters are never narrower than what the norm works in, and torch computes in the wider of two"
+LAST_OF_ONE = "a vector has one axis, which is its last"
+EITHER_WAY = "two neighbouring axes change places, whichever is named first"
 EQUIVALENT: dict[tuple[str, str], str] = {
     **{
         (row.name, "row: shared_scale=True"): NO_SCALE
@@ -566,30 +648,30 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     },
     ("streams", "return (x_BTD, x_BTD)"): "the copy is for the compiler; neither stream is written in place",
     ("sub_ln", "row: attn and mlp are exchanged"): "a block's inner sites are those of both, and the rest is alike",
-    ("ngpt", "unit(unit("): "a unit vector over its length is itself",
-    ("ngpt", "promote_types(torch.float32, x.dtype)"): "the wider of two, in either order",
-    ("layernorm", "bias_D.to(work_D.dtype)  ->  "): ONE_DTYPE,
-    ("affine", "torch.promote_types(torch.float32, dtype)"): "the wider of two, in either order",
-    ("affine", "->  return self.gain"): ONE_DTYPE,
-    ("affine", "->  return 1 + self.gain.to("): ONE_DTYPE,
-    (
-        "affine",
-        "->  return (1 + self.gain).to(dtype)",
-    ): "the number 1 has no dtype: the sum is in the gain's",
-    ("affine", "promote_types(dtype, self.gain.dtype)"): "the wider of two, in either order",
-    ("affine", "->  x_D = x_D + self.bias"): ONE_DTYPE,
+    ("quarter", "return depth / 4"): "a block's number is whole: it is at most L / 4 where it is at most its floor",
+    ("algebra", "->  return frozenset(attn.norms + mlp.norms)"): "a block asks for those inside it by their names",
+    ("seednorm", "(vector for vector in"): "torch computes in the wider of two dtypes, which is never a parameter's",
+    ("batchnorm", "x_D.numel() / x_D.shape[-1]"): "the count of numbers is a multiple of the width",
+    ("batchnorm_past", "unsqueeze(-1)"): LAST_OF_ONE,
+    ("batchnorm_past", "x_TD = x_D.movedim(0, 1)"): EITHER_WAY,
+    ("batchnorm_past", ".movedim(1, 0)"): EITHER_WAY,
+    ("batchnorm_past", "(mean_TD[:-1] - own_TD[1:]).square()"): "the square of a difference and of its negative",
+    ("pointwise", "torch.where(x > 0,"): "at 0 either half is 0, and so is the slope of each",
+    **{("groupnorm", f"self.fits(width)  ->  {text}"): "a config has asked before" for text in ("pass", "width")},
 }
 """Mutants that compute what the entry does, and why: by entry and a part of the mutant's text."""
 
 
 def verdict(entry: str, mutants: list[Mutant], seen: list[str]) -> dict[str, Any]:
-    """Counts, and what is wrong: survivors without a reason, and reasons without a survivor."""
-    alive = [mutant.text for mutant, by in zip(mutants, seen, strict=True) if not by]
+    """Counts, and what is wrong: survivors without a reason, reasons without a survivor, and what is sound but seen."""
+    alive = [mutant.text for mutant, by in zip(mutants, seen, strict=True) if not by and mutant.text != AS_IT_IS]
+    unsound = [by for mutant, by in zip(mutants, seen, strict=True) if by and mutant.text == AS_IT_IS]
     told = [text for of, text in EQUIVALENT if of == entry]
     survivors = [text for text in alive if not any(part in text for part in told)]
+    count = sum(mutant.text != AS_IT_IS for mutant in mutants)
     return {
-        "entry": entry, "mutants": len(mutants), "killed": len(mutants) - len(alive), "survived": len(survivors),
-        "equivalent": len(alive) - len(survivors), "survivors": survivors,
+        "entry": entry, "mutants": count, "killed": count - len(alive), "survived": len(survivors),
+        "equivalent": len(alive) - len(survivors), "survivors": survivors, "unsound": unsound,
         "stale": [part for part in told if not any(part in text for text in alive)],
     }  # fmt: skip
 
@@ -616,16 +698,23 @@ def main() -> int:
         mutants, checks = found[name]
         told = verdict(name, mutants, judge([(mutant, checks) for mutant in mutants], options.workers))
         total.update({key: value for key, value in told.items() if isinstance(value, int)})
-        bad |= bool(told["survivors"] or told["stale"])
+        bad |= any(told[kind] for kind in WRONG)
         print(json.dumps(told) if options.json else _line(told), flush=True)
     if not options.json:
-        print(_line({"entry": f"all, in {time.monotonic() - begun:.0f} s", "survivors": [], "stale": [], **total}))
+        print(_line({"entry": f"all, in {time.monotonic() - begun:.0f} s", **total}))
     return int(bad)
+
+
+WRONG = {
+    "survivors": "SURVIVES",
+    "stale": "STALE, a reason without a survivor:",
+    "unsound": "SEEN, WITH NOTHING WRONG:",
+}
 
 
 def _line(told: dict[str, Any]) -> str:
     counts = f"{told['mutants']:>8} {told['killed']:>8} {told['survived']:>8} {told['equivalent']:>10}"
-    wrong = [f"  SURVIVES {text}" for text in told["survivors"]] + [f"  STALE {text}" for text in told["stale"]]
+    wrong = [f"  {word} {text}" for kind, word in WRONG.items() for text in told.get(kind, ())]
     return "\n".join([f"{told['entry']:<28} {counts}", *wrong])
 
 

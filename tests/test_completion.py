@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from normlab import completion
-from normlab.config import DATA, OPTIMIZERS
+from normlab.config import OPTIMIZERS
+from normlab.corpora import DATA
 from normlab.launch import compose_run
 from normlab.norms.base import NORMS, load_all
 from normlab.options import leaves

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from normlab.config import DATA, OPTIMIZERS, NamedData, RunConfig
+from normlab.config import OPTIMIZERS, RunConfig
+from normlab.corpora import DATA, NamedData
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, DataError, NormlabError
 from normlab.launch import compose_run

@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from normlab.config import TOKENIZERS, DataConfig, HubData, NamedData, canonical_hash
+from normlab.config import canonical_hash
+from normlab.corpora import TOKENIZERS, DataConfig, HubData, NamedData
 from normlab.data import hub, tokenizers
 from normlab.data import split as split_rule
 from normlab.data.baselines import baselines
 from normlab.data.cache import fresh_folder, locked
 from normlab.data.origins import FilesOrigin, Origin, Text
+from normlab.data.pretrained import local_tokenizer, pretrained_tokenizer
 from normlab.data.subwords import PIECE, pieces, token_dtype
 from normlab.data.tokenizers import Tokenizer
 from normlab.errors import DataError
@@ -104,7 +106,7 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     if corpus := _read(folder):
         return corpus
     # What the hub has to say comes before any waiting for other processes.
-    pretrained = None if config.tokenizer in TOKENIZERS else hub.pretrained_tokenizer(config.tokenizer)
+    pretrained = None if config.tokenizer in TOKENIZERS else pretrained_tokenizer(config.tokenizer)
     origin.connect()
     try:
         with locked(cache, key) as making:
@@ -127,7 +129,7 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
 def _tokenizer_sha256(name: str) -> str | None:
     """Hash of the file of a tokenizer that is named by its path."""
     try:
-        file = None if name in TOKENIZERS else hub.local_tokenizer(name)
+        file = None if name in TOKENIZERS else local_tokenizer(name)
         return hashlib.sha256(file.read_bytes()).hexdigest() if file else None
     except OSError as error:
         raise DataError(

@@ -1,47 +1,29 @@
-"""Text and tokenizers of the Hugging Face hub.
+"""Text of the Hugging Face hub.
 
 A dataset is streamed: it is read once, as far as it is wanted, onto the disk, and no copy of it is kept beside
-the tokens. Where the hub does not answer, one that `datasets` has in its own cache is read from there. Whether
-the hub answers is asked first, with little patience: its libraries wait and try again for 23 seconds.
-
-`HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN` mean what they mean to the libraries, which are imported
-inside functions: they take seconds, and a corpus that is in our cache does not need them.
+the tokens. Where the hub does not answer, one that `datasets` has in its own cache is read from there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import math
 import os
-import queue
 import re
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from normlab.config import HubData, NamedData
+from normlab.corpora import HubData, NamedData
 from normlab.data.documents import First, Spool, nulls_read, quiet
+from normlab.data.hub_access import NoAnswer, answer, endpoint, import_hub, less_patient
 from normlab.data.origins import Origin, Text
 from normlab.data.sources import files_below, invalid_utf8_at, source_sha256
-from normlab.data.subwords import SubwordTokenizer
 from normlab.errors import DataError, nearest
 
-PATIENCE_S = 1.5
-"""Seconds that the hub has for its first answer, a commit and no more; starting the command takes most of 5."""
-PATIENCE = "NORMLAB_HUB_PATIENCE"
-"""The environment variable that gives it longer."""
-
 ELSEWHERE = "data=stdlib is text that is always there, data=files data.path=... is your own"
-
-T = TypeVar("T")
-
-
-class NoAnswer(Exception):
-    """The hub did not answer, or was not to be asked; its words say why."""
 
 
 class HubOrigin(Origin):
@@ -74,7 +56,7 @@ class HubOrigin(Origin):
         Raises:
             DataError: There is no such dataset or revision, no right to read it, or neither hub nor cache.
         """
-        _import_hub(self._said)  # for a folder too, which `datasets` reads
+        import_hub(self._said)  # for a folder too, which `datasets` reads
         if self._folder:
             return
         from huggingface_hub import HfApi, constants
@@ -89,7 +71,7 @@ class HubOrigin(Origin):
         address = f"{constants.ENDPOINT}/datasets/{self._dataset}"
         try:
             # Nothing but the commit: the list of its files can be long.
-            self._commit = _answer(
+            self._commit = answer(
                 lambda seconds: HfApi().dataset_info(
                     self._dataset, revision=self._revision, timeout=seconds, expand=["sha"]
                 ).sha
@@ -121,10 +103,10 @@ class HubOrigin(Origin):
         """
         if not self._folder:
             # It may take minutes, and nothing else says so.
-            where = "the cache of `datasets`" if self._offline else _endpoint()
+            where = "the cache of `datasets`" if self._offline else endpoint()
             print(f"normlab: reading {self._dataset} from {where}, this once", file=sys.stderr)
         scratch.mkdir(parents=True, exist_ok=True)
-        with quiet(offline=bool(self._folder or self._offline)), nulls_read(), _less_patient():
+        with quiet(offline=bool(self._folder or self._offline)), nulls_read(), less_patient():
             documents: Iterable[str] = self._documents(scratch)
             if self._article:
                 documents = articles(documents, self._article)
@@ -212,15 +194,15 @@ class HubOrigin(Origin):
         reason = f"{type(causes[-1]).__name__}: {' '.join(str(causes[-1]).split()):.200}"
         if status in (401, 403) or "gated" in str(error):
             raise DataError(
-                f"{self._said}: {_endpoint()} gives it only to those who may read it; log in (hf auth login, or "
-                f"HF_TOKEN), and accept its terms at {_endpoint()}/datasets/{self._dataset}"
+                f"{self._said}: {endpoint()} gives it only to those who may read it; log in (hf auth login, or "
+                f"HF_TOKEN), and accept its terms at {endpoint()}/datasets/{self._dataset}"
             ) from error
         if self._folder:
             self._explain_folder(error)
         if self._offline:
             raise DataError(f"{self._said}: cannot be read ({reason}); mend it, or use data=files") from error
         raise DataError(
-            f"{self._said}: reading from {_endpoint()} failed ({reason}); nothing was kept, try again; {ELSEWHERE}"
+            f"{self._said}: reading from {endpoint()} failed ({reason}); nothing was kept, try again; {ELSEWHERE}"
         ) from error
 
     def _explain_folder(self, error: Exception) -> NoReturn:
@@ -295,186 +277,3 @@ def articles(lines: Iterable[str], first: str) -> Iterator[str]:
             article = []
         article.append(line)
     yield "".join(article)
-
-
-def pretrained_tokenizer(name: str) -> SubwordTokenizer:
-    """A tokenizer by its name on the hub, or by its file: only a tokenizer.json is read, and nothing is run.
-
-    From the hub's own cache, whatever the hub has by now; else from the hub.
-
-    Args:
-        name: gpt2, org/name; or a tokenizer.json, or a folder with one.
-
-    Raises:
-        DataError: There is none of that name, it has no tokenizer.json, or neither hub nor cache.
-    """
-    if _is_path(name) and not local_tokenizer(name):
-        raise DataError(
-            f"data.tokenizer={name}: {_not_here(name)}; name a tokenizer.json that there is, a folder with one, or a "
-            "model of the hub as org/name"
-        )
-    path = local_tokenizer(name) or _downloaded(name)
-    try:
-        return SubwordTokenizer(name, path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"data.tokenizer={name}: {path} cannot be read ({error}); choose another") from error
-
-
-def _is_path(name: str) -> bool:
-    """Whether a tokenizer's name can be a path only: no name on the hub looks like it."""
-    return name.startswith(("/", ".", "~")) or name.endswith((".json", "/"))
-
-
-def _not_here(name: str) -> str:
-    path = os.path.expanduser(name)
-    if os.path.isdir(path):
-        return "the folder of that name has no tokenizer.json"
-    return "what has that name is no regular file" if os.path.exists(path) else "there is no such file here"
-
-
-def local_tokenizer(name: str) -> Path | None:
-    """The file of a tokenizer that is named by its path, or None where there is none."""
-    path = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves a user that there is not as it stands
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    return path if path.is_file() else None
-
-
-def _downloaded(name: str) -> Path:
-    _import_hub(f"data.tokenizer={name}")
-    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-    )
-    from huggingface_hub.utils import disable_progress_bars
-
-    said, ours = f"data.tokenizer={name}", "data.tokenizer=bytes, chars or bpe needs no download"
-    try:
-        if isinstance(cached := try_to_load_from_cache(name, "tokenizer.json"), str):
-            return Path(cached)
-        from huggingface_hub import HfApi
-
-        _answer(lambda seconds: HfApi().model_info(name, timeout=seconds, expand=["sha"]))
-        disable_progress_bars()
-        return Path(hf_hub_download(name, "tokenizer.json"))
-    except NoAnswer as error:
-        raise DataError(f"{said}: {error}, it is in no cache, and {_not_here(name)}; {ours}") from error
-    except GatedRepoError as error:
-        raise DataError(
-            f"{said}: {constants.ENDPOINT} gives it only to those who may read it; log in (hf auth login, or HF_TOKEN)"
-        ) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise DataError(
-            f"{said}: no such model at {constants.ENDPOINT}/{name}, and {_not_here(name)}; give its name as "
-            f"org/name, or log in if it is private; {ours}"
-        ) from error
-    except EntryNotFoundError as error:
-        raise DataError(f"{said}: {constants.ENDPOINT}/{name} has no tokenizer.json; choose another model") from error
-    except (HfHubHTTPError, OSError) as error:
-        raise DataError(f"{said}: {constants.ENDPOINT} failed ({type(error).__name__}); try again; {ours}") from error
-
-
-@contextlib.contextmanager
-def _less_patient() -> Iterator[None]:
-    """Let a stream that breaks off be tried again twice, not for half an hour.
-
-    Each time `huggingface_hub` has already tried six times, over 23 seconds.
-    """
-    from datasets import config
-
-    names = ("STREAMING_READ_MAX_RETRIES", "STREAMING_OPEN_MAX_RETRIES")
-    before = {name: getattr(config, name) for name in names}
-    for name in names:
-        setattr(config, name, 2)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(config, name, value)
-
-
-def _import_hub(said: str) -> None:
-    """Import Hugging Face's library.
-
-    Raises:
-        DataError: It reads a number from one of its variables, and there is none.
-    """
-    try:
-        import huggingface_hub.constants  # noqa: F401
-    except ValueError as error:
-        raise DataError(
-            f"{said}: huggingface_hub cannot be imported ({error}); mend or unset its HF_ variable"
-        ) from error
-
-
-def _endpoint() -> str:
-    from huggingface_hub import constants
-
-    return constants.ENDPOINT
-
-
-def patience() -> float:
-    """Seconds that the hub has for its first answer: `NORMLAB_HUB_PATIENCE`, or `PATIENCE_S`.
-
-    Raises:
-        DataError: The variable is no positive number.
-    """
-    said = os.environ.get(PATIENCE) or str(PATIENCE_S)
-    try:
-        seconds = float(said)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise DataError(f"{PATIENCE}={said:.40}: must be a positive number of seconds, such as 30; or unset it")
-    return seconds
-
-
-def _answer(ask: Callable[[float], T]) -> T:
-    """What the hub says to a question, within its time, whatever it hangs on: its name, or its silence.
-
-    Args:
-        ask: Puts the question, given the seconds that it may take.
-
-    Raises:
-        DataError: That time is set to no positive number.
-        NoAnswer: No network, a hub in trouble, or HF_HUB_OFFLINE. What the hub refuses is raised as it is.
-    """
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
-
-    if constants.HF_HUB_OFFLINE or os.environ.get("HF_DATASETS_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise NoAnswer("HF_HUB_OFFLINE is set")
-    seconds = patience()
-    answers: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
-
-    def wait() -> None:
-        try:
-            answers.put((ask(seconds), None))
-        except Exception as error:
-            answers.put((None, error))
-
-    # A name that does not resolve can hold its thread for longer than any timeout; it is left to itself then.
-    threading.Thread(target=wait, daemon=True).start()
-    try:
-        answer, error = answers.get(timeout=seconds)
-    except queue.Empty:
-        longer = f"within {seconds:g} s ({PATIENCE}=30 waits longer)"
-        raise NoAnswer(f"no answer from {constants.ENDPOINT} {longer}") from None
-    if error is None:
-        return answer  # pyright: ignore[reportReturnType]
-    if isinstance(error, OfflineModeIsEnabled):
-        raise NoAnswer("HF_HUB_OFFLINE is set") from error
-    if isinstance(error, HFValidationError) or (isinstance(error, HfHubHTTPError) and not _is_trouble(error)):
-        raise error
-    reason = " ".join(str(error).split()) or type(error).__name__
-    raise NoAnswer(f"no answer from {constants.ENDPOINT} ({reason:.150})") from error
-
-
-def _is_trouble(error: Exception) -> bool:
-    """Whether an error is the hub's state, not its answer: too many requests, or a failure of its own."""
-    status = getattr(getattr(error, "response", None), "status_code", 0)
-    return status == 429 or status >= 500

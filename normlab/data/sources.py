@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from normlab.config import DataConfig, FilesData, StdlibData
+from normlab.corpora import DataConfig, FilesData, StdlibData
 from normlab.errors import DataError, unknown
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from normlab.config import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE
+from normlab.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE
 from normlab.errors import DataError
 
 PIECE = 1 << 20

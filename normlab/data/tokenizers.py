@@ -140,7 +140,7 @@ TOKENIZERS: dict[str, type[BytesTokenizer] | type[CharsTokenizer] | type[BpeToke
     "chars": CharsTokenizer,
     "bpe": BpeTokenizer,
 }
-"""Those that are made here. Any other name is a pretrained one's, which `hub.pretrained_tokenizer` finds."""
+"""Those that are made here. Any other name is a pretrained one's, which `pretrained.pretrained_tokenizer` finds."""
 
 
 def characters_for(name: str, tokens: int) -> int:

@@ -31,7 +31,7 @@ class Affine(nn.Module):
     def start_gain(self, value: float) -> None:
         """Let every channel be multiplied by `value` at first."""
         assert self.gain is not None, "a placement that starts gains refuses norms without one"
-        self.gain.fill_(value - float(self.unit_offset))
+        self.gain.fill_(value - self.unit_offset)
 
     def effective_gain(self, dtype: torch.dtype) -> Tensor | None:
         """The factor on each channel, shape (D,), in `dtype`: `gain`, or 1 + `gain` with a unit offset."""

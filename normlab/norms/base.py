@@ -23,12 +23,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, unknown
 from normlab.options import option
 from normlab.source import claim, code_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+ORACLE_KINDS = ("external", "identity", "self")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,6 +49,9 @@ class NormConfig:
     such code by algebra; self: it is our own formula, written a second time."""
     parameters: ClassVar[str] = ""
     """How many numbers it learns, with its default options, for vectors of D: an expression in D."""
+    starts: ClassVar[Mapping[str, str]] = {}
+    """Where each parameter and buffer starts, by its name in the module, beside what the base class says: an expression
+    in the norm's options and D, of one number or a list of them; `normal(...)` is drawn from N(0, 1), in that shape."""
     blind_to: ClassVar[tuple[str, ...]] = ()
     """What changes nothing, but for eps: `scale`, x times a positive number; `shift`, x plus one for all channels."""
     equals: ClassVar[str] = ""
@@ -71,6 +77,14 @@ class NormConfig:
     def has_gain(self) -> bool:
         """Whether it ends in a gain for each channel, which the module has in `affine` (`affine.Affine`)."""
         return False
+
+    @classmethod
+    def all_starts(cls) -> dict[str, str]:
+        """`starts` of the class and of those that it is derived from."""
+        told: dict[str, str] = {}
+        for each in reversed(cls.__mro__):
+            told |= vars(each).get("starts", {})
+        return told
 
     def definition(self) -> str:
         """The code that defines the norm; its hash is part of a run's identity."""
@@ -108,6 +122,8 @@ class NormConfig:
 @dataclass(kw_only=True, slots=True)
 class AffineNormConfig(NormConfig):
     """Options of a norm that ends in a gain and a bias for each channel (`affine.Affine`)."""
+
+    starts: ClassVar[Mapping[str, str]] = {"affine.gain": "[1 - unit_offset] * D", "affine.bias": "[0] * D"}
 
     gain: bool = True
     """Learn a gain per channel."""
@@ -147,6 +163,8 @@ def register_norm(cls: T) -> T:
     name = next(field.default for field in dataclasses.fields(cls) if field.name == "name")
     if not isinstance(name, str):
         raise ConfigError(f"{cls.__name__}: give the field `name` a default; it is the word after norm=")
+    if cls.oracle_kind not in ORACLE_KINDS:
+        raise ConfigError(f"norm {name!r}: " + unknown("oracle_kind", cls.oracle_kind, ORACLE_KINDS))
     known = NORMS.get(name)
     claim("norm", name, known=known is not None, same=known is not None and known.__qualname__ == cls.__qualname__)
     NORMS[name] = cls

@@ -34,6 +34,7 @@ class BatchNormConfig(AffineNormConfig):
     oracle: ClassVar[str] = "torch's batch_norm, tokens as its batch"
     oracle_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "2 * D"
+    starts: ClassVar[Mapping[str, str]] = {"running_mean": "[0] * D", "running_var": "[1] * D"}
     blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     pitfalls: ClassVar[tuple[str, ...]] = (
         "A language model that trains with it reads the tokens that it is to predict, through the statistics.",
@@ -85,21 +86,27 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 
+    def normalised(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The batch normalised by its own statistics, and mean and biased variance of all its tokens, (D,) both."""
+        axes = tuple(range(x_D.dim() - 1))
+        mean_D, var_D = x_D.mean(axes), x_D.var(axes, unbiased=False)
+        return (x_D - mean_D) * torch.rsqrt(var_D + self.eps), mean_D, var_D
+
+    def keep(self, mean_D: Tensor, var_D: Tensor, count: int) -> None:
+        """Move the running statistics towards those of a batch of `count` tokens."""
+        # One token has no unbiased variance: keep the biased one (0) rather than divide by nothing.
+        kept_D = var_D * (count / (count - 1)) if self.unbiased and count > 1 else var_D
+        # Reassigned, not written in place: vmap and the step both rely on it.
+        self.running_mean = torch.lerp(self.running_mean, mean_D.detach().to(self.running_mean.dtype), self.momentum)
+        self.running_var = torch.lerp(self.running_var, kept_D.detach().to(self.running_var.dtype), self.momentum)
+
     def forward(self, x_D: Tensor) -> Tensor:
         """Normalise each channel; in training mode, move the running statistics too."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         if self.training:
-            axes = tuple(range(x_D.dim() - 1))
-            mean_D = work_D.mean(axes)
-            var_D = work_D.var(axes, unbiased=False)
-            count = x_D.numel() // x_D.shape[-1]
-            # One token has no unbiased variance: keep the biased one (0) rather than divide by nothing.
-            kept_D = var_D * (count / (count - 1)) if self.unbiased and count > 1 else var_D
-            # Reassigned, not written in place: vmap and the step both rely on it.
-            self.running_mean = torch.lerp(
-                self.running_mean, mean_D.detach().to(self.running_mean.dtype), self.momentum
-            )
-            self.running_var = torch.lerp(self.running_var, kept_D.detach().to(self.running_var.dtype), self.momentum)
+            y_D, mean_D, var_D = self.normalised(work_D)
+            self.keep(mean_D, var_D, x_D.numel() // x_D.shape[-1])
         else:
             mean_D, var_D = self.running_mean.to(work_D.dtype), self.running_var.to(work_D.dtype)
-        return self.affine((work_D - mean_D) * torch.rsqrt(var_D + self.eps)).to(x_D.dtype)
+            y_D = (work_D - mean_D) * torch.rsqrt(var_D + self.eps)
+        return self.affine(y_D).to(x_D.dtype)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
-from normlab.norms.base import AffineNormConfig, register_norm
+from normlab.norms.base import register_norm
+from normlab.norms.batchnorm import BatchNorm, BatchNormConfig
 from normlab.options import option
 
 
@@ -37,12 +37,12 @@ def past_average(x_TD: Tensor) -> Tensor:
     steps = len(x_TD)
     weights_TT = x_TD.new_ones(steps, steps).tril() / torch.arange(1, steps + 1, device=x_TD.device).unsqueeze(1)
     with torch.autocast(x_TD.device.type, enabled=False):
-        return weights_TT.to(x_TD.dtype) @ x_TD
+        return weights_TT @ x_TD
 
 
 @register_norm
 @dataclass(kw_only=True, slots=True)
-class BatchNormPastConfig(AffineNormConfig):
+class BatchNormPastConfig(BatchNormConfig):
     """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over all tokens of the batch at or before x's own position t.
 
     In training batchnorm shows each position the later ones; this one does not, at the price of statistics that
@@ -64,17 +64,11 @@ class BatchNormPastConfig(AffineNormConfig):
         "mean(x^2) - mean(x)^2 of running sums loses its digits where the mean is large, and can be negative.",
         "With one sequence in the batch the first position has no variance: its output is the bias.",
     )
-    batch_statistics: ClassVar[bool] = True
+    causal: ClassVar[bool] = True
 
     name: str = "batchnorm_past"
-    eps: float = option(1e-5, at_least=0)
-    """Added to the variance, unit of x squared."""
-    momentum: float = option(0.1, above=0, at_most=1)
-    """Weight of the newest batch in the running statistics."""
     running_var: str = option("unbiased", choices=("unbiased", "biased"))
     """Variance that is kept for evaluation: over N-1, or over N, for N tokens of the batch."""
-    bias: bool = True
-    """Learn a bias per channel, started at 0."""
 
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""
@@ -91,27 +85,9 @@ class BatchNormPastConfig(AffineNormConfig):
             positions.append(y_D.view(past_D.shape).select(time, t))
         return self.reference_affine(torch.stack(positions, time), weights)
 
-    def reference_evaluated(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's batch_norm with the running statistics."""
-        tokens_D = x_D.reshape(-1, x_D.shape[-1])
-        y_D = F.batch_norm(tokens_D, weights["running_mean"], weights["running_var"], eps=self.eps)
-        return self.reference_affine(y_D.view_as(x_D), weights)
 
-
-class BatchNormPast(nn.Module):
+class BatchNormPast(BatchNorm):
     """The module of `BatchNormPastConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, width: int, options: BatchNormPastConfig):
-        super().__init__()
-        self.eps = options.eps
-        self.momentum = options.momentum
-        self.unbiased = options.running_var == "unbiased"
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-        self.register_buffer("running_mean", torch.zeros(width))
-        self.register_buffer("running_var", torch.ones(width))
 
     def statistics(self, x_TND: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and biased variance of all tokens up to each position, (T, D) both.
@@ -126,21 +102,9 @@ class BatchNormPast(nn.Module):
         between_TD = (own_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)
         return mean_TD, past_average(within_TD + F.pad(between_TD, (0, 0, 1, 0)))
 
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise each channel; in training mode, move the running statistics too."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        if not self.training:
-            mean_D, var_D = self.running_mean.to(work_D.dtype), self.running_var.to(work_D.dtype)
-            return self.affine((work_D - mean_D) * torch.rsqrt(var_D + self.eps)).to(x_D.dtype)
-        work_TND = time_first(work_D)
-        mean_TD, var_TD = self.statistics(work_TND)
-        count = x_D.numel() // x_D.shape[-1]
-        # One token has no unbiased variance: keep the biased one (0) rather than divide by nothing.
-        kept_D = var_TD[-1] * (count / (count - 1)) if self.unbiased and count > 1 else var_TD[-1]
-        # Reassigned, not written in place: vmap and the step both rely on it.
-        self.running_mean = torch.lerp(
-            self.running_mean, mean_TD[-1].detach().to(self.running_mean.dtype), self.momentum
-        )
-        self.running_var = torch.lerp(self.running_var, kept_D.detach().to(self.running_var.dtype), self.momentum)
-        y_TND = (work_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
-        return self.affine(time_back(y_TND, x_D)).to(x_D.dtype)
+    def normalised(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The batch normalised up to each position, and mean and biased variance of all its tokens, (D,) both."""
+        x_TND = time_first(x_D)
+        mean_TD, var_TD = self.statistics(x_TND)
+        y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
+        return time_back(y_TND, x_D), mean_TD[-1], var_TD[-1]

@@ -33,6 +33,7 @@ class BHyTConfig(AffineNormConfig):
     oracle: ClassVar[str] = "torch.tanh of torch's rms_norm, whose weight is lam / kappa"
     oracle_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "D"
+    starts: ClassVar[Mapping[str, str]] = {"lam": "lam"}
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm times lam / kappa, to first order in it"
     pitfalls: ClassVar[tuple[str, ...]] = (
@@ -42,7 +43,7 @@ class BHyTConfig(AffineNormConfig):
 
     name: str = "bhyt"
     eps: float = option(1e-6, at_least=0)
-    """Unit of x squared."""
+    """Added to the mean square, unit of x squared."""
     lam: float = option(2.0, above=0)
     """What kappa times the rms is brought to; the public scripts try 1 to 5."""
     kappa: float = option(10.0, above=0)
@@ -73,6 +74,5 @@ class BHyT(nn.Module):
     def forward(self, x_D: Tensor) -> Tensor:
         """Normalise the last axis, and bound it."""
         work_D = x_D.to(working_dtype(x_D.dtype))
-        lam = self.lam.to(work_D.dtype) if isinstance(self.lam, Tensor) else self.lam
-        scale = lam / self.kappa * torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps)
+        scale = torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps) * self.lam / self.kappa
         return self.affine(torch.tanh(scale * work_D)).to(x_D.dtype)

@@ -41,7 +41,7 @@ class CRMSNormConfig(NormConfig):
 
     name: str = "crmsnorm"
     eps: float = option(1e-5, at_least=0)
-    """Unit of x squared."""
+    """Added to the mean square, unit of x squared."""
 
     def build(self, width: int) -> nn.Module:
         """The module; `width` has no effect on what it holds."""

@@ -1,4 +1,7 @@
-"""Dynamic erf: as dyt, with the error function and a learned shift."""
+"""Dynamic erf: as dyt, with the error function and a learned shift.
+
+Shapes: `*batch` any leading axes, D width.
+"""
 
 from __future__ import annotations
 

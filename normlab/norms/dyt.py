@@ -1,4 +1,7 @@
-"""Dynamic tanh: a learned slope and a tanh in a norm's place."""
+"""Dynamic tanh: a learned slope and a tanh in a norm's place.
+
+Shapes: `*batch` any leading axes, D width.
+"""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ class GatedNormConfig(AffineNormConfig):
     oracle: ClassVar[str] = "torch's rms_norm, then linear, silu and glu"
     oracle_kind: ClassVar[str] = "self"
     parameters: ClassVar[str] = "D + 2 * 16 * D"
+    starts: ClassVar[Mapping[str, str]] = {"down": "std * normal(rank, D)", "up": "std * normal(D, rank)"}
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm, halved, where up = 0"
     pitfalls: ClassVar[tuple[str, ...]] = (
@@ -41,7 +42,7 @@ class GatedNormConfig(AffineNormConfig):
 
     name: str = "gatednorm"
     eps: float = option(1e-6, at_least=0)
-    """Unit of x squared."""
+    """Added to the mean square, unit of x squared."""
     rank: int = option(16, at_least=1)
     """Rows of down, R."""
     std: float = option(0.02, above=0)

@@ -32,6 +32,7 @@ class L2NormConfig(NormConfig):
     oracle: ClassVar[str] = "torch.nn.functional.normalize, times the radius"
     oracle_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "0"
+    starts: ClassVar[Mapping[str, str]] = {"radius": "radius or sqrt(D)"}
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm without gain at radius=null, where neither eps counts"
     pitfalls: ClassVar[tuple[str, ...]] = (
@@ -70,5 +71,4 @@ class L2Norm(nn.Module):
         """Bring each vector to the radius."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         length = torch.linalg.vector_norm(work_D, dim=-1, keepdim=True).clamp(min=self.eps)
-        radius = self.radius.to(work_D.dtype) if isinstance(self.radius, Tensor) else self.radius
-        return (work_D / length * radius).to(x_D.dtype)
+        return (work_D / length * self.radius).to(x_D.dtype)

@@ -1,4 +1,7 @@
-"""No norm: the control."""
+"""No norm: the control.
+
+Shapes: `*batch` any leading axes, D width.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def odd(half: Function) -> Function:
     """The odd function that is `half` for x >= 0; its slope at 0 is half's, where sign(x) would make it 0."""
 
     def both(x: Tensor) -> Tensor:
-        return torch.where(x >= 0, half(x.clamp(min=0)), -half(-x.clamp(max=0)))
+        return torch.where(x >= 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))
 
     return both
 
@@ -58,6 +58,8 @@ whose slope at 0 is infinite, and smoothsign_clip, which is smoothsign."""
 @dataclass(kw_only=True, slots=True)
 class BoundedConfig(AffineNormConfig):
     """Options of gain * f(alpha x + shift) + bias. A subclass says which f."""
+
+    starts: ClassVar[Mapping[str, str]] = {"alpha": "alpha", "shift": "0"}
 
     alpha: float = option(0.5, above=0)
     """What the learned scalar alpha starts from."""

@@ -1,4 +1,7 @@
-"""ScaleNorm: an L2 norm whose length is one learned number."""
+"""ScaleNorm: an L2 norm whose length is one learned number.
+
+Shapes: `*batch` any leading axes, D width.
+"""
 
 from __future__ import annotations
 

@@ -34,6 +34,11 @@ class SeeDNormConfig(NormConfig):
     oracle: ClassVar[str] = "torch's rms_norm, times the gain by torch's linear and sigmoid"
     oracle_kind: ClassVar[str] = "self"
     parameters: ClassVar[str] = "3 * D"
+    starts: ClassVar[Mapping[str, str]] = {
+        "alpha": "[alpha] * D",
+        "beta": "[0] * D",
+        "gamma": "[1 - unit_offset] * D",
+    }
     equals: ClassVar[str] = "rmsnorm where beta = 0, as at the start"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "alpha and beta must not both start at 0: the gradient of each is 0 where the other is.",
@@ -42,7 +47,7 @@ class SeeDNormConfig(NormConfig):
 
     name: str = "seednorm"
     eps: float = option(1e-6, at_least=0)
-    """Unit of x squared."""
+    """Added to the mean square, unit of x squared."""
     alpha: float = option(1.0)
     """What every channel of alpha starts from."""
     unit_offset: bool = False

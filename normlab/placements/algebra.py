@@ -41,6 +41,11 @@ def fourth_root(layer: int, depth: int) -> float:
     return (2 * depth) ** 0.25
 
 
+def twice_depth(layer: int, depth: int) -> float:
+    """2L, the number of sub-layers: Keel's alpha."""
+    return 2.0 * depth
+
+
 def root_of_layer(layer: int, depth: int) -> float:
     """sqrt(l)."""
     return math.sqrt(layer)
@@ -137,11 +142,13 @@ class Row:
     """A norm on the stream, before the head."""
     wrong_inits: Mapping[str, str] = field(default_factory=dict)
     """As `Placement.wrong_inits`."""
+    starts: Mapping[str, str] = field(default_factory=dict)
+    """As `Placement.starts`."""
     note: str = ""
     """What else goes by this name, and what else this is called."""
 
     @property
-    def sub_layers(self) -> list[SubLayer]:
+    def all_sub_layers(self) -> list[SubLayer]:
         """All that there are, those of the first blocks too."""
         return [sub for part in (self, self.early) if part is not None for sub in (part.attn, part.mlp)]
 
@@ -204,6 +211,10 @@ ROWS: tuple[Row, ...] = (
         note="peri whose output norms' gains start at 1 / sqrt(L). Which number the paper has for 1 we could not check",
         init="gpt2",
         wrong_inits={"gpt2_scaled": NORMED_BRANCH},
+        starts={
+            "wiring.attn.norms.out.affine.gain": "[L ** -0.5 - unit_offset] * D",
+            "wiring.mlp.norms.out.affine.gain": "[L ** -0.5 - unit_offset] * D",
+        },
         attn=SubLayer(norms=("in", "out"), out_gain=over_root_of_depth),
         mlp=SubLayer(norms=("in", "out"), out_gain=over_root_of_depth),
         final_norm=True,
@@ -242,6 +253,15 @@ ROWS: tuple[Row, ...] = (
         mlp=SubLayer(norms=("res",), skip=fourth_root),
     ),
     Row(
+        name="keel",
+        formula="x = N(2 * L * x + F(N(x)))",
+        source="Chen & Wei 2026, arXiv:2601.19895 (Keel)",
+        note="2L is the number of sub-layers, as others tell of the paper, which we could not read",
+        init="xavier",
+        attn=SubLayer(norms=("in", "res"), skip=twice_depth),
+        mlp=SubLayer(norms=("in", "res"), skip=twice_depth),
+    ),
+    Row(
         name="lns",
         formula="x = x + F(N(x) / sqrt(l))",
         source="Sun et al. 2025, arXiv:2502.05795 (LayerNorm Scaling)",
@@ -260,6 +280,7 @@ ROWS: tuple[Row, ...] = (
         source="De & Smith 2020, arXiv:2002.10444 (SkipInit), of convolutional networks",
         note="A number for each sub-layer. It has no norm at all",
         init="xavier",
+        starts={"wiring.attn.scale": "0", "wiring.mlp.scale": "0"},
         attn=SubLayer(scale=zero),
         mlp=SubLayer(scale=zero),
     ),
@@ -269,6 +290,7 @@ ROWS: tuple[Row, ...] = (
         source="Bachlechner et al. 2020, arXiv:2003.04887 (ReZero)",
         note="As in the authors' code a number for each block, shared by its sub-layers. It has no norm at all",
         init="xavier",
+        starts={"wiring.attn.scale": "0"},
         attn=SubLayer(scale=zero),
         mlp=SubLayer(scale=zero),
         shared_scale=True,
@@ -279,6 +301,10 @@ ROWS: tuple[Row, ...] = (
         source="Touvron et al. 2021, arXiv:2103.17239 (LayerScale), of image transformers",
         note="A factor for each channel, started at 0.1, 1e-5 or 1e-6 by depth",
         init="gpt2",
+        starts={
+            "wiring.attn.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",
+            "wiring.mlp.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",
+        },
         attn=SubLayer(norms=("in",), scale=smaller_with_depth, scale_per_channel=True),
         mlp=SubLayer(norms=("in",), scale=smaller_with_depth, scale_per_channel=True),
         final_norm=True,
@@ -334,6 +360,7 @@ ROWS: tuple[Row, ...] = (
         source="Shleifer, Weston & Ott 2021, arXiv:2110.09456 (NormFormer), without its ResScale",
         note="heads_scaled has a learned factor on each head's output. fairseq's scale_heads has it after W_out",
         init="gpt2",
+        starts={"attn.head_scale": "[1] * H"},
         attn=SubLayer(norms=("in", "out")),
         mlp=SubLayer(norms=("in", "mlp_inner")),
         head_scale=True,
@@ -371,7 +398,7 @@ class AlgebraPlacement(Placement):
         Raises:
             ConfigError: It has none.
         """
-        starts_gains = any(sub.out_gain is not None for sub in self.row.sub_layers)
+        starts_gains = any(sub.out_gain is not None for sub in self.row.all_sub_layers)
         if starts_gains and not norm.has_gain:
             raise ConfigError(
                 f"norm={norm.name}: has no gain per channel, and placement={self.name} is about what these start at; "
@@ -393,10 +420,18 @@ class AlgebraPlacement(Placement):
         """The row's."""
         return self.row.wrong_inits
 
+    @property
+    def starts(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The row's."""
+        return self.row.starts
+
     def holds_norm(self, depth: int) -> bool:
         """Whether any sub-layer has a site with a norm, or an end of the stream."""
-        subs = [sub for layer in range(1, depth + 1) for sub in self.sub_layers(layer, depth)]
-        return any(sub.norms for sub in subs) or self._has("embedding_norm") or self._has("final_norm")
+        return (
+            any(sub.norms for subs in self.layers(depth) for sub in subs)
+            or self._has("embedding_norm")
+            or self._has("final_norm")
+        )
 
     @property
     def opens(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -422,13 +457,17 @@ class AlgebraPlacement(Placement):
         from normlab.placements import wiring
 
         row = self.row
-        blocks = [[sub.numbers(layer, depth) for sub in self.sub_layers(layer, depth)] for layer in range(1, depth + 1)]
+        blocks = [[sub.numbers(layer, depth) for sub in subs] for layer, subs in enumerate(self.layers(depth), start=1)]
         switches = row.head_scale, row.shared_scale, row.embedding_norm, row.final_norm
         return repr((blocks, switches)) + code_of(wiring)
 
     def sub_layers(self, layer: int, depth: int) -> tuple[SubLayer, SubLayer]:
         """Attention and MLP of block `layer`, counted from 1."""
         return self.row.attn, self.row.mlp
+
+    def layers(self, depth: int) -> list[tuple[SubLayer, SubLayer]]:
+        """Those of all blocks."""
+        return [self.sub_layers(layer, depth) for layer in range(1, depth + 1)]
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         """The two sub-layers, one after the other, each by the algebra."""
@@ -494,7 +533,7 @@ def register_row(row: Row) -> None:
     Raises:
         ConfigError: A site that there is not, a gain of a norm that is not there, or another row of the same name.
     """
-    for sub in row.sub_layers:
+    for sub in row.all_sub_layers:
         for site in sub.norms:
             if site not in SITES:
                 raise ConfigError(f"placement {row.name!r}: " + unknown("site", site, SITES))

@@ -5,6 +5,7 @@ Shapes: B batch, T time, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,6 +32,7 @@ class GPAS(Placement):
     closes: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Chen et al. 2025, arXiv:2506.22049 (Pre + GPAS; one gate a block as in dandingsky/GPAS)"
     init: ClassVar[str] = "gpt2"
+    starts: ClassVar[Mapping[str, str]] = {"wiring.gate": "0"}
 
     name: str = "gpas"
 

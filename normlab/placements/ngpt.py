@@ -62,6 +62,18 @@ class NGPT(Placement):
     )
     source: ClassVar[str] = "Loshchilov et al. 2024, arXiv:2410.01131 (nGPT; numbers as in NVIDIA/ngpt)"
     init: ClassVar[str] = "gpt2"
+    starts: ClassVar[Mapping[str, str]] = {
+        "wiring.attn.alpha": "[D ** -0.5] * D",
+        "wiring.mlp.alpha": "[D ** -0.5] * D",
+        "attn.rotated.scale": "[D ** -0.5] * D",
+        "mlp.of_up.scale": "[1] * M",
+        "mlp.of_gate.scale": "[1] * M",
+        "head.logits.scale": "[D ** -0.5] * V",
+    }
+    unit_length: ClassVar[Mapping[str, str]] = {
+        "rows": "tokens positions q k v up gate head",
+        "columns": "out down",
+    }
     wrong_inits: ClassVar[Mapping[str, str]] = {"other": "rows are brought to length 1: only the rule's zeros count"}
 
     name: str = "ngpt"

@@ -41,7 +41,7 @@ class Residual(nn.Module):
         self.scale: nn.Parameter | None = None
         if sub.scale is not None:
             shape = (width,) if sub.scale_per_channel else ()
-            self.scale = nn.Parameter(torch.full(shape, sub.scale(layer, depth)))
+            self.scale = nn.Parameter(torch.full(shape, float(sub.scale(layer, depth))))
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
         """The stream after the sub-layer."""
@@ -54,7 +54,7 @@ class Residual(nn.Module):
         if self.branch is not None:
             branch_BTD = branch_BTD * self.branch
         if self.scale is not None:
-            # Where the branch is narrower than the stream (autocast), the learned factor is not rounded to it.
+            # A vector is float32: a narrower stream stays as narrow as it is.
             branch_BTD = (branch_BTD * self.scale).to(x_BTD.dtype)
         skip_BTD = x_BTD if self.skip is None else x_BTD * self.skip
         sum_BTD = skip_BTD + branch_BTD

@@ -5,6 +5,7 @@ Shapes: B batch, T time, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,6 +38,10 @@ class X0Lambdas(Placement):
     closes: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Karpathy, nanochat (karpathy/nanochat, nanochat/gpt.py at 92d63d4)"
     init: ClassVar[str] = "gpt2_scaled"
+    starts: ClassVar[Mapping[str, str]] = {
+        "wiring.r": "1.15 - 0.10 * (l - 1) / max(L - 1, 1)",
+        "wiring.z": "0.20 - 0.15 * (l - 1) / max(L - 1, 1)",
+    }
 
     name: str = "x0_lambdas"
 

@@ -32,8 +32,10 @@ def _placements() -> list[Row]:
         {
             "placement": entry["name"],
             "formula": entry["formula"],
+            "learns": ", ".join(entry.get("starts") or ()),
             "init": entry["init"],
             "source": entry["source"],
+            "the name": entry["note"],
         }
         for entry in catalogue.placements()
     ]

@@ -17,6 +17,8 @@ HEADINGS = {
     "closes": "before the head",
     "inside": "inside",
     "parameters": "learns",
+    "starts": "starts at",
+    "unit_length": "unit length",
     "causal": "causal",
     "blind_to": "blind to",
     "equals": "equals",
@@ -69,6 +71,9 @@ def _told(kind: str, entry: Entry) -> Entry:
     if kind == "placements":
         for switch, end in (("embedding_norm", "opens"), ("final_norm", "closes")):
             told.setdefault(end, "x = N(x)" if entry.get(switch) else "")
+    for key in ("starts", "unit_length"):
+        if entry.get(key):
+            told[key] = "; ".join(f"{name} {value}" for name, value in entry[key].items())
     if sets := entry.get("sets"):
         told["sets"] = ", ".join(f"{word}={value}" for word, value in sets.items())
     return told
@@ -108,7 +113,8 @@ def _paragraphs(text: str, width: int) -> Iterator[str]:
 
 
 def _option(option: Entry) -> str:
-    default = {True: "true", False: "false", None: "null"}.get(option["default"], option["default"])
+    value = option["default"]
+    default = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
     choices = option.get("choices")
     offered = f" ({', '.join(choices)})" if choices else ""
     return f"{option['option']}={default}{offered}: {option['about']}"

@@ -23,7 +23,6 @@ from normlab.data.corpus import Corpus
 from normlab.init_rules import numbers_of
 from normlab.options import plain_tree
 from normlab.train.resolve import Resolved
-from normlab.verify.fingerprint import fingerprint
 
 
 def identity(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def trunk_hash(identity: dict[str, Any]) -> str | None:
 
 
 def describe(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
-    """The content of run.json."""
+    """The content of run.json, but for the block's fingerprint, which takes as long as the model is deep."""
     whole = identity(config, resolved, corpus)
     model = config.model
     run_id = f"{config.norm.name}-{config.placement.name}-d{model.depth}w{model.width}-{canonical_hash(whole)[:10]}"
@@ -78,7 +77,6 @@ def describe(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str,
         "corpus": corpus.describe(),
         "identity": whole,
         "trunk": trunk_hash(whole),
-        "fingerprint": fingerprint(config),
         "doubts": config.doubts(),
         "norm": _facts(config.norm, "formula", "source", "causal", "batch_statistics"),
         "placement": {"name": config.placement.name},

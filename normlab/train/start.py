@@ -27,6 +27,7 @@ from normlab.train.loop import Loop, Progress, copied_rows
 from normlab.train.resolve import apply, resolve
 from normlab.train.signals import StopRequest
 from normlab.train.trunk import longest_trunk
+from normlab.verify.fingerprint import fingerprint
 
 PLUGINS = "plugins"
 TOKENIZER_FILE = "tokenizer.json"
@@ -75,6 +76,7 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None, *, ends_proces
                 if config.run.name not in (None, run["name"]):
                     _say(f"run.name={config.run.name}: has no effect, the run has ended and is called {run['name']}")
                 return Outcome(folder, status["state"], status, already=True)
+        now["fingerprint"] = fingerprint(config)
         # What can be wrong with a new run is wrong here, before its folder is made.
         with _torchs_words():
             loop = Loop(config, resolved, corpus, folder, [])

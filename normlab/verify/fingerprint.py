@@ -4,14 +4,15 @@ Every block of the run's depth is built small, in float64, with weights and an i
 gives, forward and back, in training and in evaluation, each tensor is drawn together to two numbers, rounded to five
 digits and hashed: two machines and two versions of torch differ in the last of sixteen digits and agree in these.
 
-What it does not see: the sizes, the init, and what happens in the narrower precisions only (`norm.compute`,
-`norm.rounding`), where float64 has nothing to round.
+What it does not see: the sizes and the init. What happens in narrower precisions only (`norm.compute`,
+`norm.rounding`), where float64 has nothing to round, counts by the option's value.
 
 Shapes: B batch, T time, D width.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator
 from itertools import product
@@ -24,6 +25,8 @@ from normlab.errors import ConfigError
 from normlab.verify.small import built, numbers, small, tokens
 
 DIGITS = 5
+NARROW = ("compute", "rounding")
+"""Options of norms that only a narrow precision shows."""
 SCALES = (1.0, 1e-3)
 """Of the input: at the second an eps of the usual size shows."""
 
@@ -39,6 +42,9 @@ def fingerprint(config: RunConfig) -> str:
     except ConfigError:
         return ""
     content = hashlib.sha256()
+    for field in dataclasses.fields(subject.norm):
+        if field.name in NARROW and (value := getattr(subject.norm, field.name)) != field.default:
+            content.update(f"{field.name} {value}\n".encode())
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         for name, value in _outcomes(subject):
             content.update(f"{name} {_rounded(value)}\n".encode())

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from normlab.config import AdamW, ModelConfig, RunConfig, StdlibData, TrainConfig
+from normlab.config import AdamW, ModelConfig, RunConfig, TrainConfig
+from normlab.corpora import StdlibData
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
 from normlab.verify.check import Check
@@ -78,6 +79,10 @@ LAWS = (
     Law(
         "deepnorm", "deepnorm", "the first and the last gradient are equal", "Wang et al. 2022, arXiv:2203.00555",
         (16,), last_over_first, 0.85, 1.15,
+    ),
+    Law(
+        "keel", "xavier", "the first and the last gradient are equal", "measured here",
+        (16,), last_over_first, 0.9, 1.1,
     ),
     Law(
         "pre", "gpt2", "with init=gpt2 the last gradient is larger than post's: Xiong's comparison turns round",

@@ -7,6 +7,7 @@ Shapes: L blocks, l one of them counted from 1, D width.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
@@ -20,70 +21,35 @@ from normlab.norms.base import NORMS, NormConfig
 from normlab.placements.algebra import ROWS, AlgebraPlacement
 from normlab.placements.base import Placement, projects
 from normlab.verify.check import Check, Worst
-from normlab.verify.small import built, config_of, numbers
-from normlab.verify.variants import called, variants
+from normlab.verify.small import VOCAB, built, config_of, fill, numbers
+from normlab.verify.variants import allowed, called, variants
 
-NORM_STARTS = {
-    "affine.gain": "1 - unit_offset",
-    "affine.bias": "0",
-    "running_mean": "0",
-    "running_var": "1",
-    "alpha": "alpha",
-    "shift": "0",
-    "beta": "0",
-    "gamma": "1 - unit_offset",
-    "lam": "lam",
-    "radius": "radius or sqrt(D)",
-}
-"""By the name of a parameter or buffer, in the norm's options and D. What is drawn is not there."""
-WIRING_STARTS: dict[str, dict[str, str]] = {
-    "skipinit": {"wiring.attn.scale": "0", "wiring.mlp.scale": "0"},
-    "rezero": {"wiring.attn.scale": "0"},
-    "layerscale": dict.fromkeys(
-        ("wiring.attn.scale", "wiring.mlp.scale"), "0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001"
-    ),
-    "normformer": {"attn.head_scale": "1"},
-    "depth_scaled_sandwich": dict.fromkeys(
-        ("wiring.attn.norms.out.affine.gain", "wiring.mlp.norms.out.affine.gain"), "L ** -0.5"
-    ),
-    "gpas": {"wiring.gate": "0"},
-    "x0_lambdas": {
-        "wiring.r": "1.15 - 0.10 * (l - 1) / (L - 1) if L > 1 else 1.15",
-        "wiring.z": "0.20 - 0.15 * (l - 1) / (L - 1) if L > 1 else 0.20",
-    },
-    "ngpt": {
-        **dict.fromkeys(("wiring.attn.alpha", "wiring.mlp.alpha", "attn.rotated.scale"), "D ** -0.5"),
-        "mlp.of_up.scale": "1",
-    },
-}
-"""By placement: what a block learns beside its norms and its linear layers."""
-LOGIT_STARTS = {"ngpt": "D ** -0.5"}
-"""By placement: what the logits are scaled by."""
-VECTORS = ("layerscale", "normformer", "ngpt", "depth_scaled_sandwich")
-"""Placements in which these are vectors, and no single numbers."""
-UNIT_AXES = {
-    "ngpt": {
-        -1: (*(f"{name}.weight" for name in ("tokens", "positions", "q", "k", "v", "up", "gate", "head")),),
-        -2: ("attn.out.weight", "mlp.down.weight"),
-    }
-}  # fmt: skip
-"""By placement: the matrices that are kept at length 1, by the axis along which they are."""
+AXES = {"rows": -1, "columns": -2}
+"""Along which the vectors of a matrix lie."""
 DEPTHS = (1, 2, 5, 18, 19, 24, 25)
 
 
 def start_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
-    """Where a norm's parameters and buffers start, with each of its options."""
-    worst = Worst(1e-6)
-    own = NORMS.get(norm.name) is type(norm) and type(norm).__module__.startswith("normlab.norms.")
-    for each in variants(norm, width) if own else ():
-        module = each.build(width)
-        options = {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
-        for name, value in [*module.named_parameters(), *module.named_buffers()]:
-            if name in NORM_STARTS:
-                start = _value(NORM_STARTS[name], {**options, "D": width})
-                worst.add(float((value.detach() - start).abs().max()), f"{name} of {called(each)}")
-    if worst.count:
-        yield Check(of=of, check="starts where it is said to", passed=worst.passed, seen=str(worst))
+    """Where a norm's parameters and buffers start, with each of its options; drawn ones by the same generator."""
+    worst, told, found = Worst(1e-6), norm.all_starts(), set[str]()
+    for each in variants(norm, width):
+        known = {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            module = each.build(width)
+            torch.default_generator.manual_seed(0)
+            for name, value in _numbers_of(module):
+                if name not in told:
+                    seen = f"{name}: no `starts` says where"
+                    yield Check(of=of, check="says where it starts", passed=False, seen=seen)
+                    return
+                found.add(name)
+                start = _value(told[name], {**known, "D": width})
+                worst.add(_distance(value.detach(), start), f"{name} of {called(each)}")
+    if told:
+        never = ", ".join(sorted(told.keys() - found))
+        seen = f"there is no {never}, whatever the options" if never else str(worst)
+        yield Check(of=of, check="starts where it is said to", passed=worst.passed and not never, seen=seen)
 
 
 def kept_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
@@ -95,60 +61,117 @@ def kept_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
             continue
         for shape in ((3, 5), (1, 1), (1, 2)):
             module = each.build(width).double().train()
-            x = numbers("kept", *shape, width) + 0.5
+            x = (numbers("kept", *shape, width) + 0.5).requires_grad_()
             module(x)
-            tokens = x.flatten(0, 1)
+            tokens = x.detach().flatten(0, 1)
             correction = int(options["running_var"] == "unbiased" and len(tokens) > 1)
             batch = {"running_mean": tokens.mean(0), "running_var": tokens.var(0, correction=correction)}
             for start, (name, value) in enumerate(batch.items()):
                 kept = (1 - options["momentum"]) * start + options["momentum"] * value
-                worst.add(float((module.get_buffer(name) - kept).abs().max()), f"{name} of {called(each)}")
+                found = module.get_buffer(name)
+                worst.add(float((found - kept).abs().max()), f"{name} of {called(each)}")
+                if found.requires_grad:
+                    worst.add(math.inf, f"{name} of {called(each)} drags every batch's graph along")
     if worst.count:
         yield Check(of=of, check="keeps running statistics of the batch", passed=worst.passed, seen=str(worst))
 
 
 def shape_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
-    """Axes before the last are tokens, however many there are."""
+    """Axes before the last are tokens, however many there are; one channel will do; float64 stays float64."""
     worst = Worst(1e-10)
-    x = numbers("shapes", 2, 6, width) + 0.5
-    for each in variants(norm, width):
-        if getattr(each, "eps", 1) == 0:
-            continue  # 0 / 0 where one token has no variance, by the formula
-        module = each.build(width).double().train()
-        weights = dict(module.named_parameters()) | dict(module.named_buffers())
-        for y in (x[0], x.unflatten(1, (3, 2)), x[:, :1]):
-            try:
-                theirs = each.reference(y, weights)
-            except NotImplementedError:
-                return
-            worst.add(float((module(y) - theirs).detach().abs().max()), f"shape {tuple(y.shape)} of {called(each)}")
-    yield Check(of=of, check="takes any number of axes", passed=worst.passed, seen=str(worst))
+    for size in (width, 1, 2):
+        x = numbers("shapes", 2, 6, size) + 0.5
+        for each in variants(norm, width):
+            if getattr(each, "eps", 1) == 0 or not allowed(each, size):
+                continue  # 0 / 0 where one token has no variance, by the formula
+            module = each.build(size).train()
+            weights = {name: value.detach().double() for name, value in _numbers_of(module)}
+            for y in (x[0], x.unflatten(1, (3, 2)), x[:, :1]):
+                try:
+                    theirs = each.reference(y, weights)
+                except NotImplementedError:
+                    return
+                ours = module(y).detach()
+                # Where the reference is 0 / 0, an eps is there to mend that.
+                error = (ours - theirs).abs().max() if theirs.isfinite().all() else 0 * ours.abs().max()
+                worst.add(float(error), f"shape {tuple(y.shape)} of {called(each)}")
+    yield Check(of=of, check="takes any number of axes, and one channel", passed=worst.passed, seen=str(worst))
+
+
+def _numbers_of(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """All parameters and buffers."""
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def wiring_check(placement: Placement, of: str) -> Iterator[Check]:
-    """A block learns what it is said to beside norms and linear layers, and starts it there, at several depths."""
-    if not _is_ours(placement):
-        return
-    told, worst = WIRING_STARTS.get(placement.name, {}), Worst(1e-6)
+    """A model learns what it is said to beside norms and linear layers, and starts it there, at several depths."""
+    told, worst = placement.starts, Worst(1e-6)
     for depth in DEPTHS:
-        config = config_of(_norm_for(placement), placement, depth=depth)
-        model, _ = built(config, filled=False)
-        for name, value in model.head.logits.named_parameters() if model.head.logits is not None else ():
-            start = _value(LOGIT_STARTS.get(placement.name, "nan"), {"D": config.model.width, "nan": math.nan})
-            worst.add(float((value.detach() / start - 1).abs().max()), f"{name} of the logits")
-        for layer, block in enumerate(model.blocks, start=1):
-            own = {name: value for name, value in _own(block) if "affine" not in name or name in told}
-            if own.keys() != told.keys():
-                seen = ", ".join(sorted(own.keys() ^ told.keys()))
+        for norm in _norms_for(placement):
+            config = config_of(norm, placement, depth=depth, mlp="swiglu")
+            model, norms = built(config, filled=False)
+            sizes = {"L": depth, "D": config.model.width, "M": config.model.mlp_width, "H": config.model.heads}
+            known = {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)} | sizes | {"V": VOCAB}
+            theirs = {parameter for each in norms for parameter in each.parameters()}
+            found: set[str] = set()
+            for layer, name, value in _beside_linear(model):
+                if name in told:
+                    start = _value(told[name], {**known, "l": layer})
+                    worst.add(_distance(value.detach(), start), f"{name}, block {layer} of {depth}")
+                if name in told or value not in theirs:
+                    found.add(name)
+            if found != told.keys():
+                seen = ", ".join(sorted(found ^ told.keys()))
                 yield Check(of=of, check="learns what it is said to", passed=False, seen=seen)
                 return
-            for name, value in own.items():
-                if value.dim() != (placement.name in VECTORS):
-                    worst.add(float("inf"), f"the shape of {name}")
-                start = _value(told[name], {"L": depth, "l": layer, "D": config.model.width})
-                worst.add(float((value / start - 1 if start else value).abs().max()), f"{name}, {layer} of {depth}")
     if told:
         yield Check(of=of, check="starts where it is said to", passed=worst.passed, seen=str(worst))
+
+
+def factor_check(placement: Placement, of: str) -> Iterator[Check]:
+    """A row's factor is in every block if it is not 1 in some, so that all share one graph; and widens no stream."""
+    if not isinstance(placement, AlgebraPlacement):
+        return
+    wrong, count, make_norm = [], 0, _norms_for(placement)[0].build
+    x_BTD = numbers("stream", 1, 2, 16).bfloat16()
+    for depth in DEPTHS:
+        wirings = [placement.wire(layer, depth, 16, make_norm) for layer in range(depth)]
+        for layer, (wiring, subs) in enumerate(zip(wirings, placement.layers(depth), strict=True), start=1):
+            for part, sub in zip(("attn", "mlp"), subs, strict=True):
+                for name, factor in zip(("skip", "branch", "shrink"), sub.factors, strict=True):
+                    needed = any(factor(other, depth) != 1 for other in range(1, depth + 1))
+                    count += 1
+                    if needed != (wiring.get_submodule(part).get_buffer(name) is not None):
+                        wrong.append(f"{part}.{name} of block {layer} of {depth}")
+            if wiring(x_BTD, torch.neg, torch.neg).dtype != x_BTD.dtype:
+                wrong.append(f"the stream's dtype after block {layer} of {depth}")
+    seen = f"not so: {', '.join(wrong[:4])}" if wrong else f"{count} factors"
+    yield Check(of=of, check="has a factor where it does something", passed=not wrong, seen=seen)
+
+
+def inside_check(placement: Placement, of: str) -> Iterator[Check]:
+    """What queries, keys, hidden activations and logits pass through keeps their dtype, and rounds as often as it may.
+
+    Queries and keys are rounded once; the rest is a factor, which is rounded too.
+    """
+    parts = {
+        "queries and keys": (placement.rotated(2, 8), (2, 2, 6, 8), 1),
+        "hidden activations": (placement.hidden("up", 16, 32), (2, 6, 32), 2),
+        "logits": (placement.logits(VOCAB, 16), (2, 6, VOCAB), 2),
+    }
+    wrong = []
+    for name, (module, shape, roundings) in parts.items():
+        if module is None:
+            continue
+        fill(module, name)
+        x = numbers(name, *shape).bfloat16()
+        ours = module(x).detach()
+        theirs = copy.deepcopy(module).double()(x.double()).detach()
+        if ours.dtype != x.dtype or bool(((ours - theirs).abs() > roundings / 256 * theirs.abs()).any()):
+            wrong.append(name)
+    if any(module is not None for module, _, _ in parts.values()):
+        seen = f"not so: {', '.join(wrong)}" if wrong else ", ".join(parts)
+        yield Check(of=of, check="keeps bfloat16 inside, and rounds as little as it can", passed=not wrong, seen=seen)
 
 
 def ends_check(placement: Placement, of: str) -> Iterator[Check]:
@@ -156,7 +179,7 @@ def ends_check(placement: Placement, of: str) -> Iterator[Check]:
 
     The formula of a row is one block's, and what it says of the two ends is read from the switches that make them.
     """
-    if not isinstance(placement, AlgebraPlacement) or not _is_ours(placement):
+    if placement.name not in {row.name for row in ROWS} or not isinstance(placement, AlgebraPlacement):
         return
     last = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
     needed = "N(" in placement.formula and not last.startswith("N(")
@@ -168,43 +191,48 @@ def ends_check(placement: Placement, of: str) -> Iterator[Check]:
 
 def unit_check(placement: Placement, of: str) -> Iterator[Check]:
     """What a placement keeps on the sphere lies there, of each run of a pack, and it moves nothing else."""
-    if not projects(placement) or placement.name not in UNIT_AXES:
+    if not projects(placement):
         return
-    norm = NORMS["none"]()  # pyright: ignore[reportCallIssue]
     worst = Worst(1e-12)
-    model, _ = built(config_of(norm, placement, depth=2, mlp="swiglu", tie_embeddings=False))
+    model, _ = built(config_of(_norms_for(placement)[0], placement, depth=2, mlp="swiglu", tie_embeddings=False))
     weights = {name: numbers(name, 2, *weight.shape) for name, weight in model.named_parameters()}
     moved = {name: weight.clone() for name, weight in weights.items()}
     placement.project(moved)
     for name, weight in weights.items():
-        axes = [axis for axis, names in UNIT_AXES[placement.name].items() if name.endswith(names)]
+        last = name.removesuffix(".weight").rpartition(".")[2]
+        axes = [AXES[which] for which, names in placement.unit_length.items() if last in names.split()]
         length = torch.linalg.vector_norm(weight, dim=axes[0], keepdim=True) if axes else 1.0
         worst.add(float((moved[name] - weight / length).abs().max()), name)
     yield Check(of=of, check="keeps its matrices on the sphere", passed=worst.passed, seen=str(worst))
 
 
-def _norm_for(placement: Placement) -> NormConfig:
-    """None, so that all that is learned is the placement's; a norm where the placement is about what norms learn."""
+def _norms_for(placement: Placement) -> list[NormConfig]:
+    """None, so that all that is learned is the placement's; norms with gains where the placement starts these."""
     none = NORMS["none"]()  # pyright: ignore[reportCallIssue]
     try:
         placement.fits(none)
     except ConfigError:
-        return NORMS["rmsnorm"]()  # pyright: ignore[reportCallIssue]
-    return none
+        return [NORMS["rmsnorm"](unit_offset=offset) for offset in (False, True)]  # pyright: ignore[reportCallIssue]
+    return [none]
 
 
-def _is_ours(placement: Placement) -> bool:
-    """Whether it is of the package, and no plugin's."""
-    known = placement.name in {row.name for row in ROWS} or not isinstance(placement, AlgebraPlacement)
-    return known and type(placement).__module__.startswith("normlab.placements.")
+def _beside_linear(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
+    """The parameters of a model that are of no linear layer and no table: block (0 for none), name in it, value."""
+    for name, parameter in model.named_parameters():
+        if isinstance(model.get_submodule(name.rpartition(".")[0]), (nn.Linear, nn.Embedding)):
+            continue
+        words = name.split(".", 2)
+        yield (int(words[1]) + 1, words[2], parameter) if words[0] == "blocks" else (0, name, parameter)
 
 
-def _own(block: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a block that are of no linear layer."""
-    for name, parameter in block.named_parameters():
-        if not isinstance(block.get_submodule(name.rpartition(".")[0]), nn.Linear):
-            yield name, parameter.detach()
+def _value(text: str, known: Mapping[str, Any]) -> Tensor:
+    """What `starts` says, in float64."""
+    words = {"sqrt": math.sqrt, "max": max, "normal": torch.randn, **known}
+    return torch.as_tensor(eval(text, {"__builtins__": {}}, words), dtype=torch.float64)  # noqa: S307
 
 
-def _value(text: str, known: Mapping[str, Any]) -> float:
-    return float(eval(text, {"__builtins__": {}}, {"sqrt": math.sqrt, **known}))  # noqa: S307
+def _distance(value: Tensor, start: Tensor) -> float:
+    """How far numbers are from where they should be, beside its size; infinite if they are of another shape."""
+    if value.shape != start.shape:
+        return math.inf
+    return float((value - start).abs().max() / (start.abs().max() or 1.0))

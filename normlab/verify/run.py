@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from normlab.config import RunConfig
 from normlab.errors import ConfigError
 from normlab.init_rules import INIT_RULES
-from normlab.norms.base import NORMS, NormConfig
+from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, Placement
 from normlab.verify import blocks, norms, parameters
 from normlab.verify.check import Check
@@ -19,10 +19,15 @@ from normlab.verify.init_rules import rule_checks
 from normlab.verify.small import config_of, small
 from normlab.verify.variants import LARGE_EPS, called, others
 
-KINDS = ("external", "identity", "self")
 DEPTH = 5
 """Blocks, where nobody says how many: enough for a placement whose layers differ."""
-MODELS = ({}, {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False}, {"qk_norm": "head"})
+DEEPER = 8
+"""Blocks, of a second depth: what depends on it is tried twice."""
+MODELS = (
+    {},
+    {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False},
+    {"positions": "rope", "qk_norm": "head"},
+)
 """The kinds of attention and MLP that a placement is tried with."""
 
 
@@ -33,6 +38,7 @@ def of_run(config: RunConfig) -> Iterator[Check]:
     label = f"block {called(norm)}, {called(config.placement)}"
     yield blocks.formula_check(subject, label)
     yield blocks.causality_check(subject, label)
+    yield from _structure_checks(config.placement, f"placement {called(config.placement)}")
     yield _fingerprint(config, label)
     yield from rule_checks(config.init_rule)
     yield from law_checks(config.placement.name)
@@ -68,42 +74,62 @@ def of_norm(norm: NormConfig, width: int) -> Iterator[Check]:
     yield from parameters.shape_check(norm, of, width)
 
 
-def of_placement(placement: Placement) -> Iterator[Check]:
-    """What is checked of a placement: with each kind of model, each of its options, and each norm."""
+def of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Check]:
+    """What is checked of a placement: with each kind of model and each option; thoroughly, each norm and laws too."""
     of = f"placement {placement.name}"
     plain = config_of(_plain(placement), placement, depth=DEPTH)
     checks: list[Check] = []
-    for check in _formula_checks(placement, of):
+    for check in _formula_checks(placement, of, thorough):
         checks.append(check)
         if not check.passed:
             yield check
     if all(check.passed for check in checks):
         seen = f"{len(checks)} models, each of them: {checks[0].seen}"
         yield dataclasses.replace(checks[0], seen=seen)
-    yield from parameters.wiring_check(placement, of)
+    if options := [field.name for field in dataclasses.fields(placement) if field.name != "name"]:
+        idle = [name for name in options if not _has_effect(placement, name, plain)]
+        seen = f"without: {', '.join(idle)}" if idle else ", ".join(options)
+        yield Check(of=of, check="every option has an effect", passed=not idle, seen=seen)
+    yield from _structure_checks(placement, of)
     yield from parameters.ends_check(placement, of)
-    yield from parameters.unit_check(placement, of)
     yield blocks.norms_check(plain, of)
     yield blocks.causality_check(plain, of)
     yield _fingerprint(plain, of)
-    yield from law_checks(placement.name)
+    if thorough:
+        yield from law_checks(placement.name)
 
 
-def _formula_checks(placement: Placement, of: str) -> Iterator[Check]:
+def _structure_checks(placement: Placement, of: str) -> Iterator[Check]:
+    """What a placement is made of: what it learns, its factors, what it keeps on a sphere."""
+    yield from parameters.wiring_check(placement, of)
+    yield from parameters.factor_check(placement, of)
+    yield from parameters.inside_check(placement, of)
+    yield from parameters.unit_check(placement, of)
+
+
+def _formula_checks(placement: Placement, of: str, each_norm: bool) -> Iterator[Check]:
     """The formula, in a model of each kind."""
     rms, plain = NORMS["rmsnorm"](eps=LARGE_EPS), _plain(placement)  # pyright: ignore[reportCallIssue]
     for model in MODELS:
         yield blocks.formula_check(config_of(rms if "qk_norm" in model else plain, placement, depth=DEPTH, **model), of)
+    yield blocks.formula_check(config_of(plain, placement, depth=DEEPER), of)
     for field in dataclasses.fields(placement):
         for other in others(placement, field, 1) if field.name != "name" else ():
             yield blocks.formula_check(config_of(plain, other, depth=DEPTH), f"{of} {called(other)}")
-    for kind in NORMS.values():
+    for kind in NORMS.values() if each_norm else ():
         norm = kind()  # pyright: ignore[reportCallIssue]
         try:
             config = config_of(norm, placement, depth=2)
         except ConfigError:
             continue  # a pair that is refused
         yield blocks.formula_check(config, f"{of} with {norm.name}")
+
+
+def _has_effect(placement: Placement, option: str, config: RunConfig) -> bool:
+    """Whether some value of an option makes another block, or another end of the stream."""
+    field = next(field for field in dataclasses.fields(placement) if field.name == option)
+    kinds = [config_of(_plain(other), other, depth=DEPTH) for other in others(placement, field, 1)]
+    return any(fingerprint(kind) != fingerprint(config) for kind in kinds)
 
 
 def _plain(placement: Placement) -> NormConfig:
@@ -124,7 +150,7 @@ def verdict(checks: list[Check]) -> str:
     for check in checks:
         if check.kind:
             compared.setdefault(check.of, check.kind)
-    counts = {kind: [of for of, found in compared.items() if found == kind] for kind in KINDS}
+    counts = {kind: [of for of, found in compared.items() if found == kind] for kind in ORACLE_KINDS}
     held = f"held against code of others {len(counts['external'])}, an identity {len(counts['identity'])}"
     alone = ", ".join(of.partition(" ")[2] for of in counts["self"])
     return f"{text}; {held}, our own formula {len(counts['self'])}" + (f" ({alone})" if alone else "")

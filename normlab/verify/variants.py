@@ -61,13 +61,14 @@ def _values(field: dataclasses.Field[Any], now: Any) -> list[Any]:
     choices, kind = field.metadata.get("choices"), str(field.type)
     if choices:
         return [choice for choice in choices if choice != now]
+    unset = [None] if "None" in kind and now is not None else []
     if isinstance(now, bool) or "bool" in kind:
         return [value for value in (True, False) if value is not now]
     if "int" in kind:
         low = int(field.metadata.get("at_least") or 1)
-        return [value for value in (low, 2, 3, 4, 8) if value != now]
+        return [value for value in (low, 2, 3, 4, 8) if value != now] + unset
     if "float" in kind:
-        return [value for value in (0.0, 0.3, 0.7, 3.0) if value != now]
+        return [value for value in (0.0, 0.3, 0.7, 3.0) if value != now] + unset
     return []
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.config import FilesData
+from normlab.corpora import FilesData
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normlab.config import FilesData, StdlibData
+from normlab.corpora import FilesData, StdlibData
 from normlab.data import corpus as module
 from normlab.data import origins
 from normlab.data.corpus import Corpus, open_corpus
@@ -370,7 +370,7 @@ ROOT = Path(__file__).parents[2]
 OPEN = """
 import os, signal, sys, time
 from pathlib import Path
-from normlab.config import FilesData
+from normlab.corpora import FilesData
 from normlab.data import cache, corpus, tokenizers
 
 def kill(*args):

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from normlab.config import MAX_VOCAB_SIZE, FilesData
+from normlab.corpora import MAX_VOCAB_SIZE, FilesData
 from normlab.data import subwords
 from normlab.data.corpus import open_corpus
-from normlab.data.hub import pretrained_tokenizer
+from normlab.data.pretrained import pretrained_tokenizer
 from normlab.data.subwords import BpeTokenizer, SubwordTokenizer, pieces
 from normlab.errors import DataError
 

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from normlab import config
+from normlab import corpora
 from normlab.data import tokenizers
 from normlab.data.subwords import token_dtype
 from normlab.data.tokenizers import TOKENIZERS, BytesTokenizer, CharsTokenizer
@@ -22,7 +22,7 @@ SAMPLES = [
 
 
 def test_every_tokenizer_is_an_option() -> None:
-    assert set(config.TOKENIZERS) == set(TOKENIZERS)
+    assert set(corpora.TOKENIZERS) == set(TOKENIZERS)
 
 
 @pytest.mark.parametrize("text", SAMPLES)

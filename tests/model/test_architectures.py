@@ -1284,6 +1284,7 @@ NO_DECODER_HAS = (
     "gpas",
     "hybridnorm",
     "hybridnorm_star",
+    "keel",
     "layerscale",
     "lns",
     "mix_ln",

@@ -210,33 +210,53 @@ def test_vmap_equals_the_loop(options: NormConfig, training: bool) -> None:
 
 
 class Several(nn.Module):
-    """Several norms at once, so that they are compiled at once; and a frame of our own around each."""
+    """Several norms at once, so that they are compiled at once; and a frame of our own around each.
+
+    Each has an x of its own: the sum of their gradients would be small beside what is rounded in it.
+    """
 
     def __init__(self, norms: list[nn.Module]):
         super().__init__()
         self.norms = nn.ModuleList(norms)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([norm(x) for norm in self.norms])
+        return torch.stack([norm(own) for norm, own in zip(self.norms, x, strict=True)])
 
 
 @each_variant
 def test_one_graph_equals_eager(options: NormConfig) -> None:
     # Traced as a compiled run would be, but not lowered to C++: that is the slow part, done once below.
     torch.compiler.reset()
-    norm, x = Several([build(options)]), draw(2, 3, WIDTH, dtype=torch.float32)
+    norm, x = Several([build(options)]), draw(1, 2, 3, WIDTH, dtype=torch.float32)
     expected = outcome(copy.deepcopy(norm), x)
     norm.compile(fullgraph=True, dynamic=False, backend="eager")
     assert_same(outcome(norm, x), expected, rtol=0, atol=0)
 
 
 @IMPORTS_INDUCTOR
-def test_compiled_to_machine_code_equals_eager() -> None:
+def test_compiled_to_machine_code_is_as_near_the_formula_as_eager() -> None:
+    # Where a gradient is a small difference of large terms, neither is near the other.
     torch.compiler.reset()
-    norms, x = Several([build(options) for options in DEFAULTS]), draw(2, 3, WIDTH, dtype=torch.float32)
-    expected = outcome(copy.deepcopy(norms), x)
+    norms = Several([build(options) for options in DEFAULTS])
+    x = draw(2, 3, WIDTH, dtype=torch.float32).expand(len(DEFAULTS), 2, 3, WIDTH)
+    exact = outcome(copy.deepcopy(norms).double(), x.double())
+    eager = outcome(copy.deepcopy(norms), x)
     norms.compile(fullgraph=True, dynamic=False)
-    assert_same(outcome(norms, x), expected, rtol=1e-5, atol=1e-6)
+    compiled = outcome(norms, x)
+    per_norm = [
+        (label(norm), *(run[part][key][number] if key else run[part][number] for run in (compiled, eager, exact)))
+        for number, norm in enumerate(DEFAULTS)
+        for part, key in ((0, ""), (1, "x"))
+    ]
+    whole = [
+        (name, *(run[part][name] for run in (compiled, eager, exact)))
+        for part in (1, 2)
+        for name in exact[part]
+        if name != "x"
+    ]
+    for name, ours, theirs, true in per_norm + whole:
+        error, allowed = (float((found - true).abs().max()) for found in (ours, theirs))
+        assert error <= 3 * allowed + 4e-7 * max(1.0, float(true.abs().max())), name
 
 
 # Gradients

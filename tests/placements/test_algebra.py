@@ -100,6 +100,12 @@ def peri(block: Block, layer: int, x: Tensor) -> Tensor:
     return x + norm(block, "mlp", "out")(block.mlp(norm(block, "mlp", "in")(x)))
 
 
+def keel(block: Block, layer: int, x: Tensor) -> Tensor:
+    alpha = len(("attn", "mlp")) * DEPTH
+    x = norm(block, "attn", "res")(alpha * x + block.attn(norm(block, "attn", "in")(x)))
+    return norm(block, "mlp", "res")(alpha * x + block.mlp(norm(block, "mlp", "in")(x)))
+
+
 def res_post(block: Block, layer: int, x: Tensor) -> Tensor:
     x = x + norm(block, "attn", "out")(block.attn(x))
     return x + norm(block, "mlp", "out")(block.mlp(x))
@@ -198,6 +204,7 @@ BY_HAND: dict[str, tuple[ByHand, bool, bool]] = {
     "res_post": (res_post, False, True),
     "mix_ln": (mix_ln, False, True),
     "deepnorm": (deepnorm, False, False),
+    "keel": (keel, False, False),
     "lns": (lns, False, True),
     "skipinit": (scaled, False, False),
     "rezero": (shared, False, False),
@@ -335,7 +342,7 @@ def test_factors_of_one_everywhere_cost_nothing(name: str) -> None:
         if any(getattr(sub, factor)(layer, DEPTH) != 1 for layer in range(1, DEPTH + 1))
     }
     assert {buffer.rpartition(".")[2] for buffer, _ in model.named_buffers()} == used
-    assert bool(used) == (name in ("deepnorm", "lns"))
+    assert bool(used) == (name in ("deepnorm", "keel", "lns"))
 
 
 def test_a_factor_is_a_buffer_in_all_layers_or_in_none() -> None:

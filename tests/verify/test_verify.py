@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -61,7 +62,6 @@ def test_few_rest_on_themselves() -> None:
         name for name, kind in NORMS.items() if kind.oracle_kind == "self" and kind.__module__.startswith("normlab.")
     }
     assert alone == {"minmax", "seednorm", "gatednorm"}
-    assert {kind.oracle_kind for kind in NORMS.values()} <= set(run.KINDS)
 
 
 # What is broken is found
@@ -70,6 +70,7 @@ NORM = '''"""A norm of a user's."""
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from normlab.norms.base import NormConfig, register_norm
@@ -111,6 +112,10 @@ BREAKS = {
     "no output moves with a later token": (
         "return x_D * self.factor\n'''", "return x_D * self.factor + x_D.flip(-2)\n'''",
     ),
+    "no output moves with a later token, of a norm that is even in it": (
+        "return x_D * self.factor\n'''", "return x_D * self.factor + x_D.square().flip(-2)\n'''",
+    ),
+    "says where it starts": ("self.factor = factor", "self.factor, self.w = factor, nn.Parameter(torch.ones(3))"),
     "learns 0 numbers": ("        self.factor = factor", "        self.factor, self.w = factor, nn.Linear(1, 3)"),
     "every option has an effect": ("return Halved(self.factor)", "return Halved(0.5)"),
 }  # fmt: skip
@@ -129,7 +134,45 @@ def test_a_plugin_that_is_broken_is_found(broken: str, tmp_path: Path, run_comma
     found = {check["check"]: check["passed"] for check in json.loads(out)}
     assert code == (1 if broken else 0), [check for check in json.loads(out) if not check["passed"]]
     if broken:
-        assert found[broken] is False
+        assert found[broken.partition(",")[0]] is False if broken not in found else found[broken] is False
+
+
+def test_a_row_that_does_not_start_where_it_says_is_found(tmp_path: Path, run_command: Command) -> None:
+    (tmp_path / "late.py").write_text(
+        "from normlab.placements.algebra import Row, SubLayer, register_row\n"
+        "half = SubLayer(norms=('in',), scale=lambda layer, depth: 0.5)\n"
+        "told = {'wiring.attn.scale': '0', 'wiring.mlp.scale': '0.5'}\n"
+        "register_row(Row(name='late', formula='x = x + scale * F(N(x))', source='the test', init='gpt2', attn=half,"
+        " mlp=half, starts=told, final_norm=True))\n"
+    )
+    code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", "placement=late", "--json")
+    (failed,) = (check for check in json.loads(out) if not check["passed"])
+    assert (code, failed["check"]) == (1, "starts where it is said to")
+    assert "wiring.attn.scale" in failed["seen"]
+
+
+@pytest.mark.parametrize("where", ["build", "forward"])
+@pytest.mark.parametrize("command", ["verify", "probe", "train"])
+def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Path, run_command: Command) -> None:
+    source = NORM.replace('"halved"', f'"raises_in_{where}"')
+    head = {"build": "def build(self, width):\n", "forward": "def forward(self, x_D):\n"}[where]
+    source = source.replace(head, head + "        raise ValueError('boom')\n")
+    (tmp_path / "mine.py").write_text(source)
+    words = [f"plugins=[{tmp_path}/mine.py]", f"norm=raises_in_{where}", "model.depth=1", "model.width=16"]
+    if command == "train":
+        words += [f"results_dir={tmp_path / 'results'}", "tracking.wandb=off", "compile=off"]
+    code, _, err = run_command(command, *words)
+    (line,) = (line for line in err.splitlines() if line.startswith("error"))
+    assert code == 2
+    assert re.search(r"plugins: mine\.py line \d+: ValueError: boom; mend the file", line)
+    assert "Traceback" not in err
+
+
+def test_a_run_with_a_doubtful_init_is_verified_with_the_doubt(run_command: Command) -> None:
+    code, _, err = run_command("verify", "placement=post", "init=gpt2")
+    assert code == 0
+    assert "init=gpt2" in err
+    assert "arXiv:2002.04745" in err
 
 
 def row(**parts: object) -> Row:

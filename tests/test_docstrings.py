@@ -17,7 +17,8 @@ from normlab.norms.base import NORMS
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
 
-load_norms(), load_placements()  # pyright: ignore[reportUnusedExpression]
+load_norms()
+load_placements()
 
 PUBLISHED = r"arXiv:\d{4}\.\d{5}|[a-zA-Z-]+/[a-zA-Z-]+"
 """An arXiv id, or a repository."""

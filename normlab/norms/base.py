@@ -30,8 +30,8 @@ from normlab.source import claim, code_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-
 ORACLE_KINDS = ("external", "identity", "self")
+"""What a reference may be made of (`NormConfig.oracle_kind`)."""
 
 
 @dataclass(kw_only=True, slots=True)

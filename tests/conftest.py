@@ -13,7 +13,8 @@ import pytest
 
 # Before anything imports the hub's libraries, which look once.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Before anything imports torch: a test for each core runs already, and threads would wait for each other.
+# Before anything imports torch: a test for each core runs already, and threads would wait for each other; nor may
+# bits depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CORPUS = Path(__file__).with_name("corpus.txt")

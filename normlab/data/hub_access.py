@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from normlab.errors import DataError
 
-PATIENCE_S = 1.5
+ANSWER_S = 1.5
 """Seconds that the hub has for its first answer, a commit and no more; starting the command takes most of 5."""
 PATIENCE = "NORMLAB_HUB_PATIENCE"
 """The environment variable that gives it longer."""
@@ -71,12 +71,12 @@ def endpoint() -> str:
 
 
 def patience() -> float:
-    """Seconds that the hub has for its first answer: `NORMLAB_HUB_PATIENCE`, or `PATIENCE_S`.
+    """Seconds that the hub has for its first answer: `NORMLAB_HUB_PATIENCE`, or `ANSWER_S`.
 
     Raises:
         DataError: The variable is no positive number.
     """
-    said = os.environ.get(PATIENCE) or str(PATIENCE_S)
+    said = os.environ.get(PATIENCE) or str(ANSWER_S)
     try:
         seconds = float(said)
     except ValueError:

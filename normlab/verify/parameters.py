@@ -44,8 +44,8 @@ def start_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
                     yield Check(of=of, check="says where it starts", passed=False, seen=seen)
                     return
                 found.add(name)
-                start = _value(told[name], {**known, "D": width})
-                worst.add(_distance(value.detach(), start), f"{name} of {called(each)}")
+                away = _distance(value.detach(), told[name], {**known, "D": width})
+                worst.add(away, f"{name} of {called(each)}")
     if told:
         never = ", ".join(sorted(told.keys() - found))
         seen = f"there is no {never}, whatever the options" if never else str(worst)
@@ -116,8 +116,8 @@ def wiring_check(placement: Placement, of: str) -> Iterator[Check]:
             found: set[str] = set()
             for layer, name, value in _beside_linear(model):
                 if name in told:
-                    start = _value(told[name], {**known, "l": layer})
-                    worst.add(_distance(value.detach(), start), f"{name}, block {layer} of {depth}")
+                    away = _distance(value.detach(), told[name], {**known, "l": layer})
+                    worst.add(away, f"{name}, block {layer} of {depth}")
                 if name in told or value not in theirs:
                     found.add(name)
             if found != told.keys():
@@ -225,14 +225,13 @@ def _beside_linear(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
         yield (int(words[1]) + 1, words[2], parameter) if words[0] == "blocks" else (0, name, parameter)
 
 
-def _value(text: str, known: Mapping[str, Any]) -> Tensor:
-    """What `starts` says, in float64."""
+def _distance(value: Tensor, text: str, known: Mapping[str, Any]) -> float:
+    """How far numbers are from where `starts` says, in float64, beside its size; infinite if it says nothing such."""
     words = {"sqrt": math.sqrt, "max": max, "normal": torch.randn, **known}
-    return torch.as_tensor(eval(text, {"__builtins__": {}}, words), dtype=torch.float64)  # noqa: S307
-
-
-def _distance(value: Tensor, start: Tensor) -> float:
-    """How far numbers are from where they should be, beside its size; infinite if they are of another shape."""
+    try:
+        start = torch.as_tensor(eval(text, {"__builtins__": {}}, words), dtype=torch.float64)  # noqa: S307
+    except Exception:  # whatever a plugin wrote: a formula that cannot be read says nothing
+        return math.inf
     if value.shape != start.shape:
         return math.inf
     return float((value - start).abs().max() / (start.abs().max() or 1.0))

@@ -137,15 +137,20 @@ def test_a_plugin_that_is_broken_is_found(broken: str, tmp_path: Path, run_comma
         assert found[broken.partition(",")[0]] is False if broken not in found else found[broken] is False
 
 
-def test_a_row_that_does_not_start_where_it_says_is_found(tmp_path: Path, run_command: Command) -> None:
+@pytest.mark.parametrize(
+    ("name", "start"), [("late", "0"), ("unread", "half of it"), ("unknown", "K"), ("zeroth", "1 / 0")]
+)
+def test_a_row_that_does_not_start_where_it_says_is_found(
+    name: str, start: str, tmp_path: Path, run_command: Command
+) -> None:
     (tmp_path / "late.py").write_text(
         "from normlab.placements.algebra import Row, SubLayer, register_row\n"
         "half = SubLayer(norms=('in',), scale=lambda layer, depth: 0.5)\n"
-        "told = {'wiring.attn.scale': '0', 'wiring.mlp.scale': '0.5'}\n"
-        "register_row(Row(name='late', formula='x = x + scale * F(N(x))', source='the test', init='gpt2', attn=half,"
+        f"told = {{'wiring.attn.scale': '{start}', 'wiring.mlp.scale': '0.5'}}\n"
+        f"register_row(Row(name='{name}', formula='x = x + scale * F(N(x))', source='the test', init='gpt2', attn=half,"
         " mlp=half, starts=told, final_norm=True))\n"
     )
-    code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", "placement=late", "--json")
+    code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", f"placement={name}", "--json")
     (failed,) = (check for check in json.loads(out) if not check["passed"])
     assert (code, failed["check"]) == (1, "starts where it is said to")
     assert "wiring.attn.scale" in failed["seen"]

@@ -16,7 +16,7 @@ from typing import Any
 from normlab.paths import config_dir
 
 _PACKAGE = Path(__file__).resolve().parent
-_CONFIGS = ("config.py", "corpora.py")
+_CONFIGS = ("config.py", "corpora.py", "stats/options.py")
 
 Entry = dict[str, Any]
 
@@ -51,6 +51,11 @@ def data() -> list[Entry]:
 def optim() -> list[Entry]:
     """Every optimiser."""
     return _derived("OptimConfig")
+
+
+def stats() -> list[Entry]:
+    """Every choice of statistics, with what it sets."""
+    return [_preset(path) for path in sorted((config_dir() / "stats").glob("*.yaml"))]
 
 
 def options() -> list[Entry]:

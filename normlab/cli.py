@@ -128,7 +128,7 @@ def summarize(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim or runs.")],
+    what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, stats or runs.")],
     name: Annotated[str | None, typer.Argument(help="One of them, whole; for runs, where they are.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option and its meaning.")] = False,
 ) -> None:
@@ -201,6 +201,32 @@ def _progress_line(text: str) -> None:
     """One moving line, on a terminal only."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="\r\x1b[K" if not text else "", file=sys.stderr, flush=True)
+
+
+@app.command()
+def inspect(
+    run: Annotated[str, typer.Argument(help="A run: its folder, its id, the beginning of it, or its name.")],
+    statistic: Annotated[str | None, typer.Argument(help="One of `normlab list stats`, or spikes.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every step and place.")] = False,
+    results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
+) -> None:
+    """What happened inside a run: activations, gradients, norms and updates, by depth and over training."""
+    from normlab.report import inspect as look
+    from normlab.report.render import render
+    from normlab.store.query import resolve_run
+
+    folder = resolve_run(run, results_dir)
+    if statistic == look.SPIKES:
+        found = look.spike_rows(folder)
+        return typer.echo(render(found, "json") if json else render(look.spike_table(found)))
+    rows = look.inspect(folder, statistic)
+    if json:
+        return typer.echo(render(rows, "json"))
+    if statistic is None:
+        typer.echo(render(look.overview_rows(rows)))
+        return typer.echo("normlab inspect RUN STATISTIC shows one of them whole; normlab list stats names them all")
+    typer.echo(look.heading(statistic))
+    typer.echo(render(look.table_rows(rows)))
 
 
 @app.command()

@@ -29,6 +29,7 @@ GROUPS = {
     "model": catalogue.models,
     "data": catalogue.data,
     "optim": catalogue.optim,
+    "stats": catalogue.stats,
 }
 """What the words without a dot choose from."""
 
@@ -91,7 +92,7 @@ def candidates(line: str, commands: dict[str, list[str]]) -> list[str]:
     elif before[0] == "train":
         found = _train(before[1:], last)
     elif before[0] == "list" and len(before) == 1:
-        found = [*(kind if kind in ("data", "optim") else kind + "s" for kind in GROUPS), "runs"]
+        found = [*(kind if kind in ("data", "optim", "stats") else kind + "s" for kind in GROUPS), "runs"]
     elif before[0] == "completion":
         found = list(SCRIPTS)
     elif before[-1] == "--format":
@@ -123,7 +124,7 @@ def _options(chosen: dict[str, str]) -> list[dict[str, Any]]:
     """The options of a run, those of its norm, placement, corpus and optimiser among them."""
     found = catalogue.options()
     for group, name in chosen.items():
-        if group in GROUPS and group != "model":
+        if group in GROUPS and group not in ("model", "stats"):
             entries = {entry["name"]: entry for entry in GROUPS[group]()}
             entry = entries.get(name, {})
             entry = entries.get(entry.get("preset_of", ""), entry)

@@ -19,6 +19,7 @@ from normlab.init_rules import INIT_RULES, get_init_rule
 from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import PLACEMENTS, Placement
+from normlab.stats.options import StatsConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -217,6 +218,8 @@ class TrackingConfig:
     """W&B job type."""
     tags: list[str] = option([], longest=64, identity=False)
     """W&B tags, beside the norm, the placement and the corpus."""
+    layers: bool = option(False, identity=False)
+    """Whether W&B also gets each block's numbers, `layers/<statistic>/L03`: many keys in a deep model."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -240,6 +243,7 @@ class RunConfig:
     optim: OptimConfig
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    stats: StatsConfig = field(default_factory=StatsConfig, metadata={"identity": False})
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     run: RunOptions = field(default_factory=RunOptions)
     seed: int = option(0, at_least=0, at_most=2**63 - 1)
@@ -281,6 +285,7 @@ class RunConfig:
         self.model.resolve()
         self.data.resolve()
         self.optim.resolve(self.train.steps)
+        self.stats.resolve()
         self.norm.validate()
         self.placement.validate()
         self.placement.fits(self.norm)
@@ -359,6 +364,8 @@ def _config_of_record(tree: Mapping[str, Any]) -> RunConfig:
         ("run", RunOptions),
     ):  # fmt: skip
         parts[name] = from_tree(kind, tree[name])
+    if "stats" in tree:  # records of before have none
+        parts["stats"] = from_tree(StatsConfig, tree["stats"])
     return from_tree(RunConfig, parts)
 
 

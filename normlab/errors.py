@@ -23,6 +23,10 @@ class StoreError(NormlabError):
     """A run's record or checkpoint that cannot be read, or is in another process's hands."""
 
 
+class StatisticsError(NormlabError):
+    """A statistic that should have been measured, and was not."""
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the option closest to `word`, or nothing where none is close."""
     close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)

@@ -16,6 +16,7 @@ import torch
 
 from normlab.config import RunConfig
 from normlab.errors import ConfigError
+from normlab.report.bars import bars
 from normlab.store.files import refusal, write_atomic
 from normlab.train.optim import build_optimizer, hyper_of, is_decayed
 from normlab.verify.signal import measure, slope
@@ -30,7 +31,6 @@ PROFILES = {
     "update": "L2 norm of the first update of a block's matrices at the peak learning rate, over theirs",
 }
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-BARS = "▁▂▃▄▅▆▇█"
 
 
 def probe(configs: Sequence[RunConfig], seeds: int, progress: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
@@ -96,19 +96,6 @@ def laws(rows: Sequence[Row]) -> Iterator[str]:
 def _kind(row: Row) -> tuple[str, ...]:
     """What a row has in common with those of other depths."""
     return row["norm"], row["placement"], row["init"]
-
-
-def bars(values: Sequence[float], width: int = 12) -> str:
-    """A profile as a line of bars on a logarithmic scale, flat where all are within 1 %."""
-    count = min(width, len(values))
-    picked = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
-    if not all(value > 0 and math.isfinite(value) for value in picked):
-        return "".join("?" if not math.isfinite(value) else BARS[0] for value in picked)
-    logs = [math.log(value) for value in picked]
-    low, span = min(logs), max(logs) - min(logs)
-    if span < 0.01:
-        return BARS[3] * count
-    return "".join(BARS[round((log - low) / span * (len(BARS) - 1))] for log in logs)
 
 
 def check_page(path: Path) -> None:

@@ -26,6 +26,7 @@ from normlab.placements.base import PLACEMENTS
 
 GROUPS: dict[str, Mapping[str, Any]] = {
     "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS,
+    "stats": {},
 }  # fmt: skip
 """What is chosen by name, and the classes or instances that are known; presets are Hydra's to find."""
 

@@ -346,6 +346,9 @@ class TakeTurns:
             self._open = contextlib.ExitStack()
             self._open.enter_context(self.clocks[0].turn())
 
+    def look(self, profiles: Any) -> None:
+        """Nothing to do."""
+
     def finish(self, status: Mapping[str, Any]) -> None:
         """Drop the turn that the end of the run is in; it has the last evaluation and checkpoint."""
         rounds = len(self.clocks[0].wall)

@@ -318,6 +318,9 @@ def differences(reference: Path, other: Path) -> list[str]:
         if one != two:
             found.append(f"record: {one} and {two}")
             break
+    for one, two in zip(statistics(reference), statistics(other), strict=True):
+        if one.read_bytes() != two.read_bytes():
+            found.append(f"statistics: {one.name}")
     status, other_status = (timeless(RunFolder(f).status()) for f in (reference, other))
     if status != other_status or status["state"] != "finished":
         found.append(f"status: {status} and {other_status}")
@@ -346,6 +349,11 @@ def rows(folder: Path) -> list[str]:
     """The record's lines, without those that hold times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [line for line in lines if json.loads(line)["kind"] != "pace"]
+
+
+def statistics(folder: Path) -> list[Path]:
+    """The files of the statistics."""
+    return sorted((folder / "stats").glob("*"))
 
 
 def timeless(numbers: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Before anything imports torch: a test for each core runs already, and threads would wait for each other; nor may
 # bits depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Begun in the background by a shell: what the tests start would inherit that, and some of it is sent Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 

@@ -62,6 +62,12 @@ def paces(config: RunConfig) -> Any:
     return [row["step"] for row in train(config, sinks=[]).folder.rows("pace").rows]
 
 
+def inside(config: RunConfig) -> Any:
+    """What was measured, and at which steps."""
+    parts, _ = train(config, sinks=[]).folder.arrays.read("core")
+    return [(part.names(), part.steps.tolist()) for part in parts]
+
+
 def corpus(config: RunConfig) -> Any:
     run = train(config, sinks=[]).folder.run()["corpus"]
     return run["sha256"], run["val_tokens"]
@@ -103,6 +109,15 @@ def told_to_wandb(config: RunConfig) -> Any:
     sinks = [sink for sink in inner if isinstance(sink, WandbSink)]
     run = outcome.folder.run()
     return [sink.options(run) for sink in sinks]
+
+
+def sent_to_wandb(config: RunConfig) -> Any:
+    """The keys under which W&B gets what was seen inside a step."""
+    from normlab.tracking.wandb import WandbSink
+
+    folder = train(config, sinks=[]).folder
+    (profiles,), _ = folder.arrays.read("core")
+    return sorted(WandbSink(config.tracking, folder.path).inside(profiles))
 
 
 def resolved(config: RunConfig) -> Any:
@@ -292,6 +307,12 @@ RUN_LEAVES: dict[str, Leaf] = {
     "tracking.group": Leaf("null", "mine", told_to_wandb, ("tracking.wandb=offline",)),
     "tracking.job_type": Leaf("train", "study", told_to_wandb, ("tracking.wandb=offline",)),
     "tracking.tags": Leaf("[]", "[a,b]", told_to_wandb, ("tracking.wandb=offline",)),
+    "tracking.layers": Leaf("false", "true", sent_to_wandb, ("tracking.wandb=offline",)),
+    "stats.preset": FIXED,
+    "stats.tiers": Leaf("[]", "[core]", inside, ("stats=off",)),
+    "stats.also": Leaf("[]", "[resid_rms]", inside, ("stats=off",)),
+    "stats.without": Leaf("[]", "[resid_rms]", inside),
+    "stats.every": Leaf("1", "2", inside),
     "run.name": Leaf("null", "mine", record("name")),
     "run.fresh": Leaf("false", "true", where),
     "seed": Leaf("0", "1", weights),

@@ -19,6 +19,9 @@ from normlab.config import ModelConfig
 from normlab.model.attention import Attention
 from normlab.model.mlp import MLP
 from normlab.placements.base import MakeNorm, Placement
+from normlab.placements.wiring import Branch
+from normlab.stats.show import name_sites, show
+from normlab.stats.tap import first
 
 
 class Embed(nn.Module):
@@ -56,7 +59,14 @@ class Block(nn.Module):
 
     def forward(self, stream: Any) -> Any:
         """The stream after the block."""
-        return self.wiring(stream, self.attn, self.mlp)
+        show("resid", "", first(stream))
+        attn, mlp = Branch(self.attn), Branch(self.mlp)
+        after = self.wiring(stream, attn, mlp)
+        for name, branch in (("attn", attn), ("mlp", mlp)):
+            if branch.last is not None:
+                show(name, "", branch.last)
+        show("block", "", first(stream), first(after))
+        return after
 
 
 class Head(nn.Module):
@@ -77,9 +87,13 @@ class Head(nn.Module):
 
     def forward(self, stream: Any) -> Tensor:
         """Logits, shape (B, T, V)."""
+        show("resid", "", first(stream))
         x_BTD = stream if self.close is None else self.close(stream)
         logits_BTV = nn.functional.linear(x_BTD, self.weight)
-        return logits_BTV if self.logits is None else self.logits(logits_BTV)
+        if self.logits is not None:
+            logits_BTV = self.logits(logits_BTV)
+        show("head", "", logits_BTV)
+        return logits_BTV
 
 
 class GPT(nn.Module):
@@ -94,6 +108,8 @@ class GPT(nn.Module):
         self.embed = Embed(config, placement, make_norm, vocab_size)
         self.blocks = nn.ModuleList(Block(config, placement, make_norm, layer) for layer in range(config.depth))
         self.head = Head(config, placement, make_norm, vocab_size, self.embed.tokens)
+        for _, segment in self.segments():
+            name_sites(segment)
 
     def segments(self) -> Iterator[tuple[str, nn.Module]]:
         """The segments in order, each with the prefix that its tensors have in the whole model."""

@@ -95,9 +95,9 @@ class Placement:
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         """The wiring of block `layer` (0-based) of `depth`: a module `forward(stream, attn, mlp) -> stream`.
 
-        `attn` and `mlp` are the sub-layers, callables from `(B, T, D)` to `(B, T, D)`. A number that
-        differs between layers is a buffer of the module, never a Python float: one compiled graph then
-        serves every layer.
+        `attn` and `mlp` are the sub-layers (`wiring.Branch`), callables from `(B, T, D)` to `(B, T, D)`; where it
+        is not their output itself that is added to the stream, `attn.added(...)` marks what is. A number that differs
+        between layers is a buffer of the module, never a Python float: one compiled graph then serves every layer.
         """
         raise NotImplementedError
 

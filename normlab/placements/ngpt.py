@@ -153,7 +153,7 @@ class Displaced(nn.Module):
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
         """The stream after the sub-layer."""
         rate_D = self.alpha.abs() * self.factor
-        return unit(x_BTD + rate_D * (unit(sublayer(x_BTD)) - x_BTD))
+        return unit(x_BTD + sublayer.added(rate_D * (unit(sublayer(x_BTD)) - x_BTD)))
 
 
 class Unit(nn.Module):

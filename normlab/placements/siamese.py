@@ -64,7 +64,7 @@ class Join(nn.Module):
         x_BTD, y_BTD = streams
         x_BTD = self.x_norm(x_BTD)
         branch_BTD = sublayer(self.in_norm(x_BTD + self.y_norm(y_BTD)))
-        return x_BTD + branch_BTD / self.root, y_BTD + branch_BTD
+        return x_BTD + sublayer.added(branch_BTD / self.root), y_BTD + branch_BTD
 
 
 class Meet(nn.Module):

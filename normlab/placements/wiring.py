@@ -16,7 +16,27 @@ from normlab.placements.base import MakeNorm
 if TYPE_CHECKING:
     from normlab.placements.algebra import SubLayer
 
-Branch = Callable[[Tensor], Tensor]
+
+class Branch:
+    """A sub-layer as a wiring is given it: called, it maps (B, T, D) to the same; `added` marks what is made of that.
+
+    Statistics of a branch are those of what is added to the stream. That is what the sub-layer returned, unless the
+    wiring says otherwise.
+    """
+
+    def __init__(self, sublayer: Callable[[Tensor], Tensor]):
+        self.sublayer = sublayer
+        self.last: Tensor | None = None
+        """What was last added to the stream."""
+
+    def __call__(self, x_BTD: Tensor) -> Tensor:
+        """The sub-layer's output."""
+        return self.added(self.sublayer(x_BTD))
+
+    def added(self, branch_BTD: Tensor) -> Tensor:
+        """The branch, unchanged: this, after norms and factors, is what the stream gets."""
+        self.last = branch_BTD
+        return branch_BTD
 
 
 class Residual(nn.Module):
@@ -56,6 +76,7 @@ class Residual(nn.Module):
         if self.scale is not None:
             # A vector is float32: a narrower stream stays as narrow as it is.
             branch_BTD = (branch_BTD * self.scale).to(x_BTD.dtype)
+        branch_BTD = sublayer.added(branch_BTD)
         skip_BTD = x_BTD if self.skip is None else x_BTD * self.skip
         sum_BTD = skip_BTD + branch_BTD
         return self.norms["res"](sum_BTD) if "res" in self.norms else sum_BTD

@@ -59,6 +59,23 @@ def _optim() -> list[Row]:
     ]
 
 
+def _stats() -> list[Row]:
+    shown = ("tier", "of", "formula", "unit", "question")
+    return [{"statistic": entry["name"], **{word: entry[word] for word in shown}} for entry in _statistics()]
+
+
+def _statistics() -> list[Row]:
+    from normlab.stats.options import StatsConfig  # noqa: F401  (with it every statistic is known)
+    from normlab.stats.statistic import MERGES, OF, TIERS, in_order
+
+    words = ("name", "tier", "of", "formula", "unit", "merge", "question", "source")
+    return [
+        {word: getattr(one, word) for word in words}
+        | {"read": OF[one.of], "reduces": MERGES[one.merge], "measured": TIERS[one.tier]}
+        for one in in_order()
+    ]
+
+
 def _setting(entry: Row) -> str:
     sets = ", ".join(f"{word}={value}" for word, value in entry["sets"].items())
     return f"{entry['preset_of']} with {sets}"
@@ -70,6 +87,7 @@ ROWS: dict[str, Callable[[], list[Row]]] = {
     "models": _models,
     "data": _data,
     "optim": _optim,
+    "stats": _stats,
 }
 """Rows for a table, by the word after `normlab list`."""
 
@@ -79,5 +97,6 @@ ENTRIES: dict[str, Callable[[], list[Row]]] = {
     "models": catalogue.models,
     "data": catalogue.data,
     "optim": catalogue.optim,
+    "stats": _statistics,
 }
 """Everything that is known of each, for `--json`."""

@@ -13,6 +13,11 @@ Entry = dict[str, Any]
 
 HEADINGS = {
     "formula": "formula",
+    "unit": "unit",
+    "read": "read of",
+    "measured": "measured",
+    "reduces": "of a step",
+    "question": "asks",
     "opens": "embeddings",
     "closes": "before the head",
     "inside": "inside",

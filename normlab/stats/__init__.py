@@ -1,1 +1,1 @@
-"""Statistics: pure functions of tensors, called inside the step; their values are part of its output."""
+"""What is measured inside a run: each statistic in one place, and how its values leave the step. See `statistic`."""

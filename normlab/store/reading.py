@@ -46,17 +46,17 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         record = _parse(path.read_bytes())
     except FileNotFoundError:
-        raise StoreError(f"{path}: is missing; {MENDING[path.name]}") from None
+        raise StoreError(f"{path}: is missing; {_mending(path)}") from None
     except OSError as error:
         raise refusal(path, "read", error) from error
     if record is None:
-        raise StoreError(f"{path}: is damaged (no JSON object); {MENDING[path.name]}")
+        raise StoreError(f"{path}: is damaged (no JSON object); {_mending(path)}")
     # Before the version is believed: one bit of it makes this normlab's file a newer one's.
     if not is_sealed(record):
-        raise StoreError(f"{path}: is damaged (its content is not what was written); {MENDING[path.name]}")
+        raise StoreError(f"{path}: is damaged (its content is not what was written); {_mending(path)}")
     version = record.get("version")
     if type(version) is not int or version < 1:
-        raise StoreError(f"{path}: is damaged (there is no record version {version!r}); {MENDING[path.name]}")
+        raise StoreError(f"{path}: is damaged (there is no record version {version!r}); {_mending(path)}")
     if version > RECORD_VERSION:
         raise StoreError(
             f"{path}: is of record version {version}, and this normlab reads versions 1 to {RECORD_VERSION}; "
@@ -90,6 +90,10 @@ def read_rows(path: Path, kind: str | None = None) -> Rows:
             rows.append(decode(row))
     # Every whole line ends in a newline, so what follows the last one was cut short.
     return Rows(rows=rows, damaged=len(damaged), torn=damaged[-1:] == [len(lines) - 1])
+
+
+def _mending(path: Path) -> str:
+    return MENDING.get(path.name, f"put back a copy, or delete the folder {path.parent.name} and what it holds")
 
 
 def _parse(content: bytes) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
 """One run's folder: what the run is, how it stands, and its numbers.
 
 `run.json` is written once. `status.json` is replaced whole. `metrics.jsonl` is only appended to, one line a
-row, and cut back to a checkpoint's length when a run is resumed. Whoever writes holds `lock()`:
+row, and cut back to a checkpoint's length when a run is resumed; so are the statistics (`arrays.py`). Whoever
+writes holds `lock()`:
 
     folder = RunFolder(path)
     with folder.lock():
@@ -20,7 +21,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normlab.errors import StoreError
 from normlab.store.files import refusal, sweep_temporaries, write_all, write_atomic
@@ -39,6 +40,9 @@ from normlab.store.schema import (
     to_json,
 )
 
+if TYPE_CHECKING:
+    from normlab.store.arrays import Arrays
+
 
 class RunFolder:
     """A run's folder, to be read by anyone and written by one."""
@@ -47,6 +51,7 @@ class RunFolder:
         self.path = Path(path)
         self._descriptor: int | None = None
         self._lock: int | None = None
+        self._arrays: Arrays | None = None
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -60,6 +65,15 @@ class RunFolder:
     def metrics_path(self) -> Path:
         """Where the rows are."""
         return self.path / METRICS_FILE
+
+    @property
+    def arrays(self) -> Arrays:
+        """The statistics."""
+        if self._arrays is None:
+            from normlab.store.arrays import Arrays
+
+            self._arrays = Arrays(self.path)
+        return self._arrays
 
     def exists(self) -> bool:
         """Whether the run was created."""
@@ -175,7 +189,9 @@ class RunFolder:
             raise refusal(self.metrics_path, "written", error) from error
 
     def sync(self) -> None:
-        """Return once the rows are on the disk, so that a power cut does not lose them."""
+        """Return once rows and statistics are on the disk, so that a power cut does not lose them."""
+        if self._arrays is not None:
+            self._arrays.sync()
         if self._descriptor is not None:
             try:
                 os.fsync(self._descriptor)
@@ -218,7 +234,9 @@ class RunFolder:
             raise refusal(self.metrics_path, "cut", error) from error
 
     def close(self) -> None:
-        """Close the metrics; the next `append` opens them again."""
+        """Close the metrics and the statistics; the next `append` opens them again."""
+        if self._arrays is not None:
+            self._arrays.close()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

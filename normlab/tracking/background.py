@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from normlab.stats.profiles import Profiles
 from normlab.tracking.base import Row, Sink
 
 WAIT_S = 9.0
@@ -42,7 +43,8 @@ class Background:
     """Hands a run on to another sink, in order, from a thread of its own.
 
     `start` waits a little, so that what the sink says of its beginning comes before the first step, and then
-    cuts the sink off from what it waits for; `log` never waits; `finish` waits a little, and then abandons it.
+    cuts the sink off from what it waits for; `log` and `look` never wait; `finish` waits a little, and then abandons
+    it.
 
     Args:
         sink: Where everything goes. It is used from one thread only, and must not raise.
@@ -76,10 +78,17 @@ class Background:
 
     def log(self, rows: Sequence[Row]) -> None:
         """Rows, oldest first; return at once."""
+        self._hand_on(lambda: self.sink.log(rows))
+
+    def look(self, profiles: Profiles) -> None:
+        """What was seen inside a measured step; return at once."""
+        self._hand_on(lambda: self.sink.look(profiles))
+
+    def _hand_on(self, call: Callable[[], None]) -> None:
         if self._given_up:
             return
         try:
-            self._calls.put_nowait(lambda: self.sink.log(rows))
+            self._calls.put_nowait(call)
         except queue.Full:
             self._give_up(NO_ANSWER)
 

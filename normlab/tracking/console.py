@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from normlab.stats.profiles import Profiles
 from normlab.tracking.base import Row
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ class Console:
         if self._bar is not None:
             self._bar.add_task(self._line(0.0), total=self._steps, completed=first_step)
             self._bar.start()
+
+    def look(self, profiles: Profiles) -> None:
+        """Nothing: `normlab inspect` shows it."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """Take up the newest numbers and show them if it is time to."""

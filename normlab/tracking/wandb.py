@@ -22,7 +22,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from normlab.config import TrackingConfig
+from normlab.stats.profiles import Profiles
 from normlab.tracking.base import Row
+from normlab.tracking.inside import SUMMED_BY_MAX, keys_of
 
 SETTINGS: dict[str, Any] = {
     "silent": True,
@@ -79,6 +81,8 @@ class WandbSink:
                 self._run.define_metric("train/step")
                 self._run.define_metric("*", step_metric="train/step")
                 self._run.define_metric("eval/loss", step_metric="train/step", summary="min")
+                for key in SUMMED_BY_MAX:
+                    self._run.define_metric(key, step_metric="train/step", summary="max")
 
     def log(self, rows: Sequence[Row]) -> None:
         """Send an interval's rows: one W&B row for each step that has something besides the training loss."""
@@ -86,6 +90,25 @@ class WandbSink:
             with self._guarded("stopped"):
                 for payload in payloads(rows, self._tokens_per_step):
                     self._run.log(payload)
+
+    def look(self, profiles: Profiles) -> None:
+        """Send what was seen inside a step."""
+        if self._run is not None:
+            with self._guarded("stopped"):
+                self._run.log(self.inside(profiles))
+
+    def inside(self, profiles: Profiles) -> dict[str, Any]:
+        """What W&B is told of a measured step: numbers, and each profile as a histogram whose bins are the places."""
+        from wandb import Histogram
+
+        step = int(profiles.steps[-1])
+        told = keys_of(profiles, layers=self._tracking.layers)
+        shapes: dict[str, Any] = {}
+        for key, values in told.profiles.items():
+            bins: Any = (values.tolist(), list(range(len(values) + 1)))
+            shapes[key] = Histogram(np_histogram=bins)
+        axis = {"train/step": step, "train/tokens": step * self._tokens_per_step}
+        return {**axis, **told.numbers, **shapes}
 
     def finish(self, status: Mapping[str, Any]) -> None:
         """Write the summary and end the run; its exit code is 1 for a failed run, 0 for every other end."""

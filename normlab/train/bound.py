@@ -3,13 +3,13 @@
 A lone run has no axis of runs and calls its modules directly, at the price of a plain loop. A pack calls the
 same modules under `vmap(functional_call)`, segment by segment, with a leading axis R on every tensor.
 
-Shapes: R runs, B batch, T time, V vocabulary; `...R` marks an axis that only a pack has.
+Shapes: R runs, B batch, T time, V vocabulary, K numbers of statistics; `...R` marks an axis that only a pack has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,47 +18,73 @@ from torch.func import functional_call, vmap
 
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
-from normlab.stats.stream import tap
+from normlab.stats.show import Wanted, looking, stacked
+from normlab.stats.tap import tap
 
 Tensors = dict[str, Tensor]
 
 
-def _call(segment: nn.Module, tensors: Tensors | None, *args: Any) -> tuple[Any, Tensors]:
-    """The segment's output; in a pack also its buffers, for it may have reassigned them."""
+class Report(NamedTuple):
+    """What was seen of a segment."""
+
+    names: tuple[tuple[str, str], ...]
+    """Statistic and site, in the order in which they were shown."""
+    values: Tensor
+    """(K, ...R)."""
+
+
+def _call(
+    segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, *args: Any
+) -> tuple[Any, Tensors, Report | None]:
+    """The segment's output; in a pack also its buffers, for it may have reassigned them; what was seen, if anything."""
+    if tensors is None and wanted is None:
+        return segment(*args), {}, None
     if tensors is None:
-        return segment(*args), {}
+        with looking(wanted or {}) as seen:
+            output = segment(*args)
+        return output, {}, Report(tuple(seen.names), stacked(seen.values))
     buffers = {name for name, _ in segment.named_buffers()}
+    names: list[tuple[str, str]] = []
 
-    def one(tensors: Tensors, *args: Any) -> tuple[Any, Tensors]:
+    def one(tensors: Tensors, *args: Any) -> tuple[Any, Tensors, Tensor]:
         own = dict(tensors)  # functional_call writes reassigned buffers back into the dict that it is given
-        output = functional_call(segment, own, args)
-        return output, {name: own[name] for name in buffers}
+        values: list[Tensor] = []
+        if wanted is None:
+            output = functional_call(segment, own, args)
+        else:
+            with looking(wanted) as seen:
+                output = functional_call(segment, own, args)
+            names.extend(seen.names)
+            values = seen.values
+        return output, {name: own[name] for name in buffers}, stacked(values)
 
-    return vmap(one)(tensors, *args)
+    output, kept, values = vmap(one)(tensors, *args)
+    return output, kept, None if wanted is None else Report(tuple(names), values.transpose(0, 1))
 
 
-def _embed(segment: nn.Module, tensors: Tensors | None, tokens: Tensor) -> tuple[Any, Tensors]:
-    return _call(segment, tensors, tokens)
+def _embed(
+    segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, tokens: Tensor
+) -> tuple[Any, Tensors, Report | None]:
+    return _call(segment, tensors, wanted, tokens)
 
 
 def _block(
-    segment: nn.Module, tensors: Tensors | None, stream: Any, slot: Tensor | None
-) -> tuple[Any, Tensors, Tensor | None]:
-    seen = None
-    if slot is not None:
-        stream, seen = tap(stream, slot)
-    return (*_call(segment, tensors, stream), seen)
+    segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, stream: Any, slot: Tensor | None
+) -> tuple[Any, Tensors, Report | None]:
+    return _call(segment, tensors, wanted, stream if slot is None else tap(stream, slot))
 
 
 def _head(
-    segment: nn.Module, tensors: Tensors | None, stream: Any, targets: Tensor, slot: Tensor | None
-) -> tuple[Tensor, Tensors, Tensor | None]:
-    seen = None
-    if slot is not None:
-        stream, seen = tap(stream, slot)
-    logits, buffers = _call(segment, tensors, stream)
+    segment: nn.Module,
+    tensors: Tensors | None,
+    wanted: Wanted | None,
+    stream: Any,
+    targets: Tensor,
+    slot: Tensor | None,
+) -> tuple[Tensor, Tensors, Report | None]:
+    logits, buffers, report = _call(segment, tensors, wanted, stream if slot is None else tap(stream, slot))
     loss = _cross_entropy if tensors is None else vmap(_cross_entropy)
-    return loss(logits, targets), buffers, seen
+    return loss(logits, targets), buffers, report
 
 
 def _cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -101,30 +127,29 @@ class Bound:
             self.model.train(mode)
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, slots: Sequence[Tensor] | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
+        self, tokens: Tensor, targets: Tensor, wanted: Wanted | None = None, slots: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, list[Report]]:
         """The loss, shape (...R), of tokens and targets, shape (...R, B, T), in nats per token.
 
-        With `slots`, one for each block and one for the head, also the mean square of the stream that enters
-        each; the slots' gradients are those of the stream's gradient.
+        With `wanted`, also what was seen of each segment. With `slots`, one for each block and one for the head,
+        their gradients are the mean squares of the gradient of the stream that enters each.
         """
-        seen: list[Tensor] = []
+        reports: list[Report] = []
         stream: Any = tokens
         for index, (prefix, segment) in enumerate(self.model.segments()):
             tensors = self._tensors(prefix, segment)
-            slot = slots[index - 1] if slots is not None and index > 0 else None
+            slot = slots[index - 1] if slots and index > 0 else None
             if segment is self.model.embed:
-                stream, buffers = self._embed(segment, tensors, stream)
-                value = None
+                stream, buffers, report = self._embed(segment, tensors, wanted, stream)
             elif segment is self.model.head:
-                stream, buffers, value = self._head(segment, tensors, stream, targets, slot)
+                stream, buffers, report = self._head(segment, tensors, wanted, stream, targets, slot)
             else:
-                stream, buffers, value = self._block(segment, tensors, stream, slot)
+                stream, buffers, report = self._block(segment, tensors, wanted, stream, slot)
             if buffers:
                 self.set_buffers({prefix + name: tensor for name, tensor in buffers.items()})
-            if value is not None:
-                seen.append(value)
-        return stream, seen
+            if report is not None:
+                reports.append(report)
+        return stream, reports
 
 
 class Alone(Bound):

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,11 +24,16 @@ from normlab.data.corpus import Corpus
 from normlab.errors import StoreError
 from normlab.model.init import build_model, seed_of
 from normlab.placements.base import projects
+from normlab.stats.profiles import Column, Layout, Profiles
+from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.runs import RunFolder
 from normlab.tracking.base import Row, Sink
 from normlab.train import checkpoint
 from normlab.train.bound import Alone
+from normlab.train.closer import MOST_EXAMPLES, CloserLook
+from normlab.train.columns import families
 from normlab.train.evaluate import Validation
+from normlab.train.measure import Measure
 from normlab.train.optim import branch_step, build_optimizer, hyper_of, is_decayed, learning_rate
 from normlab.train.resolve import Resolved
 from normlab.train.signals import StopRequest
@@ -67,7 +73,10 @@ class Loop:
     step: Step = field(init=False)
     batches: Batches = field(init=False)
     validation: Validation = field(init=False)
+    closer: CloserLook | None = field(default=None, init=False)
     _pending: list[StepOutput] = field(default_factory=list)
+    _layouts: dict[tuple[Column, ...], tuple[Layout, Any]] = field(default_factory=dict)
+    """Of what was measured, and the order that brings it into the layout."""
     _last_finite: dict[str, Any] | None = None
     _saved_step: int | None = None
 
@@ -97,7 +106,15 @@ class Loop:
             clip=config.optim.clip,
             autocast=self.resolved.autocast(),
             project=config.placement.project if projects(config.placement) else None,
+            measure=Measure(self.bound, names) if (names := config.stats.names(CORE)) else None,
         )
+        if names := config.stats.names(EXTENDED):
+            windows = self.validation
+            picked = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
+            self.closer = CloserLook(
+                self.bound, names, windows.tokens_NT[picked], windows.targets_NT[picked], self.step.optimizer,
+                apart=not config.norm.batch_statistics, autocast=windows.autocast,
+            )  # fmt: skip
 
     # The state, whole.
 
@@ -165,6 +182,7 @@ class Loop:
         self._write_status("running")
         since = time.perf_counter()
         while progress.step < steps and stop.received is None:
+            since += self._look_closer(progress.step)
             self._pending.append(self._one_step(progress.step))
             progress.step += 1
             due_eval, due_checkpoint = self._due(progress.step)
@@ -192,7 +210,24 @@ class Loop:
         # A norm that draws numbers in its forward draws the same ones after a resume.
         torch.manual_seed(seed_of(self.config.seed, f"step/{step}") % 2**63)
         tokens, targets = self.batches.batch(step)
-        return self.step(tokens, targets, hyper_of(self.config.optim, self.config.train.steps, step))
+        hyper = hyper_of(self.config.optim, self.config.train.steps, step)
+        return self.step(tokens, targets, hyper, measured=self._is_measured(step))
+
+    def _look_closer(self, step: int) -> float:
+        """Before some steps, a pass over a fixed batch; return how long that took, in seconds."""
+        every = self.config.stats.extended_every
+        if self.closer is None or every is None or step % every:
+            return 0.0
+        since = time.perf_counter()
+        seen = self.closer()
+        look = self._profiles(step, seen.columns, seen.values.cpu().numpy())
+        self._tell(EXTENDED, look)
+        return time.perf_counter() - since
+
+    def _is_measured(self, step: int) -> bool:
+        """Whether the step that follows `step` updates is one whose inside is looked at."""
+        every = self.config.stats.every
+        return every is not None and step % every == 0
 
     def _due(self, step: int) -> tuple[bool, bool]:
         """Whether an evaluation and a checkpoint are due after `step` updates."""
@@ -205,11 +240,12 @@ class Loop:
     def _drain(self, seconds: float) -> None:
         """Bring the numbers of the pending steps from the device, in one copy, into the record."""
         first = self.progress.step - len(self._pending)
-        seen = torch.stack(
-            [torch.stack([out.loss, out.grad_norm, out.clip, out.alive.to(out.loss.dtype)]) for out in self._pending]
-        ).tolist()
+        told = [torch.stack([out.loss, out.grad_norm, out.clip, out.alive.to(out.loss.dtype)]) for out in self._pending]
+        measured = {step: out.measured for step, out in enumerate(self._pending, first) if out.measured is not None}
+        seen = torch.cat([*told, *(one.values for one in measured.values())]).cpu()
+        scalars, inside = seen[: 4 * len(told)].view(-1, 4).tolist(), seen[4 * len(told) :].numpy()
         rows: list[dict[str, Any]] = []
-        for step, (loss, grad_norm, clip, alive) in enumerate(seen, first):
+        for step, (loss, grad_norm, clip, alive) in enumerate(scalars, first):
             lr = learning_rate(self.config.optim, self.config.train.steps, step)
             rows.append({"kind": "train", "step": step, "loss": loss, "grad_norm": grad_norm, "clip": clip, "lr": lr})
             if not alive:
@@ -227,8 +263,20 @@ class Loop:
         self.progress.seconds += seconds
         tokens = len(self._pending) * self.config.train.batch_size * self.config.model.context
         pace = {"kind": "pace", "step": self.progress.step, "seconds": self.progress.seconds}
-        self._record([*rows, {**pace, "tokens_per_s": tokens / max(seconds, 1e-9)}])
+        looks: list[Profiles] = []
+        for step, one in measured.items():
+            if self.diverged is None or step <= self.diverged["step"]:
+                looks.append(self._profiles(step, one.columns, inside[: len(one.columns)]))
+            inside = inside[len(one.columns) :]
+        self._record([*rows, {**pace, "tokens_per_s": tokens / max(seconds, 1e-9)}], looks)
         self._pending.clear()
+
+    def _profiles(self, step: int, columns: tuple[Column, ...], values: Any) -> Profiles:
+        """What was measured in a step, in the order in which it is kept."""
+        if columns not in self._layouts:
+            self._layouts[columns] = Layout.of(columns, self.config.model.depth, families(self.bound.model))
+        layout, order = self._layouts[columns]
+        return Profiles(layout, np.array([step]), values[None, order])
 
     def _evaluate(self) -> None:
         losses, progress = self.validation(self.bound), self.progress
@@ -239,10 +287,17 @@ class Loop:
             progress.best_val_loss, progress.best_val_step = losses["loss"], progress.step
         self._record([{"kind": "eval", "step": progress.step, **losses}])
 
-    def _record(self, rows: Sequence[Row]) -> None:
+    def _record(self, rows: Sequence[Row], looks: Sequence[Profiles] = ()) -> None:
         self.folder.append(rows)
         for sink in self.sinks:
             sink.log(rows)
+        for look in looks:
+            self._tell(CORE, look)
+
+    def _tell(self, tier: str, look: Profiles) -> None:
+        self.folder.arrays.append(tier, look)
+        for sink in self.sinks:
+            sink.look(look)
 
     def status(self, state: str) -> dict[str, Any]:
         """The content of status.json."""

@@ -63,6 +63,13 @@ def is_decayed(optim: OptimConfig, parameter: Tensor) -> bool:
     return optim.decay == "all" or parameter.dim() >= 2
 
 
+def lengths(tensors: Sequence[Tensor], lead: tuple[int, ...]) -> Tensor:
+    """The L2 norm of each tensor, shape (P, ...R), P their number."""
+    if lead:
+        return torch.stack([torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), dim=1) for tensor in tensors])
+    return torch.stack(torch._foreach_norm(list(tensors)))
+
+
 @dataclass(slots=True)
 class Hyper:
     """The numbers of one update: floats for a lone run, tensors of shape (R,) for a pack."""

@@ -15,6 +15,7 @@ import torch
 from normlab.config import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, NormlabError, StoreError
+from normlab.store.arrays import FOLDER as STATS_FOLDER
 from normlab.store.files import refusal, write_atomic
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
@@ -126,7 +127,7 @@ def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
         )
     write_atomic(marker, b"")
     try:
-        for name in (checkpoint.FOLDER, PLUGINS, METRICS_FILE, STATUS_FILE):
+        for name in (checkpoint.FOLDER, PLUGINS, STATS_FOLDER, METRICS_FILE, STATUS_FILE):
             path = folder.path / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         if config.plugins:
@@ -176,9 +177,11 @@ def _go_to_checkpoint(loop: Loop) -> None:
             _say("this run has no checkpoint yet: it starts again from step 0")
         loop.progress = Progress()
         loop.folder.cut(0)
+        loop.folder.arrays.cut(0)
         return
     loop.restore(saved)
     loop.folder.cut(saved.meta["record_bytes"])
+    loop.folder.arrays.cut(saved.step)
     if damaged := loop.folder.rows().damaged:
         _say(f"{loop.folder.metrics_path}: damaged rows: {damaged}; the run itself goes on from a whole checkpoint")
 

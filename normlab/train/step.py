@@ -3,7 +3,7 @@
 The state is donated: parameters, moments and buffers are changed in place. What the step saw is returned, as
 tensors on the device; it never asks the host.
 
-Shapes: R runs (absent for a lone run), B batch, T time, L blocks; `...R` marks an axis that only a pack has.
+Shapes: R runs (absent for a lone run), B batch, T time, `...R` marks an axis that only a pack has.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normlab.train.bound import Bound
-from normlab.train.optim import Hyper, Number, Optimizer
+from normlab.train.bound import Bound, Report
+from normlab.train.measure import Measure, Measured
+from normlab.train.optim import Hyper, Number, Optimizer, lengths
 
 
 @dataclass(slots=True)
@@ -31,10 +32,8 @@ class StepOutput:
     """Factor that the gradient was clipped by, at most 1, shape (...R)."""
     alive: Tensor
     """Whether the update was made: false from the first non-finite loss or gradient on, shape (...R)."""
-    stream: Tensor | None = None
-    """Measured steps only: E[x^2] of the stream entering each block and the head, shape (L + 1, ...R)."""
-    stream_grad: Tensor | None = None
-    """Measured steps only: E[(dL/dx)^2] at the same places, L the step's loss, shape (L + 1, ...R)."""
+    measured: Measured | None = None
+    """Measured steps only: every statistic that is read in the step."""
 
 
 @dataclass(slots=True)
@@ -49,6 +48,8 @@ class Step:
     autocast: Callable[[], AbstractContextManager] = nullcontext
     project: Callable[[Mapping[str, Tensor]], None] | None = None
     """Brings the parameters back to where the placement wants them, after the update."""
+    measure: Measure | None = None
+    """Takes the statistics of the steps that are measured."""
     alive: Tensor | None = None
     """Sticky: once false, nothing changes any more. Part of the state."""
     _spent: list[Tensor] = field(default_factory=list, init=False, repr=False)
@@ -61,47 +62,45 @@ class Step:
             device = next(iter(self.bound.params.values())).device
             self.alive = torch.ones(self.bound.lead, dtype=torch.bool, device=device)
 
-    def __call__(self, tokens: Tensor, targets: Tensor, hyper: Hyper, *, measure: bool = False) -> StepOutput:
-        """One update from tokens and targets, shape (...R, B, T)."""
+    def __call__(self, tokens: Tensor, targets: Tensor, hyper: Hyper, *, measured: bool = False) -> StepOutput:
+        """One update from tokens and targets, shape (...R, B, T); with `measured`, what was seen inside."""
         bound, old_buffers = self.bound, self.bound.buffers
+        look = self.measure if measured else None
         bound.train(True)
-        loss, grads, stream, stream_grad = self._gradients(tokens, targets, measure)
-        norm, factor = self._norm_and_clip(list(grads.values()))
+        loss, grads, reports, slots = self._gradients(tokens, targets, look)
+        norms = lengths(list(grads.values()), bound.lead)
+        norm, factor = self._clip(list(grads.values()), norms)
         assert self.alive is not None
         self.alive = self.alive & loss.isfinite() & norm.isfinite()
+        before = None if look is None else look.before(norms)
         with torch.no_grad():
             self.optimizer.update(bound.params, grads, hyper, self.alive)
             if self.project is not None:
                 self._project()
+        seen = None if look is None or before is None else look.after(reports, slots, before)
         self._keep_buffers(old_buffers)
         self._spent = list(grads.values())
-        return StepOutput(loss, norm, factor, self.alive, stream, stream_grad)
+        return StepOutput(loss, norm, factor, self.alive, seen)
 
     def _gradients(
-        self, tokens: Tensor, targets: Tensor, measure: bool
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor | None, Tensor | None]:
-        """Mean loss and gradient over the micro-batches; the stream's summaries where measured."""
+        self, tokens: Tensor, targets: Tensor, look: Measure | None
+    ) -> tuple[Tensor, dict[str, Tensor], list[list[Report]], list[Tensor]]:
+        """Mean loss and gradient over the micro-batches; where measured, what was seen of each, and the slots'."""
         bound, parts = self.bound, self.accumulation
         names, params = list(bound.params), list(bound.params.values())
         batch_axis = len(bound.lead)
         loss: Tensor | None = None
         sums: list[Tensor] = []
-        streams: list[Tensor] = []
-        slots: tuple[Tensor, ...] = ()
+        reports: list[list[Report]] = []
         for some_tokens, some_targets in zip(
             tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True
         ):
-            if measure:
-                like = params[0]
-                depth = len(bound.model.blocks)
-                zero = torch.zeros(bound.lead, dtype=like.dtype, device=like.device)
-                slots = tuple(zero.clone().requires_grad_() for _ in range(depth + 1))
+            slots = () if look is None else look.slots()
             with self.autocast():
-                part, seen = bound.loss(some_tokens, some_targets, slots if measure else None)
+                part, seen = bound.loss(some_tokens, some_targets, None if look is None else look.wanted, slots)
             self._spent.clear()
             grads = list(torch.autograd.grad(part.sum() / parts, [*params, *slots], materialize_grads=True))
-            if seen:
-                streams.append(torch.stack(seen))
+            reports.append(seen)
             part = part.detach()
             if loss is None:
                 loss, sums = part, grads
@@ -109,19 +108,16 @@ class Step:
                 loss = loss + part
                 torch._foreach_add_(sums, grads)
         assert loss is not None
-        stream = torch.stack(streams).mean(0) if streams else None
         # Each micro-batch's gradient is 1/parts of its own loss's, and its square 1/parts^2: the mean over
-        # all tokens of the step's gradient squared is the sum over parts divided by their number.
-        stream_grad = torch.stack(sums[len(params) :]) / parts if measure else None
-        return loss / parts, dict(zip(names, sums, strict=False)), stream, stream_grad
+        # all tokens of the step's gradient squared is the sum over parts divided by their number. Of the loss
+        # summed over the tokens, not their mean, it is as many times as large.
+        count = tokens.shape[-2] * tokens.shape[-1]
+        squares = [slot * (count**2 / parts) for slot in sums[len(params) :]]
+        return loss / parts, dict(zip(names, sums, strict=False)), reports, squares
 
     @torch.no_grad()
-    def _norm_and_clip(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _clip(self, grads: list[Tensor], norms: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient's norm, and the factor that it was then multiplied by, in place."""
-        if self.bound.lead:
-            norms = torch.stack([torch.linalg.vector_norm(grad.reshape(len(grad), -1), dim=1) for grad in grads])
-        else:
-            norms = torch.stack(torch._foreach_norm(grads))
         norm = torch.linalg.vector_norm(norms, dim=0)
         if self.clip is None:
             return norm, torch.ones_like(norm)

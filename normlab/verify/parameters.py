@@ -20,6 +20,7 @@ from normlab.errors import ConfigError
 from normlab.norms.base import NORMS, NormConfig
 from normlab.placements.algebra import ROWS, AlgebraPlacement
 from normlab.placements.base import Placement, projects
+from normlab.placements.wiring import Branch
 from normlab.verify.check import Check, Worst
 from normlab.verify.small import VOCAB, built, config_of, fill, numbers
 from normlab.verify.variants import allowed, called, variants
@@ -143,7 +144,7 @@ def factor_check(placement: Placement, of: str) -> Iterator[Check]:
                     count += 1
                     if needed != (wiring.get_submodule(part).get_buffer(name) is not None):
                         wrong.append(f"{part}.{name} of block {layer} of {depth}")
-            if wiring(x_BTD, torch.neg, torch.neg).dtype != x_BTD.dtype:
+            if wiring(x_BTD, Branch(torch.neg), Branch(torch.neg)).dtype != x_BTD.dtype:
                 wrong.append(f"the stream's dtype after block {layer} of {depth}")
     seen = f"not so: {', '.join(wrong[:4])}" if wrong else f"{count} factors"
     yield Check(of=of, check="has a factor where it does something", passed=not wrong, seen=seen)

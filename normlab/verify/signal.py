@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from normlab.config import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, seed_of
+from normlab.stats.tap import first
 
 VOCAB = 512
 """Tokens that there are, drawn by Zipf's law: the r-th with a probability as 1 / r."""
@@ -57,10 +58,10 @@ def measure(config: RunConfig) -> tuple[Signal, GPT, dict[str, Tensor]]:
     model = build_model(config, VOCAB).train()
     drawn_BT = zipf_tokens(config.train.batch_size, config.model.context + 1, config.seed)
     stream = model.embed(drawn_BT[:, :-1])
-    streams = [_first(stream)]
+    streams = [first(stream)]
     for block in model.blocks:
         stream = block(stream)
-        streams.append(_first(stream))
+        streams.append(first(stream))
     loss = cross_entropy(model.head(stream).flatten(0, 1), drawn_BT[:, 1:].flatten())
     params = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
@@ -85,11 +86,6 @@ def slope(depths: list[int], values: list[float]) -> float:
     """The power of L by which values grow: the least-squares slope of log(value) in log(L)."""
     x, y = np.log(depths), np.log(values)
     return float(np.polyfit(x, y, 1)[0])
-
-
-def _first(stream: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """The stream called x, where there are several."""
-    return stream if isinstance(stream, Tensor) else stream[0]
 
 
 def _rms(x: Tensor) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from normlab.placements.base import load_all
 from normlab.train import start
 from normlab.train.bound import Alone, Pack
 from normlab.train.optim import hyper_of, stack_hyper
+from normlab.train.step import StepOutput
 
 SCHEMES = [
     name
@@ -64,16 +65,27 @@ def test_a_pack_equals_its_runs_alone(name: str, norm: str) -> None:
     for step in range(10):
         tokens, targets = cyclic_batch(generator, 2)
         hypers = [hyper_of(config.optim, 10, step) for config in configs]
-        alone = [one(tokens[r], targets[r], hypers[r], measure=step == 9) for r, one in enumerate(lone)]
+        alone = [one(tokens[r], targets[r], hypers[r], measured=step == 9) for r, one in enumerate(lone)]
         stacked = stack_hyper(hypers, torch.device("cpu"), torch.float64)
-        together = pack(tokens, targets, stacked, measure=step == 9)
-        for word in ("loss", "grad_norm") + ("stream", "stream_grad") * (step == 9):
+        together = pack(tokens, targets, stacked, measured=step == 9)
+        for word in ("loss", "grad_norm"):
             expected = torch.stack([getattr(out, word) for out in alone], dim=-1)
             torch.testing.assert_close(getattr(together, word), expected, atol=1e-9, rtol=0)
+        if step == 9:
+            same_inside([together], alone)
     for kind in ("params", "buffers"):
         for r, one in enumerate(lone):
             for tensor_name, tensor in getattr(one.bound, kind).items():
                 torch.testing.assert_close(getattr(pack.bound, kind)[tensor_name][r], tensor, atol=1e-9, rtol=0)
+
+
+def same_inside(found: Sequence[StepOutput], expected: Sequence[StepOutput]) -> None:
+    """Everything that was measured, of a pack and of its runs alone, or of two ways to run one."""
+    ours, theirs = ([out.measured for out in outputs if out.measured is not None] for outputs in (found, expected))
+    assert ours
+    assert {one.columns for one in [*ours, *theirs]} == {ours[0].columns}
+    values = [torch.cat([one.values.view(len(one.columns), -1) for one in each], dim=1) for each in (ours, theirs)]
+    torch.testing.assert_close(*values, atol=1e-9, rtol=1e-9, equal_nan=True)
 
 
 # One of two streams is always compiled; half a minute each.
@@ -90,10 +102,11 @@ def test_compiled_equals_eager(name: str) -> None:
     for number in range(2):
         tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(number), 1))
         outputs = [
-            step(tokens, targets, hyper_of(config.optim, 50, number), measure=True) for step in (eager, compiled)
+            step(tokens, targets, hyper_of(config.optim, 50, number), measured=True) for step in (eager, compiled)
         ]
-        for word in ("loss", "grad_norm", "stream", "stream_grad"):
+        for word in ("loss", "grad_norm"):
             torch.testing.assert_close(*(getattr(out, word) for out in outputs), atol=1e-12, rtol=1e-9)
+        same_inside(*([out] for out in outputs))
     # One graph for every layer, each way.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
     assert not torch._dynamo.utils.counters["graph_break"]

@@ -1,0 +1,220 @@
+"""What happened inside a run, from its record: `normlab inspect RUN [STAT]`.
+
+Shapes: S measured steps, L blocks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
+from normlab.report.bars import bars
+from normlab.stats import options  # noqa: F401  (with it every statistic is known)
+from normlab.stats.profiles import Array, Profiles
+from normlab.stats.spikes import count
+from normlab.stats.statistic import OF, STATISTICS, in_order, values_of
+from normlab.store.runs import RunFolder
+from normlab.store.schema import number
+
+Row = dict[str, Any]
+
+SPIKES = "spikes"
+"""The word for what is counted in every step's loss and gradient norm."""
+
+MOST_STEPS = 5
+"""Steps that a table shows; --json has all."""
+MOST_PLACES = 24
+"""Places that a table shows of each site."""
+OVERVIEW = (
+    "resid_rms", "attn_ratio", "mlp_ratio", "adj_cos", "dresid_rms", "resid_kurt", "resid_crest", "resid_uniform",
+    "norm_in_rms", "norm_gain", "gain_rms", "grad_share", "logz",
+)  # fmt: skip
+"""What is shown of a run when no statistic is named."""
+
+
+class History(NamedTuple):
+    """A statistic at one site, at every step that it was measured at."""
+
+    site: str
+    steps: list[int]
+    values: Array
+    """(S, L + 2), NaN where it is not; or (S,)."""
+
+
+def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
+    """Rows with everything: a statistic's, or, with no name, those of every statistic that was measured.
+
+    A row is one site and one place: `statistic`, `site`, `place`, `steps`, `values`, `formula`, `unit`.
+
+    Raises:
+        ConfigError: There is no statistic of that name.
+        StatisticsError: It was not measured.
+        StoreError: The record cannot be read.
+    """
+    profiles = _read(folder)
+    if name is not None:
+        return list(_rows(name, _history(profiles, name)))
+    rows: list[Row] = []
+    for each in in_order():
+        try:
+            rows += _rows(each.name, _history(profiles, each.name))
+        except StatisticsError:
+            continue
+    return rows
+
+
+def table_rows(rows: Sequence[Row]) -> list[Row]:
+    """One statistic's rows as a person reads them: a few steps, some places, and its way through training."""
+    several = len({row["site"] for row in rows}) > 1
+    shown: list[Row] = []
+    for site in dict.fromkeys(row["site"] for row in rows):
+        own = [row for row in rows if row["site"] == site]
+        for row in _spread(own, MOST_PLACES):
+            picked = _spread(range(len(row["steps"])), MOST_STEPS)
+            shown.append(
+                {
+                    **({"site": site} if several else {}),
+                    **({"place": row["place"]} if row["place"] else {}),
+                    **{f"step {row['steps'][index]}": f"{row['values'][index]:.4g}" for index in picked},
+                    "over training": bars(row["values"]),
+                }
+            )
+    return shown
+
+
+def overview_rows(rows: Sequence[Row]) -> list[Row]:
+    """A line for each statistic and site: both ends of its profile at the first and at the last step, and its shape."""
+    shown: list[Row] = []
+    for name in OVERVIEW:
+        for site in dict.fromkeys(row["site"] for row in rows if row["statistic"] == name):
+            own = [row for row in rows if (row["statistic"], row["site"]) == (name, site)]
+            ends = f"{own[0]['place']} / {own[-1]['place']}" if len(own) > 1 else own[0]["place"]
+            shown.append(
+                {
+                    "statistic": name,
+                    "site": site,
+                    "at": ends,
+                    "begins": _ends(own, 0),
+                    "ends": _ends(own, -1),
+                    "by place": bars([row["values"][-1] for row in own]) if len(own) > 1 else "",
+                    "over training": bars(own[-1]["values"]),
+                }
+            )
+    return shown
+
+
+def spike_rows(folder: RunFolder) -> list[Row]:
+    """What each definition of a spike finds in a run's every step: `rule`, `spikes`, `of steps`, `share`, `at`.
+
+    Raises:
+        StoreError: The run has taken no step yet, or its record cannot be read.
+    """
+    trained = folder.rows("train").rows
+    if not trained:
+        raise StoreError(f"run {folder.run_id} has taken no step yet; try again when it has")
+    series = {
+        name: np.array([number(row[name]) for row in trained], dtype=float) for name in ("loss", "grad_norm", "clip")
+    }
+    return [
+        {
+            "rule": found.rule.name,
+            "spikes": len(found.spikes),
+            "of steps": found.scored,
+            "share": found.share,
+            "formula": found.rule.formula,
+            "source": found.rule.source,
+            "at": [int(trained[index]["step"]) for index in found.spikes],
+        }
+        for found in count(series)
+    ]
+
+
+def spike_table(rows: Sequence[Row]) -> list[Row]:
+    """The rows as a person reads them."""
+    return [
+        {
+            **{key: row[key] for key in ("rule", "spikes", "of steps")},
+            "share": "" if row["share"] is None else f"{row['share']:.2%}",
+            "first at": ", ".join(map(str, row["at"][:5])) + (", ..." if len(row["at"]) > 5 else ""),
+            "a spike is": row["formula"],
+        }
+        for row in rows
+    ]
+
+
+def heading(name: str) -> str:
+    """What a statistic is, in a line."""
+    one = STATISTICS[name]
+    return f"{name} = {one.formula} [{one.unit}]; of {OF[one.of]}. {one.question}"
+
+
+def _ends(own: Sequence[Row], step: int) -> str:
+    places = own if len(own) == 1 else [own[0], own[-1]]
+    return " / ".join(f"{row['values'][step]:.3g}" for row in places)
+
+
+def _read(folder: RunFolder) -> list[Profiles]:
+    found: list[Profiles] = []
+    for tier in dict.fromkeys(tier for tier, _ in folder.arrays.parts()):
+        parts, damaged = folder.arrays.read(tier)
+        if damaged:
+            print(f"normlab: {folder.arrays.path}: damaged rows, left out: {damaged}", file=sys.stderr)
+        found += [part for part in parts if len(part.steps)]
+    if not found:
+        raise StoreError(
+            f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
+        )
+    return found
+
+
+def _history(profiles: Sequence[Profiles], name: str) -> list[History]:
+    """A statistic over all parts of a run, in the order of their steps."""
+    if name not in STATISTICS and not any(name in part for part in profiles):
+        raise ConfigError(unknown("statistic", name, [*STATISTICS, SPIKES]))
+    found: dict[str, list[tuple[Profiles, Array]]] = {}
+    problem: StatisticsError | None = None
+    for part in profiles:
+        try:
+            for site, values in values_of(part, name).items():
+                found.setdefault(site, []).append((part, values))
+        except StatisticsError as error:
+            problem = error
+    if not found:
+        assert problem is not None
+        raise problem
+    return [_joined(site, parts) for site, parts in found.items()]
+
+
+def _joined(site: str, parts: Sequence[tuple[Profiles, Array]]) -> History:
+    steps = np.concatenate([part.steps for part, _ in parts])
+    order = np.argsort(steps, kind="stable")
+    return History(site, steps[order].tolist(), np.concatenate([values for _, values in parts])[order])
+
+
+def _rows(name: str, history: Sequence[History]) -> Iterator[Row]:
+    one = STATISTICS.get(name)
+    told: Mapping[str, Any] = {"formula": one.formula, "unit": one.unit} if one else {}
+    for site, steps, values in history:
+        columns = {"": values} if values.ndim == 1 else dict(_places(values))
+        for place, column in columns.items():
+            yield {
+                "statistic": name, "site": site, "place": place, "steps": steps, "values": column.tolist(), **told,
+            }  # fmt: skip
+
+
+def _places(values: Array) -> Iterator[tuple[str, Array]]:
+    """Each place that has a number, by what it is called."""
+    depth = values.shape[1] - 2
+    for place in np.flatnonzero(~np.isnan(values).all(axis=0)):
+        yield "embed" if place == 0 else "head" if place > depth else f"block {place}", values[:, place]
+
+
+def _spread(items: Any, most: int) -> list[Any]:
+    """At most so many of them, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

@@ -1,0 +1,71 @@
+"""Which statistics a run measures, and how often: what the words after `stats.` set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normlab.errors import ConfigError, unknown
+from normlab.options import option
+from normlab.stats import extended, head, norms, parameters, stream  # noqa: F401  (their statistics are known from here on)
+from normlab.stats.statistic import CORE, EXTENDED, STATISTICS, TIERS
+
+
+@dataclass(kw_only=True, slots=True)
+class StatsConfig:
+    """What is measured inside a run. None of it changes what is trained."""
+
+    preset: str = option("", identity=False)
+    """The preset that these options came from; a label only."""
+    tiers: list[str] = option([CORE], identity=False)
+    """Whole sets of statistics: core, read in the step itself; extended, in a pass over a fixed batch."""
+    also: list[str] = option([], identity=False)
+    """Statistics to measure besides those sets, by their names (`normlab list stats`)."""
+    without: list[str] = option([], identity=False)
+    """Statistics to leave out."""
+    every: int | None = option(None, at_least=1, at_most=10**9, identity=False)
+    """Steps between two that are measured, the first one among them; 10 unless set."""
+    extended_every: int | None = option(None, at_least=1, at_most=10**9, identity=False)
+    """Steps between two passes over the fixed batch, the first before step 0; 200 unless set."""
+
+    def resolve(self) -> None:
+        """Fill in the cadences, and refuse what has no effect.
+
+        Raises:
+            ConfigError: A name is none that is known, or changes nothing.
+        """
+        for word, names, known in (
+            ("tiers", self.tiers, TIERS), ("also", self.also, STATISTICS), ("without", self.without, STATISTICS)
+        ):  # fmt: skip
+            for name in names:
+                if name not in known:
+                    raise ConfigError(f"stats.{word}={name}: " + unknown("name", name, known))
+                if name in STATISTICS and STATISTICS[name].derive is not None:
+                    made = STATISTICS[name].formula
+                    raise ConfigError(
+                        f"stats.{word}={name}: is derived when it is read ({made}); name what it is made of"
+                    )
+        measured = self._of_tiers()
+        for name in self.also:
+            if name in measured:
+                raise ConfigError(f"stats.also={name}: has no effect, it is measured anyway; leave it out")
+        for name in self.without:
+            if name not in measured | set(self.also):
+                raise ConfigError(f"stats.without={name}: has no effect, it is not measured; leave it out")
+        for word, tier, usual in (("every", CORE, 10), ("extended_every", EXTENDED, 200)):
+            given = getattr(self, word)
+            if self.names(tier):
+                setattr(self, word, usual if given is None else given)
+            elif given is not None:
+                raise ConfigError(
+                    f"stats.{word}={given}: has no effect, none of those statistics is measured; set "
+                    f"stats={'core' if tier == CORE else 'full'}"
+                )
+
+    def names(self, tier: str) -> frozenset[str]:
+        """The statistics of a tier that are measured."""
+        chosen = (self._of_tiers() | set(self.also)) - set(self.without)
+        return frozenset(name for name in chosen if STATISTICS[name].tier == tier)
+
+    def _of_tiers(self) -> set[str]:
+        """What is measured of the chosen tiers, and so not what is derived."""
+        return {name for name, one in STATISTICS.items() if one.tier in self.tiers and one.derive is None}

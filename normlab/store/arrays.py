@@ -1,0 +1,252 @@
+"""Statistics on the disk: rows of one length, appended to, with what their numbers are written beside them.
+
+`stats/core.json` says what the numbers of a row are, with their formulas and units; `stats/core.bin` holds the
+rows. Each is, little-endian, the step (int64), the numbers (float32 each) and a CRC-32 of both; numpy reads the
+file in one line:
+
+    np.fromfile("core.bin", dtype=[("step", "<i8"), ("values", "<f4", (N,)), ("crc", "<u4")])
+
+Where a run goes on with other statistics, they get files of their own: `core.2.json`, `core.2.bin`, ...
+
+Shapes: S measured steps, N numbers a step.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlab.errors import StoreError
+from normlab.stats.profiles import Layout, Profiles
+from normlab.stats.statistic import OF, STATISTICS
+from normlab.store.files import refusal, write_all, write_atomic
+from normlab.store.reading import read_record
+from normlab.store.schema import seal
+
+FOLDER = "stats"
+"""Where a run keeps them, in its own folder."""
+ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
+PLACES = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
+_NAME = re.compile(r"(?P<tier>[a-z]+)(\.(?P<part>\d+))?\.json")
+
+
+def row_type(width: int) -> np.dtype[Any]:
+    """A row of N = `width` numbers."""
+    return np.dtype([("step", "<i8"), ("values", "<f4", (width,)), ("crc", "<u4")])
+
+
+@dataclass(slots=True)
+class Part:
+    """One pair of files: rows that have one layout."""
+
+    path: Path
+    """Of the rows."""
+    layout: Layout
+    _descriptor: int | None = field(default=None, repr=False)
+
+    def append(self, profiles: Profiles) -> None:
+        """Write rows at the end, in one system call: a kill tears the last one at most.
+
+        Raises:
+            StoreError: The system refused; none of them is in the file.
+        """
+        if not len(profiles.steps):
+            return
+        rows = np.zeros(len(profiles.steps), row_type(self.layout.width))
+        rows["step"], rows["values"] = profiles.steps, profiles.values
+        for row in rows:
+            row["crc"] = _checksum(row)
+        try:
+            if self._descriptor is None:
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._descriptor = os.open(self.path, flags, 0o666)
+            start = os.fstat(self._descriptor).st_size
+            try:
+                write_all(self._descriptor, rows.tobytes())
+            except BaseException:
+                os.ftruncate(self._descriptor, start)
+                raise
+        except OSError as error:
+            raise refusal(self.path, "written", error) from error
+
+    def rows(self) -> tuple[NDArray[Any], int]:
+        """The whole rows, and how many bytes of the last one there are besides.
+
+        Raises:
+            StoreError: The file is there and cannot be read.
+        """
+        kind = row_type(self.layout.width)
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise refusal(self.path, "read", error) from error
+        count, torn = divmod(len(content), kind.itemsize)
+        return np.frombuffer(content, kind, count), torn
+
+    def cut(self, step: int) -> None:
+        """Drop what was measured at `step` and later, and half a row at the end."""
+        rows, torn = self.rows()
+        late = [index for index, row in enumerate(rows) if row["step"] >= step and row["crc"] == _checksum(row)]
+        keep = late[0] if late else len(rows)
+        if keep < len(rows) or torn:
+            self.close()
+            try:
+                with self.path.open("r+b") as file:
+                    file.truncate(keep * rows.dtype.itemsize)
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise refusal(self.path, "cut", error) from error
+
+    def sync(self) -> None:
+        """Return once the rows are on the disk."""
+        if self._descriptor is not None:
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                raise refusal(self.path, "written", error) from error
+
+    def close(self) -> None:
+        """Close the file; the next `append` opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class Arrays:
+    """A run's statistics, to be read by anyone and written by the holder of the run's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / FOLDER
+        self._open: dict[str, Part] = {}
+
+    def append(self, tier: str, profiles: Profiles) -> None:
+        """Write what was measured, into the tier's files of this layout.
+
+        Raises:
+            StoreError: The system refused; none of the rows is in the record.
+        """
+        part = self._open.get(tier)
+        if part is None or part.layout != profiles.layout:
+            part = self._open[tier] = self._part(tier, profiles.layout)
+        part.append(profiles)
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """Every tier and part that there is, a tier's in the order in which they were begun.
+
+        Raises:
+            StoreError: One is damaged, or was written by a newer normlab.
+        """
+        found = [(match["tier"], int(match["part"] or 1)) for match in map(_NAME.fullmatch, self._names()) if match]
+        for tier, number in sorted(found):
+            path = self._file(tier, number)
+            tree = read_record(path)
+            try:
+                layout = Layout.from_tree(tree)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise StoreError(f"{path}: is damaged (it names no columns: {error}); put back a copy") from error
+            yield tier, Part(path.with_suffix(".bin"), layout)
+
+    def cut(self, step: int) -> None:
+        """Drop what was measured at `step` and later."""
+        self.close()
+        for _, part in self.parts():
+            part.cut(step)
+
+    def copy(self, path: Path, before: int) -> None:
+        """Put what was measured before a step into another run's folder.
+
+        Raises:
+            StoreError: A file cannot be read or written.
+        """
+        copies = Arrays(path)
+        for tier in dict.fromkeys(tier for tier, _ in self.parts()):
+            for profiles in self.read(tier)[0]:
+                early = profiles.steps < before
+                copies.append(tier, Profiles(profiles.layout, profiles.steps[early], profiles.values[early]))
+        copies.sync()
+        copies.close()
+
+    def sync(self) -> None:
+        """Return once all rows are on the disk."""
+        for part in self._open.values():
+            part.sync()
+
+    def close(self) -> None:
+        """Close the files."""
+        for part in self._open.values():
+            part.close()
+        self._open.clear()
+
+    def read(self, tier: str) -> tuple[list[Profiles], int]:
+        """What was measured with a tier, part by part, and how many rows are damaged and left out.
+
+        Raises:
+            StoreError: A file cannot be read, or its description is damaged.
+        """
+        found, damaged = [], 0
+        for own, part in self.parts():
+            if own == tier:
+                rows, _ = part.rows()
+                whole = np.array([row["crc"] == _checksum(row) for row in rows], dtype=bool)
+                damaged += int((~whole).sum())
+                rows = rows[whole]
+                found.append(Profiles(part.layout, rows["step"].astype(np.int64), rows["values"]))
+        return found, damaged
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise refusal(self.path, "read", error) from error
+
+    def _file(self, tier: str, number: int) -> Path:
+        return self.path / (f"{tier}.json" if number == 1 else f"{tier}.{number}.json")
+
+    def _part(self, tier: str, layout: Layout) -> Part:
+        """The files of a layout: those that are there, or new ones."""
+        number = 0
+        for own, part in self.parts():
+            if own == tier:
+                number += 1
+                if part.layout == layout:
+                    return part
+        path = self._file(tier, number + 1)
+        try:
+            self.path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise refusal(self.path, "made", error) from error
+        write_atomic(path, seal(description(tier, layout)))
+        return Part(path.with_suffix(".bin"), layout)
+
+
+def description(tier: str, layout: Layout) -> dict[str, Any]:
+    """What is written beside the rows: what each number is, in words that need no code to be understood."""
+    names = dict.fromkeys(group.statistic for group in layout.groups)
+    said = ("formula", "unit", "of", "merge", "question", "source")
+    statistics: Mapping[str, Any] = {name: {word: getattr(STATISTICS[name], word) for word in said} for name in names}
+    return {
+        "tier": tier,
+        "row": ROW,
+        "numbers": layout.width,
+        "order": "group by group, and in a group place by place",
+        "places": PLACES,
+        "of": {of: OF[of] for of in dict.fromkeys(STATISTICS[name].of for name in names)},
+        "statistics": statistics,
+        **layout.as_tree(),
+    }
+
+
+def _checksum(row: np.void) -> int:
+    return zlib.crc32(row.tobytes()[:-4])

@@ -1,0 +1,165 @@
+"""What a measured step takes home: the statistics of every block, parameter and norm, as one vector.
+
+The segments return what was seen of them, the slots bring the stream's gradient, and the rest is made of the
+parameters around the update. What each number is is known from the names that came with it, once for all steps;
+one that should have come and did not is an error.
+
+Shapes: R runs (absent for a lone run), L blocks, P parameters, D width, K numbers; `...R` marks an axis that only a
+pack has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normlab.norms.affine import Affine
+from normlab.stats.profiles import Column
+from normlab.stats.show import Wanted, site_of, wanted
+from normlab.stats.statistic import STATISTICS
+from normlab.stats.views import View
+from normlab.train.bound import Bound, Report
+from normlab.train.columns import Names, column_of, columns_of, refuse_missing
+from normlab.train.optim import lengths
+
+
+class Measured(NamedTuple):
+    """What a measured step saw inside."""
+
+    columns: tuple[Column, ...]
+    values: Tensor
+    """(K, ...R), on the device."""
+
+
+class Before(NamedTuple):
+    """What is taken before the update, for what is measured after it."""
+
+    values: list[Tensor]
+    """Of what there is no more afterwards: lengths of the parameters, their gains."""
+    params: list[Tensor]
+    """Copies, where the update is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the vector of a step is made of, known once the segments have run."""
+
+    columns: tuple[Column, ...]
+    largest: Tensor
+    """Which of the segments' numbers are the largest of the micro-batches'."""
+    roots: Tensor
+    """Which of all numbers are roots of what was measured."""
+
+
+@dataclass(slots=True)
+class Measure:
+    """Measures the steps of one model, for the statistics of these names."""
+
+    bound: Bound
+    names: frozenset[str]
+    wanted: Wanted = field(init=False)
+    _gains: list[tuple[Column, str, bool]] = field(init=False)
+    """Every gain: its place, its parameter, and whether it has a unit offset."""
+    _layouts: dict[Names, _Layout] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Find the norms' gains."""
+        self.wanted = wanted(self.names)
+        self._gains = []
+        for place, (prefix, segment) in enumerate(self.bound.model.segments()):
+            for name, module in segment.named_modules():
+                if isinstance(module, Affine) and module.gain is not None:
+                    owner = site_of(name.removesuffix(".affine").removesuffix("affine"))
+                    self._gains.append((Column("", owner, place), f"{prefix}{name}.gain", module.unit_offset))
+
+    def slots(self) -> tuple[Tensor, ...]:
+        """For the gradient of the stream at each block and at the head; fresh ones for each backward pass."""
+        if "dresid_rms" not in self.names:
+            return ()
+        like = next(iter(self.bound.params.values()))
+        zero = torch.zeros(self.bound.lead, dtype=like.dtype, device=like.device)
+        return tuple(zero.clone().requires_grad_() for _ in range(len(self.bound.model.blocks) + 1))
+
+    @torch.no_grad()
+    def before(self, grad_norms: Tensor) -> Before:
+        """What the update will change.
+
+        Args:
+            grad_norms: Each parameter's, before clipping, (P, ...R).
+        """
+        params = list(self.bound.params.values())
+        values = []
+        if "grad_norm" in self.names:
+            values.append(grad_norms)
+        if "param_norm" in self.names:
+            values.append(lengths(params, self.bound.lead))
+        values += [value for _, value in self._of_gains()]
+        return Before(values, [p.detach().clone() for p in params] if "update_norm" in self.names else [])
+
+    @torch.no_grad()
+    def after(self, reports: Sequence[Sequence[Report]], slots: Sequence[Tensor], before: Before) -> Measured:
+        """Everything that was measured, once the parameters have been updated.
+
+        Args:
+            reports: What was seen of each segment, for each micro-batch.
+            slots: The mean squares of the gradient of L, the step's summed loss, for each place.
+            before: What `before` took.
+
+        Raises:
+            StatisticsError: A statistic was not measured.
+        """
+        layout = self._layout(tuple(report.names for report in reports[0]))
+        values = torch.stack([torch.cat([report.values for report in one]) for one in reports])
+        if len(reports) > 1:
+            largest = layout.largest.view(-1, *[1] * len(self.bound.lead))
+            values = torch.where(largest, values.amax(0), values.mean(0))
+        else:
+            values = values[0]
+        parts = [values, *([torch.stack(list(slots))] if slots else []), *before.values]
+        if before.params:
+            params = [p.detach() for p in self.bound.params.values()]
+            parts.append(lengths(torch._foreach_sub(params, before.params), self.bound.lead))
+        whole = torch.cat([part.to(values.dtype) for part in parts])
+        roots = layout.roots.view(-1, *[1] * len(self.bound.lead))
+        return Measured(layout.columns, torch.where(roots, whole.sqrt(), whole))
+
+    def _of_gains(self) -> Iterable[tuple[list[Column], Tensor]]:
+        """What each number is, and the values, of every statistic of the gains of each width."""
+        made = self.wanted.get("gain", ())
+        widths: dict[int, list[tuple[Column, Tensor]]] = {}
+        for column, name, unit_offset in self._gains if made else ():
+            gain = self.bound.params[name].detach()
+            widths.setdefault(gain.shape[-1], []).append((column, gain + 1 if unit_offset else gain))
+        for group in widths.values():
+            view = View(torch.stack([gain for _, gain in group]))
+            for name, value in made:
+                yield [column._replace(statistic=name) for column, _ in group], value(view)
+
+    def _layout(self, names: Names) -> _Layout:
+        if names in self._layouts:
+            return self._layouts[names]
+        seen = columns_of(names)
+        refuse_missing(self.bound.model, self.wanted, seen)
+        depth, columns = len(self.bound.model.blocks), list(seen)
+        if "dresid_rms" in self.names:
+            columns += [Column("dresid_rms", "", place) for place in range(1, depth + 2)]
+        of_parameters = [column_of(name, depth) for name in self.bound.params]
+        for name in ("grad_norm", "param_norm"):
+            if name in self.names:
+                columns += [column._replace(statistic=name) for column in of_parameters]
+        columns += [column for group, _ in self._of_gains() for column in group]
+        if "update_norm" in self.names:
+            columns += [column._replace(statistic="update_norm") for column in of_parameters]
+        device = next(iter(self.bound.params.values())).device
+        merges = [STATISTICS[column.statistic].merge for column in columns]
+        layout = _Layout(
+            tuple(columns),
+            torch.tensor([merge == "max" for merge in merges[: len(seen)]], dtype=torch.bool, device=device),
+            torch.tensor([merge == "rms" for merge in merges], dtype=torch.bool, device=device),
+        )
+        self._layouts[names] = layout
+        return layout

@@ -1,0 +1,154 @@
+"""Pre-norm against post-norm at depth 24, told from their statistics alone: how the stream and the gradient differ.
+
+    python scripts/signatures.py            # trains both on the default corpus: ten minutes on two CPU cores
+    python scripts/signatures.py --page signatures.html
+
+The two runs are made by `normlab train` (a run that is finished is used again) and read from their records; no model is
+looked at. Prints a table, writes a page with pictures, and exits 1 where a signature is not there:
+
+- pre: the stream grows with depth (Xiong et al. 2020, arXiv:2002.04745: its square at least linearly in the block), and
+  the gradient is about as large everywhere;
+- post: the stream is its norm's gain at every block, and at initialisation the gradient is largest at the top.
+
+Shapes: S measured steps, L blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normlab.report.render import render
+from normlab.stats.profiles import Array, Profiles
+from normlab.stats.statistic import CORE, STATISTICS, values_of
+from normlab.store.files import write_atomic
+from normlab.store.runs import RunFolder
+
+PLACEMENTS = ("pre", "post")
+SHOWN = ("resid_rms", "dresid_rms", "attn_ratio", "adj_cos")
+WORDS = ["norm=rmsnorm", "tracking.wandb=off", "optim.lr=1e-3", "eval.every=0"]
+
+
+def trained(placement: str, args: argparse.Namespace) -> RunFolder:
+    """The run of a placement."""
+    from normlab.launch import compose_run
+    from normlab.train.start import train
+
+    words = [f"placement={placement}", f"model.depth={args.depth}", f"train.steps={args.steps}", *WORDS]
+    config = compose_run([*words, f"results_dir={args.results}"])
+    print(f"normlab train {' '.join(words)}", file=sys.stderr, flush=True)
+    return train(config).folder
+
+
+def moments(profiles: Profiles, warmup: int) -> dict[str, int]:
+    """Which measured step stands for a time of the training."""
+    steps = profiles.steps
+    return {"at init": 0, "after warm-up": int(np.searchsorted(steps, warmup)), "at the end": len(steps) - 1}
+
+
+def profile(profiles: Profiles, name: str, index: int) -> tuple[list[int], Array]:
+    """A statistic over the places that it has, at one measured step."""
+    (values,) = values_of(profiles, name).values()
+    places = np.flatnonzero(~np.isnan(values[index]))
+    return places.tolist(), values[index][places]
+
+
+def signatures(found: dict[str, Profiles]) -> Iterator[tuple[str, str, float, bool]]:
+    """What is claimed, what is expected, what was seen, and whether it is so."""
+    pre, post = (found[name] for name in PLACEMENTS)
+    depth = pre.layout.depth
+
+    def over(profiles: Profiles, name: str, index: int) -> float:
+        values = profile(profiles, name, index)[1]
+        return float(values[-1] / values[0])
+
+    for when, index in (("at init", 0), ("at the end", -1)):
+        grown = over(pre, "resid_rms", index)
+        yield f"pre, {when}: the stream at the head over that at block 1", "above 2", grown, grown > 2
+        sizes = profile(post, "resid_rms", index)[1][1:]
+        spread = float(sizes.max() / sizes.min())
+        yield f"post, {when}: the largest stream after a block over the smallest", "below 1.5", spread, spread < 1.5
+    heavy = over(post, "dresid_rms", 0)
+    yield "post, at init: the gradient at the head over that at block 1", "above 3", heavy, heavy > 3
+    flat = over(pre, "dresid_rms", 0)
+    yield "pre, at init: the same", f"below post's / 3, at depth {depth}", flat, flat < heavy / 3
+
+
+def table(found: dict[str, Profiles], warmup: int) -> list[dict[str, Any]]:
+    """Both ends and the middle of every profile."""
+    rows = []
+    for name in SHOWN:
+        for placement, profiles in found.items():
+            for when, index in moments(profiles, warmup).items():
+                places, values = profile(profiles, name, index)
+                picked = [0, (len(places) - 1) // 2, -1]
+                labels = ("first", "middle", "last")
+                told = {label: f"{values[at]:.3g}" for label, at in zip(labels, picked, strict=True)}
+                rows.append({"statistic": name, "placement": placement, "when": when, **told})
+    return rows
+
+
+def write_page(found: dict[str, Profiles], warmup: int, path: Path) -> None:
+    """One HTML file: a picture a statistic, a line a placement and time."""
+    import plotly.graph_objects as go
+    from plotly.colors import qualitative
+    from plotly.subplots import make_subplots
+
+    titles = [f"{name} = {STATISTICS[name].formula}" for name in SHOWN]
+    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=0.12)
+    dashes = {"at init": "dot", "after warm-up": "dash", "at the end": "solid"}
+    for number, name in enumerate(SHOWN):
+        for colour, (placement, profiles) in zip(qualitative.Safe, found.items(), strict=False):
+            for when, index in moments(profiles, warmup).items():
+                places, values = profile(profiles, name, index)
+                line = go.Scatter(
+                    x=places, y=values, name=f"{placement}, {when}", legendgroup=f"{placement}, {when}",
+                    showlegend=number == 0, mode="lines", line={"color": colour, "dash": dashes[when], "width": 2},
+                )  # fmt: skip
+                figure.add_trace(line, row=number // 2 + 1, col=number % 2 + 1)
+        scale = "linear" if name == "adj_cos" else "log"
+        figure.update_yaxes(type=scale, exponentformat="power", row=number // 2 + 1, col=number % 2 + 1)
+    depth = next(iter(found.values())).layout.depth
+    figure.update_xaxes(title_text=f"block; {depth + 1} is the head")
+    figure.update_layout(
+        height=900, width=1400, template="plotly_white", font={"size": 13},
+        title=f"pre-norm and post-norm at depth {depth}, one seed each, from their statistics alone",
+        legend={"orientation": "h", "y": -0.08},
+    )  # fmt: skip
+    write_atomic(path, figure.to_html(include_plotlyjs=True, full_html=True).encode())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depth", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--results", default="results", help="where the runs are kept")
+    parser.add_argument("--page", type=Path, default=None, help="write the pictures here (HTML)")
+    args = parser.parse_args()
+    found: dict[str, Profiles] = {}
+    warmup = 0
+    for placement in PLACEMENTS:
+        folder = trained(placement, args)
+        warmup = folder.run()["config"]["optim"]["warmup_steps"]
+        (found[placement],), damaged = folder.arrays.read(CORE)
+        assert not damaged
+    claims = list(signatures(found))
+    rows = [
+        {"claim": claim, "expected": expected, "seen": f"{seen:.3g}", "": "holds" if holds else "DOES NOT HOLD"}
+        for claim, expected, seen, holds in claims
+    ]
+    print(render(rows, "markdown"))
+    print()
+    print(render(table(found, warmup), "markdown"))
+    if args.page is not None:
+        write_page(found, warmup, args.page)
+    return int(not all(holds for *_, holds in claims))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

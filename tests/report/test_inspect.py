@@ -1,0 +1,183 @@
+"""`normlab inspect`: what happened inside a run, from its record alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from normlab.launch import compose_run
+from normlab.report.bars import bars
+from normlab.report.inspect import MOST_PLACES, inspect, table_rows
+from normlab.stats.profiles import Column as NumberOf
+from normlab.stats.profiles import Layout, Profiles
+from normlab.stats.spikes import RULES
+from normlab.stats.statistic import STATISTICS
+from normlab.store.runs import RunFolder
+from normlab.train.start import train
+
+Command = Callable[..., tuple[int, str, str]]
+CORPUS = Path(__file__).parents[1] / "corpus.txt"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Peri at depth 3, measured at steps 0, 10 and 20; its name has a blank and a quote."""
+    words = [
+        "data=files", f"data.path=[{CORPUS}]", "device=cpu", "tracking.wandb=off", "model=gpt2_nano",
+        "placement=peri", "model.depth=3", "train.steps=21", "train.batch_size=4", "eval.sequences=4",
+        f"results_dir={tmp_path_factory.mktemp('inspect')}", "run.name=it's peri",
+    ]  # fmt: skip
+    return train(compose_run(words), sinks=[]).folder
+
+
+@pytest.fixture
+def command(run: RunFolder, run_command: Command) -> Command:
+    return lambda *words: run_command("inspect", *words, "--results-dir", str(run.path.parents[1]))
+
+
+def test_a_statistic_by_place_and_over_training(run: RunFolder, command: Command) -> None:
+    code, out, err = command("it's peri", "resid_rms")
+    assert (code, err) == (0, "")
+    about, head, _, *lines = out.splitlines()
+    assert about.startswith("resid_rms = sqrt(mean x^2) [of x]; of the stream that enters a block, and the head. ")
+    assert head.split("  ")[0] == "place"
+    assert all(f"step {step}" in head for step in (0, 10, 20))
+    (profiles,), _ = run.arrays.read("core")
+    values = profiles.one("resid_rms")
+    assert [line[:7].strip() for line in lines] == ["block 1", "block 2", "block 3", "head"]
+    for place, line in enumerate(lines, start=1):
+        told = line[7:].split()
+        assert told[:3] == [f"{value:.4g}" for value in values[:, place]]
+        assert told[3] == bars(values[:, place].tolist())
+
+
+def test_the_whole_in_a_few_lines(command: Command, run: RunFolder) -> None:
+    code, out, err = command(run.run_id)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) < 40
+    told = {tuple(re.split(r"\s{2,}", line)[:2]) for line in lines}
+    assert {
+        ("resid_rms", "block 1 / head"),
+        ("norm_gain", "attn.out"),
+        ("norm_in_rms", "close"),
+        ("grad_share", "mlp"),
+    } <= told
+    assert lines[-1].endswith("normlab list stats names them all")
+
+
+def test_json_has_everything(command: Command, run: RunFolder) -> None:
+    rows = json.loads(command(run.run_id, "--json")[1])
+    assert {row["statistic"] for row in rows} == set(STATISTICS)
+    (profiles,), _ = run.arrays.read("core")
+    for row in rows:
+        assert row["steps"] == [0, 10, 20]
+        assert len(row["values"]) == 3
+        assert row["formula"] == STATISTICS[row["statistic"]].formula
+    one = [row for row in rows if (row["statistic"], row["site"]) == ("norm_out_rms", "mlp.out")]
+    assert [row["place"] for row in one] == ["block 1", "block 2", "block 3"]
+    expected = profiles.get("norm_out_rms")["mlp.out"][:, 1:4]
+    assert np.array_equal(np.array([row["values"] for row in one], dtype=np.float32).T, expected)
+    (share,) = json.loads(command(run.run_id, "grad_share", "--json")[1])[:1]
+    assert (share["place"], share["site"]) == ("", "embed")
+
+
+def test_spikes_by_every_definition(command: Command, run: RunFolder) -> None:
+    code, out, err = command(run.run_id, "spikes")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == [rule.name for rule in RULES]
+    rows = {row["rule"]: row for row in json.loads(command(run.run_id, "spikes", "--json")[1])}
+    clipped = [row["step"] for row in run.rows("train").rows if row["clip"] < 1]
+    assert (rows["clipped"]["at"], rows["clipped"]["of steps"]) == (clipped, 21)
+    assert (rows["loss_olmo_2"]["spikes"], rows["loss_olmo_2"]["share"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["resid_rsm"], "unknown statistic 'resid_rsm'.*did you mean 'resid_rms'"),
+        (["resid_rms", "--format", "csv"], "No such option"),
+    ],
+)
+def test_what_there_is_not(words: list[str], message: str, command: Command, run: RunFolder) -> None:
+    code, out, err = command(run.run_id, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert re.search(message, err)
+
+
+def test_a_run_that_measured_nothing(words: list[str], run_command: Command, tmp_path: Path) -> None:
+    folder = train(compose_run([*words, "stats=off"]), sinks=[]).folder
+    code, _, err = run_command("inspect", str(folder.path))
+    assert code == 2
+    assert err.startswith(f"error: run {folder.run_id} has no statistics: it was trained with stats=off, or has not ")
+    words += ["stats=off", "stats.also=[adj_cos]", "run.fresh=true"]
+    folder = train(compose_run(words), sinks=[]).folder
+    assert {row["statistic"] for row in inspect(folder)} == {"adj_cos"}
+    code, _, err = run_command("inspect", str(folder.path), "resid_crest")
+    assert (code, err) == (2, "error: resid_crest: resid_absmax, of which it is made, was not measured\n")
+
+
+def test_damaged_rows_are_said_and_left_out(words: list[str], run_command: Command) -> None:
+    folder = train(compose_run([*words, "stats.every=2"]), sinks=[]).folder
+    path = folder.path / "stats" / "core.bin"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    code, out, err = run_command("inspect", str(folder.path), "logz", "--json")
+    assert (code, err) == (0, f"normlab: {folder.path / 'stats'}: damaged rows, left out: 1\n")
+    assert len(json.loads(out)[0]["steps"]) == 5
+
+
+def test_it_needs_no_torch(run: RunFolder) -> None:
+    script = (
+        "import sys\nfrom normlab.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'wandb', 'datasets', 'pandas', 'hydra'} & sys.modules.keys()))"
+    )
+    for words in (["inspect", str(run.path)], ["inspect", str(run.path), "adj_cos"], ["list", "stats"]):
+        done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_deep_model_fits_a_screen(tmp_path: Path) -> None:
+    columns = [NumberOf("resid_rms", "", place) for place in range(1, 202)]
+    layout, order = Layout.of(columns, 200, {})
+    folder = RunFolder(tmp_path)
+    values = np.random.default_rng(0).random((30, 201)).astype(np.float32)
+    (tmp_path / "stats").mkdir()
+    folder.arrays.append("core", Profiles(layout, np.arange(30), values[:, order]))
+    rows = inspect(folder, "resid_rms")
+    assert len(rows) == 201
+    shown = table_rows(rows)
+    assert len(shown) == MOST_PLACES
+    assert (shown[0]["place"], shown[-1]["place"]) == ("block 1", "head")
+    assert [key for key in shown[0] if key.startswith("step")] == [f"step {step}" for step in (0, 7, 14, 22, 29)]
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([1, 10, 100, 1000], "▁▃▆█"),
+        ([-1, 0, 1], "▁▅█"),
+        ([0, 1], "▁█"),
+        ([5, 5.01], "▄▄"),
+        ([0, 0, 0], "▄▄▄"),
+        ([1, math.nan, 3], "▁?█"),
+        ([math.inf, math.inf], "??"),
+        ([2], "▄"),
+        ([], ""),
+        ([-1e300, 1e300], "▁█"),
+    ],
+)
+def test_bars(values: list[float], drawn: str) -> None:
+    assert bars(values) == drawn

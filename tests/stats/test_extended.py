@@ -1,0 +1,200 @@
+"""The closer look: each of its statistics against a slow one, and what is known of them beforehand."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from by_hooks import where
+from test_statistics import VOCAB, case
+from test_trajectory import HOW, bits, trained
+from torch import Tensor, nn
+
+from normlab.model.gpt import GPT
+from normlab.norms.base import NORMS
+from normlab.stats.statistic import EXTENDED, STATISTICS
+from normlab.train.closer import CloserLook
+from normlab.train.optim import hyper_of
+
+NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == EXTENDED)
+
+
+def looked(placement: str, *words: str, steps: int = 2, apart: bool = True) -> tuple[dict[Any, float], GPT, Any]:
+    """What the closer look sees of a model after some steps, the model, and the optimiser."""
+    one = case(placement, 1, *words)
+    (model,) = one.models()
+    step = one.step_of([model])
+    for number in range(steps):
+        tokens, targets = one.batch(number)
+        step(tokens[0], targets[0], hyper_of(one.configs[0].optim, 50, number))
+    tokens, targets = (x[0, :5] for x in one.batch(99))
+    look = CloserLook(step.bound, NAMES, tokens, targets, step.optimizer, apart=apart)
+    before = copy.deepcopy(model.state_dict())
+    seen = look()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    return dict(zip(map(tuple, seen.columns), seen.values.tolist(), strict=True)), model, step.optimizer
+
+
+def batch(placement: str, *words: str) -> tuple[Tensor, Tensor]:
+    tokens, targets = case(placement, 1, *words).batch(99)
+    return tokens[0, :5], targets[0, :5]
+
+
+@pytest.mark.parametrize("words", [(), ("model.qk_norm=head", "model.positions=rope")], ids=["plain", "qk"])
+def test_attention_equals_the_formula_query_by_query(words: tuple[str, ...]) -> None:
+    found, model, _ = looked("pre", "norm=rmsnorm", *words)
+    tokens, _ = batch("pre")
+    calls: list[tuple[Tensor, Tensor, float]] = []
+    real = nn.functional.scaled_dot_product_attention
+
+    def listening(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float) -> Tensor:
+        calls.append((q.detach(), k.detach(), scale))
+        return real(q, k, v, is_causal=is_causal, scale=scale)
+
+    nn.functional.scaled_dot_product_attention = listening
+    try:
+        model(tokens)
+    finally:
+        nn.functional.scaled_dot_product_attention = real
+    for place, (q, k, scale) in enumerate(calls, start=1):
+        largest, entropies, sinks = -math.inf, [], []
+        examples, heads, length, _ = q.shape
+        for head in range(heads):
+            of_head = []
+            for example in range(examples):
+                for query in range(length):
+                    z = scale * k[example, head, : query + 1] @ q[example, head, query]
+                    p = z.exp() / z.exp().sum()
+                    largest = max(largest, z.max().item())
+                    of_head.append(-(p * p.log()).sum().item())
+                    if query:
+                        sinks.append(p[0].item())
+            entropies.append(sum(of_head) / len(of_head))
+        expected = {
+            "attn_logit_max": largest, "attn_entropy": sum(entropies) / heads, "attn_entropy_min": min(entropies),
+            "attn_sink": sum(sinks) / len(sinks),
+        }  # fmt: skip
+        for name, value in expected.items():
+            assert found[name, "", place] == pytest.approx(value, rel=1e-9), name
+
+
+def test_the_stream_and_the_hidden_activations_equal_their_formulas() -> None:
+    found, model, _ = looked("peri", "norm=rmsnorm")
+    tokens, _ = batch("peri")
+    streams, hidden = [], []
+    handles = [
+        part.register_forward_pre_hook(lambda m, a: streams.append(a[0])) for part in (*model.blocks, model.head)
+    ]
+    handles += [b.mlp.down.register_forward_pre_hook(lambda m, a: hidden.append(a[0])) for b in model.blocks]
+    model(tokens)
+    for handle in handles:
+        handle.remove()
+    for place, x in enumerate(streams, start=1):
+        flat = x.detach().flatten(0, 1)
+        count = len(flat)
+        s = flat.square().mean(0).sqrt()
+        cosines = nn.functional.cosine_similarity(flat[:, None], flat[None], dim=-1)
+        values = torch.linalg.eigvalsh(torch.cov(flat.T, correction=0))
+        expected = {
+            "neuron_kurt": (s.pow(4).mean() / s.square().mean().square()).item(),
+            "token_cos": ((cosines.sum() - cosines.trace()) / (count * (count - 1))).item(),
+            "part_ratio": (values.sum().square() / values.square().sum()).item(),
+        }
+        for name, value in expected.items():
+            assert found[name, "", place] == pytest.approx(value, rel=1e-9), name
+    for place, h in enumerate(hidden, start=1):
+        mean = h.detach().abs().flatten(0, 1).mean(0)
+        assert found["dead_frac", "", place] == (mean < mean.mean() / 1000).double().mean().item()
+
+
+def test_gradients_of_each_example() -> None:
+    found, model, _ = looked("pre", "norm=layernorm")
+    tokens, targets = batch("pre")
+    rows = []
+    for example in range(len(tokens)):
+        loss = nn.functional.cross_entropy(model(tokens[example : example + 1])[0], targets[example])
+        rows.append(torch.autograd.grad(loss, list(model.parameters())))
+    depth, count = len(model.blocks), len(tokens)
+    for index, (name, p) in enumerate(model.named_parameters()):
+        own = torch.stack([row[index].flatten() for row in rows])
+        mean = own.mean(0)
+        # The textbook's unbiased estimates: the trace of the covariance, and the mean's square less its own noise.
+        trace = (own - mean).square().sum() / (count - 1)
+        square = mean.square().sum() - trace / count
+        site, place = where(name, depth)
+        assert found["gns", site, place] == pytest.approx((trace / square).item(), rel=1e-6), name
+        if p.dim() == 2:
+            cosine = nn.functional.cosine_similarity(p.detach().flatten(), mean, dim=0).item()
+            assert found["radial_cos", site, place] == pytest.approx(cosine, rel=1e-6, abs=1e-12), name
+
+
+def test_radial_cosines_are_zero_exactly_where_a_norm_follows_the_weight() -> None:
+    """The norm's eps is all that sees the weight's size; without one in between, the size matters."""
+    peri, *_ = looked("peri", "norm=rmsnorm", "norm.eps=1e-12", "model.qk_norm=head")
+    pre, *_ = looked("pre", "norm=rmsnorm")
+    followed = {"attn.out.weight", "mlp.down.weight", "attn.q.weight", "attn.k.weight"}
+    for (name, site, _), value in peri.items():
+        if name == "radial_cos" and site in followed:
+            assert abs(value) < 1e-9, site
+        elif name == "radial_cos" and site.startswith(("attn", "mlp")) and site != "attn.v.weight":
+            assert abs(value) > 1e-5, site
+    assert all(abs(pre["radial_cos", site, place]) > 1e-5 for site in followed for place in (1, 2, 3))
+
+
+def test_what_adam_does_is_what_its_next_step_does() -> None:
+    """From the state as it stands torch's own AdamW moves a weight by lr times the update that is measured."""
+    found, model, optimizer = looked("pre", "norm=rmsnorm", "model.bias=false", "optim.weight_decay=0", steps=4)
+    for name, p in model.named_parameters():
+        if p.dim() != 2 or not name.startswith("blocks."):
+            continue
+        weight = p.detach().clone().requires_grad_()
+        other = torch.optim.AdamW([weight], lr=1.0, betas=(0.0, 0.0), eps=1e-8, weight_decay=0)
+        # One step of a torch optimiser whose averages are set to ours, before they are averaged once more with 0.
+        weight.grad = torch.zeros_like(weight)
+        other.step()
+        state, count = other.state[weight], optimizer.count.item()
+        state["step"].fill_(count - 1)
+        state["exp_avg"].copy_(optimizer.moments["mean"][name] / 0.9)
+        state["exp_avg_sq"].copy_(optimizer.moments["square"][name] / 0.95)
+        other.param_groups[0]["betas"] = (0.9, 0.95)
+        before = weight.detach().clone()
+        other.step()
+        moved = (weight.detach() - before).square().mean().sqrt().item()
+        site, place = where(name, len(model.blocks))
+        assert found["adam_rms", site, place] == pytest.approx(moved, rel=1e-6), name
+        root = (optimizer.moments["square"][name] / (1 - 0.95**count)).sqrt()
+        assert found["adam_eps_frac", site, place] == (root < 1e-7).double().mean().item()
+
+
+def test_batch_statistics_have_no_example_of_their_own_and_keep_their_running_ones() -> None:
+    found, *_ = looked("pre", "norm=batchnorm", apart=False)
+    assert not any(name == "gns" for name, _, _ in found)
+    assert any(name == "radial_cos" for name, _, _ in found)
+    assert NORMS["batchnorm"].batch_statistics
+
+
+@pytest.mark.parametrize("context", [1, 2, 300])
+def test_one_token_or_many(context: int) -> None:
+    one = case("pre", 1, f"model.context={context}")
+    (model,) = one.models()
+    step = one.step_of([model])
+    tokens = torch.randint(0, VOCAB, (2, context), generator=torch.Generator().manual_seed(0))
+    seen = CloserLook(step.bound, NAMES, tokens, tokens, step.optimizer)()
+    told = dict(zip(map(tuple, seen.columns), seen.values.tolist(), strict=True))
+    assert all(math.isfinite(value) for (name, _, _), value in told.items() if name not in ("adam_rms", "gns"))
+    if context == 1:
+        assert told["attn_entropy", "", 1] == 0
+        assert told["attn_sink", "", 1] == 1
+
+
+def test_a_run_with_everything_has_the_same_bits_and_resumes(tmp_path: Path) -> None:
+    words = ("stats=full", "stats.extended_every=7", "optim.lr=1e-2")
+    folder = trained(tmp_path / "full", *words)
+    assert bits(folder) == bits(trained(tmp_path / "never", *HOW["never"], "optim.lr=1e-2"))
+    (closer,), damaged = folder.arrays.read(EXTENDED)
+    assert (closer.steps.tolist(), damaged) == ([0, 7, 14], 0)
+    assert set(closer.names()) == NAMES

@@ -1,0 +1,104 @@
+"""Statistics whose value is known beforehand, by a law or by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_statistics import VOCAB, case
+
+from normlab.launch import compose_run
+from normlab.model.init import build_model
+from normlab.stats.show import looking, show, wanted, watched
+from normlab.stats.statistic import STATISTICS
+from normlab.stats.views import View
+from normlab.train.optim import hyper_of
+
+WIDTH = 4096
+SEEN = frozenset(STATISTICS)
+
+
+def of_stream(x: torch.Tensor) -> dict[str, float]:
+    with looking(wanted(SEEN)) as seen:
+        show("resid", "", x)
+    told = {name: value.item() for (name, _), value in zip(seen.names, seen.values, strict=True)}
+    return told | {"resid_rms": math.sqrt(told["resid_rms"])}  # merged as its square
+
+
+def gaussian(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_gaussian_has_kurtosis_3_and_uniform_energy_1() -> None:
+    told = of_stream(3 * gaussian(64, 32, WIDTH))
+    assert told["resid_rms"] == pytest.approx(3, rel=1e-3)
+    assert told["resid_kurt"] == pytest.approx(3, rel=1e-3)  # 3 - 6 / (D + 2), and its deviation is 0.002
+    assert told["resid_uniform"] == pytest.approx(1, abs=4 * math.sqrt(2 / (64 * 32)))
+    assert told["resid_nonfinite"] == 0
+
+
+def test_one_channel_alone_has_kurtosis_d_and_the_vector_of_ones_uniform_energy_d() -> None:
+    one_hot = torch.zeros(2, 3, WIDTH)
+    one_hot[..., 7] = -5
+    told = of_stream(one_hot)
+    assert told["resid_kurt"] == pytest.approx(WIDTH)
+    assert told["resid_absmax"] == 5
+    assert told["resid_uniform"] == pytest.approx(1)
+    assert of_stream(torch.full((2, 3, WIDTH), -0.1))["resid_uniform"] == pytest.approx(WIDTH, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-15, 1e-8, 1e8, 1e15])
+def test_ratios_do_not_depend_on_size(size: float) -> None:
+    x = gaussian(4, 8, 64)
+    plain, scaled = of_stream(x), of_stream(x * size)
+    for name in ("resid_kurt", "resid_uniform"):
+        assert scaled[name] == pytest.approx(plain[name], rel=1e-4)
+
+
+def test_zeros_have_zeros_and_what_is_not_finite_is_counted() -> None:
+    assert set(of_stream(torch.zeros(2, 3, 8)).values()) == {0}
+    broken = torch.ones(2, 5, 8)
+    broken[0, 0, 0], broken[1, 2, 3], broken[1, 3, 3] = math.nan, math.inf, -math.inf
+    assert of_stream(broken)["resid_nonfinite"] == pytest.approx(0.3)
+
+
+def test_orthogonal_and_opposite_vectors() -> None:
+    x, y = torch.eye(8)[None, :1], torch.eye(8)[None, 1:2]
+    for after, cosine in ((x, 1), (y, 0), (-3 * x, -1), (x + y, math.sqrt(0.5))):
+        assert View(x).cosine(View(after)).item() == pytest.approx(cosine, abs=1e-6)
+
+
+@pytest.mark.parametrize("placement", ["post", "peri"])
+def test_the_stream_at_initialisation(placement: str) -> None:
+    """Post-norm's is its gain, at every depth; peri's grows as the root of what was added to it: 2 a block."""
+    one = case(placement, 1, "model.depth=24", "model.width=64", "model.context=32", "norm=rmsnorm")
+    model = build_model(one.configs[0], VOCAB).double()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if placement == "post" and name.endswith("gain"):
+                p.fill_(1.5)
+    (told,) = [dict_of(one, model)]
+    sizes = [told["resid_rms", "", place] for place in range(1, 26)]
+    if placement == "post":
+        assert sizes[1:] == pytest.approx([1.5] * 24, rel=1e-3)
+    else:
+        assert sizes[1:] == pytest.approx([math.sqrt(2 * block) for block in range(1, 25)], rel=0.1)
+        assert [told["attn_rms", "", place] for place in range(1, 25)] == pytest.approx([1.0] * 24, rel=1e-2)
+
+
+def dict_of(one, model) -> dict:
+    step = one.step_of([model])
+    tokens, targets = one.batch(0)
+    out = step(tokens[0], targets[0], hyper_of(one.configs[0].optim, 50, 0), measured=True)
+    return dict(zip(map(tuple, out.measured.columns), out.measured.values.tolist(), strict=True))
+
+
+def test_a_norm_that_is_watched_is_the_norm_it_was() -> None:
+    config = compose_run(["norm=layernorm", "norm.bias=true"])
+    plain, seen = config.norm.build(16), watched(config.norm.build(16))
+    assert isinstance(seen, type(plain))
+    assert list(plain.state_dict()) == list(seen.state_dict())
+    x = gaussian(2, 3, 16)
+    assert torch.equal(plain(x), seen(x))
+    assert repr(plain) == repr(seen)

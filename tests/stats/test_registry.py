@@ -1,0 +1,214 @@
+"""What is said of each statistic, what the words after `stats.` do, and what happens where one is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from normlab.errors import ConfigError, StatisticsError
+from normlab.launch import compose_run
+from normlab.stats import options  # noqa: F401  (with it every statistic is known)
+from normlab.stats.profiles import Column, Layout, Profiles
+from normlab.stats.statistic import CORE, STATISTICS, Statistic, register, values_of
+from normlab.train.start import train
+
+Command = Callable[..., tuple[int, str, str]]
+CORPUS = Path(__file__).parents[1] / "corpus.txt"
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_everything_is_said_of_it(name: str) -> None:
+    one = STATISTICS[name]
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", name)  # what W&B sorts and filters by
+    for text in (one.formula, one.unit, one.question, one.source):
+        assert text == " ".join(text.split()) != ""
+    assert one.question[-1] in "?.:"
+    assert (one.merge == "derived") == (one.derive is not None)
+    assert not (one.derive and one.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "resid_rms"}, "is taken"),
+        ({"of": "stream"}, "unknown of 'stream'"),
+        ({"merge": "sum"}, "unknown merge"),
+        ({"tier": "cores"}, "did you mean 'core'"),
+        ({"merge": "derived"}, "go together"),
+    ],
+)
+def test_a_statistic_that_is_none(change: dict[str, str], message: str) -> None:
+    told = {"name": "new", "of": "resid", "formula": "f", "unit": "1", "merge": "mean", "question": "?", "source": "s"}
+    with pytest.raises(ConfigError, match=message):
+        register(Statistic(**(told | change)))
+    assert "new" not in STATISTICS
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["stats.without=[resid_rm]"], "stats.without=resid_rm: unknown name .*did you mean 'resid_rms'"),
+        (["stats.also=[resid_rms]"], "has no effect, it is measured anyway"),
+        (["stats=off", "stats.without=[resid_rms]"], "has no effect, it is not measured"),
+        (["stats=off", "stats.every=5"], "has no effect, nothing is measured; set stats=core"),
+        (["stats.without=[resid_crest]"], "is derived when it is read .*resid_absmax / resid_rms"),
+        (["stats.tiers=[cores]"], "did you mean 'core'"),
+        (["stats.every=0"], "must be at least 1"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose_run(words)
+
+
+def test_a_choice_that_there_is_not(run_command: Command) -> None:
+    assert run_command("train", "stats=of") == (
+        2, "", "error: stats=of: unknown stats 'of': choose one of core, off (did you mean 'off'?)\n"
+    )  # fmt: skip
+
+
+def test_words_that_choose() -> None:
+    core = {name for name, one in STATISTICS.items() if one.tier == CORE and one.derive is None}
+    assert compose_run([]).stats.names(CORE) == core
+    assert compose_run([]).stats.every == 10
+    assert compose_run(["stats=off"]).stats.names(CORE) == set()
+    assert compose_run(["stats=off"]).stats.every is None
+    chosen = compose_run(["stats=off", "stats.also=[adj_cos,logz]", "stats.every=3"]).stats
+    assert (chosen.names(CORE), chosen.every) == ({"adj_cos", "logz"}, 3)
+    assert compose_run(["stats.without=[adj_cos]"]).stats.names(CORE) == core - {"adj_cos"}
+
+
+def test_they_are_no_part_of_a_run_s_identity() -> None:
+    plain = compose_run([])
+    for words in (["stats=off"], ["stats.every=1"], ["stats.without=[adj_cos]"], ["tracking.layers=true"]):
+        assert compose_run(words).config_hash == plain.config_hash
+
+
+# A tap that did not run.
+
+HALF = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from normlab.placements.base import Placement, register_placement
+
+
+@dataclass(kw_only=True, slots=True)
+class Half(Placement):
+    """Attention alone."""
+
+    formula: ClassVar[str] = "x = x + A(N(x))"
+    source: ClassVar[str] = "the test"
+    init: ClassVar[str] = "gpt2"
+    name: str = "NAME"
+
+    def wire(self, layer, depth, width, make_norm):
+        return Wiring(make_norm(width), make_norm(width))
+
+
+class Wiring(nn.Module):
+    def __init__(self, norm, other):
+        super().__init__()
+        self.norm, self.other = norm, other
+
+    def forward(self, x, attn, mlp):
+        BODY
+
+
+register_placement(Half())
+'''
+WORDS = [
+    "train", "data=files", f"data.path=[{CORPUS}]", "tracking.wandb=off", "model=gpt2_nano", "train.steps=2",
+    "train.batch_size=2", "eval.sequences=2", "device=cpu",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "missing"),
+    [
+        ("no_mlp", "return x + attn(self.norm(self.other(x)))", "mlp_rms, place 1: .*never called the MLP"),
+        ("no_attn", "return x + mlp(self.norm(self.other(x)))", "attn_rms, place 1: .*never called attention"),
+        (
+            "no_norm", "return x + attn(self.norm(x)) + mlp(x)",
+            "norm_in_rms of other, place 1: .*built and never called",
+        ),
+    ],
+)  # fmt: skip
+def test_a_statistic_that_is_missing_is_an_error(
+    name: str, body: str, missing: str, tmp_path: Path, run_command: Command
+) -> None:
+    plugin = tmp_path / "half.py"
+    plugin.write_text(HALF.replace("NAME", name).replace("BODY", body))
+    words = [*WORDS, f"plugins=[{plugin}]", f"placement={name}", f"results_dir={tmp_path / 'results'}"]
+    code, _, err = run_command(*words)
+    assert code == 2
+    (line,) = (line for line in err.splitlines() if line.startswith("error: "))
+    assert re.search(f"statistic {missing}", line)
+    code, _, err = run_command(*words, "stats=off")
+    assert code == 0, err
+
+
+def test_a_norm_that_is_run_twice_has_two_sites(tmp_path: Path) -> None:
+    plugin = tmp_path / "twice.py"
+    body = "x = x + attn(self.norm(x)); return x + mlp(self.other(self.norm(x)))"
+    plugin.write_text(HALF.replace("NAME", "twice").replace("BODY", body))
+    words = [*WORDS[1:], f"plugins=[{plugin}]", "placement=twice", f"results_dir={tmp_path / 'results'}"]
+    (profiles,), _ = train(compose_run(words), sinks=[]).folder.arrays.read(CORE)
+    assert set(profiles.get("norm_in_rms")) == {"norm", "norm#2", "other"}
+
+
+# What is derived.
+
+
+def profiles_of(values: dict[tuple[str, str], list[float]], families: dict[str, str] | None = None) -> Profiles:
+    """One step of a model of three blocks: the numbers of each statistic and site at places 1, 2, ..."""
+    columns = [Column(*key, place) for key, own in values.items() for place in range(1, len(own) + 1)]
+    layout, order = Layout.of(columns, 3, families or {})
+    whole = np.array([number for own in values.values() for number in own], dtype=np.float32)
+    return Profiles(layout, np.array([0]), whole[None, order])
+
+
+def test_what_is_derived_is_what_its_formula_says() -> None:
+    measured = profiles_of(
+        {
+            ("resid_rms", ""): [1, 2, 4, 8], ("resid_absmax", ""): [5, 8, 8, 80], ("attn_rms", ""): [0.5, 3, 1],
+            ("attn_absmax", ""): [1, 3, 4], ("mlp_rms", ""): [2, 1, 0], ("mlp_absmax", ""): [2, 3, 0],
+            ("norm_in_rms", "attn.in"): [2, 4, 5], ("norm_out_rms", "attn.in"): [1, 1, 1],
+            ("dresid_rms", ""): [np.exp(1), np.exp(3), np.exp(5), np.exp(7)],
+            ("grad_norm", "q"): [3, 0, 0], ("grad_norm", "up"): [0, 4, 0], ("grad_norm", "g"): [0, 0, 5],
+            ("param_norm", "q"): [1, 2, 0], ("update_norm", "q"): [1e-3, 1e-3, 1e-3],
+        },
+        {"q": "attn", "up": "mlp", "g": "norm"},
+    )  # fmt: skip
+    nan = np.nan
+    expected = {
+        "resid_crest": {"": [nan, 5, 4, 2, 10]},
+        "attn_crest": {"": [nan, 2, 1, 4, nan]},
+        "mlp_crest": {"": [nan, 1, 3, nan, nan]},
+        "attn_ratio": {"": [nan, 0.5, 1.5, 0.25, nan]},
+        "mlp_ratio": {"": [nan, 2, 0.5, 0, nan]},
+        "norm_gain": {"attn.in": [nan, 0.5, 0.25, 0.2, nan]},
+        "resid_growth": {"": np.log(8) / 3},
+        "dresid_growth": {"": 2.0},
+        "grad_share": {"attn": 9 / 50, "mlp": 16 / 50, "norm": 25 / 50},
+        "update_ratio": {"q": [nan, 1e-3, 5e-4, np.inf, nan]},
+    }
+    assert expected.keys() == {name for name, one in STATISTICS.items() if one.derive is not None}
+    for name, sites in expected.items():
+        found = values_of(measured, name)
+        assert found.keys() == sites.keys()
+        for site, values in sites.items():
+            np.testing.assert_allclose(found[site][0], values, rtol=1e-6, err_msg=name)
+
+
+def test_what_cannot_be_derived_says_what_it_lacks() -> None:
+    with pytest.raises(StatisticsError, match="resid_crest: resid_absmax, of which it is made, was not measured"):
+        values_of(profiles_of({("resid_rms", ""): [1, 2]}), "resid_crest")
+    with pytest.raises(StatisticsError, match="logz: was not measured"):
+        values_of(profiles_of({("resid_rms", ""): [1, 2]}), "logz")

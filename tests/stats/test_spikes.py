@@ -1,0 +1,92 @@
+"""Every definition of a spike, against the same written out step by step, and on series that are known."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from normlab.stats.spikes import RULES, count
+
+Values = Sequence[float]
+
+
+def by_deviation(window: int, deviations: float, both: bool) -> Callable[[Values, int], bool | None]:
+    def judge(values: Values, step: int) -> bool | None:
+        if step < window:
+            return None
+        last = values[step - window : step]
+        mean, deviation = statistics.fmean(last), statistics.pstdev(last)
+        away = values[step] - mean
+        return (abs(away) if both else away) > deviations * deviation and deviation > 1e-10
+
+    return judge
+
+
+def by_lightning(values: Values, step: int) -> bool | None:
+    if step < 1:
+        return None
+    mean = statistics.fmean(values[max(0, step - 10) : step])
+    return values[step] > values[step - 1] and abs(values[step] - mean) >= abs(2 * mean)
+
+
+def by_median(values: Values, step: int) -> bool | None:
+    if not 100 <= step < len(values) - 100:
+        return None
+    return values[step] > statistics.median(values[step - 100 : step + 101]) + 0.1
+
+
+SLOW = {
+    "loss_olmo_core": by_deviation(128, 6, False),
+    "grad_norm_olmo_core": by_deviation(128, 6, False),
+    "loss_olmo_2": by_deviation(1000, 7, True),
+    "grad_norm_olmo_2": by_deviation(1000, 7, True),
+    "loss_lightning": by_lightning,
+    "loss_median": by_median,
+    "clipped": lambda values, step: values[step] < 1,
+}
+
+
+def series(steps: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    base = 2 + 3 * np.exp(-np.arange(steps) / 300)
+    loss = base + 0.02 * generator.standard_normal(steps)
+    for step in range(0, steps, 97):
+        loss[step] *= generator.choice([0.5, 1.05, 1.1, 2, 5])
+    grad_norm = np.exp(0.3 * generator.standard_normal(steps)) * base
+    grad_norm[::211] *= 8
+    return {"loss": loss, "grad_norm": grad_norm, "clip": np.minimum(1, 3 / grad_norm)}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 11, 128, 129, 200, 201, 202, 1000, 1001, 2500])
+def test_every_rule_equals_the_slow_one(steps: int) -> None:
+    given = series(steps)
+    found = {one.rule.name: one for one in count(given)}
+    assert found.keys() == SLOW.keys() == {rule.name for rule in RULES}
+    for name, one in found.items():
+        judged = [SLOW[name](given[one.rule.of].tolist(), step) for step in range(steps)]
+        assert one.spikes == [step for step, spike in enumerate(judged) if spike], name
+        assert one.scored == sum(spike is not None for spike in judged), name
+    if steps == 2500:
+        assert all(one.spikes for one in found.values())
+
+
+def test_a_long_run_is_judged_in_parts() -> None:
+    given = series(10_500)
+    (found,) = (one for one in count(given) if one.rule.name == "loss_median")
+    loss = given["loss"].tolist()
+    assert found.spikes == [step for step in range(len(loss)) if by_median(loss, step)]
+
+
+def test_a_run_without_noise_has_none_and_one_that_diverges_is_judged_up_to_there() -> None:
+    quiet = {"loss": np.full(3000, 2.5), "grad_norm": np.full(3000, 0.5), "clip": np.ones(3000)}
+    assert [one.spikes for one in count(quiet)] == [[]] * len(RULES)
+    broken = series(600)
+    broken["loss"][500] = math.nan
+    found = {one.rule.name: one for one in count(broken)}
+    assert found["loss_olmo_core"].scored == 500 - 128
+    assert found["grad_norm_olmo_core"].scored == 600 - 128
+    assert found["loss_olmo_2"].share is None

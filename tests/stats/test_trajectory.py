@@ -1,0 +1,114 @@
+"""Looking changes nothing: with statistics every step, now and then, and never, a run has the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_statistics import case
+
+from normlab.launch import compose_run
+from normlab.store.runs import RunFolder
+from normlab.train import checkpoint
+from normlab.train.optim import hyper_of
+from normlab.train.resolve import resolve
+from normlab.train.start import train
+from normlab.train.step import Step
+
+CORPUS = Path(__file__).parents[1] / "corpus.txt"
+WORDS = [
+    "data=files", f"data.path=[{CORPUS}]", "device=cpu", "tracking.wandb=off", "model=gpt2_nano", "model.depth=4",
+    "train.steps=21", "train.batch_size=4", "eval.sequences=4", "optim.lr=1e-2",
+]  # fmt: skip
+HOW = {"always": ["stats.every=1"], "now and then": [], "never": ["stats=off"]}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def trained(results: Path, *words: str) -> RunFolder:
+    return train(compose_run([*WORDS, f"results_dir={results}", *words]), sinks=[]).folder
+
+
+def bits(folder: RunFolder) -> tuple[Any, str]:
+    """Every loss, gradient norm and clip factor, and the state at the end."""
+    rows = [tuple(row.values()) for row in folder.rows().rows if row["kind"] != "pace"]
+    state = hashlib.sha256()
+    saved, _ = checkpoint.newest(folder.path / "checkpoints")
+    assert saved is not None
+    for name in sorted(saved.tensors):
+        state.update(saved.tensors[name].contiguous().numpy().tobytes())
+    return rows, state.hexdigest()
+
+
+@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("norm=rmsnorm", "placement=pre"),
+        ("norm=layernorm", "placement=post", "train.accumulation=2"),
+        ("norm=batchnorm", "placement=peri", "model.qk_norm=head"),
+    ],
+    ids=["pre", "post", "peri"],
+)
+def test_looking_changes_nothing(words: tuple[str, ...], compiled: str, tmp_path: Path) -> None:
+    torch.compiler.reset()
+    found = {
+        how: bits(trained(tmp_path / how, *words, *looks, f"compile={compiled}", "deterministic=true"))
+        for how, looks in HOW.items()
+    }
+    assert found["always"] == found["never"]
+    assert found["now and then"] == found["never"]
+
+
+def test_in_bfloat16_eager_steps_are_the_same(tmp_path: Path) -> None:
+    found = [bits(trained(tmp_path / how, *looks, "precision=bf16", "train.steps=3")) for how, looks in HOW.items()]
+    assert found == [found[0]] * 3
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "peri"])
+def test_in_bfloat16_compiled_steps_round_otherwise_and_by_how_much(placement: str) -> None:
+    """What backward gets is kept as it was rounded or computed again unrounded, as the compiler likes: float32 is one.
+
+    From one state, a measured step and a plain one: the loss and the gradient's norm are far nearer to each other
+    than a unit in the last place of bfloat16, 2^-8.
+    """
+    torch.compiler.reset()
+    one = case(placement, 1, "precision=bf16", "optim.lr=1e-2", dtype=torch.float32, compiled=True)
+    config = one.configs[0]
+    steps = [one.step_of(one.models()) for _ in range(2)]
+    for step in steps:
+        step.autocast = resolve(config).autocast()
+    for number in range(12):
+        (tokens, targets), hyper = one.batch(number), hyper_of(config.optim, 50, number)
+        seen = [step(tokens[0], targets[0], hyper, measured=step is steps[0]) for step in steps]
+        torch.testing.assert_close(seen[0].loss, seen[1].loss, rtol=2**-16, atol=0)
+        torch.testing.assert_close(seen[0].grad_norm, seen[1].grad_norm, rtol=2**-12, atol=0)
+        with torch.no_grad():
+            for ours, theirs in zip(state_of(steps[0]), state_of(steps[1]), strict=True):
+                theirs.copy_(ours)
+
+
+def state_of(step: Step) -> list[torch.Tensor]:
+    return [*step.bound.params.values(), *(m for kind in step.optimizer.moments.values() for m in kind.values())]
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    (profiles,), damaged = folder.arrays.read("core")
+    assert damaged == 0
+    assert profiles.steps.tolist() == [0, 10, 20]
+    assert profiles.one("resid_rms").shape == (3, 6)
+    assert np.isnan(profiles.one("resid_rms")[:, 0]).all()
+    assert np.isfinite(profiles.one("resid_rms")[:, 1:]).all()
+    assert [row["step"] for row in folder.rows("train").rows] == list(range(21))
+    assert not (trained(tmp_path / "off", "stats=off").path / "stats").exists()

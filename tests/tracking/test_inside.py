@@ -1,0 +1,75 @@
+"""The keys that a tracker gets of a measured step: as many at every depth, and named as W&B sorts by."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from normlab.launch import compose_run
+from normlab.stats.profiles import Profiles
+from normlab.tracking.inside import PROFILED, keys_of
+from normlab.train.start import train
+
+CORPUS = Path(__file__).parents[1] / "corpus.txt"
+
+
+def seen(results: Path, *words: str) -> Profiles:
+    common = [
+        "data=files", f"data.path=[{CORPUS}]", "device=cpu", "tracking.wandb=off", "model=gpt2_nano", "train.steps=1",
+        "train.batch_size=2", "eval.sequences=2", f"results_dir={results}",
+    ]  # fmt: skip
+    (profiles,), _ = train(compose_run([*common, *words]), sinks=[]).folder.arrays.read("core")
+    return profiles
+
+
+@pytest.mark.parametrize("placement", ["pre", "peri", "siamese"])
+def test_their_number_does_not_depend_on_depth(placement: str, tmp_path: Path) -> None:
+    shallow, deep = (keys_of(seen(tmp_path, f"placement={placement}", f"model.depth={depth}")) for depth in (2, 12))
+    assert shallow.numbers.keys() == deep.numbers.keys()
+    assert shallow.profiles.keys() == deep.profiles.keys()
+    assert 60 < len(deep.numbers) + len(deep.profiles) < 90  # with those of losses and speed some ninety
+    part = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*")
+    for key in [*deep.numbers, *deep.profiles]:
+        assert all(part.fullmatch(each) for each in key.split("/")), key
+
+
+def test_what_they_are(tmp_path: Path) -> None:
+    profiles = seen(tmp_path, "model.depth=4")
+    told = keys_of(profiles)
+    sizes = profiles.one("resid_rms")[0, 1:]
+    numbers = [told.numbers[f"stats/resid_rms/{which}"] for which in ("first", "mid", "last", "max", "slope")]
+    slope = np.polyfit(np.arange(5), sizes, 1)[0]
+    assert numbers == pytest.approx([sizes[0], sizes[2], sizes[4], sizes.max(), slope], rel=1e-5)
+    assert told.profiles["profiles/resid_rms"].tolist() == sizes.tolist()
+    assert sum(value for key, value in told.numbers.items() if key.startswith("grad_share/")) == pytest.approx(1)
+    assert told.numbers["out/logz"] == profiles.one("logz")[0, 5]
+    assert all(np.isfinite(value) for value in told.numbers.values())
+
+
+def test_each_layer_s_own_on_request(tmp_path: Path) -> None:
+    profiles = seen(tmp_path, "model.depth=3")
+    extra = keys_of(profiles, layers=True).numbers.keys() - keys_of(profiles).numbers.keys()
+    assert {key for key in extra if key.startswith("layers/adj_cos/")} == {f"layers/adj_cos/L0{n}" for n in (1, 2, 3)}
+    assert {key.split("/")[1] for key in extra} == set(PROFILED)
+
+
+def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
+    told = keys_of(seen(tmp_path, "stats=off", "stats.also=[resid_rms,adj_cos]"))
+    assert {key.split("/")[1] for key in told.numbers} == {"resid_rms", "adj_cos", "resid_growth"}
+
+
+def test_a_profile_that_is_not_finite_or_negative_is_no_histogram(tmp_path: Path) -> None:
+    profiles = seen(tmp_path)
+    broken = Profiles(profiles.layout, profiles.steps, profiles.values.copy())
+    for name, value in (("resid_rms", np.inf), ("adj_cos", -1.0)):
+        start = 0
+        for group in broken.layout.groups:
+            if group.statistic == name:
+                broken.values[0, start] = value
+            start += len(group.places)
+    lost = keys_of(profiles).profiles.keys() - keys_of(broken).profiles.keys()
+    assert lost == {"profiles/resid_rms", "profiles/adj_cos"}
+    assert keys_of(broken).numbers["stats/adj_cos/first"] == -1

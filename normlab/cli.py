@@ -207,6 +207,7 @@ def _progress_line(text: str) -> None:
 def inspect(
     run: Annotated[str, typer.Argument(help="A run: its folder, its id, the beginning of it, or its name.")],
     statistic: Annotated[str | None, typer.Argument(help="One of `normlab list stats`, or spikes.")] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Probe its checkpoints now: curvature and the like.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every step and place.")] = False,
     results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
 ) -> None:
@@ -219,7 +220,13 @@ def inspect(
     if statistic == look.SPIKES:
         found = look.spike_rows(folder)
         return typer.echo(render(found, "json") if json else render(look.spike_table(found)))
-    rows = look.inspect(folder, statistic)
+    if probe:
+        from normlab.train.load import LoadedRun
+        from normlab.train.probed import probe_checkpoints
+
+        rows = look.rows_of(list(probe_checkpoints(LoadedRun(folder))), statistic)
+    else:
+        rows = look.inspect(folder, statistic)
     if json:
         return typer.echo(render(rows, "json"))
     if statistic is None:

@@ -21,6 +21,7 @@ from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.options import leaves
 from normlab.placements.base import load_all as load_placements
+from normlab.train.probing import probed_steps
 from normlab.train.resolve import resolve
 from normlab.train.start import Outcome, train
 
@@ -64,8 +65,13 @@ def paces(config: RunConfig) -> Any:
 
 def inside(config: RunConfig) -> Any:
     """What was measured, and at which steps."""
-    parts, _ = train(config, sinks=[]).folder.arrays.read("core")
-    return [(part.names(), part.steps.tolist()) for part in parts]
+    arrays = train(config, sinks=[]).folder.arrays
+    return [(part.names(), part.steps.tolist()) for tier in ("core", "extended") for part in arrays.read(tier)[0]]
+
+
+def probed(config: RunConfig) -> Any:
+    """After which steps the run is probed."""
+    return sorted(probed_steps(config))
 
 
 def corpus(config: RunConfig) -> Any:
@@ -313,6 +319,8 @@ RUN_LEAVES: dict[str, Leaf] = {
     "stats.also": Leaf("[]", "[resid_rms]", inside, ("stats=off",)),
     "stats.without": Leaf("[]", "[resid_rms]", inside),
     "stats.every": Leaf("1", "2", inside),
+    "stats.extended_every": Leaf("1", "2", inside, ("stats=full",)),
+    "stats.probe_share": Leaf("0.5", "1", probed, ("stats=full", "train.steps=100")),
     "run.name": Leaf("null", "mine", record("name")),
     "run.fresh": Leaf("false", "true", where),
     "seed": Leaf("0", "1", weights),

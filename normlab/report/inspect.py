@@ -31,7 +31,8 @@ MOST_PLACES = 24
 """Places that a table shows of each site."""
 OVERVIEW = (
     "resid_rms", "attn_ratio", "mlp_ratio", "adj_cos", "dresid_rms", "resid_kurt", "resid_crest", "resid_uniform",
-    "norm_in_rms", "norm_gain", "gain_rms", "grad_share", "logz",
+    "norm_in_rms", "norm_gain", "gain_rms", "grad_share", "logz", "attn_entropy", "attn_sink", "token_cos",
+    "part_ratio", "sharpness", "sharpness_pre", "layer_drop", "erank", "jac_gain",
 )  # fmt: skip
 """What is shown of a run when no statistic is named."""
 
@@ -55,7 +56,16 @@ def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
         StatisticsError: It was not measured.
         StoreError: The record cannot be read.
     """
-    profiles = _read(folder)
+    return rows_of(_read(folder), name)
+
+
+def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
+    """The rows of what was measured; as `inspect`.
+
+    Raises:
+        ConfigError: There is no statistic of that name.
+        StatisticsError: It was not measured.
+    """
     if name is not None:
         return list(_rows(name, _history(profiles, name)))
     rows: list[Row] = []
@@ -199,7 +209,8 @@ def _rows(name: str, history: Sequence[History]) -> Iterator[Row]:
     one = STATISTICS.get(name)
     told: Mapping[str, Any] = {"formula": one.formula, "unit": one.unit} if one else {}
     for site, steps, values in history:
-        columns = {"": values} if values.ndim == 1 else dict(_places(values))
+        whole = one is not None and one.of == "model"
+        columns = {"": values} if values.ndim == 1 else {"": values[:, -1]} if whole else dict(_places(values))
         for place, column in columns.items():
             yield {
                 "statistic": name, "site": site, "place": place, "steps": steps, "values": column.tolist(), **told,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
-from normlab.stats import extended, head, norms, parameters, stream  # noqa: F401  (their statistics are known from here on)
-from normlab.stats.statistic import CORE, EXTENDED, STATISTICS, TIERS
+from normlab.stats import extended, head, norms, parameters, probe, stream  # noqa: F401  (their statistics are known from here on)
+from normlab.stats.statistic import CORE, EXTENDED, PROBE, STATISTICS, TIERS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -17,7 +17,7 @@ class StatsConfig:
     preset: str = option("", identity=False)
     """The preset that these options came from; a label only."""
     tiers: list[str] = option([CORE], identity=False)
-    """Whole sets of statistics: core, read in the step itself; extended, in a pass over a fixed batch."""
+    """Whole sets: core, read in the step itself; extended, in a pass over a fixed batch; probe, at a few moments."""
     also: list[str] = option([], identity=False)
     """Statistics to measure besides those sets, by their names (`normlab list stats`)."""
     without: list[str] = option([], identity=False)
@@ -26,6 +26,9 @@ class StatsConfig:
     """Steps between two that are measured, the first one among them; 10 unless set."""
     extended_every: int | None = option(None, at_least=1, at_most=10**9, identity=False)
     """Steps between two passes over the fixed batch, the first before step 0; 200 unless set."""
+
+    probe_share: float | None = option(None, above=0, at_most=1, identity=False)
+    """Share of a run that its probes may take; 0.03 unless set. As many moments are probed as fit."""
 
     def resolve(self) -> None:
         """Fill in the cadences, and refuse what has no effect.
@@ -51,7 +54,7 @@ class StatsConfig:
         for name in self.without:
             if name not in measured | set(self.also):
                 raise ConfigError(f"stats.without={name}: has no effect, it is not measured; leave it out")
-        for word, tier, usual in (("every", CORE, 10), ("extended_every", EXTENDED, 200)):
+        for word, tier, usual in (("every", CORE, 10), ("extended_every", EXTENDED, 200), ("probe_share", PROBE, 0.03)):
             given = getattr(self, word)
             if self.names(tier):
                 setattr(self, word, usual if given is None else given)

@@ -21,7 +21,7 @@ CORE, EXTENDED, PROBE = "core", "extended", "probe"
 TIERS = {
     CORE: "in the step itself, every stats.every steps",
     EXTENDED: "in a pass over a fixed batch, every stats.extended_every steps",
-    PROBE: "a few times in a run, or of a finished run by `normlab inspect RUN --probe`",
+    PROBE: "at a few moments of a run, or of its checkpoints by `normlab inspect RUN --probe`",
 }
 """When a statistic is measured."""
 
@@ -36,6 +36,7 @@ OF = {
     "gain": "the factors of a norm's gain, 1 + gain where it has a unit offset",
     "parameter": "a parameter, its gradient and its update",
     "head": "the logits",
+    "model": "the model as a whole",
 }
 """What a statistic is read of."""
 

@@ -97,7 +97,8 @@ class View:
         tokens_ND = torch.nn.functional.normalize(self.tokens, dim=-1, eps=TINY)
         count = len(tokens_ND)
         whole = tokens_ND.sum(0).square().sum()
-        return (whole - count) / (count * (count - 1)) if count > 1 else torch.ones_like(whole)
+        own = tokens_ND.square().sum()  # one each, but for a token of zeros
+        return (whole - own) / (count * (count - 1)) if count > 1 else torch.ones_like(whole)
 
     @property
     def part_ratio(self) -> Tensor:

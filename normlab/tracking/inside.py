@@ -16,8 +16,9 @@ from normlab.stats.statistic import values_of
 PROFILED = (
     "resid_rms", "attn_rms", "mlp_rms", "attn_ratio", "mlp_ratio", "resid_uniform", "resid_kurt", "resid_crest",
     "adj_cos", "dresid_rms",
+    "attn_logit_max", "attn_entropy", "token_cos", "part_ratio", "layer_drop", "erank",
 )  # fmt: skip
-"""Statistics with a number a block, of which five numbers and the profile are sent."""
+"""Statistics with a number a block, of which five numbers and the profile are sent; the last six with stats=full."""
 SINGLE = {
     "resid_growth": "stats/resid_growth",
     "dresid_growth": "stats/dresid_growth",
@@ -26,6 +27,8 @@ SINGLE = {
     "logit_mean": "out/logit_mean",
     "logit_absmax": "out/logit_absmax",
     "grad_share": "grad_share/{site}",
+    "sharpness": "probe/sharpness",
+    "sharpness_pre": "probe/sharpness_pre",
 }
 """Statistics with one number a step, or one a site, and what that is called."""
 LARGEST = {"update_ratio": ".weight", "gain_absmax": "", "resid_nonfinite": ""}

@@ -120,6 +120,14 @@ class LoadedRun:
                 f"run {self.folder.run_id} has no checkpoint: if it has ended, put them back or train another beside "
                 "it with run.fresh=true; if not, start the same `normlab train` again, which makes one"
             )
+        return self.model_at(saved)
+
+    def model_at(self, saved: checkpoint.Checkpoint) -> GPT:
+        """The model of one of the run's checkpoints, on the CPU, in evaluation mode.
+
+        Raises:
+            StoreError: It is of another run.
+        """
         defined = sources(self.config, self.tokenizer.vocab_size)
         trained = self.record["identity"]["sources"]
         if other := [part for part in ("norm", "placement") if trained.get(part) != defined[part]]:

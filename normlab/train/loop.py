@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,16 +23,14 @@ from normlab.data.corpus import Corpus
 from normlab.errors import StoreError
 from normlab.model.init import build_model, seed_of
 from normlab.placements.base import projects
-from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.statistic import CORE, EXTENDED
+from normlab.stats.profiles import Profiles
+from normlab.stats.statistic import CORE
 from normlab.store.runs import RunFolder
 from normlab.tracking.base import Row, Sink
 from normlab.train import checkpoint
 from normlab.train.bound import Alone
-from normlab.train.closer import MOST_EXAMPLES, CloserLook
-from normlab.train.columns import families
 from normlab.train.evaluate import Validation
-from normlab.train.measure import Measure
+from normlab.train.looks import Looks
 from normlab.train.optim import branch_step, build_optimizer, hyper_of, is_decayed, learning_rate
 from normlab.train.resolve import Resolved
 from normlab.train.signals import StopRequest
@@ -73,10 +70,8 @@ class Loop:
     step: Step = field(init=False)
     batches: Batches = field(init=False)
     validation: Validation = field(init=False)
-    closer: CloserLook | None = field(default=None, init=False)
+    looks: Looks = field(init=False)
     _pending: list[StepOutput] = field(default_factory=list)
-    _layouts: dict[tuple[Column, ...], tuple[Layout, Any]] = field(default_factory=dict)
-    """Of what was measured, and the order that brings it into the layout."""
     _last_finite: dict[str, Any] | None = None
     _saved_step: int | None = None
 
@@ -99,22 +94,17 @@ class Loop:
         model = build_model(config, self.corpus.tokenizer.vocab_size).to(device)
         self.bound = Alone(model, compiled=self.resolved.compile == "on")
         decayed = [name for name, p in self.bound.params.items() if is_decayed(config.optim, p)]
+        optimizer = build_optimizer(config.optim, self.bound.params, decayed, self.bound.lead)
+        self.looks = Looks(config, self.bound, optimizer, self.validation, self._tell)
         self.step = Step(
             self.bound,
-            build_optimizer(config.optim, self.bound.params, decayed, self.bound.lead),
+            optimizer,
             accumulation=config.train.accumulation,
             clip=config.optim.clip,
             autocast=self.resolved.autocast(),
             project=config.placement.project if projects(config.placement) else None,
-            measure=Measure(self.bound, names) if (names := config.stats.names(CORE)) else None,
+            measure=self.looks.measure,
         )
-        if names := config.stats.names(EXTENDED):
-            windows = self.validation
-            picked = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
-            self.closer = CloserLook(
-                self.bound, names, windows.tokens_NT[picked], windows.targets_NT[picked], self.step.optimizer,
-                apart=not config.norm.batch_statistics, autocast=windows.autocast,
-            )  # fmt: skip
 
     # The state, whole.
 
@@ -182,7 +172,7 @@ class Loop:
         self._write_status("running")
         since = time.perf_counter()
         while progress.step < steps and stop.received is None:
-            since += self._look_closer(progress.step)
+            since += self.looks.before(progress.step)
             self._pending.append(self._one_step(progress.step))
             progress.step += 1
             due_eval, due_checkpoint = self._due(progress.step)
@@ -195,6 +185,8 @@ class Loop:
                 return "diverged"
             if due_eval:
                 self._evaluate()
+            if progress.step == steps:
+                self.looks.at_end(steps)
             if due_checkpoint:
                 self.save()
             if due_eval or due_checkpoint:
@@ -211,23 +203,7 @@ class Loop:
         torch.manual_seed(seed_of(self.config.seed, f"step/{step}") % 2**63)
         tokens, targets = self.batches.batch(step)
         hyper = hyper_of(self.config.optim, self.config.train.steps, step)
-        return self.step(tokens, targets, hyper, measured=self._is_measured(step))
-
-    def _look_closer(self, step: int) -> float:
-        """Before some steps, a pass over a fixed batch; return how long that took, in seconds."""
-        every = self.config.stats.extended_every
-        if self.closer is None or every is None or step % every:
-            return 0.0
-        since = time.perf_counter()
-        seen = self.closer()
-        look = self._profiles(step, seen.columns, seen.values.cpu().numpy())
-        self._tell(EXTENDED, look)
-        return time.perf_counter() - since
-
-    def _is_measured(self, step: int) -> bool:
-        """Whether the step that follows `step` updates is one whose inside is looked at."""
-        every = self.config.stats.every
-        return every is not None and step % every == 0
+        return self.step(tokens, targets, hyper, measured=self.looks.is_measured(step))
 
     def _due(self, step: int) -> tuple[bool, bool]:
         """Whether an evaluation and a checkpoint are due after `step` updates."""
@@ -257,6 +233,7 @@ class Loop:
                     "last_finite": self._last_finite,
                 }
                 self.progress.step = step
+                self.folder.arrays.cut(step + 1)  # of what a pass between two steps has seen of it since
                 break
             self._last_finite = {"step": step, "loss": loss, "grad_norm": grad_norm}
             self.progress.train_loss = loss
@@ -266,17 +243,10 @@ class Loop:
         looks: list[Profiles] = []
         for step, one in measured.items():
             if self.diverged is None or step <= self.diverged["step"]:
-                looks.append(self._profiles(step, one.columns, inside[: len(one.columns)]))
+                looks.append(self.looks.profiles(step, one, inside[: len(one.columns)]))
             inside = inside[len(one.columns) :]
         self._record([*rows, {**pace, "tokens_per_s": tokens / max(seconds, 1e-9)}], looks)
         self._pending.clear()
-
-    def _profiles(self, step: int, columns: tuple[Column, ...], values: Any) -> Profiles:
-        """What was measured in a step, in the order in which it is kept."""
-        if columns not in self._layouts:
-            self._layouts[columns] = Layout.of(columns, self.config.model.depth, families(self.bound.model))
-        layout, order = self._layouts[columns]
-        return Profiles(layout, np.array([step]), values[None, order])
 
     def _evaluate(self) -> None:
         losses, progress = self.validation(self.bound), self.progress

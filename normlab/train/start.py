@@ -181,7 +181,8 @@ def _go_to_checkpoint(loop: Loop) -> None:
         return
     loop.restore(saved)
     loop.folder.cut(saved.meta["record_bytes"])
-    loop.folder.arrays.cut(saved.step)
+    # What is measured after the last step is all of it that has that step's number.
+    loop.folder.arrays.cut(saved.step + (saved.step == loop.config.train.steps))
     if damaged := loop.folder.rows().damaged:
         _say(f"{loop.folder.metrics_path}: damaged rows: {damaged}; the run itself goes on from a whole checkpoint")
 

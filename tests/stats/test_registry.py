@@ -54,10 +54,13 @@ def test_a_statistic_that_is_none(change: dict[str, str], message: str) -> None:
         (["stats.without=[resid_rm]"], "stats.without=resid_rm: unknown name .*did you mean 'resid_rms'"),
         (["stats.also=[resid_rms]"], "has no effect, it is measured anyway"),
         (["stats=off", "stats.without=[resid_rms]"], "has no effect, it is not measured"),
-        (["stats=off", "stats.every=5"], "has no effect, nothing is measured; set stats=core"),
+        (["stats=off", "stats.every=5"], "has no effect, none of those statistics is measured; set stats=core"),
         (["stats.without=[resid_crest]"], "is derived when it is read .*resid_absmax / resid_rms"),
         (["stats.tiers=[cores]"], "did you mean 'core'"),
         (["stats.every=0"], "must be at least 1"),
+        (["stats.extended_every=5"], "has no effect, none of those .*; set stats=full"),
+        (["stats.probe_share=0.5"], "has no effect, none of those .*; set stats=full"),
+        (["stats.also=[gns]", "stats.probe_share=0.5"], "stats.probe_share=0.5: has no effect"),
     ],
 )
 def test_words_that_mean_nothing_are_refused(words: list[str], message: str) -> None:
@@ -67,7 +70,7 @@ def test_words_that_mean_nothing_are_refused(words: list[str], message: str) -> 
 
 def test_a_choice_that_there_is_not(run_command: Command) -> None:
     assert run_command("train", "stats=of") == (
-        2, "", "error: stats=of: unknown stats 'of': choose one of core, off (did you mean 'off'?)\n"
+        2, "", "error: stats=of: unknown stats 'of': choose one of core, full, off (did you mean 'off'?)\n"
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -99,7 +99,8 @@ class Case:
 
 def case(placement: str, runs: int, *words: str, **options: Any) -> Case:
     words = ("model=gpt2_nano", "model.depth=3", "model.context=12", "model.bias=false", "train.steps=50", *words)
-    configs = [compose_run([*words, f"placement={placement}", f"seed={seed}"]) for seed in range(runs)]
+    config = compose_run([*words, f"placement={placement}"])
+    configs = [replace(config, seed=seed) for seed in range(runs)]
     return Case(configs, **{"dtype": torch.float64, **options})
 
 

@@ -1,0 +1,184 @@
+"""The probe: each of its statistics against another way to compute it, and when a run is probed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_statistics import VOCAB, case
+from test_trajectory import HOW, bits, trained
+from torch import Tensor, nn
+from torch.func import functional_call, hessian
+
+from normlab.launch import compose_run
+from normlab.model.gpt import GPT
+from normlab.model.init import build_model
+from normlab.stats.statistic import PROBE, STATISTICS
+from normlab.train.probing import Probe, cost, largest_eigenvalue, probed_steps
+
+NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == PROBE)
+
+
+def probed(placement: str, *words: str) -> tuple[dict[Any, float], GPT, Tensor, Tensor, dict[str, Tensor]]:
+    one = case(placement, 1, "model.width=8", "model.heads=1", "model.mlp_width=8", "model.context=6", *words)
+    model = build_model(one.configs[0], VOCAB).double()
+    tokens = torch.randint(0, VOCAB, (2, 3, 6), generator=torch.Generator().manual_seed(1))
+    measure = {name: p.detach().abs() + 0.1 for name, p in model.named_parameters()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    seen = Probe(model, NAMES, tokens[0], tokens[1], measure)()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(block.attn.fused for block in model.blocks)
+    assert model.training
+    return dict(zip(map(tuple, seen.columns), seen.values.tolist(), strict=True)), model, tokens[0], tokens[1], measure
+
+
+def loss_of(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+
+def test_curvature_equals_the_whole_hessian() -> None:
+    found, model, tokens, targets, measure = probed("pre", "model.depth=1", "norm=rmsnorm")
+    for block in model.blocks:
+        block.attn.fused = False
+    named = dict(model.named_parameters())
+    flat = torch.cat([p.detach().flatten() for p in named.values()])
+    shapes = [(name, p.shape, p.numel()) for name, p in named.items() if name != "head.weight"]
+
+    def of(vector: Tensor) -> Tensor:
+        parts = vector.split([size for *_, size in shapes])
+        own = {name: part.view(shape) for part, (name, shape, _) in zip(parts, shapes, strict=True)}
+        logits = functional_call(model, own, (tokens,))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    whole = hessian(of)(flat).detach()
+    assert found["sharpness", "", 2] == pytest.approx(torch.linalg.eigvalsh(whole)[-1].item(), rel=1e-2)
+    roots = torch.cat([measure[name].flatten() for name, *_ in shapes]).rsqrt()
+    scaled = roots[:, None] * whole * roots
+    assert found["sharpness_pre", "", 2] == pytest.approx(torch.linalg.eigvalsh(scaled)[-1].item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("placement", ["pre", "residual"])
+def test_what_each_block_is_worth(placement: str) -> None:
+    found, model, tokens, targets, _ = probed(placement, "model.depth=3", "norm=layernorm")
+    whole = loss_of(model, tokens, targets).item()
+    blocks = list(model.blocks)
+    for place in (1, 2, 3):
+        model.blocks = nn.ModuleList(blocks[: place - 1] + blocks[place:])
+        expected = loss_of(model, tokens, targets).item() - whole
+        assert found["layer_drop", "", place] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+def test_the_streams_geometry() -> None:
+    found, model, tokens, _, _ = probed("pre", "model.depth=3", "norm=layernorm")
+    streams: list[Tensor] = []
+    for part in (*model.blocks, model.head):
+        part.register_forward_pre_hook(lambda m, a: streams.append(a[0]))
+    model(tokens)
+    for place, x in enumerate(streams, start=1):
+        values = torch.linalg.eigvalsh(torch.cov(x.detach().flatten(0, 1).T)).clamp(min=1e-300)
+        shares = values / values.sum()
+        assert found["erank", "", place] == pytest.approx((-(shares * shares.log()).sum()).exp().item(), rel=1e-5)
+        for apart in range(1, 5 - place):
+            cosine = nn.functional.cosine_similarity(x, streams[place - 1 + apart], dim=-1)
+            expected = (cosine.arccos() / math.pi).mean().item()
+            assert found["angular", str(apart), place] == pytest.approx(expected, rel=1e-5)
+    assert ("angular", "3", 2) not in found
+
+
+def test_the_jacobian_and_the_matrices() -> None:
+    found, model, tokens, _, _ = probed("pre", "model.depth=2", "norm=rmsnorm", "model.context=6")
+    x = model.embed(tokens[:1]).detach()
+
+    def through(flat: Tensor) -> Tensor:
+        stream = flat.view_as(x)
+        for block in model.blocks:
+            stream = block(stream)
+        return stream.flatten()
+
+    # E |J^T v|^2 / |v|^2 over Gaussian v is |J|_F^2 / (T D); of examples apart it is the mean of theirs.
+    exact = []
+    for example in range(3):
+        x = model.embed(tokens[example : example + 1]).detach()
+        jacobian = torch.autograd.functional.jacobian(through, x.flatten())
+        exact.append(jacobian.square().sum().item() / x.numel())
+    assert found["jac_gain", "", 1] == pytest.approx(sum(exact) / 3, rel=0.15)  # of four vectors
+    for name, p in model.named_parameters():
+        if p.dim() == 2 and name.startswith("blocks.0."):
+            values = torch.linalg.svdvals(p.detach())
+            site = name.removeprefix("blocks.0.")
+            assert found["spec_norm", site, 1] == pytest.approx(values[0].item(), rel=1e-6)
+            assert found["stable_rank", site, 1] == pytest.approx(
+                (values.square().sum() / values[0] ** 2).item(), rel=1e-6
+            )
+
+
+def test_lanczos_on_a_matrix_that_is_known() -> None:
+    generator = torch.Generator().manual_seed(3)
+    basis = torch.linalg.qr(torch.randn(60, 60, generator=generator, dtype=torch.float64))[0]
+    values = torch.linspace(-30, 10, 60, dtype=torch.float64)
+    values[-1] = 12.5
+    matrix = basis @ torch.diag(values) @ basis.T
+    found = largest_eigenvalue(lambda v: [matrix @ v[0]], [torch.zeros(60, dtype=torch.float64)], most=60)
+    assert found == pytest.approx(12.5, rel=1e-2)
+    assert largest_eigenvalue(lambda v: [3 * v[0]], [torch.zeros(1, dtype=torch.float64)]) == pytest.approx(3)
+    assert largest_eigenvalue(lambda v: [0 * v[0]], [torch.zeros(4, dtype=torch.float64)]) == 0
+    assert math.isnan(largest_eigenvalue(lambda v: [math.nan * v[0]], [torch.zeros(4, dtype=torch.float64)]))
+
+
+@pytest.mark.parametrize(
+    ("words", "moments"),
+    [
+        (["train.steps=10000"], {0, 50, 2500, 5000, 10000}),
+        (["train.steps=2500"], {0, 1250, 2500}),
+        (["train.steps=1000"], {1000}),
+        (["train.steps=100"], set()),
+        (["train.steps=100", "stats.probe_share=1"], {0, 25, 50, 100}),
+        (["train.steps=10000", "stats=core"], set()),
+    ],
+)
+def test_as_many_moments_as_fit(words: list[str], moments: set[int]) -> None:
+    config = compose_run(["stats=full", *words])
+    assert probed_steps(config) == moments
+    share = config.stats.probe_share
+    assert share is None or len(moments) * cost(4, 8) <= share * config.train.steps
+
+
+def test_a_run_that_is_probed_has_the_same_bits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plain = ("train.steps=120", "model.depth=2", "train.batch_size=8", "norm=batchnorm")
+    folder = trained(tmp_path / "probed", "stats=full", "stats.probe_share=1", *plain)
+    told = [line for line in capfd.readouterr().err.splitlines() if "probed" in line]
+    assert [line.partition(",")[0] for line in told] == [
+        f"normlab: probed after step {step}" for step in (0, 30, 50, 60, 120)
+    ]
+    assert bits(folder) == bits(trained(tmp_path / "never", *HOW["never"], *plain))
+    parts, damaged = folder.arrays.read(PROBE)
+    assert sorted(step for part in parts for step in part.steps) == [0, 30, 50, 60, 120]
+    assert damaged == 0
+    assert all(("sharpness_pre" in part) == (0 not in part.steps) for part in parts)
+
+
+def test_a_run_too_short_for_a_probe_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trained(tmp_path, "stats=full", "train.steps=3")
+    assert "3 steps are too few for a probe within stats.probe_share=0.03" in capfd.readouterr().err
+
+
+def test_the_checkpoints_of_a_run_that_has_ended(
+    tmp_path: Path, run_command: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained(tmp_path, "train.steps=8", "train.checkpoint_every=4", "stats=off")
+    before = sorted(path.stat().st_mtime_ns for path in folder.path.rglob("*"))
+    code, out, err = run_command("inspect", str(folder.path), "sharpness", "--probe", "--json")
+    assert code == 0
+    assert [line.partition(",")[0] for line in err.splitlines()] == [
+        "normlab: probed step 4", "normlab: probed step 8"
+    ]  # fmt: skip
+    (row,) = json.loads(out)
+    assert (row["steps"], row["place"], len(row["values"])) == ([4, 8], "", 2)
+    assert all(math.isfinite(value) for value in row["values"])
+    code, out, err = run_command("inspect", str(folder.path), "--probe")
+    assert (code, "layer_drop" in out, "resid_rms" in out) == (0, True, False)
+    assert sorted(path.stat().st_mtime_ns for path in folder.path.rglob("*")) == before

@@ -8,16 +8,16 @@ from __future__ import annotations
 from normlab.stats.statistic import Statistic, register
 
 for name, formula, unit, merge, value, question in (
-    ("logz", "mean_N log sum_v exp z_v", "nats", "mean", lambda z: z.logz.mean(), "Do the logits drift as a whole?"),
+    ("logz", "mean_N log sum_v exp z_v", "nats", "mean", lambda z: z.logz, "Do the logits drift as a whole?"),
     (
         "logz2",
         "mean_N (log sum_v exp z_v)^2",
         "nats^2",
         "mean",
-        lambda z: z.logz.square().mean(),
+        lambda z: z.logz.square(),
         "What is the z-loss?",
     ),
-    ("logit_mean", "mean z", "nats", "mean", lambda z: z.mean.mean(), "Do they drift together, which costs nothing?"),
+    ("logit_mean", "mean z", "nats", "mean", lambda z: z.mean, "Do they drift together, which costs nothing?"),
     ("logit_absmax", "max |z|", "nats", "max", lambda z: z.absmax, "How sure does the head get?"),
 ):
     register(

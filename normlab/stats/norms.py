@@ -17,7 +17,7 @@ register(
         formula="sqrt(mean x^2) of what enters a norm",
         unit="of x",
         merge="rms",
-        value=lambda x, y: x.mean_square.mean(),
+        value=lambda x, y: x.mean_square,
         question="Is the norm near its eps, where it stops being one?",
         source="normlab",
     )
@@ -29,7 +29,7 @@ register(
         formula="mean_N(D (mean_d x)^2 / mean_d x^2) of what enters a norm",
         unit="1",
         merge="mean",
-        value=lambda x, y: x.uniform.mean(),
+        value=lambda x, y: x.uniform,
         question="What would this very norm's centring take out?",
         source="after Gupta et al. 2024, arXiv:2409.12951",
     )
@@ -41,7 +41,7 @@ register(
         formula="sqrt(mean y^2) of what leaves a norm",
         unit="of y",
         merge="rms",
-        value=lambda x, y: y.mean_square.mean(),
+        value=lambda x, y: y.mean_square,
         question="What does the sub-layer, or the stream, get?",
         source="normlab",
     )

@@ -2,7 +2,7 @@
 
     with looking(wanted) as seen:
         y = segment(x)          # calls show("attn", "", branch) and the like
-    means, largest = seen.taken()
+    names, values = seen.taken()
 
 Unless somebody is looking `show` does nothing, so that the same code is the plain step. It works eager, compiled
 (a compiled function opens the look itself, and returns what was taken) and under vmap, where each run shows its own.
@@ -36,13 +36,12 @@ def wanted(names: frozenset[str]) -> Wanted:
 
 
 class Seen:
-    """What was taken while a segment ran, in the order in which it was shown."""
+    """What was taken while a segment ran."""
 
     def __init__(self, wanted: Wanted):
         self.wanted = wanted
-        self.names: list[tuple[str, str]] = []
-        """Statistic and site."""
-        self.values: list[Tensor] = []
+        self._names: list[tuple[str, str]] = []
+        self._values: list[Tensor] = []
         self._views: list[View] = []
 
     def take(self, of: str, site: str, *tensors: Any) -> None:
@@ -50,12 +49,28 @@ class Seen:
         made = self.wanted.get(of, ())
         views = [VIEWS[of](*tensors)] if made and of in VIEWS else [self._view(x) for x in tensors if made]
         for name, value in made:
-            self.names.append((name, self._own(name, site)))
-            self.values.append(value(*views))
+            self._names.append((name, self._own(name, site)))
+            self._values.append(value(*views))
+
+    def taken(self) -> tuple[tuple[tuple[str, str], ...], Tensor]:
+        """Statistics and their sites, and a number for each, (K,): the mean where there is a number a token.
+
+        Those of as many tokens are averaged at once, and stand together: an operation each would cost more.
+        """
+        groups: dict[int, list[int]] = {}
+        for index, value in enumerate(self._values):
+            groups.setdefault(value.numel(), []).append(index)
+        names: list[tuple[str, str]] = []
+        parts: list[Tensor] = []
+        for count, members in groups.items():
+            names += [self._names[index] for index in members]
+            same = torch.stack([self._values[index].reshape(count) for index in members])
+            parts.append(same[:, 0] if count == 1 else same.mean(-1))
+        return tuple(names), torch.cat(parts) if parts else torch.zeros(0)
 
     def _own(self, name: str, site: str) -> str:
         """The site, numbered where a norm is run a second time in one segment."""
-        times = sum(seen == (name, site) or seen[1].startswith(f"{site}#") for seen in self.names if seen[0] == name)
+        times = sum(seen == (name, site) or seen[1].startswith(f"{site}#") for seen in self._names if seen[0] == name)
         return f"{site}#{times + 1}" if times else site
 
     def _view(self, x: Tensor) -> View:
@@ -65,11 +80,6 @@ class Seen:
                 return view
         self._views.append(View(x))
         return self._views[-1]
-
-
-def stacked(values: list[Tensor]) -> Tensor:
-    """Numbers as one tensor, (K,)."""
-    return torch.stack(values) if values else torch.zeros(0)
 
 
 _seen: Seen | None = None

@@ -63,13 +63,14 @@ class Statistic:
     """On one line, with what its letters mean."""
     unit: str
     merge: str
-    """A key of `MERGES`. What `value` gives for `rms` is a mean square."""
+    """A key of `MERGES`. What `value` gives for `rms` is a square."""
     question: str
     """What it answers."""
     source: str
     """Who asked it so first, or whose definition this is."""
     value: Callable[..., Any] | None = None
-    """Of what is shown (`show.View`), a number; nothing where the step itself makes it, or other statistics do."""
+    """Of what is shown (`views.View`): for `mean` and `rms` a number a token, of which the mean is taken; else one.
+    Nothing where the step itself makes it, or other statistics do."""
     derive: Callable[[Profiles], dict[str, Array]] | None = None
     """Of what was measured, by site: (S, L + 2), a number a place, or (S,)."""
 

@@ -47,7 +47,7 @@ for site in STREAM:
             formula="sqrt(mean x^2)",
             unit="of x",
             merge="rms",
-            value=lambda x: x.mean_square.mean(),
+            value=lambda x: x.mean_square,
             question="How large is it? Pre-norm's stream grows with depth, post-norm's is its gain.",
             source="Xiong et al. 2020, arXiv:2002.04745; Kim et al. 2025, arXiv:2502.02732",
         )
@@ -59,7 +59,7 @@ for site in STREAM:
             formula="mean_N(mean_d x^4 / (mean_d x^2)^2): 3 for a Gaussian, D for a single channel",
             unit="1",
             merge="mean",
-            value=lambda x: x.fourth.mean(),
+            value=lambda x: x.fourth,
             question="Do a few channels carry a token? Of each token apart, about zero, and without the - 3.",
             source="after He et al. 2024, arXiv:2405.19279, who take it over tokens",
         )
@@ -95,7 +95,7 @@ for site in STREAM:
             formula="share of tokens whose mean_d x^2 is not finite in float32",
             unit="1",
             merge="mean",
-            value=lambda x: 1 - x.mean_square.isfinite().to(x.mean_square.dtype).mean(),
+            value=lambda x: x.broken,
             question="Where does a run that diverges break first?",
             source="OLMo-core and torchtitan count it",
         )
@@ -122,7 +122,7 @@ register(
         formula="mean_N(D (mean_d x)^2 / mean_d x^2) = D cos^2(x, 1): 1 for a direction drawn at random",
         unit="1",
         merge="mean",
-        value=lambda x: x.uniform.mean(),
+        value=lambda x: x.uniform,
         question="Is there anything along the vector of ones, which LayerNorm takes out and RMSNorm leaves?",
         source="after Gupta et al. 2024, arXiv:2409.12951",
     )
@@ -146,7 +146,7 @@ register(
         formula="mean_N cos(x, x'), x before the block and x' after it",
         unit="1",
         merge="mean",
-        value=lambda x, after: x.cosine(after).mean(),
+        value=lambda x, after: x.cosine(after),
         question="Does the block turn the stream at all? 1 where it could be left out.",
         source="Gromov et al. 2024, arXiv:2403.17887; 1 - this is Men et al.'s BI, arXiv:2403.03853",
     )

@@ -18,7 +18,7 @@ from torch.func import functional_call, vmap
 
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
-from normlab.stats.show import Wanted, looking, stacked
+from normlab.stats.show import Wanted, looking
 from normlab.stats.tap import tap
 
 Tensors = dict[str, Tensor]
@@ -42,21 +42,17 @@ def _call(
     if tensors is None:
         with looking(wanted or {}) as seen:
             output = segment(*args)
-        return output, {}, Report(tuple(seen.names), stacked(seen.values))
+        return output, {}, Report(*seen.taken())
     buffers = {name for name, _ in segment.named_buffers()}
     names: list[tuple[str, str]] = []
 
     def one(tensors: Tensors, *args: Any) -> tuple[Any, Tensors, Tensor]:
         own = dict(tensors)  # functional_call writes reassigned buffers back into the dict that it is given
-        values: list[Tensor] = []
-        if wanted is None:
+        with looking(wanted or {}) as seen:
             output = functional_call(segment, own, args)
-        else:
-            with looking(wanted) as seen:
-                output = functional_call(segment, own, args)
-            names.extend(seen.names)
-            values = seen.values
-        return output, {name: own[name] for name in buffers}, stacked(values)
+        shown, values = seen.taken()
+        names.extend(shown)
+        return output, {name: own[name] for name in buffers}, values
 
     output, kept, values = vmap(one)(tensors, *args)
     return output, kept, None if wanted is None else Report(tuple(names), values.transpose(0, 1))

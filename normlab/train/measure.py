@@ -24,7 +24,6 @@ from normlab.stats.statistic import STATISTICS
 from normlab.stats.views import View
 from normlab.train.bound import Bound, Report
 from normlab.train.columns import Names, column_of, columns_of, refuse_missing
-from normlab.train.optim import lengths
 
 
 class Measured(NamedTuple):
@@ -40,8 +39,8 @@ class Before(NamedTuple):
 
     values: list[Tensor]
     """Of what there is no more afterwards: lengths of the parameters, their gains."""
-    params: list[Tensor]
-    """Copies, where the update is measured."""
+    copies: list[Tensor]
+    """The parameters of each shape, stacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +64,21 @@ class Measure:
     _gains: list[tuple[Column, str, bool]] = field(init=False)
     """Every gain: its place, its parameter, and whether it has a unit offset."""
     _layouts: dict[Names, _Layout] = field(default_factory=dict, init=False)
+    _shapes: list[list[int]] = field(init=False)
+    """The parameters of each shape, by their number."""
+    _order: Tensor = field(init=False)
+    """Where each parameter is among those of all shapes."""
+    _copies: list[Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Find the norms' gains."""
+        """Find the norms' gains, and the parameters that are alike."""
         self.wanted = wanted(self.names)
+        shapes: dict[torch.Size, list[int]] = {}
+        for index, p in enumerate(self.bound.params.values()):
+            shapes.setdefault(p.shape, []).append(index)
+        self._shapes = list(shapes.values())
+        device = next(iter(self.bound.params.values())).device
+        self._order = torch.tensor([index for group in self._shapes for index in group], device=device).argsort()
         self._gains = []
         for place, (prefix, segment) in enumerate(self.bound.model.segments()):
             for name, module in segment.named_modules():
@@ -91,14 +101,13 @@ class Measure:
         Args:
             grad_norms: Each parameter's, before clipping, (P, ...R).
         """
-        params = list(self.bound.params.values())
-        values = []
+        values, copies = [], self._copied() if self.names & {"param_norm", "update_norm"} else []
         if "grad_norm" in self.names:
             values.append(grad_norms)
         if "param_norm" in self.names:
-            values.append(lengths(params, self.bound.lead))
+            values.append(self._lengths(copies))
         values += [value for _, value in self._of_gains()]
-        return Before(values, [p.detach().clone() for p in params] if "update_norm" in self.names else [])
+        return Before(values, copies)
 
     @torch.no_grad()
     def after(self, reports: Sequence[Sequence[Report]], slots: Sequence[Tensor], before: Before) -> Measured:
@@ -120,12 +129,35 @@ class Measure:
         else:
             values = values[0]
         parts = [values, *([torch.stack(list(slots))] if slots else []), *before.values]
-        if before.params:
-            params = [p.detach() for p in self.bound.params.values()]
-            parts.append(lengths(torch._foreach_sub(params, before.params), self.bound.lead))
+        if "update_norm" in self.names:
+            params = list(self.bound.params.values())
+            parts_of = [part for copy in before.copies for part in copy.unbind()]
+            torch._foreach_sub_(parts_of, [params[index].detach() for group in self._shapes for index in group])
+            parts.append(self._lengths(before.copies))
         whole = torch.cat([part.to(values.dtype) for part in parts])
         roots = layout.roots.view(-1, *[1] * len(self.bound.lead))
         return Measured(layout.columns, torch.where(roots, whole.sqrt(), whole))
+
+    def _copied(self) -> list[Tensor]:
+        """The parameters of each shape, stacked, always in the same memory.
+
+        Stacked, because most are small and there are many, so that an operation each would cost more than it does; in
+        the same memory, because what is freed has to be faulted in again, on a CPU.
+        """
+        params = [p.detach() for p in self.bound.params.values()]
+        groups = [[params[index] for index in group] for group in self._shapes]
+        if not self._copies:
+            self._copies = [torch.stack(group) for group in groups]
+        else:
+            for group, copy in zip(groups, self._copies, strict=True):
+                torch.stack(group, out=copy)
+        return self._copies
+
+    def _lengths(self, stacks: list[Tensor]) -> Tensor:
+        """The L2 norm of every parameter in stacks, in the parameters' order, (P, ...R)."""
+        lead = 1 + len(self.bound.lead)
+        flat = [stack.flatten(lead) if stack.dim() > lead else stack.unsqueeze(-1) for stack in stacks]
+        return torch.cat([torch.linalg.vector_norm(stack, dim=-1) for stack in flat])[self._order]
 
     def _of_gains(self) -> Iterable[tuple[list[Column], Tensor]]:
         """What each number is, and the values, of every statistic of the gains of each width."""

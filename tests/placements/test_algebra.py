@@ -35,7 +35,7 @@ from normlab.placements.algebra import (
     register_row,
 )
 from normlab.placements.base import PLACEMENTS
-from normlab.placements.wiring import Residual
+from normlab.placements.wiring import Branch, Residual
 from normlab.train.optim import is_decayed
 
 ByHand = Callable[[Block, int, Tensor], Tensor]
@@ -366,7 +366,7 @@ def residual(layer: int = 1, depth: int = 3) -> Residual:
 def test_a_factor_is_not_rounded_in_float64_and_does_not_widen_float32() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         x = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype)
-        assert residual()(x, lambda x: x).dtype == dtype
+        assert residual()(x, Branch(lambda x: x)).dtype == dtype
     join = residual().double()
     assert join.skip.item() == 1 + 1 / 3
     assert join.branch.item() == 1 / 7
@@ -379,11 +379,11 @@ def test_factors_under_vmap_are_those_of_each_run() -> None:
     x = torch.randn(3, 2, 4, WIDTH, generator=torch.Generator().manual_seed(0))
     states = [join.state_dict() for join in joins]
     stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-    y = vmap(lambda tensors, x: functional_call(joins[0], tensors, (x, torch.tanh)))(stacked, x)
+    y = vmap(lambda tensors, x: functional_call(joins[0], tensors, (x, Branch(torch.tanh))))(stacked, x)
     assert y.dtype == torch.float32
     for run, join in enumerate(joins):
-        torch.testing.assert_close(y[run], join(x[run], torch.tanh), rtol=1e-6, atol=1e-6)
-    assert (y[0] - joins[1](x[0], torch.tanh)).abs().max() > 1e-2
+        torch.testing.assert_close(y[run], join(x[run], Branch(torch.tanh)), rtol=1e-6, atol=1e-6)
+    assert (y[0] - joins[1](x[0], Branch(torch.tanh))).abs().max() > 1e-2
 
 
 # Blocks unlike the rest
@@ -495,8 +495,8 @@ def test_a_learned_factor_keeps_the_dtype_of_the_stream_and_its_own_digits() -> 
     join = Residual(sub, 1, 1, WIDTH, LayerNormConfig().build)
     x = torch.ones(1, 1, WIDTH)
     # Under autocast a sub-layer gives bfloat16, of 8 digits; the stream and the factor have 24.
-    assert torch.equal(join(x, lambda x: x.bfloat16()), torch.full_like(x, 2 + 2**-12))
-    assert join(x.bfloat16(), lambda x: x).dtype == torch.bfloat16
+    assert torch.equal(join(x, Branch(lambda x: x.bfloat16())), torch.full_like(x, 2 + 2**-12))
+    assert join(x.bfloat16(), Branch(lambda x: x)).dtype == torch.bfloat16
 
 
 # Gains that start elsewhere

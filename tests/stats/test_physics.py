@@ -22,7 +22,8 @@ SEEN = frozenset(STATISTICS)
 def of_stream(x: torch.Tensor) -> dict[str, float]:
     with looking(wanted(SEEN)) as seen:
         show("resid", "", x)
-    told = {name: value.item() for (name, _), value in zip(seen.names, seen.values, strict=True)}
+    names, values = seen.taken()
+    told = dict(zip((name for name, _ in names), values.tolist(), strict=True))
     return told | {"resid_rms": math.sqrt(told["resid_rms"])}  # merged as its square
 
 

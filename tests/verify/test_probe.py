@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from normlab.launch import compose_grid, compose_run
 from normlab.model.init import build_model
-from normlab.probe import bars, laws, probe
+from normlab.probe import laws, probe
 from normlab.verify.signal import VOCAB, measure, slope, zipf_tokens
 
 Command = Callable[..., tuple[int, str, str]]
@@ -81,14 +81,6 @@ def test_tokens_follow_zipfs_law() -> None:
 
 def test_a_slope_is_a_power() -> None:
     assert slope([6, 12, 24], [2 * depth**-0.5 for depth in (6, 12, 24)]) == pytest.approx(-0.5)
-
-
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [([1.0], "▄"), ([1, 1, 1], "▄▄▄"), ([1, 10, 100], "▁▅█"), ([0.0, 1.0], "▁▁"), ([math.nan, 1.0], "?▁")],
-)
-def test_bars(values: list[float], line: str) -> None:
-    assert bars(values) == line
 
 
 def test_a_grid_is_every_combination(run_command: Command) -> None:

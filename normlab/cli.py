@@ -217,6 +217,7 @@ def inspect(
     from normlab.store.query import resolve_run
 
     folder = resolve_run(run, results_dir)
+    look.check(statistic, probe=probe)
     if statistic == look.SPIKES:
         found = look.spike_rows(folder)
         return typer.echo(render(found, "json") if json else render(look.spike_table(found)))

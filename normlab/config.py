@@ -19,7 +19,7 @@ from normlab.init_rules import INIT_RULES, get_init_rule
 from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import PLACEMENTS, Placement
-from normlab.stats.options import StatsConfig
+from normlab.stats.options import OF_ADAM, StatsConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -286,6 +286,8 @@ class RunConfig:
         self.data.resolve()
         self.optim.resolve(self.train.steps)
         self.stats.resolve()
+        for name in set(self.stats.also) & set(OF_ADAM) if self.optim.name != "adamw" else ():
+            raise ConfigError(f"stats.also={name}: has no effect with optim={self.optim.name}; it is of optim=adamw")
         self.norm.validate()
         self.placement.validate()
         self.placement.fits(self.norm)

@@ -320,7 +320,7 @@ RUN_LEAVES: dict[str, Leaf] = {
     "stats.without": Leaf("[]", "[resid_rms]", inside),
     "stats.every": Leaf("1", "2", inside),
     "stats.extended_every": Leaf("1", "2", inside, ("stats=full",)),
-    "stats.probe_share": Leaf("0.5", "1", probed, ("stats=full", "train.steps=100")),
+    "stats.probe_share": Leaf("0.1", "1", probed, ("stats=full", "train.steps=100")),
     "run.name": Leaf("null", "mine", record("name")),
     "run.fresh": Leaf("false", "true", where),
     "seed": Leaf("0", "1", weights),

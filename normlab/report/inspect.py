@@ -16,7 +16,7 @@ from normlab.report.bars import bars
 from normlab.stats import options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Array, Profiles
 from normlab.stats.spikes import count
-from normlab.stats.statistic import OF, STATISTICS, in_order, values_of
+from normlab.stats.statistic import OF, PROBE, STATISTICS, in_order, places_of, values_of
 from normlab.store.runs import RunFolder
 from normlab.store.schema import number
 
@@ -43,7 +43,20 @@ class History(NamedTuple):
     site: str
     steps: list[int]
     values: Array
-    """(S, L + 2), NaN where it is not; or (S,)."""
+    """(S, L + 2), or (S,)."""
+    places: list[int]
+    """Where it is, of the L + 2."""
+
+
+def check(name: str | None, *, probe: bool) -> None:
+    """Refuse a statistic that no probe makes, before one is made.
+
+    Raises:
+        ConfigError: It is of another tier.
+    """
+    made = [each for each, one in STATISTICS.items() if one.tier == PROBE]
+    if probe and name is not None and name not in made:
+        raise ConfigError(f"--probe: makes no {name}; choose one of {', '.join(made)}, or leave --probe out")
 
 
 def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
@@ -169,7 +182,11 @@ def _ends(own: Sequence[Row], step: int) -> str:
 
 def _read(folder: RunFolder) -> list[Profiles]:
     found: list[Profiles] = []
-    for tier in dict.fromkeys(tier for tier, _ in folder.arrays.parts()):
+    problems: list[str] = []
+    tiers = dict.fromkeys(tier for tier, _ in folder.arrays.parts(problems))
+    for problem in problems:
+        print(f"normlab: {problem}", file=sys.stderr)
+    for tier in tiers:
         parts, damaged = folder.arrays.read(tier)
         if damaged:
             print(f"normlab: {folder.arrays.path}: damaged rows, left out: {damaged}", file=sys.stderr)
@@ -186,41 +203,44 @@ def _history(profiles: Sequence[Profiles], name: str) -> list[History]:
     if name not in STATISTICS and not any(name in part for part in profiles):
         raise ConfigError(unknown("statistic", name, [*STATISTICS, SPIKES]))
     found: dict[str, list[tuple[Profiles, Array]]] = {}
+    places: dict[str, set[int]] = {}
     problem: StatisticsError | None = None
     for part in profiles:
         try:
             for site, values in values_of(part, name).items():
                 found.setdefault(site, []).append((part, values))
+            for site, there in places_of(part, name).items():
+                places.setdefault(site, set()).update(np.flatnonzero(there).tolist())
         except StatisticsError as error:
             problem = error
     if not found:
         assert problem is not None
         raise problem
-    return [_joined(site, parts) for site, parts in found.items()]
+    return [_joined(site, parts, sorted(places.get(site, ()))) for site, parts in found.items()]
 
 
-def _joined(site: str, parts: Sequence[tuple[Profiles, Array]]) -> History:
+def _joined(site: str, parts: Sequence[tuple[Profiles, Array]], places: list[int]) -> History:
     steps = np.concatenate([part.steps for part, _ in parts])
     order = np.argsort(steps, kind="stable")
-    return History(site, steps[order].tolist(), np.concatenate([values for _, values in parts])[order])
+    return History(site, steps[order].tolist(), np.concatenate([values for _, values in parts])[order], places)
 
 
 def _rows(name: str, history: Sequence[History]) -> Iterator[Row]:
     one = STATISTICS.get(name)
     told: Mapping[str, Any] = {"formula": one.formula, "unit": one.unit} if one else {}
-    for site, steps, values in history:
+    for site, steps, values, places in history:
         whole = one is not None and one.of == "model"
-        columns = {"": values} if values.ndim == 1 else {"": values[:, -1]} if whole else dict(_places(values))
+        columns = {"": values} if values.ndim == 1 else {"": values[:, -1]} if whole else dict(_places(values, places))
         for place, column in columns.items():
             yield {
                 "statistic": name, "site": site, "place": place, "steps": steps, "values": column.tolist(), **told,
             }  # fmt: skip
 
 
-def _places(values: Array) -> Iterator[tuple[str, Array]]:
-    """Each place that has a number, by what it is called."""
+def _places(values: Array, places: Sequence[int]) -> Iterator[tuple[str, Array]]:
+    """Each place where it is, by what that is called."""
     depth = values.shape[1] - 2
-    for place in np.flatnonzero(~np.isnan(values).all(axis=0)):
+    for place in places:
         yield "embed" if place == 0 else "head" if place > depth else f"block {place}", values[:, place]
 
 

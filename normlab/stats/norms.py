@@ -30,7 +30,7 @@ register(
         unit="1",
         merge="mean",
         value=lambda x, y: x.uniform,
-        question="What would this very norm's centring take out?",
+        question="What would centring each token take out of it?",
         source="after Gupta et al. 2024, arXiv:2409.12951",
     )
 )

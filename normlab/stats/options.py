@@ -9,6 +9,9 @@ from normlab.options import option
 from normlab.stats import extended, head, norms, parameters, probe, stream  # noqa: F401  (their statistics are known from here on)
 from normlab.stats.statistic import CORE, EXTENDED, PROBE, STATISTICS, TIERS
 
+OF_ADAM = ("adam_rms", "adam_eps_frac", "sharpness_pre")
+"""Statistics that only Adam has."""
+
 
 @dataclass(kw_only=True, slots=True)
 class StatsConfig:

@@ -14,8 +14,9 @@ for name, of, formula, unit, question, source in (
         "Cohen et al. 2021, arXiv:2103.00065; by Lanczos",
     ),
     (
-        "sharpness_pre", "model", "largest eigenvalue of P^(-1/2) H P^(-1/2), P = sqrt(v) + eps of Adam, H the Hessian",
-        "nats", "How sharp is it in the measure that Adam goes by?", "Cohen et al. 2022, arXiv:2207.14484; by Lanczos",
+        "sharpness_pre", "model", "largest eigenvalue of P^(-1/2) H P^(-1/2), H the Hessian, P Adam's sqrt(v^) + eps",
+        "nats", "How sharp is it in the measure that Adam goes by?",
+        "after Cohen et al. 2022, arXiv:2207.14484; by Lanczos",
     ),
     (
         "layer_drop", "block", "loss without the block, less the loss", "nats", "What would be lost without it?",

@@ -138,9 +138,8 @@ def per_place(
         return {site: combine(values, pair[1][site]) for site, values in pair[0].items()}
 
 
-def slope_over_places(values: Array) -> Array:
-    """The least-squares slope over the places that have a number, (S,); of a single place 0."""
-    places = np.flatnonzero(~np.isnan(values).all(axis=0))
+def slope_over_places(values: Array, places: NDArray[np.intp]) -> Array:
+    """The least-squares slope over some places, (S,); of a single place 0."""
     known = values[:, places].astype(np.float64)
     centred = places - places.mean()
     with np.errstate(invalid="ignore"):  # of what is infinite there is none

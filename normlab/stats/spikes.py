@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 Series = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+PART = 2000
+"""Windows that are looked at at a time: they are copied."""
 
 
 class Judged(NamedTuple):
@@ -40,13 +42,17 @@ class SpikeRule:
 
 
 def before(values: Series, window: int) -> tuple[Series, Series]:
-    """Mean and standard deviation (over n) of the `window` values before each one; NaN where there are fewer."""
-    centred = values - values.mean()
-    sums = [np.concatenate([[0.0], np.cumsum(power)]) for power in (centred, centred**2)]
-    mean, square = (np.full(len(values), np.nan) for _ in range(2))
-    for target, total in ((mean, sums[0]), (square, sums[1])):
-        target[window:] = (total[window:-1] - total[: -window - 1]) / window
-    return mean + values.mean(), np.sqrt(np.maximum(square - mean**2, 0))
+    """Mean and standard deviation (over n) of the `window` values before each one; NaN where there are fewer.
+
+    Of each window by itself: sums that run on lose what is small beside a spike of long ago.
+    """
+    mean, deviation = (np.full(len(values), np.nan) for _ in range(2))
+    for start in range(window, len(values), PART):
+        some = values[start - window : min(start + PART, len(values)) - 1]
+        windows = np.lib.stride_tricks.sliding_window_view(some, window)
+        here = slice(start, start + len(windows))
+        mean[here], deviation[here] = windows.mean(axis=1), windows.std(axis=1)
+    return mean, deviation
 
 
 def deviating(values: Series, *, window: int, deviations: float, both_sides: bool) -> Judged:
@@ -75,8 +81,8 @@ def above_median(values: Series, *, window: int = 201, above: float = 0.1) -> Ju
     half = window // 2
     scored, spikes = np.zeros((2, len(values)), dtype=bool)
     if len(values) >= window:
-        for start in range(0, len(values) - window + 1, 10_000):  # medians of a part at a time: they are copied
-            some = values[start : start + 10_000 + window - 1]
+        for start in range(0, len(values) - window + 1, PART):
+            some = values[start : start + PART + window - 1]
             medians = np.median(np.lib.stride_tricks.sliding_window_view(some, window), axis=1)
             middle = slice(start + half, start + half + len(medians))
             scored[middle], spikes[middle] = True, values[middle] > medians + above

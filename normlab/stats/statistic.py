@@ -14,6 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from normlab.errors import ConfigError, StatisticsError, unknown
 from normlab.stats.profiles import Array, Profiles
 
@@ -33,7 +36,7 @@ OF = {
     "attention": "queries, keys and the scale of their product, as the softmax gets them",
     "hidden": "the MLP's hidden activations, before a norm that may follow",
     "norm": "what enters and leaves a norm",
-    "gain": "the factors of a norm's gain, 1 + gain where it has a unit offset",
+    "gain": "the gain of a norm that ends in one for each channel, 1 + gain where it has a unit offset",
     "parameter": "a parameter, its gradient and its update",
     "head": "the logits",
     "model": "the model as a whole",
@@ -101,6 +104,16 @@ def register(statistic: Statistic) -> Statistic:
 def in_order() -> list[Statistic]:
     """All that are known, from the stream to the parameters: in the order of `OF`."""
     return sorted(STATISTICS.values(), key=lambda one: list(OF).index(one.of))
+
+
+def places_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:
+    """Where a statistic is, by site, (L + 2,): it may well be NaN there. Nothing where it has no places.
+
+    Raises:
+        StatisticsError: As `values_of`.
+    """
+    ones = Profiles(profiles.layout, np.zeros(1, dtype=np.int64), np.ones((1, profiles.layout.width)))
+    return {site: ~np.isnan(values[0]) for site, values in values_of(ones, name).items() if values.ndim == 2}
 
 
 def values_of(profiles: Profiles, name: str) -> dict[str, Array]:

@@ -36,7 +36,8 @@ def resid_growth(profiles: Profiles) -> dict[str, Array]:
 def dresid_growth(profiles: Profiles) -> dict[str, Array]:
     """The slope of the gradient's logarithm."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return {"": slope_over_places(np.log(profiles.one("dresid_rms")))}
+        values = profiles.one("dresid_rms")
+        return {"": slope_over_places(np.log(values), np.arange(1, values.shape[1]))}
 
 
 for site in STREAM:
@@ -166,7 +167,7 @@ register(
     Statistic(
         name="dresid_growth",
         of="resid",
-        formula="slope of ln dresid_rms over the blocks, by least squares",
+        formula="slope of ln dresid_rms over the blocks and the head, by least squares",
         unit="per block",
         merge="derived",
         derive=dresid_growth,

@@ -80,15 +80,16 @@ class View:
 
     def cosine(self, other: View) -> Tensor:
         """The cosine of the angle between two views' vectors, (*batch); 0 where one is all zeros."""
-        size = (self.mean_square.clamp(min=TINY) * other.mean_square.clamp(min=TINY)).sqrt()
-        return torch.linalg.vecdot(self.x, other.x) / self.width / size
+        sizes = [one.mean_square.clamp(min=TINY).sqrt() for one in (self, other)]
+        return torch.linalg.vecdot(self.x, other.x) / self.width / sizes[0] / sizes[1]
 
     # Of a fixed batch only: these look at tokens together.
 
     @property
     def tokens(self) -> Tensor:
-        """All tokens, (N, D)."""
-        return self.x.flatten(0, -2)
+        """All tokens, (N, D), over the RMS of them all: fourth powers of what is far from 1 soon leave float32."""
+        tokens_ND = self.x.flatten(0, -2)
+        return tokens_ND / self.mean_square.mean().sqrt().clamp(min=TINY)
 
     @property
     def neuron_kurt(self) -> Tensor:

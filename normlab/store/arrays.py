@@ -35,7 +35,7 @@ FOLDER = "stats"
 """Where a run keeps them, in its own folder."""
 ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
 PLACES = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
-_NAME = re.compile(r"(?P<tier>[a-z]+)(\.(?P<part>\d+))?\.json")
+_NAME = re.compile(r"(?P<tier>[a-z]+)(\.(?P<part>\d+))?\.(json|bin)")
 
 
 def row_type(width: int) -> np.dtype[Any]:
@@ -140,26 +140,28 @@ class Arrays:
             part = self._open[tier] = self._part(tier, profiles.layout)
         part.append(profiles)
 
-    def parts(self) -> Iterator[tuple[str, Part]]:
-        """Every tier and part that there is, a tier's in the order in which they were begun.
+    def parts(self, problems: list[str]) -> Iterator[tuple[str, Part]]:
+        """Every tier and part that can be read, a tier's in the order in which they were begun.
 
-        Raises:
-            StoreError: One is damaged, or was written by a newer normlab.
+        Args:
+            problems: Is told of each description that is missing, damaged, or a newer normlab's.
         """
-        found = [(match["tier"], int(match["part"] or 1)) for match in map(_NAME.fullmatch, self._names()) if match]
+        found = {(match["tier"], int(match["part"] or 1)) for match in map(_NAME.fullmatch, self._names()) if match}
         for tier, number in sorted(found):
             path = self._file(tier, number)
-            tree = read_record(path)
             try:
-                layout = Layout.from_tree(tree)
+                layout = Layout.from_tree(read_record(path))
+            except StoreError as error:
+                problems.append(str(error))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise StoreError(f"{path}: is damaged (it names no columns: {error}); put back a copy") from error
-            yield tier, Part(path.with_suffix(".bin"), layout)
+                problems.append(f"{path}: is damaged (it names no columns: {error}); put back a copy")
+            else:
+                yield tier, Part(path.with_suffix(".bin"), layout)
 
     def cut(self, step: int) -> None:
         """Drop what was measured at `step` and later."""
         self.close()
-        for _, part in self.parts():
+        for _, part in self.parts([]):
             part.cut(step)
 
     def copy(self, path: Path, before: int) -> None:
@@ -169,7 +171,7 @@ class Arrays:
             StoreError: A file cannot be read or written.
         """
         copies = Arrays(path)
-        for tier in dict.fromkeys(tier for tier, _ in self.parts()):
+        for tier in dict.fromkeys(tier for tier, _ in self.parts([])):
             for profiles in self.read(tier)[0]:
                 early = profiles.steps < before
                 copies.append(tier, Profiles(profiles.layout, profiles.steps[early], profiles.values[early]))
@@ -190,11 +192,13 @@ class Arrays:
     def read(self, tier: str) -> tuple[list[Profiles], int]:
         """What was measured with a tier, part by part, and how many rows are damaged and left out.
 
+        Parts that are not described are left out too: `parts` tells of them.
+
         Raises:
-            StoreError: A file cannot be read, or its description is damaged.
+            StoreError: A file cannot be read.
         """
         found, damaged = [], 0
-        for own, part in self.parts():
+        for own, part in self.parts([]):
             if own == tier:
                 rows, _ = part.rows()
                 whole = np.array([row["crc"] == _checksum(row) for row in rows], dtype=bool)
@@ -216,13 +220,14 @@ class Arrays:
 
     def _part(self, tier: str, layout: Layout) -> Part:
         """The files of a layout: those that are there, or new ones."""
-        number = 0
-        for own, part in self.parts():
-            if own == tier:
-                number += 1
-                if part.layout == layout:
-                    return part
-        path = self._file(tier, number + 1)
+        for own, part in self.parts([]):
+            if own == tier and part.layout == layout:
+                return part
+        # Rows whose description is gone keep their name: what follows would not be what they are.
+        taken = [
+            int(match["part"] or 1) for match in map(_NAME.fullmatch, self._names()) if match and match["tier"] == tier
+        ]
+        path = self._file(tier, max(taken, default=0) + 1)
         try:
             self.path.mkdir(exist_ok=True)
         except OSError as error:

@@ -93,7 +93,7 @@ def read_rows(path: Path, kind: str | None = None) -> Rows:
 
 
 def _mending(path: Path) -> str:
-    return MENDING.get(path.name, f"put back a copy, or delete the folder {path.parent.name} and what it holds")
+    return MENDING.get(path.name, "put back a copy; the numbers that it describes are left out")
 
 
 def _parse(content: bytes) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from normlab.errors import StatisticsError
 from normlab.stats.profiles import Array, Profiles, slope_over_places
-from normlab.stats.statistic import values_of
+from normlab.stats.statistic import places_of, values_of
 
 PROFILED = (
     "resid_rms", "attn_rms", "mlp_rms", "attn_ratio", "mlp_ratio", "resid_uniform", "resid_kurt", "resid_crest",
@@ -57,22 +57,20 @@ def keys_of(profiles: Profiles, *, layers: bool = False) -> Keys:
     numbers: dict[str, float] = {}
     shapes: dict[str, Array] = {}
     for name in PROFILED:
-        for whole in _last(profiles, name).values():
-            known = whole[~np.isnan(whole)]
-            if not len(known):
-                continue
+        for site, whole in _last(profiles, name).items():
+            places = np.flatnonzero(places_of(profiles, name)[site])
+            known = whole[places]
             told = {
                 "first": known[0],
                 "mid": known[(len(known) - 1) // 2],
                 "last": known[-1],
                 "max": known.max(),
-                "slope": slope_over_places(whole[None])[0],
+                "slope": slope_over_places(whole[None], places)[0],
             }
             numbers |= {f"stats/{name}/{which}": float(value) for which, value in told.items()}
             if np.isfinite(known).all() and known.min() >= 0 and len(known) <= MOST_BINS:
                 shapes[f"profiles/{name}"] = known
             if layers:
-                places = np.flatnonzero(~np.isnan(whole))
                 numbers |= {f"layers/{name}/L{place:02d}": float(whole[place]) for place in places}
     for name, key in SINGLE.items():
         for site, whole in _last(profiles, name).items():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from normlab.config import AdamW
+from normlab.stats.options import OF_ADAM
 from normlab.stats.profiles import Column
 from normlab.stats.show import Wanted, wanted
 from normlab.train.bound import Alone
@@ -26,7 +27,6 @@ from normlab.train.optim import Optimizer
 MOST_EXAMPLES = 8
 """Examples of the fixed batch, at most."""
 OF_GRADIENTS = ("radial_cos", "gns")
-OF_ADAM = ("adam_rms", "adam_eps_frac")
 
 
 @dataclass(slots=True)
@@ -57,6 +57,12 @@ class CloserLook:
         """
         buffers = self.bound.buffers
         self.bound.train(True)
+        try:
+            return self._look()
+        finally:
+            self.bound.set_buffers(buffers)
+
+    def _look(self) -> Measured:
         with torch.no_grad(), self.autocast():
             _, reports = self._eager.loss(self.tokens_BT, self.targets_BT, self.wanted)
         columns, values = columns_of(tuple(report.names for report in reports)), [one.values for one in reports]
@@ -64,9 +70,9 @@ class CloserLook:
         found = dict[Column, Tensor]()
         if self.names & set(OF_GRADIENTS):
             found |= self._of_gradients()
-        if self.names & set(OF_ADAM) and isinstance(self.optimizer.options, AdamW):
+        # Before the first update Adam has done nothing.
+        if self.names & set(OF_ADAM) and isinstance(self.optimizer.options, AdamW) and bool(self.optimizer.count):
             found |= self._of_adam(self.optimizer.options)
-        self.bound.set_buffers(buffers)
         whole = torch.cat([*values, torch.stack(list(found.values()))] if found else values)
         return Measured((*columns, *found), whole)
 

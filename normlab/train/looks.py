@@ -68,7 +68,7 @@ class Looks:
         """What is due before a step; how long it took, in seconds."""
         every, since = self.config.stats.extended_every, time.perf_counter()
         if self._closer is not None and every is not None and step % every == 0:
-            self.tell(EXTENDED, self.profiles(step, self._closer()))
+            self._tell(EXTENDED, step, self._closer())
         if step in self._probed_at:
             self._probe(step)
         return time.perf_counter() - since
@@ -86,6 +86,11 @@ class Looks:
         values = seen.values.cpu().numpy() if values is None else values
         return Profiles(layout, np.array([step]), values[None, order])
 
+    def _tell(self, tier: str, step: int, seen: Measured) -> None:
+        """Tell what was seen, if there was anything: before the first update Adam has nothing to show."""
+        if seen.columns:
+            self.tell(tier, self.profiles(step, seen))
+
     def _probe(self, step: int) -> None:
         """Probe the model as it stands after `step` updates, and say how long that took."""
         since = time.perf_counter()
@@ -95,5 +100,5 @@ class Looks:
             self.bound.model, self.config.stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
             adam_measure(self.config.optim, moments, self.optimizer.count),
         )  # fmt: skip
-        self.tell(PROBE, self.profiles(step, probe()))
+        self._tell(PROBE, step, probe())
         print(f"normlab: probed after step {step}, in {time.perf_counter() - since:.1f} s", file=sys.stderr)

@@ -39,7 +39,11 @@ Vector = list[Tensor]
 
 
 def cost(depth: int, batch_size: int) -> float:
-    """What a probe costs at most, in training steps: a product with the Hessian is 3.5 passes forward and back."""
+    """About what a probe costs, in training steps: a product with the Hessian is 3.5 passes forward and back.
+
+    Counted and not timed, so that the same run is always probed at the same moments. Decompositions of matrices are not
+    counted, nor how much faster compiled steps are.
+    """
     forward = 1 / 3
     passes = 2 * PRODUCTS * 3.5 + VECTORS + depth / 2 * forward + 2 * forward
     return passes * examples(batch_size) / batch_size
@@ -99,20 +103,19 @@ class Probe:
         self.model.eval()
         try:
             with _written_out(self.model):
-                streams = self._streams()
-                for name, take in (
-                    ("layer_drop", self._layer_drop), ("angular", self._angular), ("erank", self._erank)
-                ):  # fmt: skip
-                    if name in self.names:
-                        with torch.no_grad():
-                            found |= take(streams)
+                made = {"layer_drop": self._layer_drop, "angular": self._angular, "erank": self._erank}
+                streams = self._streams() if self.names & made.keys() else []
+                for name in made.keys() & self.names:
+                    with torch.no_grad():
+                        found |= made[name](streams)
                 if "jac_gain" in self.names:
                     found |= self._jac_gain()
                 found |= self._of_matrices()
                 found |= self._sharpness()
         finally:
             self.model.train(training)
-        return Measured(tuple(found), torch.stack([value.to(torch.float32).cpu() for value in found.values()]))
+        values = [value.to(torch.float32).cpu() for value in found.values()]
+        return Measured(tuple(found), torch.stack(values) if values else torch.zeros(0))
 
     def _loss(self, stream: Any) -> Tensor:
         return F.cross_entropy(self.model.head(stream).flatten(0, 1), self.targets_BT.flatten())
@@ -148,8 +151,12 @@ class Probe:
         for place, stream in enumerate(streams, start=1):
             tokens_ND = first(stream).flatten(0, -2).double()
             centred_ND = tokens_ND - tokens_ND.mean(0)
-            shares = torch.linalg.svdvals(centred_ND).square()
-            found[Column("erank", "", place)] = torch.special.entr(shares / shares.sum()).sum().exp()
+            erank = torch.tensor(math.nan)
+            if bool(centred_ND.isfinite().all()):  # or there are no singular values
+                shares = torch.linalg.svdvals(centred_ND).square()
+                whole = shares.sum().clamp(min=torch.finfo(shares.dtype).tiny)
+                erank = torch.special.entr(shares / whole).sum().exp()
+            found[Column("erank", "", place)] = erank
         return found
 
     def _jac_gain(self) -> dict[Column, Tensor]:
@@ -172,7 +179,9 @@ class Probe:
         found: dict[Column, Tensor] = {}
         for name, p in self.model.named_parameters():
             if p.dim() == 2 and self.names & {"spec_norm", "stable_rank"}:
-                column, size = column_of(name, len(self.model.blocks)), torch.linalg.matrix_norm(p, ord=2)
+                column, size = column_of(name, len(self.model.blocks)), torch.tensor(math.nan)
+                if bool(p.isfinite().all()):
+                    size = torch.linalg.matrix_norm(p, ord=2)
                 for statistic, value in (
                     ("spec_norm", size), ("stable_rank", torch.linalg.matrix_norm(p).square() / size.square())
                 ):  # fmt: skip

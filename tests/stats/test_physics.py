@@ -53,12 +53,15 @@ def test_one_channel_alone_has_kurtosis_d_and_the_vector_of_ones_uniform_energy_
 def test_ratios_do_not_depend_on_size(size: float) -> None:
     x = gaussian(4, 8, 64)
     plain, scaled = of_stream(x), of_stream(x * size)
-    for name in ("resid_kurt", "resid_uniform"):
-        assert scaled[name] == pytest.approx(plain[name], rel=1e-4)
+    for name in ("resid_kurt", "resid_uniform", "neuron_kurt", "part_ratio", "token_cos"):
+        assert scaled[name] == pytest.approx(plain[name], rel=1e-4), name
+    assert View(x * size).cosine(View(x * size)).tolist() == [[pytest.approx(1, rel=1e-5)] * 8] * 4
 
 
 def test_zeros_have_zeros_and_what_is_not_finite_is_counted() -> None:
-    assert set(of_stream(torch.zeros(2, 3, 8)).values()) == {0}
+    zeros = torch.zeros(2, 3, 8)
+    assert set(of_stream(zeros).values()) == {0}
+    assert View(zeros).cosine(View(zeros)).abs().max() == 0
     broken = torch.ones(2, 5, 8)
     broken[0, 0, 0], broken[1, 2, 3], broken[1, 3, 3] = math.nan, math.inf, -math.inf
     assert of_stream(broken)["resid_nonfinite"] == pytest.approx(0.3)

@@ -14,10 +14,11 @@ from test_trajectory import HOW, bits, trained
 from torch import Tensor, nn
 from torch.func import functional_call, hessian
 
+from normlab.errors import ConfigError
 from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
-from normlab.stats.statistic import PROBE, STATISTICS
+from normlab.stats.statistic import PROBE, STATISTICS, TIERS
 from normlab.train.probing import Probe, cost, largest_eigenvalue, probed_steps
 
 NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == PROBE)
@@ -159,6 +160,37 @@ def test_a_run_that_is_probed_has_the_same_bits(tmp_path: Path, capfd: pytest.Ca
     assert sorted(step for part in parts for step in part.steps) == [0, 30, 50, 60, 120]
     assert damaged == 0
     assert all(("sharpness_pre" in part) == (0 not in part.steps) for part in parts)
+
+
+def test_a_run_that_diverges_does_so_when_it_is_probed_too(tmp_path: Path, run_command: Any) -> None:
+    words = ("stats=full", "stats.probe_share=1", "train.steps=60", "train.log_every=60", "optim.lr=1e30")
+    folder = trained(tmp_path, *words, "train.batch_size=8")
+    assert folder.state() == "diverged"
+    broken = folder.status()["diverged"]["step"]
+    for tier in TIERS:
+        for part in folder.arrays.read(tier)[0]:
+            assert max(part.steps.tolist(), default=0) <= broken
+    code, out, _ = run_command("inspect", str(folder.path), "erank", "--probe", "--json")
+    assert code == 0
+    assert json.loads(out)
+
+
+def test_a_statistic_that_no_probe_makes(tmp_path: Path, run_command: Any) -> None:
+    folder = trained(tmp_path, "train.steps=1")
+    for name in ("resid_rms", "spikes"):
+        code, out, err = run_command("inspect", str(folder.path), name, "--probe")
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: --probe: makes no {name}; choose one of angular") or "sharpness" in err
+
+
+def test_what_only_adam_has(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="sharpness_pre: has no effect with optim=sgd"):
+        compose_run(["optim=sgd", "stats.also=[sharpness_pre]"])
+    words = ("stats=off", "stats.also=[sharpness_pre]", "stats.probe_share=1", "train.steps=60", "train.batch_size=8")
+    (part,), _ = trained(tmp_path, *words).arrays.read(PROBE)
+    assert part.names() == ["sharpness_pre"]
+    assert 0 not in part.steps
+    assert not trained(tmp_path / "sgd", "optim=sgd", "stats=full", "train.steps=1").arrays.read(PROBE)[0]
 
 
 def test_a_run_too_short_for_a_probe_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -210,6 +210,13 @@ def test_what_is_derived_is_what_its_formula_says() -> None:
             np.testing.assert_allclose(found[site][0], values, rtol=1e-6, err_msg=name)
 
 
+def test_a_gradient_that_is_no_number_is_its_familys() -> None:
+    measured = profiles_of(
+        {("grad_norm", "q"): [1, np.nan], ("grad_norm", "up"): [2, 3]}, {"q": "attn", "up": "mlp"}
+    )  # fmt: skip
+    assert all(np.isnan(share[0]) for share in values_of(measured, "grad_share").values())
+
+
 def test_what_cannot_be_derived_says_what_it_lacks() -> None:
     with pytest.raises(StatisticsError, match="resid_crest: resid_absmax, of which it is made, was not measured"):
         values_of(profiles_of({("resid_rms", ""): [1, 2]}), "resid_crest")

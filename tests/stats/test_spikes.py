@@ -58,6 +58,7 @@ def series(steps: int) -> dict[str, np.ndarray]:
         loss[step] *= generator.choice([0.5, 1.05, 1.1, 2, 5])
     grad_norm = np.exp(0.3 * generator.standard_normal(steps)) * base
     grad_norm[::211] *= 8
+    grad_norm[500::3000] *= 1e8
     return {"loss": loss, "grad_norm": grad_norm, "clip": np.minimum(1, 3 / grad_norm)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -139,10 +140,33 @@ def test_a_disk_that_refuses_leaves_whole_rows(written: Arrays, monkeypatch: pyt
         (b'{"version": 1, "sha256": "0"}', "is damaged"),
     ],
 )
-def test_a_damaged_description_is_said(written: Arrays, content: bytes, message: str) -> None:
+def test_a_damaged_description_is_said_and_what_it_describes_left_alone(
+    written: Arrays, content: bytes, message: str
+) -> None:
+    other, _ = Layout.of(COLUMNS[:2], 2, {})
+    written.append("core", measured(30, layout=other))
+    written.close()
+    rows = (written.path / "core.bin").read_bytes()
     (written.path / "core.json").write_bytes(content)
-    with pytest.raises(StoreError, match=rf"core\.json: {message}.*put back a copy, or delete the folder stats"):
-        written.read("core")
+    problems: list[str] = []
+    assert [part.layout for _, part in written.parts(problems)] == [other]
+    assert re.search(rf"core\.json: {message}.*put back a copy", *problems)
+    written.cut(30)
+    written.append("core", measured(30))
+    assert steps_of(written) == [[], [30]]
+    assert (written.path / "core.bin").read_bytes() == rows
+    assert (written.path / "core.3.json").exists()
+
+
+def test_rows_whose_description_is_gone_are_not_gone_on_with(written: Arrays) -> None:
+    rows = (written.path / "core.bin").read_bytes()
+    (written.path / "core.json").unlink()
+    problems: list[str] = []
+    assert list(written.parts(problems)) == []
+    assert re.search(r"core\.json: is missing", *problems)
+    written.append("core", measured(20))
+    assert steps_of(written) == [[20]]
+    assert (written.path / "core.bin").read_bytes() == rows
 
 
 def test_what_was_measured_before_a_step_is_copied(written: Arrays, tmp_path: Path) -> None:

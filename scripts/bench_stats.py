@@ -11,10 +11,10 @@ on a GPU it runs from event to event.
 - *core*: every core statistic (`normlab list stats`) in every step, and the copy of them to the host.
 - *core at the default*: turns of ten steps, of which one is measured.
 - *hooks and .item()*: a plain PyTorch loop with forward hooks on blocks, sub-layers and norms, hooks on the gradient
-  of the stream, and loops over the parameters: the same numbers, each brought to the host by `.item()`, as most
-  loggers do. Over the same loop without them.
+  of the stream, and loops over the parameters: the same numbers but for those of the head's input and the logits, which
+  it does without, each brought to the host by `.item()`, as most loggers do. Over the same loop without them.
 - *torch-module-monitor*: the same sites and statistics by that library (`pip install torch-module-monitor`; left out
-  where it is not there). It sees no gradient of the stream and no update.
+  where it is not there). It sees no gradient of the stream, no norm's input, no gain, no angle and no update.
 
 With compile on, blocks are compiled in all of them. Hooks then break graphs; their guards are switched on
 (`skip_nnmodule_hook_guards=False`), for without that they silently do nothing.
@@ -56,8 +56,8 @@ VOCAB = 512
 BARS = {"core": 1.10, "core at the default": 1.02}
 EVERY = 10
 MODELS = {
-    "6x384": ["model=gpt2_mini", "model.context=128", "train.batch_size=2"],
-    "24x128": ["model=gpt2_tiny", "model.depth=24", "model.context=128", "train.batch_size=4"],
+    "6x384": ["model=gpt2_mini", "model.context=128", "train.batch_size=4"],
+    "24x128": ["model=gpt2_tiny", "model.depth=24", "model.context=128", "train.batch_size=8"],
 }
 MODELS_ON_GPU = {
     "6x384": ["model=gpt2_mini", "train.batch_size=64"],

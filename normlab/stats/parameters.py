@@ -14,10 +14,11 @@ from normlab.stats.statistic import Statistic, register
 def shares(profiles: Profiles) -> dict[str, Array]:
     """The share of each family in the square of the whole gradient's norm, (S,) each."""
     sums: dict[str, Array] = {}
+    found = profiles.get("grad_norm")
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for group in profiles.layout.groups:
             if group.statistic == "grad_norm":
-                norms = profiles.get("grad_norm")[group.site][:, list(group.places)]
+                norms = found[group.site][:, list(group.places)]
                 family = profiles.layout.families[group.site]
                 sums[family] = sums.get(family, 0.0) + np.square(norms, dtype=np.float64).sum(axis=1)
         whole = sum(sums.values())

@@ -133,8 +133,7 @@ class AttentionView:
         unseen_ST = keys_T > picked_S[:, None]
         logits_BHST = (q_BHTK[..., picked_S, :] @ k_BHTK.transpose(-1, -2)) * scale
         self.logits = logits_BHST.masked_fill(unseen_ST, float("-inf"))
-        self.log_p = self.logits.log_softmax(-1)
-        self.p = self.log_p.exp()
+        self.p = self.logits.softmax(-1)
         self.picked = picked_S
 
     @property

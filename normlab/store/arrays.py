@@ -137,6 +137,9 @@ class Arrays:
         """
         part = self._open.get(tier)
         if part is None or part.layout != profiles.layout:
+            if part is not None:  # nobody syncs or closes it later
+                part.sync()
+                part.close()
             part = self._open[tier] = self._part(tier, profiles.layout)
         part.append(profiles)
 

@@ -40,6 +40,12 @@ def written(tmp_path: Path) -> Arrays:
     return found
 
 
+def open_in(folder: Path) -> list[str]:
+    """The files of a folder that this process has open."""
+    descriptors = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return [os.readlink(fd) for fd in descriptors if os.path.exists(fd) and str(folder) in os.readlink(fd)]
+
+
 def steps_of(found: Arrays) -> list[list[int]]:
     return [part.steps.tolist() for part in found.read("core")[0]]
 
@@ -112,6 +118,7 @@ def test_another_layout_gets_files_of_its_own_and_goes_back_to_the_first(written
     written.append("core", measured(30, layout=other))
     written.append("core", measured(40))
     written.append("core", measured(50, layout=other))
+    assert len(open_in(written.path)) == 1
     written.close()
     assert sorted(os.listdir(written.path)) == ["core.2.bin", "core.2.json", "core.bin", "core.json"]
     assert steps_of(written) == [[0, 10, 20, 40], [30, 50]]

@@ -4,9 +4,11 @@
     python scripts/bench_stats.py --check      # exit 1 above the bars: 1.10 every step, 1.02 at the default cadence
 
 Every figure is a step's time with statistics over that of the same step without them, so 1 is free. All sides run in
-one process and one thread, in turns of one step each, on the same batches; a ratio is taken of each pair of turns, and
-the median of the pairs is shown with its quartiles. On a CPU time is CPU time, which waiting for a core does not touch;
-on a GPU it runs from event to event.
+one process and one thread, on the same batches, by turns; a ratio is taken of each pair of turns, and the median of the
+pairs is shown with its quartiles. On a CPU two turns are run at once, a step of one, two of the other and one of the
+first again, so that neither what slows the machine down for a second nor what a measured step leaves behind (it is
+followed by a step of its own turn) is counted to the wrong one; time is CPU time, which waiting for a core does not
+touch. On a GPU one turn follows the other, timed from event to event.
 
 - *core*: every core statistic (`normlab list stats`) in every step, and the copy of them to the host.
 - *core at the default*: turns of ten steps, of which one is measured.
@@ -241,20 +243,27 @@ class Pair:
     ratios: list[float]
 
 
-def seconds(turns: Sequence[Turn], batches: Sequence[tuple[Tensor, Tensor]], on_gpu: bool) -> float:
-    """What some steps take."""
+def times(pair: Pair, batches: Sequence[tuple[Tensor, Tensor]], flip: bool, on_gpu: bool) -> tuple[float, float]:
+    """What a turn of the side takes and what one of the plain steps does, in seconds."""
+    took = {"side": 0.0, "plain": 0.0}
+    both = {"side": pair.side, "plain": pair.plain}
+    order = ("side", "plain") if flip else ("plain", "side")
     if on_gpu:
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for turn, (tokens, targets) in zip(turns, batches, strict=True):
-            turn(tokens, targets)
-        last.record()
-        last.synchronize()
-        return first.elapsed_time(last) / 1000
-    since = time.process_time()
-    for turn, (tokens, targets) in zip(turns, batches, strict=True):
-        turn(tokens, targets)
-    return time.process_time() - since
+        for name in order:
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            for turn, (tokens, targets) in zip(both[name], batches, strict=True):
+                turn(tokens, targets)
+            last.record()
+            last.synchronize()
+            took[name] = first.elapsed_time(last) / 1000
+    else:
+        for number, (tokens, targets) in enumerate(batches):
+            for name in order if number % 2 == 0 else reversed(order):
+                since = time.process_time()
+                both[name][number](tokens, targets)
+                took[name] += time.process_time() - since
+    return took["side"], took["plain"]
 
 
 def bench(words: Sequence[str], device: str, compiled: bool, rounds: int) -> dict[str, Pair]:
@@ -282,10 +291,10 @@ def bench(words: Sequence[str], device: str, compiled: bool, rounds: int) -> dic
         for pair in pairs:
             drawn = [torch.randint(0, VOCAB, shape, generator=generator).to(where) for _ in pair.side]
             batches = [(one[0], one[1]) for one in drawn]
-            order = (pair.side, pair.plain) if number % 2 else (pair.plain, pair.side)
-            took = {id(turns): seconds(turns, batches, on_gpu) for turns in order}
+            # In a turn of several steps the first one, which is measured, is followed by one of the same turn.
+            side, plain = times(pair, batches, number % 2 == 1 and len(batches) == 1, on_gpu)
             if number >= 0:  # the first two are for compiling
-                pair.ratios.append(took[id(pair.side)] / took[id(pair.plain)])
+                pair.ratios.append(side / plain)
     assert len(hooked.values) > 10 * config.model.depth, "the hooks did not run"
     if on_gpu:
         counts = [waits(turns, batches[:1] * len(turns)) for turns in (pairs[1].plain, pairs[1].side)]

@@ -43,6 +43,7 @@ class Seen:
         self._names: list[tuple[str, str]] = []
         self._values: list[Tensor] = []
         self._views: list[View] = []
+        self._times: dict[tuple[str, str], int] = {}
 
     def take(self, of: str, site: str, *tensors: Any) -> None:
         """Make what is wanted of what is shown."""
@@ -55,23 +56,23 @@ class Seen:
     def taken(self) -> tuple[tuple[tuple[str, str], ...], Tensor]:
         """Statistics and their sites, and a number for each, (K,): the mean where there is a number a token.
 
-        Those of as many tokens are averaged at once, and stand together: an operation each would cost more.
+        Those of one shape are averaged at once, and stand together: an operation each would cost more.
         """
-        groups: dict[int, list[int]] = {}
+        groups: dict[torch.Size, list[int]] = {}
         for index, value in enumerate(self._values):
-            groups.setdefault(value.numel(), []).append(index)
+            groups.setdefault(value.shape, []).append(index)
         names: list[tuple[str, str]] = []
         parts: list[Tensor] = []
-        for count, members in groups.items():
+        for shape, members in groups.items():
             names += [self._names[index] for index in members]
-            same = torch.stack([self._values[index].reshape(count) for index in members])
-            parts.append(same[:, 0] if count == 1 else same.mean(-1))
+            same = torch.stack([self._values[index] for index in members])
+            parts.append(same.flatten(1).mean(-1) if shape else same)
         return tuple(names), torch.cat(parts) if parts else torch.zeros(0)
 
     def _own(self, name: str, site: str) -> str:
         """The site, numbered where a norm is run a second time in one segment."""
-        times = sum(seen == (name, site) or seen[1].startswith(f"{site}#") for seen in self._names if seen[0] == name)
-        return f"{site}#{times + 1}" if times else site
+        times = self._times[name, site] = self._times.get((name, site), 0) + 1
+        return f"{site}#{times}" if times > 1 else site
 
     def _view(self, x: Tensor) -> View:
         """What enters a norm is often the stream that was just shown."""

@@ -6,6 +6,8 @@ queries, T time, K head width.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +19,18 @@ TINY = 1e-37
 """Stands for a mean square of 0, so that a token of zeros has 0 for its ratios."""
 
 
+def once(make: Callable[[View], Tensor]) -> Any:
+    """A property that is computed once; `functools.cached_property` has a lock in Python 3.11 and does not compile."""
+    name = make.__name__
+
+    def get(view: View) -> Tensor:
+        if name not in view._made:
+            view._made[name] = make(view)
+        return view._made[name]
+
+    return property(get, doc=make.__doc__)
+
+
 class View:
     """A tensor that was shown, (*batch, D), and what several statistics need of it, each computed once.
 
@@ -25,53 +39,57 @@ class View:
 
     def __init__(self, x: Tensor):
         self.shown = x
-        self.x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        x = x.detach()
+        self.x = x if x.dtype in (torch.float32, torch.float64) else x.float()
         self.width = x.shape[-1]
         self._made: dict[str, Tensor] = {}
 
-    @property
+    @once
+    def sum_square(self) -> Tensor:
+        """The sum of x^2 over D, (*batch)."""
+        return torch.linalg.vector_norm(self.x, dim=-1).square()
+
+    @once
     def mean_square(self) -> Tensor:
         """E_d[x^2], (*batch)."""
-        if "mean_square" not in self._made:
-            self._made["mean_square"] = torch.linalg.vector_norm(self.x, dim=-1).square() / self.width
-        return self._made["mean_square"]
+        return self.sum_square / self.width
+
+    @once
+    def sum(self) -> Tensor:
+        """The sum of x over D, (*batch)."""
+        return self.x.sum(-1)
 
     @property
     def mean(self) -> Tensor:
         """E_d[x], (*batch)."""
-        if "mean" not in self._made:
-            self._made["mean"] = self.x.mean(-1)
-        return self._made["mean"]
+        return self.sum / self.width
 
     @property
     def fourth(self) -> Tensor:
         """E_d[x^4] / E_d[x^2]^2, (*batch). The squares are scaled first: a fourth power soon leaves float32."""
-        scaled = self.x.square().mul_(self.mean_square.clamp(min=TINY).reciprocal().unsqueeze(-1))
+        scaled = self.x.square().div_(self.mean_square.clamp(min=TINY).unsqueeze(-1))
         return torch.linalg.vector_norm(scaled, dim=-1).square() / self.width
 
     @property
     def broken(self) -> Tensor:
         """1 where a token has a number that is not finite, or whose square is not; (*batch)."""
-        return self.mean_square.isfinite().logical_not().to(self.mean_square.dtype)
+        return (self.sum_square < math.inf).logical_not().to(self.x.dtype)
 
-    @property
+    @once
     def uniform(self) -> Tensor:
         """D E_d[x]^2 / E_d[x^2], (*batch)."""
-        if "uniform" not in self._made:
-            self._made["uniform"] = self.width * (self.mean.square() / self.mean_square.clamp(min=TINY))
-        return self._made["uniform"]
+        return self.sum.square() / self.sum_square.clamp(min=TINY)
 
     @property
     def absmax(self) -> Tensor:
         """The largest |x|, one number."""
-        return self.x.abs().amax()  # a norm of order infinity takes ten times as long on a CPU
+        # A norm of order infinity takes ten times as long on a CPU, and |x| would be written down first.
+        return torch.maximum(self.x.amax(), -self.x.amin())
 
-    @property
+    @once
     def logz(self) -> Tensor:
         """The logarithm of sum_d exp(x), (*batch)."""
-        if "logz" not in self._made:
-            self._made["logz"] = self.x.logsumexp(-1)
-        return self._made["logz"]
+        return self.x.logsumexp(-1)
 
     @property
     def spread(self) -> Tensor:
@@ -80,8 +98,12 @@ class View:
 
     def cosine(self, other: View) -> Tensor:
         """The cosine of the angle between two views' vectors, (*batch); 0 where one is all zeros."""
-        sizes = [one.mean_square.clamp(min=TINY).sqrt() for one in (self, other)]
-        return torch.linalg.vecdot(self.x, other.x) / self.width / sizes[0] / sizes[1]
+        return torch.linalg.vecdot(self.x, other.x) / (self.length * other.length)
+
+    @once
+    def length(self) -> Tensor:
+        """|x|, and a little where it is 0, (*batch)."""
+        return self.sum_square.clamp(min=TINY).sqrt()
 
     # Of a fixed batch only: these look at tokens together.
 

@@ -33,6 +33,17 @@ class Report(NamedTuple):
     """(K, ...R)."""
 
 
+class Forward(NamedTuple):
+    """What a forward pass gave."""
+
+    loss: Tensor
+    """Nats per token, (...R)."""
+    reports: list[Report]
+    """What was seen of each segment, if anything."""
+    taps: list[Tensor]
+    """The stream that enters each block and the head, for its gradient."""
+
+
 def _call(
     segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, *args: Any
 ) -> tuple[Any, Tensors, Report | None]:
@@ -65,20 +76,15 @@ def _embed(
 
 
 def _block(
-    segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, stream: Any, slot: Tensor | None
+    segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, stream: Any
 ) -> tuple[Any, Tensors, Report | None]:
-    return _call(segment, tensors, wanted, stream if slot is None else tap(stream, slot))
+    return _call(segment, tensors, wanted, stream)
 
 
 def _head(
-    segment: nn.Module,
-    tensors: Tensors | None,
-    wanted: Wanted | None,
-    stream: Any,
-    targets: Tensor,
-    slot: Tensor | None,
+    segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, stream: Any, targets: Tensor
 ) -> tuple[Tensor, Tensors, Report | None]:
-    logits, buffers, report = _call(segment, tensors, wanted, stream if slot is None else tap(stream, slot))
+    logits, buffers, report = _call(segment, tensors, wanted, stream)
     loss = _cross_entropy if tensors is None else vmap(_cross_entropy)
     return loss(logits, targets), buffers, report
 
@@ -122,30 +128,27 @@ class Bound:
         if self.model.training != mode:  # it walks over every module
             self.model.train(mode)
 
-    def loss(
-        self, tokens: Tensor, targets: Tensor, wanted: Wanted | None = None, slots: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, list[Report]]:
-        """The loss, shape (...R), of tokens and targets, shape (...R, B, T), in nats per token.
-
-        With `wanted`, also what was seen of each segment. With `slots`, one for each block and one for the head,
-        their gradients are the mean squares of the gradient of the stream that enters each.
-        """
+    def loss(self, tokens: Tensor, targets: Tensor, wanted: Wanted | None = None, *, taps: bool = False) -> Forward:
+        """The loss of tokens and targets, shape (...R, B, T); with `wanted`, what was seen; with `taps`, those."""
         reports: list[Report] = []
+        tapped: list[Tensor] = []
         stream: Any = tokens
-        for index, (prefix, segment) in enumerate(self.model.segments()):
+        for prefix, segment in self.model.segments():
             tensors = self._tensors(prefix, segment)
-            slot = slots[index - 1] if slots and index > 0 else None
+            if taps and segment is not self.model.embed:
+                stream, own = tap(stream)
+                tapped.append(own)
             if segment is self.model.embed:
                 stream, buffers, report = self._embed(segment, tensors, wanted, stream)
             elif segment is self.model.head:
-                stream, buffers, report = self._head(segment, tensors, wanted, stream, targets, slot)
+                stream, buffers, report = self._head(segment, tensors, wanted, stream, targets)
             else:
-                stream, buffers, report = self._block(segment, tensors, wanted, stream, slot)
+                stream, buffers, report = self._block(segment, tensors, wanted, stream)
             if buffers:
                 self.set_buffers({prefix + name: tensor for name, tensor in buffers.items()})
             if report is not None:
                 reports.append(report)
-        return stream, reports
+        return Forward(stream, reports, tapped)
 
 
 class Alone(Bound):

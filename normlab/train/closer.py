@@ -64,7 +64,7 @@ class CloserLook:
 
     def _look(self) -> Measured:
         with torch.no_grad(), self.autocast():
-            _, reports = self._eager.loss(self.tokens_BT, self.targets_BT, self.wanted)
+            reports = self._eager.loss(self.tokens_BT, self.targets_BT, self.wanted).reports
         columns, values = columns_of(tuple(report.names for report in reports)), [one.values for one in reports]
         refuse_missing(self.bound.model, self.wanted, columns)
         found = dict[Column, Tensor]()
@@ -84,7 +84,7 @@ class CloserLook:
         squares: Tensor | None = None
         for tokens, targets in zip(self.tokens_BT.chunk(count), self.targets_BT.chunk(count), strict=True):
             with self.autocast():
-                loss, _ = self._eager.loss(tokens, targets)
+                loss = self._eager.loss(tokens, targets).loss
             grads = list(torch.autograd.grad(loss / count, params, materialize_grads=True))
             own = torch.stack(torch._foreach_norm(grads)).square()
             squares = own if squares is None else squares + own

@@ -46,6 +46,6 @@ class Validation:
         pairs = zip(self.tokens_NT.split(self.batch_size), self.targets_NT.split(self.batch_size), strict=True)
         for tokens, targets in pairs:
             with self.autocast():
-                loss, _ = bound.loss(tokens, targets)
+                loss = bound.loss(tokens, targets).loss
             total += loss.double() * len(tokens)
         return (total / len(self.tokens_NT)).item()

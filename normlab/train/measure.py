@@ -1,7 +1,7 @@
 """What a measured step takes home: the statistics of every block, parameter and norm, as one vector.
 
-The segments return what was seen of them, the slots bring the stream's gradient, and the rest is made of the
-parameters around the update. What each number is is known from the names that came with it, once for all steps;
+The segments return what was seen of them, backward the stream's gradient where it was tapped, and the rest is made of
+the parameters around the update. What each number is is known from the names that came with it, once for all steps;
 one that should have come and did not is an error.
 
 Shapes: R runs (absent for a lone run), L blocks, P parameters, D width, K numbers; `...R` marks an axis that only a
@@ -34,6 +34,19 @@ class Measured(NamedTuple):
     """(K, ...R), on the device."""
 
 
+class Pass(NamedTuple):
+    """What was seen of a micro-batch, forward and backward."""
+
+    reports: Sequence[Report]
+    """Of each segment."""
+    squares: Sequence[Tensor]
+    """The mean square of the gradient at each tap, (...R): of L, the step's loss summed over its tokens."""
+
+    def values(self) -> Tensor:
+        """All of them, (K, ...R)."""
+        return torch.cat([*(report.values for report in self.reports), *(one.unsqueeze(0) for one in self.squares)])
+
+
 class Before(NamedTuple):
     """What is taken before the update, for what is measured after it."""
 
@@ -49,7 +62,7 @@ class _Layout:
 
     columns: tuple[Column, ...]
     largest: Tensor
-    """Which of the segments' numbers are the largest of the micro-batches'."""
+    """Which of the micro-batches' numbers are merged by taking the largest."""
     roots: Tensor
     """Which of all numbers are roots of what was measured."""
 
@@ -86,13 +99,10 @@ class Measure:
                     owner = site_of(name.removesuffix(".affine").removesuffix("affine"))
                     self._gains.append((Column("", owner, place), f"{prefix}{name}.gain", module.unit_offset))
 
-    def slots(self) -> tuple[Tensor, ...]:
-        """For the gradient of the stream at each block and at the head; fresh ones for each backward pass."""
-        if "dresid_rms" not in self.names:
-            return ()
-        like = next(iter(self.bound.params.values()))
-        zero = torch.zeros(self.bound.lead, dtype=like.dtype, device=like.device)
-        return tuple(zero.clone().requires_grad_() for _ in range(len(self.bound.model.blocks) + 1))
+    @property
+    def taps(self) -> bool:
+        """Whether the stream's gradient is asked for."""
+        return "dresid_rms" in self.names
 
     @torch.no_grad()
     def before(self, grad_norms: Tensor) -> Before:
@@ -110,29 +120,30 @@ class Measure:
         return Before(values, copies)
 
     @torch.no_grad()
-    def after(self, reports: Sequence[Sequence[Report]], slots: Sequence[Tensor], before: Before) -> Measured:
+    def after(self, passes: Sequence[Pass], before: Before) -> Measured:
         """Everything that was measured, once the parameters have been updated.
 
         Args:
-            reports: What was seen of each segment, for each micro-batch.
-            slots: The mean squares of the gradient of L, the step's summed loss, for each place.
+            passes: What was seen of each micro-batch.
             before: What `before` took.
 
         Raises:
             StatisticsError: A statistic was not measured.
         """
-        layout = self._layout(tuple(report.names for report in reports[0]))
-        values = torch.stack([torch.cat([report.values for report in one]) for one in reports])
-        if len(reports) > 1:
+        layout = self._layout(tuple(report.names for report in passes[0].reports))
+        values = torch.stack([own.values() for own in passes])
+        if len(passes) > 1:
+            # The mean of the tap's squares too: each pass's loss is 1 / parts of its own tokens' mean, so that
+            # N times its gradient is the gradient of their sum.
             largest = layout.largest.view(-1, *[1] * len(self.bound.lead))
             values = torch.where(largest, values.amax(0), values.mean(0))
         else:
             values = values[0]
-        parts = [values, *([torch.stack(list(slots))] if slots else []), *before.values]
+        parts = [values, *before.values]
         if "update_norm" in self.names:
             params = list(self.bound.params.values())
             parts_of = [part for copy in before.copies for part in copy.unbind()]
-            torch._foreach_sub_(parts_of, [params[index].detach() for group in self._shapes for index in group])
+            torch._foreach_sub_(parts_of, [params[index] for group in self._shapes for index in group])
             parts.append(self._lengths(before.copies))
         whole = torch.cat([part.to(values.dtype) for part in parts])
         roots = layout.roots.view(-1, *[1] * len(self.bound.lead))
@@ -144,7 +155,7 @@ class Measure:
         Stacked, because most are small and there are many, so that an operation each would cost more than it does; in
         the same memory, because what is freed has to be faulted in again, on a CPU.
         """
-        params = [p.detach() for p in self.bound.params.values()]
+        params = list(self.bound.params.values())
         groups = [[params[index] for index in group] for group in self._shapes]
         if not self._copies:
             self._copies = [torch.stack(group) for group in groups]
@@ -179,6 +190,7 @@ class Measure:
         depth, columns = len(self.bound.model.blocks), list(seen)
         if "dresid_rms" in self.names:
             columns += [Column("dresid_rms", "", place) for place in range(1, depth + 2)]
+        of_passes = len(columns)
         of_parameters = [column_of(name, depth) for name in self.bound.params]
         for name in ("grad_norm", "param_norm"):
             if name in self.names:
@@ -190,7 +202,7 @@ class Measure:
         merges = [STATISTICS[column.statistic].merge for column in columns]
         layout = _Layout(
             tuple(columns),
-            torch.tensor([merge == "max" for merge in merges[: len(seen)]], dtype=torch.bool, device=device),
+            torch.tensor([merge == "max" for merge in merges[:of_passes]], dtype=torch.bool, device=device),
             torch.tensor([merge == "rms" for merge in merges], dtype=torch.bool, device=device),
         )
         self._layouts[names] = layout

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normlab.train.bound import Bound, Report
-from normlab.train.measure import Measure, Measured
+from normlab.stats.tap import mean_square
+from normlab.train.bound import Bound
+from normlab.train.measure import Measure, Measured, Pass
 from normlab.train.optim import Hyper, Number, Optimizer, lengths
 
 
@@ -67,7 +68,7 @@ class Step:
         bound, old_buffers = self.bound, self.bound.buffers
         look = self.measure if measured else None
         bound.train(True)
-        loss, grads, reports, slots = self._gradients(tokens, targets, look)
+        loss, grads, passes = self._gradients(tokens, targets, look)
         norms = lengths(list(grads.values()), bound.lead)
         norm, factor = self._clip(list(grads.values()), norms)
         assert self.alive is not None
@@ -77,30 +78,36 @@ class Step:
             self.optimizer.update(bound.params, grads, hyper, self.alive)
             if self.project is not None:
                 self._project()
-        seen = None if look is None or before is None else look.after(reports, slots, before)
+        seen = None if look is None or before is None else look.after(passes, before)
         self._keep_buffers(old_buffers)
         self._spent = list(grads.values())
         return StepOutput(loss, norm, factor, self.alive, seen)
 
     def _gradients(
         self, tokens: Tensor, targets: Tensor, look: Measure | None
-    ) -> tuple[Tensor, dict[str, Tensor], list[list[Report]], list[Tensor]]:
-        """Mean loss and gradient over the micro-batches; where measured, what was seen of each, and the slots'."""
-        bound, parts = self.bound, self.accumulation
+    ) -> tuple[Tensor, dict[str, Tensor], list[Pass]]:
+        """Mean loss and gradient over the micro-batches; where measured, what was seen of each."""
+        bound, parts, count = self.bound, self.accumulation, tokens.shape[-2] * tokens.shape[-1]
         names, params = list(bound.params), list(bound.params.values())
         batch_axis = len(bound.lead)
         loss: Tensor | None = None
         sums: list[Tensor] = []
-        reports: list[list[Report]] = []
+        passes: list[Pass] = []
         for some_tokens, some_targets in zip(
             tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True
         ):
-            slots = () if look is None else look.slots()
             with self.autocast():
-                part, seen = bound.loss(some_tokens, some_targets, None if look is None else look.wanted, slots)
+                part, reports, taps = (
+                    bound.loss(some_tokens, some_targets)
+                    if look is None
+                    else bound.loss(some_tokens, some_targets, look.wanted, taps=look.taps)
+                )
             self._spent.clear()
-            grads = list(torch.autograd.grad(part.sum() / parts, [*params, *slots], materialize_grads=True))
-            reports.append(seen)
+            found = torch.autograd.grad(part.sum() / parts, [*params, *taps], materialize_grads=True)
+            grads, of_taps = list(found[: len(params)]), found[len(params) :]
+            del found
+            # Of the step's loss summed over its tokens, which is as many times their mean as there are.
+            passes.append(Pass(reports, [mean_square(grad, batch_axis) * count**2 for grad in of_taps]))
             part = part.detach()
             if loss is None:
                 loss, sums = part, grads
@@ -108,12 +115,7 @@ class Step:
                 loss = loss + part
                 torch._foreach_add_(sums, grads)
         assert loss is not None
-        # Each micro-batch's gradient is 1/parts of its own loss's, and its square 1/parts^2: the mean over
-        # all tokens of the step's gradient squared is the sum over parts divided by their number. Of the loss
-        # summed over the tokens, not their mean, it is as many times as large.
-        count = tokens.shape[-2] * tokens.shape[-1]
-        squares = [slot * (count**2 / parts) for slot in sums[len(params) :]]
-        return loss / parts, dict(zip(names, sums, strict=False)), reports, squares
+        return loss / parts, dict(zip(names, sums, strict=True)), passes
 
     @torch.no_grad()
     def _clip(self, grads: list[Tensor], norms: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ first again, so that neither what slows the machine down for a second nor what a
 followed by a step of its own turn) is counted to the wrong one; time is CPU time, which waiting for a core does not
 touch. On a GPU one turn follows the other, timed from event to event.
 
-- *core*: every core statistic (`normlab list stats`) in every step, and the copy of them to the host.
+- *core*: every core statistic (`normlab list stats`) in every step, and the copy of them to the host; turns of two.
 - *core at the default*: turns of ten steps, of which one is measured.
 - *hooks and .item()*: a plain PyTorch loop with forward hooks on blocks, sub-layers and norms, hooks on the gradient
   of the stream, and loops over the parameters: the same numbers but for those of the head's input and the logits, which
@@ -151,8 +151,8 @@ class Hooked(Loop):
         super().__init__(*args)
         for block in self.model.blocks:
             block.register_forward_hook(self.of_block)
-            block.attn.register_forward_hook(self.of_branch)
-            block.mlp.register_forward_hook(self.of_branch)
+            for name in ("attn", "mlp"):
+                block.get_submodule(name).register_forward_hook(self.of_branch)
         for module in self.model.modules():
             if isinstance(module, Watched):
                 module.register_forward_hook(self.of_norm)
@@ -243,11 +243,11 @@ class Pair:
     ratios: list[float]
 
 
-def times(pair: Pair, batches: Sequence[tuple[Tensor, Tensor]], flip: bool, on_gpu: bool) -> tuple[float, float]:
+def times(pair: Pair, batches: Sequence[tuple[Tensor, Tensor]], on_gpu: bool) -> tuple[float, float]:
     """What a turn of the side takes and what one of the plain steps does, in seconds."""
     took = {"side": 0.0, "plain": 0.0}
     both = {"side": pair.side, "plain": pair.plain}
-    order = ("side", "plain") if flip else ("plain", "side")
+    order = ("plain", "side")
     if on_gpu:
         for name in order:
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -277,22 +277,21 @@ def bench(words: Sequence[str], device: str, compiled: bool, rounds: int) -> dic
     mine = ours(config, where, compiled)
     plain, hooked = Loop(config, where, compiled).compile(), Hooked(config, where, compiled).compile()
     pairs = [
-        Pair("core", [mine(True)], [mine(False)], []),
+        Pair("core", [mine(True)] * 2, [mine(False)] * 2, []),
         Pair("core at the default", [mine(True)] + [mine(False)] * (EVERY - 1), [mine(False)] * EVERY, []),
-        Pair("hooks and .item()", [hooked], [plain], []),
+        Pair("hooks and .item()", [hooked] * 2, [plain] * 2, []),
     ]
     try:
-        pairs.append(Pair("torch-module-monitor", [Monitored(config, where, compiled).compile()], [plain], []))
+        pairs.append(Pair("torch-module-monitor", [Monitored(config, where, compiled).compile()] * 2, [plain] * 2, []))
     except ImportError:
         print("torch-module-monitor is not installed and is left out", file=sys.stderr)
-    generator = torch.Generator().manual_seed(0)
+    generator, batches = torch.Generator().manual_seed(0), []
     shape = (2, config.train.batch_size, config.model.context)
     for number in range(-2, rounds):
         for pair in pairs:
             drawn = [torch.randint(0, VOCAB, shape, generator=generator).to(where) for _ in pair.side]
             batches = [(one[0], one[1]) for one in drawn]
-            # In a turn of several steps the first one, which is measured, is followed by one of the same turn.
-            side, plain = times(pair, batches, number % 2 == 1 and len(batches) == 1, on_gpu)
+            side, plain = times(pair, batches, on_gpu)
             if number >= 0:  # the first two are for compiling
                 pair.ratios.append(side / plain)
     assert len(hooked.values) > 10 * config.model.depth, "the hooks did not run"

@@ -1,7 +1,7 @@
 """Pre-norm against post-norm at depth 24, told from their statistics alone: how the stream and the gradient differ.
 
     python scripts/signatures.py            # trains both on the default corpus: ten minutes on two CPU cores
-    python scripts/signatures.py --page signatures.html
+    python scripts/signatures.py --write results/signatures.md --page signatures.html
 
 The two runs are made by `normlab train` (a run that is finished is used again) and read from their records; no model is
 looked at. Prints a table, writes a page with pictures, and exits 1 where a signature is not there:
@@ -123,15 +123,29 @@ def write_page(found: dict[str, Profiles], warmup: int, path: Path) -> None:
     write_atomic(path, figure.to_html(include_plotlyjs=True, full_html=True).encode())
 
 
+def header(args: argparse.Namespace, run: dict[str, Any]) -> str:
+    """What made the tables."""
+    words = f"model.depth={args.depth} train.steps={args.steps} {' '.join(WORDS)}"
+    return f"""# Pre-norm and post-norm, by their statistics
+
+By `scripts/signatures.py --write results/signatures.md --page signatures.html`; signatures.png is that page.
+
+`normlab train placement=pre {words}` and the same with `placement=post`; torch {run["versions"]["torch"]}, one seed each.
+`normlab inspect RUN resid_rms` draws any of these profiles in the terminal.
+
+"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depth", type=int, default=24)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--results", default="results", help="where the runs are kept")
+    parser.add_argument("--write", type=Path, default=None, help="write the tables here too (Markdown)")
     parser.add_argument("--page", type=Path, default=None, help="write the pictures here (HTML)")
     args = parser.parse_args()
     found: dict[str, Profiles] = {}
-    warmup = 0
+    warmup, folder = 0, RunFolder(Path())
     for placement in PLACEMENTS:
         folder = trained(placement, args)
         warmup = folder.run()["config"]["optim"]["warmup_steps"]
@@ -145,9 +159,10 @@ def main() -> int:
         {"claim": claim, "expected": expected, "seen": f"{seen:.3g}", "": "holds" if holds else "DOES NOT HOLD"}
         for claim, expected, seen, holds in claims
     ]
-    print(render(rows, "markdown"))
-    print()
-    print(render(table(found, warmup), "markdown"))
+    told = f"{render(rows, 'markdown')}\n\n{render(table(found, warmup), 'markdown')}"
+    print(told)
+    if args.write is not None:
+        write_atomic(args.write, header(args, folder.run()).encode() + told.encode() + b"\n")
     if args.page is not None:
         write_page(found, warmup, args.page)
     return int(not all(holds for *_, holds in claims))

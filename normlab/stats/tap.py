@@ -9,6 +9,8 @@ leading axis of runs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,8 +32,9 @@ def first(stream: Any) -> Tensor:
     return stream if isinstance(stream, Tensor) else stream[0]
 
 
-def mean_square(x: Tensor, lead: int) -> Tensor:
-    """E[x^2] over all axes but the first `lead`, in float32 or better."""
-    axes = tuple(range(lead, x.dim()))
-    length = torch.linalg.vector_norm(x, dim=axes, dtype=torch.promote_types(x.dtype, torch.float32))
-    return length.square() / (x.numel() / max(length.numel(), 1))
+def mean_squares(gradients: Sequence[Tensor], lead: int) -> Tensor:
+    """E[g^2] of each over all axes but the first `lead`, in float32 or better: (P, ...R), P how many there are."""
+    g = gradients[0]
+    axes, dtype = tuple(range(lead, g.dim())), torch.promote_types(g.dtype, torch.float32)
+    lengths = torch.stack([torch.linalg.vector_norm(one, dim=axes, dtype=dtype) for one in gradients])
+    return lengths.square() / math.prod(g.shape[lead:])

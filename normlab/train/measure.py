@@ -39,12 +39,14 @@ class Pass(NamedTuple):
 
     reports: Sequence[Report]
     """Of each segment."""
-    squares: Sequence[Tensor]
-    """The mean square of the gradient at each tap, (...R): of L, the step's loss summed over its tokens."""
+    squares: Tensor | None
+    """The mean square of the gradient at each tap, (L + 1, ...R), if asked for: of the step's loss summed over its
+    tokens."""
 
     def values(self) -> Tensor:
         """All of them, (K, ...R)."""
-        return torch.cat([*(report.values for report in self.reports), *(one.unsqueeze(0) for one in self.squares)])
+        parts = [report.values for report in self.reports]
+        return torch.cat(parts if self.squares is None else [*parts, self.squares])
 
 
 class Before(NamedTuple):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normlab.stats.tap import mean_square
+from normlab.stats.tap import mean_squares
 from normlab.train.bound import Bound
 from normlab.train.measure import Measure, Measured, Pass
 from normlab.train.optim import Hyper, Number, Optimizer, lengths
@@ -107,7 +107,7 @@ class Step:
             grads, of_taps = list(found[: len(params)]), found[len(params) :]
             del found
             # Of the step's loss summed over its tokens, which is as many times their mean as there are.
-            passes.append(Pass(reports, [mean_square(grad, batch_axis) * count**2 for grad in of_taps]))
+            passes.append(Pass(reports, mean_squares(of_taps, batch_axis) * count**2 if of_taps else None))
             part = part.detach()
             if loss is None:
                 loss, sums = part, grads

@@ -130,8 +130,8 @@ def header(args: argparse.Namespace, run: dict[str, Any]) -> str:
 
 By `scripts/signatures.py --write results/signatures.md --page signatures.html`; signatures.png is that page.
 
-`normlab train placement=pre {words}` and the same with `placement=post`; torch {run["versions"]["torch"]}, one seed each.
-`normlab inspect RUN resid_rms` draws any of these profiles in the terminal.
+`normlab train placement=pre {words}` and the same with `placement=post`; torch {run["versions"]["torch"]},
+one seed each. `normlab inspect RUN resid_rms` draws any of these profiles in the terminal.
 
 """
 

@@ -18,7 +18,7 @@ from normlab.stats.profiles import Array, Profiles
 from normlab.stats.spikes import count
 from normlab.stats.statistic import OF, PROBE, STATISTICS, in_order, places_of, values_of
 from normlab.store.runs import RunFolder
-from normlab.store.schema import number
+from normlab.store.series import series
 
 Row = dict[str, Any]
 
@@ -136,12 +136,7 @@ def spike_rows(folder: RunFolder) -> list[Row]:
     Raises:
         StoreError: The run has taken no step yet, or its record cannot be read.
     """
-    trained = folder.rows("train").rows
-    if not trained:
-        raise StoreError(f"run {folder.run_id} has taken no step yet; try again when it has")
-    series = {
-        name: np.array([number(row[name]) for row in trained], dtype=float) for name in ("loss", "grad_norm", "clip")
-    }
+    seen = series(folder)
     return [
         {
             "rule": found.rule.name,
@@ -150,9 +145,9 @@ def spike_rows(folder: RunFolder) -> list[Row]:
             "share": found.share,
             "formula": found.rule.formula,
             "source": found.rule.source,
-            "at": [int(trained[index]["step"]) for index in found.spikes],
+            "at": seen["step"][found.spikes].astype(int).tolist(),
         }
-        for found in count(series)
+        for found in count(seen)
     ]
 
 

@@ -27,5 +27,5 @@ class Sink(Protocol):
         ...
 
     def finish(self, status: Mapping[str, Any]) -> None:
-        """The run ends, with the content of status.json."""
+        """The run ends, with the content of status.json; `spikes` besides, by the rule that counts them."""
         ...

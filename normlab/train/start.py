@@ -15,10 +15,12 @@ import torch
 from normlab.config import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, NormlabError, StoreError
+from normlab.stats.spikes import count
 from normlab.store.arrays import FOLDER as STATS_FOLDER
 from normlab.store.files import refusal, write_atomic
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
+from normlab.store.series import series
 from normlab.tracking.background import Background
 from normlab.tracking.base import Sink
 from normlab.tracking.console import Console
@@ -240,6 +242,13 @@ def _torchs_words() -> Iterator[None]:
         raise
 
 
+def _spikes(folder: RunFolder) -> dict[str, Any]:
+    """How many spikes each rule finds in a run, if it has taken a step and its record can be read."""
+    with contextlib.suppress(StoreError):
+        return {"spikes": {found.rule.name: len(found.spikes) for found in count(series(folder))}}
+    return {}
+
+
 def _finish(loop: Loop, status: dict[str, Any], stop: StopRequest, *, at_once: bool = False) -> None:
     mirrors = [sink for sink in loop.sinks if isinstance(sink, Background)]
     try:
@@ -249,8 +258,9 @@ def _finish(loop: Loop, status: dict[str, Any], stop: StopRequest, *, at_once: b
         try:
             for mirror in mirrors if at_once else ():
                 mirror.abandon()
+            told = status if at_once else status | _spikes(loop.folder)
             for sink in loop.sinks:
-                sink.finish(status)
+                sink.finish(told)
         except KeyboardInterrupt:
             for mirror in mirrors:
                 mirror.abandon()

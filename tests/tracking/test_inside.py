@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from normlab.launch import compose_run
+from normlab.report.inspect import spike_rows
 from normlab.stats.options import StatsConfig
 from normlab.stats.profiles import Profiles
 from normlab.tracking.inside import PROFILED, keys_of
 from normlab.train.start import train
 
 NAMES = StatsConfig().names("core") | {"attn_ratio", "mlp_ratio", "resid_crest"}
-CORPUS = Path(__file__).parents[1] / "corpus.txt"
+COMMON = [
+    "data=files", f"data.path=[{Path(__file__).parents[1] / 'corpus.txt'}]", "device=cpu", "tracking.wandb=off",
+    "model=gpt2_nano", "train.batch_size=2", "eval.sequences=2",
+]  # fmt: skip
 
 
 def seen(results: Path, *words: str) -> Profiles:
-    common = [
-        "data=files", f"data.path=[{CORPUS}]", "device=cpu", "tracking.wandb=off", "model=gpt2_nano", "train.steps=1",
-        "train.batch_size=2", "eval.sequences=2", f"results_dir={results}",
-    ]  # fmt: skip
-    (profiles,), _ = train(compose_run([*common, *words]), sinks=[]).folder.arrays.read("core")
+    words = (*COMMON, "train.steps=1", f"results_dir={results}", *words)
+    (profiles,), _ = train(compose_run(words), sinks=[]).folder.arrays.read("core")
     return profiles
 
 
@@ -75,3 +77,23 @@ def test_a_profile_that_is_not_finite_or_negative_is_no_histogram(tmp_path: Path
     lost = keys_of(profiles).profiles.keys() - keys_of(broken).profiles.keys()
     assert lost == {"profiles/resid_rms", "profiles/adj_cos"}
     assert keys_of(broken).numbers["stats/adj_cos/first"] == -1
+
+
+def test_the_spikes_that_are_told_at_the_end_are_those_of_the_record(tmp_path: Path) -> None:
+    class Ear:
+        def __init__(self) -> None:
+            self.told: dict[str, Any] = {}
+
+        def start(self, run: Any, first_step: int) -> None: ...
+        def log(self, rows: Any) -> None: ...
+        def look(self, profiles: Profiles) -> None: ...
+        def finish(self, status: Any) -> None:
+            self.told = status["spikes"]
+
+    ear = Ear()
+    words = [*COMMON, "train.steps=12", "optim.clip=0.5", f"results_dir={tmp_path}"]
+    folder = train(compose_run(words), sinks=[ear]).folder
+    assert ear.told == {row["rule"]: row["spikes"] for row in spike_rows(folder)}
+    clipped = [row for row in folder.rows("train").rows if row["clip"] < 1]
+    assert ear.told["clipped"] == len(clipped) > 0
+    assert "spikes" not in folder.status()

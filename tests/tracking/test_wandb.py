@@ -86,7 +86,8 @@ def begin(mode, first=0):
     return sink
 
 def end(sink, state="finished"):
-    sink.finish({"state": state, "step": 40, "steps": 40, "val_loss": 2.7, "best_val_loss": 2.6})
+    ended = {"state": state, "step": 40, "steps": 40, "val_loss": 2.7, "best_val_loss": 2.6}
+    sink.finish({**ended, "spikes": {"loss_lightning": 1, "clipped": 3}})
 
 def mirror(mode, first=0, state="finished", odd_loss=9.0):
     sink = begin(mode, first)
@@ -334,6 +335,7 @@ def test_offline_run_is_complete_on_disk(tmp_path: Path) -> None:
     assert [row["eval/loss"] for row in rows] == pytest.approx([3.0, 2.9, 2.8, 2.7])
     assert {row["perf/tokens_per_s"] for row in rows} == {20480.0}
     assert (summary["state"], summary["val_loss"], summary["best_val_loss"]) == ("finished", 2.7, 2.6)
+    assert (summary["spike/loss_lightning"], summary["spike/clipped"]) == (1, 3)
     assert exit_code == 0
 
 

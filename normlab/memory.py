@@ -14,6 +14,8 @@ from pathlib import Path
 
 from normlab.config import SGD, RunConfig
 from normlab.errors import ConfigError
+from normlab.stats.parameters import BY_A_COPY
+from normlab.stats.statistic import CORE
 
 VOCABULARY = 257
 """Tokens that are counted with: those of bytes. Another tokenizer is not known before its text is read."""
@@ -24,7 +26,7 @@ class Need:
     """Bytes that a run needs at least."""
 
     state: int
-    """Weights, their gradients and moments."""
+    """Weights, their gradients and moments, and the copy of the weights that measured steps make."""
     activations: int
     """One micro-batch, forwards; and the whole step's tokens."""
 
@@ -46,7 +48,8 @@ def need(config: RunConfig, bytes_a_number: int = 4) -> Need:
     tokens = train.batch_size // train.accumulation * context
     # Of a layer: both sums and their norms, q, k, v, what attention made of them, the MLP before and after.
     activations = tokens * (depth * (8 * width + 2 * mlp) * bytes_a_number + 2 * VOCABULARY * 4)
-    return Need(4 * weights * (2 + moments), activations + 16 * train.batch_size * (context + 1))
+    copies = int(bool(config.stats.names(CORE) & set(BY_A_COPY)))
+    return Need(4 * weights * (2 + moments + copies), activations + 16 * train.batch_size * (context + 1))
 
 
 def check(config: RunConfig, there: int, where: str, bytes_a_number: int = 4) -> None:

@@ -10,11 +10,18 @@ from normlab.launch import compose_run
 from normlab.model.init import build_model
 
 
-@pytest.mark.parametrize("words", ["model=gpt2_tiny", "model=llama_tiny", "model=llama_nano optim=sgd model.depth=3"])
-def test_the_state_is_that_of_the_model_but_for_norms_and_biases(words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "copies"),
+    [
+        ("model=gpt2_tiny", 5),
+        ("model=gpt2_tiny stats=off", 4),
+        ("model=llama_tiny stats.without=[update_norm,param_norm]", 4),
+        ("model=llama_nano optim=sgd model.depth=3", 4),
+    ],
+)
+def test_the_state_is_that_of_the_model_but_for_norms_and_biases(words: str, copies: int) -> None:
     config = compose_run(words.split())
     numbers = sum(p.numel() for p in build_model(config, memory.VOCABULARY).parameters())
-    copies = 3 if config.optim.name == "sgd" else 4
     counted = memory.need(config).state / 4 / copies
     assert 0.97 * numbers < counted <= numbers
 

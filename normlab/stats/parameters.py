@@ -10,6 +10,9 @@ import numpy as np
 from normlab.stats.profiles import Array, Profiles, per_place
 from normlab.stats.statistic import Statistic, register
 
+BY_A_COPY = ("param_norm", "update_norm")
+"""Statistics for which a measured step copies every parameter before the update."""
+
 
 def shares(profiles: Profiles) -> dict[str, Array]:
     """The share of each family in the square of the whole gradient's norm, (S,) each."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from normlab.norms.affine import Affine
+from normlab.stats.parameters import BY_A_COPY
 from normlab.stats.profiles import Column
 from normlab.stats.show import Wanted, site_of, wanted
 from normlab.stats.statistic import STATISTICS
@@ -113,7 +114,7 @@ class Measure:
         Args:
             grad_norms: Each parameter's, before clipping, (P, ...R).
         """
-        values, copies = [], self._copied() if self.names & {"param_norm", "update_norm"} else []
+        values, copies = [], self._copied() if self.names & set(BY_A_COPY) else []
         if "grad_norm" in self.names:
             values.append(grad_norms)
         if "param_norm" in self.names:

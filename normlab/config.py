@@ -288,6 +288,9 @@ class RunConfig:
         self.stats.resolve()
         for name in set(self.stats.also) & set(OF_ADAM) if self.optim.name != "adamw" else ():
             raise ConfigError(f"stats.also={name}: has no effect with optim={self.optim.name}; it is of optim=adamw")
+        if "gns" in self.stats.also and (self.norm.batch_statistics or self.eval.sequences < 2):
+            why = f"norm={self.norm.label}" if self.norm.batch_statistics else f"eval.sequences={self.eval.sequences}"
+            raise ConfigError(f"stats.also=gns: has no effect with {why}; it takes two examples that are apart")
         self.norm.validate()
         self.placement.validate()
         self.placement.fits(self.norm)

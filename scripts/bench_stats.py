@@ -335,9 +335,15 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     models = MODELS_ON_GPU if args.device == "cuda" else MODELS
+    names, switches = args.models.split(",") if args.models else list(models), args.compile.split(",")
+    for word, given, known in (("--models", names, models), ("--compile", switches, ("off", "on"))):
+        if wrong := [one for one in given if one not in known]:
+            parser.error(f"{word} {wrong[0]}: is none of {', '.join(known)}")
+    if args.rounds < 2:
+        parser.error(f"--rounds {args.rounds}: quartiles take 2 at least")
     rows, above = [], False
-    for name in args.models.split(",") if args.models else models:
-        for switch in args.compile.split(","):
+    for name in names:
+        for switch in switches:
             pairs = bench(models[name], args.device, switch == "on", args.rounds)
             rows.append({"model": name, "compile": switch, **{key: shown(pair) for key, pair in pairs.items()}})
             above |= any(statistics.median(pairs[key].ratios) > bar for key, bar in BARS.items())

@@ -53,8 +53,8 @@ def trained(placement: str, args: argparse.Namespace) -> RunFolder:
 
 def moments(profiles: Profiles, warmup: int) -> dict[str, int]:
     """Which measured step stands for a time of the training."""
-    steps = profiles.steps
-    return {"at init": 0, "after warm-up": int(np.searchsorted(steps, warmup)), "at the end": len(steps) - 1}
+    last = len(profiles.steps) - 1
+    return {"at init": 0, "after warm-up": min(int(np.searchsorted(profiles.steps, warmup)), last), "at the end": last}
 
 
 def profile(profiles: Profiles, shown: tuple[str, str], index: int) -> tuple[list[int], Array]:
@@ -148,9 +148,10 @@ def write_page(found: dict[str, Profiles], warmup: int, path: Path) -> None:
 def header(args: argparse.Namespace, run: dict[str, Any]) -> str:
     """What made the tables."""
     words = f"model.depth={args.depth} train.steps={args.steps} {' '.join(WORDS)}"
+    page = f"; {args.write.stem}.png is a picture of the page that --page writes" if args.page is not None else ""
     return f"""# Pre-norm and post-norm, by their statistics
 
-By `scripts/signatures.py --write results/signatures.md --page signatures.html`; signatures.png is that page.
+By `scripts/signatures.py --depth {args.depth} --steps {args.steps} --write {args.write.name}`{page}.
 
 `normlab train placement=pre {words}` and the same with `placement=post`; torch {run["versions"]["torch"]},
 one seed each. `normlab inspect RUN resid_rms` draws any of these profiles in the terminal.
@@ -160,12 +161,14 @@ one seed each. `normlab inspect RUN resid_rms` draws any of these profiles in th
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depth", type=int, default=24)
+    parser.add_argument("--depth", type=int, default=24, help="at least 3")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--results", default="results", help="where the runs are kept")
     parser.add_argument("--write", type=Path, default=None, help="write the tables here too (Markdown)")
     parser.add_argument("--page", type=Path, default=None, help="write the pictures here (HTML)")
     args = parser.parse_args()
+    if args.depth < 3:
+        parser.error(f"--depth {args.depth}: is too shallow for a profile; choose 3 or more")
     found: dict[str, Profiles] = {}
     warmup, folder = 0, RunFolder(Path())
     for placement in PLACEMENTS:

@@ -15,12 +15,12 @@ MOST_TOKENS = 2048
 
 for name, formula, unit, value, question, source in (
     (
-        "attn_logit_max", "max of scale q.k over the keys that a query sees; of 128 queries", "nats",
+        "attn_logit_max", "max of scale q.k over the keys that a query sees; of at most 128 queries", "nats",
         lambda a: a.logits.amax(), "Do attention's logits grow until the softmax is one-hot? QK-norm bounds them.",
         "Wortsman et al. 2023, arXiv:2309.14322",
     ),
     (
-        "attn_entropy", "mean over heads and 128 queries of -sum_T p log p", "nats",
+        "attn_entropy", "mean over heads and at most 128 queries of -sum_T p log p", "nats",
         lambda a: a.entropy_H.mean(), "How many tokens does a query look at? exp of it.",
         "Zhai et al. 2023, arXiv:2303.06296 (entropy collapse)",
     ),
@@ -29,7 +29,7 @@ for name, formula, unit, value, question, source in (
         lambda a: a.entropy_H.amin(), "Has a head collapsed?", "Zhai et al. 2023, arXiv:2303.06296",
     ),
     (
-        "attn_sink", "mean p of the first token, of 128 queries after it", "1",
+        "attn_sink", "mean p of the first token, of at most 128 queries after it", "1",
         lambda a: a.sink, "Is the first token a sink, as where there are massive activations?",
         "Xiao et al. 2023, arXiv:2309.17453",
     ),
@@ -52,7 +52,7 @@ for name, formula, value, question, source in (
         "Do tokens become one another's copies?", "Dong et al. 2021, arXiv:2103.03404 (rank collapse), as a cosine",
     ),
     (
-        "part_ratio", "tr(C)^2 / |C|_F^2, C the covariance of 2048 tokens: 1 to min(N, D), or 0 of copies",
+        "part_ratio", "tr(C)^2 / |C|_F^2, C the covariance of at most 2048 tokens: 1 to min(N, D), or 0 of copies",
         lambda x: x.part_ratio,
         "How many directions does the stream use?", "the participation ratio, of physics",
     ),
@@ -84,7 +84,7 @@ for name, formula, question, source in (
         "van Laarhoven 2017, arXiv:1706.05350",
     ),
     (
-        "gns", "tr(S) / |G|^2 of each parameter, both without bias, of 8 examples' gradients; S: covariance, G: mean",
+        "gns", "tr(S) / |G|^2 of each parameter, unbiased both, S covariance and G mean of at most 8 examples' g",
         "How many examples would a batch need before more of them stop helping? Of norms it foretells the whole.",
         "McCandlish et al. 2018, arXiv:1812.06162; Gray et al. 2024, arXiv:2411.00999",
     ),

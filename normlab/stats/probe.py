@@ -9,14 +9,14 @@ from normlab.stats.statistic import PROBE, Statistic, register
 
 for name, of, formula, unit, question, source in (
     (
-        "sharpness", "model", "largest eigenvalue of the loss's Hessian", "nats / of w^2",
+        "sharpness", "model", "largest eigenvalue of the loss's Hessian, to about 1e-3 of itself", "nats / of w^2",
         "How sharp is the valley? Gradient descent hovers where it is about 2 / learning rate.",
-        "Cohen et al. 2021, arXiv:2103.00065; by Lanczos",
+        "Cohen et al. 2021, arXiv:2103.00065; by Lanczos, at most 20 products",
     ),
     (
         "sharpness_pre", "model", "largest eigenvalue of P^(-1/2) H P^(-1/2), H the Hessian, P Adam's sqrt(v^) + eps",
         "nats", "How sharp is it in the measure that Adam goes by?",
-        "after Cohen et al. 2022, arXiv:2207.14484; by Lanczos",
+        "after Cohen et al. 2022, arXiv:2207.14484; by Lanczos, at most 20 products",
     ),
     (
         "layer_drop", "block", "loss without the block, less the loss", "nats", "What would be lost without it?",
@@ -31,7 +31,7 @@ for name, of, formula, unit, question, source in (
         "How many directions does the stream use?", "Roy & Vetterli 2007 (effective rank)",
     ),
     (
-        "jac_gain", "resid", "E |J^T v|^2 / |v|^2, J the Jacobian of x_{L+1} by x_l, v Gaussian", "1",
+        "jac_gain", "resid", "mean |J^T v|^2 / |v|^2 of 4 Gaussian v, J the Jacobian of x_{L+1} by block l's x_l", "1",
         "How much does the rest of the model magnify what goes through it?",
         "after Pennington et al. 2017, arXiv:1711.04735",
     ),

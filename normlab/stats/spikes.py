@@ -68,10 +68,11 @@ def deviating(values: Series, *, window: int, deviations: float, both_sides: boo
 
 def tripled(values: Series) -> Judged:
     """At least twice the mean of the last ten above it, and more than the value before."""
-    count = np.arange(len(values))
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    first = np.maximum(count - 10, 0)
-    mean = (total[count] - total[first]) / np.maximum(count - first, 1)
+    count, mean = np.arange(len(values)), np.full(len(values), np.nan)
+    for step in range(1, min(10, len(values))):
+        mean[step] = values[:step].mean()
+    if len(values) > 10:  # of each window by itself, as `before`
+        mean[10:] = np.lib.stride_tricks.sliding_window_view(values[:-1], 10).mean(axis=1)
     rises = np.concatenate([[False], values[1:] > values[:-1]])
     return Judged(count >= 1, (count >= 1) & rises & (np.abs(values - mean) >= np.abs(2 * mean)))
 
@@ -153,16 +154,16 @@ class Count(NamedTuple):
 
 
 def count(series: Mapping[str, Series]) -> list[Count]:
-    """What each rule finds in a run's loss, gradient norm and clip factor, up to the first that is not finite.
+    """What each rule finds in a run's loss, gradient norm and clip factor, up to the first where one is not finite.
 
     Args:
         series: By name, (S,) each, from step 0 on.
     """
     found = []
+    arrays = {of: np.asarray(series[of], dtype=np.float64) for of in dict.fromkeys(rule.of for rule in RULES)}
+    broken = np.flatnonzero(~np.isfinite(np.stack([*arrays.values()])).all(axis=0))
     for rule in RULES:
-        values = np.asarray(series[rule.of], dtype=np.float64)
-        broken = np.flatnonzero(~np.isfinite(values))
-        values = values[: broken[0]] if len(broken) else values
+        values = arrays[rule.of][: broken[0]] if len(broken) else arrays[rule.of]
         scored, spikes = rule.judge(values)
         found.append(Count(rule, np.flatnonzero(spikes).tolist(), int(scored.sum())))
     return found

@@ -20,13 +20,15 @@ from normlab.stats.options import OF_ADAM
 from normlab.stats.profiles import Column
 from normlab.stats.show import Wanted, wanted
 from normlab.train.bound import Alone
-from normlab.train.columns import column_of, columns_of, refuse_missing
+from normlab.train.columns import column_of, columns_of, refuse_missing, refuse_unmeasured
 from normlab.train.measure import Measured
 from normlab.train.optim import Optimizer
 
 MOST_EXAMPLES = 8
 """Examples of the fixed batch, at most."""
-OF_GRADIENTS = ("radial_cos", "gns")
+GNS = "gns"
+"""The gradient's noise, which takes the gradients of two examples at least."""
+OF_GRADIENTS = ("radial_cos", GNS)
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class CloserLook:
 
     bound: Alone
     names: frozenset[str]
+    """Less what such a batch does not give."""
     tokens_BT: Tensor
     targets_BT: Tensor
     optimizer: Optimizer
@@ -46,6 +49,8 @@ class CloserLook:
 
     def __post_init__(self) -> None:
         """Bind the model once more, uncompiled: a pass in two hundred repays no graph of its own."""
+        if not self.apart or len(self.tokens_BT) < 2:
+            self.names -= {GNS}
         self.wanted = wanted(self.names)
         self._eager = Alone(self.bound.model, compiled=False)
 
@@ -71,8 +76,13 @@ class CloserLook:
         if self.names & set(OF_GRADIENTS):
             found |= self._of_gradients()
         # Before the first update Adam has done nothing.
-        if self.names & set(OF_ADAM) and isinstance(self.optimizer.options, AdamW) and bool(self.optimizer.count):
-            found |= self._of_adam(self.optimizer.options)
+        if isinstance(self.optimizer.options, AdamW) and bool(self.optimizer.count):
+            absent = set[str]()
+            if self.names & set(OF_ADAM):
+                found |= self._of_adam(self.optimizer.options)
+        else:
+            absent = set(OF_ADAM)
+        refuse_unmeasured(self.names - absent, (*columns, *found))
         whole = torch.cat([*values, torch.stack(list(found.values()))] if found else values)
         return Measured((*columns, *found), whole)
 
@@ -101,11 +111,11 @@ class CloserLook:
             if "radial_cos" in self.names and p.dim() >= 2:
                 size = torch.linalg.vector_norm(p.detach()) * torch.linalg.vector_norm(g)
                 found[column._replace(statistic="radial_cos")] = (p.detach() * g).sum() / size
-            if "gns" in self.names and count > 1:
+            if GNS in self.names:
                 # Of gradients that are 1 / B of the examples': E|g_b|^2 = B sum |g_b / B|^2.
                 mean = count * squares[index]
                 spread = (mean - whole[index]) * count / (count - 1)
-                found[column._replace(statistic="gns")] = spread / ((count * whole[index] - mean) / (count - 1))
+                found[column._replace(statistic=GNS)] = spread / ((count * whole[index] - mean) / (count - 1))
         return found
 
     @torch.no_grad()

@@ -57,6 +57,16 @@ def refuse_missing(model: GPT, wanted: Wanted, seen: Iterable[Column]) -> None:
                     raise _missing(column)
 
 
+def refuse_unmeasured(names: Iterable[str], seen: Iterable[Column]) -> None:
+    """Nothing, where something of every statistic was seen.
+
+    Raises:
+        StatisticsError: One was not; it is named.
+    """
+    for name in sorted(set(names) - {column.statistic for column in seen}):
+        raise StatisticsError(f"statistic {name}: was not measured; train with stats.without=[{name}]")
+
+
 def _missing(column: Column) -> StatisticsError:
     never = "the placement's wiring never called"
     why = {

@@ -19,7 +19,7 @@ from normlab.train.columns import families
 from normlab.train.evaluate import Validation
 from normlab.train.measure import Measure, Measured
 from normlab.train.optim import Optimizer
-from normlab.train.probing import Probe, adam_measure, examples, probed_steps
+from normlab.train.probing import Probe, adam_measure, examples, fits, probed_steps
 
 
 @dataclass(slots=True)
@@ -36,6 +36,10 @@ class Looks:
     """For the steps that are measured."""
     _closer: CloserLook | None = field(init=False)
     _probed_at: frozenset[int] = field(init=False)
+    _probes: list[float] = field(default_factory=list, init=False)
+    """Seconds of each probe."""
+    _began: tuple[int, float] | None = field(default=None, init=False)
+    """The step at which looking began, and when."""
     _layouts: dict[tuple[Column, ...], tuple[Layout, Any]] = field(default_factory=dict, init=False)
     """Of what was measured, and the order that brings it into the layout."""
 
@@ -51,6 +55,8 @@ class Looks:
                 self.bound, extended, windows.tokens_NT[picked], windows.targets_NT[picked], self.optimizer,
                 apart=not config.norm.batch_statistics, autocast=windows.autocast,
             )  # fmt: skip
+            for name in sorted(extended - self._closer.names):
+                print(f"normlab: {name} is not measured: it takes two examples that are apart", file=sys.stderr)
         self._probed_at = probed_steps(config)
         if probed and not self._probed_at:
             print(
@@ -67,6 +73,8 @@ class Looks:
     def before(self, step: int) -> float:
         """What is due before a step; how long it took, in seconds."""
         every, since = self.config.stats.extended_every, time.perf_counter()
+        if self._began is None:
+            self._began = step, since
         if self._closer is not None and every is not None and step % every == 0:
             self._tell(EXTENDED, step, self._closer())
         if step in self._probed_at:
@@ -92,13 +100,24 @@ class Looks:
             self.tell(tier, self.profiles(step, seen))
 
     def _probe(self, step: int) -> None:
-        """Probe the model as it stands after `step` updates, and say how long that took."""
-        since = time.perf_counter()
+        """Probe the model as it stands after `step` updates, and say how long that took; or why not."""
+        stats, since = self.config.stats, time.perf_counter()
+        first, began = self._began or (step, since)
+        assert stats.probe_share is not None
+        seconds = since - began - sum(self._probes)
+        if not fits(stats.probe_share, self.config.train.steps, step - first, seconds, self._probes):
+            print(
+                f"normlab: not probed after step {step}: by those before it would take more than stats.probe_share="
+                f"{stats.probe_share} of the run; `normlab inspect RUN --probe` makes one afterwards",
+                file=sys.stderr,
+            )
+            return
         windows, count = self.validation, examples(self.config.train.batch_size)
         moments = self.optimizer.moments.get("square", {})
         probe = Probe(
-            self.bound.model, self.config.stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
+            self.bound.model, stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
             adam_measure(self.config.optim, moments, self.optimizer.count),
         )  # fmt: skip
         self._tell(PROBE, step, probe())
-        print(f"normlab: probed after step {step}, in {time.perf_counter() - since:.1f} s", file=sys.stderr)
+        self._probes.append(time.perf_counter() - since)
+        print(f"normlab: probed after step {step}, in {self._probes[-1]:.1f} s", file=sys.stderr)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ from normlab.config import AdamW, OptimConfig, RunConfig
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
 from normlab.stats.profiles import Column
-from normlab.stats.tap import first
-from normlab.train.columns import column_of
+from normlab.stats.tap import first, tap
+from normlab.train.columns import column_of, refuse_unmeasured
 from normlab.train.measure import Measured
 
 PRODUCTS = 20
@@ -71,6 +71,21 @@ def probed_steps(config: RunConfig) -> frozenset[int]:
     return frozenset()
 
 
+def fits(share: float, steps: int, done: int, seconds: float, probes: Sequence[float]) -> bool:
+    """Whether one more probe keeps to its share of a run's time, by what those before it took.
+
+    What is counted (`cost`) leaves out what narrow matrices and many small operations take.
+
+    Args:
+        share: Of the run's time.
+        steps: Of the run.
+        done: How many of them took `seconds`.
+        seconds: The probes' own left out.
+        probes: Seconds of each.
+    """
+    return not probes or not done or sum(probes) + max(probes) <= share * seconds / done * steps
+
+
 def adam_measure(options: OptimConfig, squares: Mapping[str, Tensor], count: Tensor) -> dict[str, Tensor] | None:
     """Adam's sqrt(v) + eps by parameter, v the mean of squared gradients made up for its beginning; before it, none.
 
@@ -97,7 +112,11 @@ class Probe:
     """Adam's sqrt(v) + eps by parameter, for `sharpness_pre`; without it there is none."""
 
     def __call__(self) -> Measured:
-        """What is seen of the model as it stands."""
+        """What is seen of the model as it stands.
+
+        Raises:
+            StatisticsError: A statistic was not measured.
+        """
         found: dict[Column, Tensor] = {}
         training = self.model.training
         self.model.eval()
@@ -114,6 +133,7 @@ class Probe:
                 found |= self._sharpness()
         finally:
             self.model.train(training)
+        refuse_unmeasured(self.names - ({"sharpness_pre"} if self.measure is None else set()), found)
         values = [value.to(torch.float32).cpu() for value in found.values()]
         return Measured(tuple(found), torch.stack(values) if values else torch.zeros(0))
 
@@ -160,9 +180,10 @@ class Probe:
         return found
 
     def _jac_gain(self) -> dict[Column, Tensor]:
-        stream, inputs = self.model.embed(self.tokens_BT), []
+        stream, inputs = self.model.embed(self.tokens_BT), list[Tensor]()
         for block in self.model.blocks:
-            inputs.append(first(stream))
+            stream, tapped = tap(stream)
+            inputs.append(tapped)
             stream = block(stream)
         last_BTD = first(stream)
         generator = torch.Generator().manual_seed(0)

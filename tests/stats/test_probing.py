@@ -19,7 +19,9 @@ from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.stats.statistic import PROBE, STATISTICS, TIERS
-from normlab.train.probing import Probe, cost, largest_eigenvalue, probed_steps
+from normlab.stats.tap import first
+from normlab.train import looks
+from normlab.train.probing import Probe, cost, fits, largest_eigenvalue, probed_steps
 
 NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == PROBE)
 
@@ -115,6 +117,53 @@ def test_the_jacobian_and_the_matrices() -> None:
             assert found["stable_rank", site, 1] == pytest.approx(
                 (values.square().sum() / values[0] ** 2).item(), rel=1e-6
             )
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "x0_lambdas", "siamese"])
+def test_the_jacobian_is_by_the_stream_that_the_block_is_given(placement: str) -> None:
+    """By that alone: what a placement keeps of it elsewhere stays as it was."""
+    found, model, tokens, _, _ = probed(placement, "model.depth=3", "norm=rmsnorm")
+    stream, streams = model.embed(tokens), list[Any]()
+    for block in model.blocks:
+        streams.append(stream)
+        stream = block(stream)
+    for place, given in enumerate(streams, start=1):
+        x, *others = [each.detach() for each in ((given,) if isinstance(given, Tensor) else given)]
+
+        def last(x: Tensor, others: list[Tensor] = others, place: int = place) -> Tensor:
+            stream: Any = (x, *others) if others else x
+            for block in model.blocks[place - 1 :]:
+                stream = block(stream)
+            return first(stream)
+
+        whole, back = torch.func.vjp(last, x)
+        generator, gain = torch.Generator().manual_seed(0), 0.0
+        for _ in range(4):
+            v = torch.randn(whole.shape, generator=generator).to(whole)
+            gain += (back(v)[0].square().sum() / v.square().sum()).item() / 4
+        assert found["jac_gain", "", place] == pytest.approx(gain, rel=1e-5), place
+
+
+def test_no_probe_is_made_that_would_take_more_than_its_share() -> None:
+    assert fits(0.03, 1000, 0, 0.0, [])  # nothing is known yet
+    assert fits(0.03, 1000, 0, 0.0, [9.0])  # nor is what a step takes
+    assert fits(0.03, 1000, 100, 10.0, [1.0])  # 2 s of 100
+    assert fits(0.03, 1000, 500, 50.0, [1.0, 1.0])
+    assert not fits(0.03, 1000, 500, 50.0, [1.0, 1.0, 0.5])
+    assert not fits(0.03, 1000, 100, 10.0, [1.6])
+
+
+def test_a_probe_that_would_take_too_much_is_left_out_and_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "fits", lambda share, steps, done, seconds, probes: not probes)
+    folder = trained(tmp_path, "stats=full", "stats.probe_share=1", "train.steps=400", "model.depth=1")
+    told = [line for line in capfd.readouterr().err.splitlines() if "probed after" in line]
+    assert told[0].startswith("normlab: probed after step 0, in ")
+    assert len(told) > 1
+    assert all("not probed after step" in line and "stats.probe_share=1.0" in line for line in told[1:])
+    ((parts,), _) = folder.arrays.read(PROBE)
+    assert parts.steps.tolist() == [0]
 
 
 def test_lanczos_on_a_matrix_that_is_known() -> None:

@@ -53,6 +53,8 @@ def test_a_statistic_that_is_none(change: dict[str, str], message: str) -> None:
     [
         (["stats.without=[resid_rm]"], "stats.without=resid_rm: unknown name .*did you mean 'resid_rms'"),
         (["stats.also=[resid_rms]"], "has no effect, it is measured anyway"),
+        (["stats.also=[gns]", "norm=batchnorm"], "stats.also=gns: has no effect with norm=batchnorm"),
+        (["stats.also=[gns]", "eval.sequences=1"], "stats.also=gns: has no effect with eval.sequences=1"),
         (["stats=off", "stats.without=[resid_rms]"], "has no effect, it is not measured"),
         (["stats=off", "stats.every=5"], "has no effect, none of those statistics is measured; set stats=core"),
         (["stats.without=[resid_crest]"], "is derived when it is read .*resid_absmax / resid_rms"),

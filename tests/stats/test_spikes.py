@@ -89,5 +89,19 @@ def test_a_run_without_noise_has_none_and_one_that_diverges_is_judged_up_to_ther
     broken["loss"][500] = math.nan
     found = {one.rule.name: one for one in count(broken)}
     assert found["loss_olmo_core"].scored == 500 - 128
-    assert found["grad_norm_olmo_core"].scored == 600 - 128
+    assert found["grad_norm_olmo_core"].scored == 500 - 128  # the update of step 500 was not made
     assert found["loss_olmo_2"].share is None
+
+
+def test_a_huge_value_is_forgotten_with_its_window() -> None:
+    loss = 3 + 0.01 * np.random.default_rng(1).standard_normal(500)
+    loss[100] = 1e17
+    (found,) = (one for one in count({**series(500), "loss": loss}) if one.rule.name == "loss_lightning")
+    assert found.spikes == [step for step in range(500) if by_lightning(loss.tolist(), step)] == [100]
+
+
+def test_a_step_that_was_not_taken_is_not_judged() -> None:
+    given = series(20)
+    given["grad_norm"][7], given["clip"][:], given["clip"][7] = math.inf, 0.5, 0.0
+    (found,) = (one for one in count(given) if one.rule.name == "clipped")
+    assert (found.spikes, found.scored) == (list(range(7)), 7)

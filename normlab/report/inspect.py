@@ -18,6 +18,7 @@ from normlab.stats.profiles import Array, Profiles
 from normlab.stats.spikes import count
 from normlab.stats.statistic import OF, PROBE, STATISTICS, in_order, places_of, values_of
 from normlab.store.runs import RunFolder
+from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, RUNNING
 from normlab.store.series import series
 
 Row = dict[str, Any]
@@ -176,21 +177,45 @@ def _ends(own: Sequence[Row], step: int) -> str:
 
 
 def _read(folder: RunFolder) -> list[Profiles]:
+    """What was measured; what is damaged or missing is said."""
+    try:  # before the rows: what it counts on is among them
+        state, status = folder.observe()
+    except StoreError:
+        state, status = DAMAGED, {}
+    arrays, problems = folder.arrays, list[str]()
+    described = list(arrays.parts(problems))
+    # A row that is being written is half there for a moment.
+    torn = [] if state == RUNNING else [part.path for _, part in described if part.torn()]
+    problems += [f"{path}: half a row stands at its end, and is left out" for path in torn]
     found: list[Profiles] = []
-    problems: list[str] = []
-    tiers = dict.fromkeys(tier for tier, _ in folder.arrays.parts(problems))
-    for problem in problems:
-        print(f"normlab: {problem}", file=sys.stderr)
-    for tier in tiers:
-        parts, damaged = folder.arrays.read(tier)
+    for tier in dict.fromkeys(tier for tier, _ in described):
+        parts, damaged = arrays.read(tier)
         if damaged:
-            print(f"normlab: {folder.arrays.path}: damaged rows, left out: {damaged}", file=sys.stderr)
+            problems.append(f"{arrays.path}: damaged rows, left out: {damaged}")
         found += [part for part in parts if len(part.steps)]
-    if not found:
-        raise StoreError(
-            f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
-        )
-    return found
+    # What was measured before it is on the disk, and stays there when the run goes on.
+    saved = status.get("checkpoint") or 0
+    missing = arrays.told_missing(saved)
+    for problem in problems + (missing if found else []):
+        print(f"normlab: {problem}", file=sys.stderr)
+    if found:
+        return found
+    ended = state in (FINISHED, DIVERGED)
+    if problems or missing or (described and (saved or ended)) or (saved and _begun_with_statistics(folder)):
+        raise StoreError(f"{arrays.path}: the rows of run {folder.run_id} are gone; put back a copy")
+    raise StoreError(
+        f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
+    )
+
+
+def _begun_with_statistics(folder: RunFolder) -> bool:
+    """Whether a run measured its first step."""
+    try:
+        run = folder.run()
+        # The steps that it took over from another may not have been measured.
+        return run["config"]["stats"]["every"] is not None and "continued_from" not in run
+    except (StoreError, KeyError, TypeError):
+        return False
 
 
 def _history(profiles: Sequence[Profiles], name: str) -> list[History]:

@@ -6,7 +6,9 @@ file in one line:
 
     np.fromfile("core.bin", dtype=[("step", "<i8"), ("values", "<f4", (N,)), ("crc", "<u4")])
 
-Where a run goes on with other statistics, they get files of their own: `core.2.json`, `core.2.bin`, ...
+Rows of other statistics get files of their own, `core.2.json`, `core.2.bin`, ...: where a run goes on with others, and
+where there is more to measure later, as of Adam, which has moments from the first update on. `stats/cadence.json` says
+from which step on each tier was measured how often, so that rows that were lost are missed.
 
 Shapes: S measured steps, N numbers a step.
 """
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 
 from normlab.errors import StoreError
 from normlab.stats.profiles import Layout, Profiles
-from normlab.stats.statistic import OF, STATISTICS
+from normlab.stats.statistic import CORE, OF, STATISTICS, TIERS
 from normlab.store.files import refusal, write_all, write_atomic
 from normlab.store.reading import read_record
 from normlab.store.schema import seal
@@ -35,7 +37,9 @@ FOLDER = "stats"
 """Where a run keeps them, in its own folder."""
 ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
 PLACES = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
-_NAME = re.compile(r"(?P<tier>[a-z]+)(\.(?P<part>\d+))?\.(json|bin)")
+CADENCE_FILE = "cadence.json"
+"""From which step on each tier was measured how often."""
+_NAME = re.compile(rf"(?P<tier>{'|'.join(TIERS)})(\.(?P<part>[1-9][0-9]*))?\.(json|bin)")
 
 
 def row_type(width: int) -> np.dtype[Any]:
@@ -92,6 +96,14 @@ class Part:
             raise refusal(self.path, "read", error) from error
         count, torn = divmod(len(content), kind.itemsize)
         return np.frombuffer(content, kind, count), torn
+
+    def torn(self) -> bool:
+        """Whether half a row stands at the end.
+
+        Raises:
+            StoreError: The file is there and cannot be read.
+        """
+        return self.rows()[1] > 0
 
     def cut(self, step: int) -> None:
         """Drop what was measured at `step` and later, and half a row at the end."""
@@ -161,6 +173,58 @@ class Arrays:
             else:
                 yield tier, Part(path.with_suffix(".bin"), layout)
 
+    def begin(self, step: int, every: Mapping[str, int | None]) -> None:
+        """Note that from a step on each tier is measured every so many steps, or not.
+
+        Raises:
+            StoreError: The system refused.
+        """
+        known = self._cadence()
+        kept = [(first, tiers) for first, tiers in known if first < step]
+        own = {tier: steps for tier, steps in every.items() if steps}
+        if own != (kept[-1][1] if kept else {}):
+            kept.append((step, own))
+        if kept != known:
+            self._make()
+            noted = [{"step": first, "every": tiers} for first, tiers in kept]
+            write_atomic(self.path / CADENCE_FILE, seal({"from": noted}))
+
+    def missing(self, before: int) -> dict[str, list[int]]:
+        """By tier, the steps before this one that were measured and have no row; nothing where that is not certain.
+
+        Raises:
+            StoreError: A file cannot be read.
+        """
+        known, problems = self._cadence(), list[str]()
+        ends = [*(first for first, _ in known), before][1:]
+        tiers = {tier for tier, _ in self.parts(problems)} | {CORE}  # a closer look may see nothing, and writes nothing
+        lost: dict[str, list[int]] = {}
+        for tier in sorted(tiers if not problems else ()):
+            parts, damaged = self.read(tier)
+            there = {step for part in parts for step in part.steps.tolist()}
+            due: list[int] = []
+            for (first, every), end in zip(known, ends, strict=True):
+                if steps := every.get(tier):
+                    # A closer look at Adam alone sees nothing before the first update.
+                    start = first if tier == CORE else max(first, 1)
+                    due += range(-(-start // steps) * steps, min(end, before), steps)
+            gone = [step for step in due if step not in there]
+            if len(gone) > damaged:  # those are told of as damaged
+                lost[tier] = gone
+        return lost
+
+    def told_missing(self, before: int) -> list[str]:
+        """What is said of them, a line for each tier.
+
+        Raises:
+            StoreError: A file cannot be read.
+        """
+        return [
+            f"{self.path}: rows of {tier} statistics are missing, of {len(steps)} measured steps from {steps[0]} to "
+            f"{steps[-1]}; put back a copy"
+            for tier, steps in self.missing(before).items()
+        ]
+
     def cut(self, step: int) -> None:
         """Drop what was measured at `step` and later."""
         self.close()
@@ -178,6 +242,9 @@ class Arrays:
             for profiles in self.read(tier)[0]:
                 early = profiles.steps < before
                 copies.append(tier, Profiles(profiles.layout, profiles.steps[early], profiles.values[early]))
+        for first, every in self._cadence():
+            if first < before:
+                copies.begin(first, every)
         copies.sync()
         copies.close()
 
@@ -210,6 +277,20 @@ class Arrays:
                 found.append(Profiles(part.layout, rows["step"].astype(np.int64), rows["values"]))
         return found, damaged
 
+    def _cadence(self) -> list[tuple[int, dict[str, int]]]:
+        """From which step on each tier was measured how often, in the order of the steps; nothing if unknown."""
+        try:
+            noted = read_record(self.path / CADENCE_FILE)["from"]
+            return [(int(one["step"]), {tier: int(steps) for tier, steps in one["every"].items()}) for one in noted]
+        except (StoreError, KeyError, TypeError, ValueError, AttributeError):
+            return []
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise refusal(self.path, "made", error) from error
+
     def _names(self) -> list[str]:
         try:
             return os.listdir(self.path)
@@ -231,10 +312,7 @@ class Arrays:
             int(match["part"] or 1) for match in map(_NAME.fullmatch, self._names()) if match and match["tier"] == tier
         ]
         path = self._file(tier, max(taken, default=0) + 1)
-        try:
-            self.path.mkdir(exist_ok=True)
-        except OSError as error:
-            raise refusal(self.path, "made", error) from error
+        self._make()
         write_atomic(path, seal(description(tier, layout)))
         return Part(path.with_suffix(".bin"), layout)
 

@@ -16,6 +16,7 @@ from normlab.config import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.stats.spikes import count
+from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import FOLDER as STATS_FOLDER
 from normlab.store.files import refusal, write_atomic
 from normlab.store.runs import RunFolder
@@ -93,6 +94,8 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None, *, ends_proces
                 write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
                 _go_to_checkpoint(loop)
             _note_what_differs(loop, run, now)
+            every = {CORE: config.stats.every, EXTENDED: config.stats.extended_every}
+            folder.arrays.begin(loop.progress.step, every)
             loop.sinks = make_sinks(config, folder) if sinks is None else sinks
             return _run(loop, run, stop)
 
@@ -185,6 +188,8 @@ def _go_to_checkpoint(loop: Loop) -> None:
     loop.folder.cut(saved.meta["record_bytes"])
     # What is measured after the last step is all of it that has that step's number.
     loop.folder.arrays.cut(saved.step + (saved.step == loop.config.train.steps))
+    for lost in loop.folder.arrays.told_missing(saved.step):
+        _say(lost)
     if damaged := loop.folder.rows().damaged:
         _say(f"{loop.folder.metrics_path}: damaged rows: {damaged}; the run itself goes on from a whole checkpoint")
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +142,88 @@ def test_damaged_rows_are_said_and_left_out(words: list[str], run_command: Comma
     code, out, err = run_command("inspect", str(folder.path), "logz", "--json")
     assert (code, err) == (0, f"normlab: {folder.path / 'stats'}: damaged rows, left out: 1\n")
     assert len(json.loads(out)[0]["steps"]) == 5
+
+
+class StopsAtSix:
+    """Has the run that it listens to stop once six updates are in its record."""
+
+    def start(self, run: Any, first_step: int) -> None: ...
+
+    def log(self, rows: Any) -> None:
+        if rows[-1]["step"] == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def look(self, profiles: Any) -> None: ...
+
+    def finish(self, status: Any) -> None: ...
+
+
+def lose(folder: RunFolder, size: int) -> None:
+    os.truncate(folder.path / "stats" / "core.bin", size)
+
+
+@pytest.fixture
+def measured(words: list[str]) -> tuple[RunFolder, int]:
+    """A run measured at steps 0, 2, ..., 10, and how long a row is."""
+    folder = train(compose_run([*words, "stats.every=2"]), sinks=[]).folder
+    return folder, (folder.path / "stats" / "core.bin").stat().st_size // 6
+
+
+def test_rows_that_were_lost_are_missed(measured: tuple[RunFolder, int], run_command: Command) -> None:
+    folder, length = measured
+    stats = folder.path / "stats"
+    said = (
+        f"normlab: {stats}: rows of core statistics are missing, "
+        "of {} measured steps from {} to 10; put back a copy"
+    )
+    lose(folder, 4 * length)
+    assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [said.format(2, 8)]
+    lose(folder, 3 * length + 1)
+    half = f"normlab: {stats / 'core.bin'}: half a row stands at its end, and is left out"
+    assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [half, said.format(3, 6)]
+    with folder.lock():  # a live run is writing it
+        folder.write_status(folder.status() | {"state": "running"})
+        assert half not in run_command("inspect", str(folder.path), "logz")[2]
+
+
+def test_a_run_that_goes_on_says_what_is_missing_and_not_what_was_not_measured(
+    words: list[str], run_command: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped at step 6 of 12, and gone on with at another cadence."""
+    words = [*words, "train.log_every=1"]
+    folder = train(compose_run([*words, "stats.every=1"]), sinks=[StopsAtSix()]).folder
+    length = (folder.path / "stats" / "core.bin").stat().st_size // 6
+    went_on = shutil.copytree(folder.path, folder.path.with_name("kept"))
+    train(compose_run([*words, "stats.every=4"]), sinks=[])
+    assert run_command("inspect", str(folder.path), "logz")[2] == ""
+    assert inspect(folder, "logz")[0]["steps"] == [0, 1, 2, 3, 4, 5, 8]
+    shutil.rmtree(folder.path)
+    shutil.move(went_on, folder.path)
+    lose(folder, 2 * length)
+    capfd.readouterr()
+    train(compose_run([*words, "stats.every=1"]), sinks=[])
+    said = "rows of core statistics are missing, of 4 measured steps from 2 to 5; put back a copy"
+    assert said in capfd.readouterr().err
+    assert said in run_command("inspect", str(folder.path), "logz")[2]
+
+
+@pytest.mark.parametrize("gone", ["core.bin", "core.json", "core.*", "*"])
+def test_a_run_whose_rows_are_gone_says_so(gone: str, measured: tuple[RunFolder, int], run_command: Command) -> None:
+    folder, _ = measured
+    for path in (folder.path / "stats").glob(gone):
+        path.unlink()
+    code, out, err = run_command("inspect", str(folder.path), "resid_rms")
+    assert (code, out) == (2, "")
+    said = f"error: {folder.path / 'stats'}: the rows of run {folder.run_id} are gone; put back a copy"
+    assert err.splitlines()[-1] == said
+
+
+def test_a_run_whose_steps_are_gone_says_so(measured: tuple[RunFolder, int], run_command: Command) -> None:
+    folder, _ = measured
+    os.truncate(folder.metrics_path, 0)
+    code, _, err = run_command("inspect", str(folder.path), "spikes")
+    said = f"error: {folder.metrics_path}: the steps of run {folder.run_id} are gone; put back a copy\n"
+    assert (code, err) == (2, said)
 
 
 def test_it_needs_no_torch(run: RunFolder) -> None:

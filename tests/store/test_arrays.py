@@ -184,6 +184,63 @@ def test_what_was_measured_before_a_step_is_copied(written: Arrays, tmp_path: Pa
     assert steps_of(Arrays(tmp_path / "other")) == [[0, 10]]
 
 
+@pytest.mark.parametrize(
+    ("sessions", "before", "missing"),
+    [
+        ([(0, {"core": 10})], 30, {}),
+        ([(0, {"core": 10})], 51, {"core": [30, 40, 50]}),
+        ([(0, {"core": 5})], 20, {"core": [5, 15]}),
+        ([(0, {"core": 10}), (25, {"core": None})], 90, {}),
+        ([(0, {"core": 10}), (25, {"core": 20})], 60, {"core": [40]}),
+        ([(0, {"core": 10}), (25, {"core": 5}), (21, {"core": 10})], 30, {}),
+        ([(0, {"core": 5}), (0, {"core": None})], 90, {}),
+        ([(15, {"core": 5})], 30, {"core": [15, 25]}),
+        ([(0, {"extended": 10})], 30, {}),
+        ([], 90, {}),
+    ],
+)
+def test_rows_of_measured_steps_are_missed_where_the_cadence_is_known(
+    sessions: list[tuple[int, dict[str, int | None]]], before: int, missing: dict[str, list[int]], written: Arrays
+) -> None:
+    for step, every in sessions:
+        written.begin(step, every)
+    assert written.missing(before) == missing
+    assert len(written.told_missing(before)) == len(missing)
+
+
+def test_of_adam_nothing_is_missed_at_step_0(written: Arrays) -> None:
+    written.append("extended", measured(10))
+    written.begin(0, {"extended": 10})
+    assert written.missing(30) == {"extended": [20]}
+
+
+def test_the_cadence_goes_with_what_is_copied(written: Arrays, tmp_path: Path) -> None:
+    written.begin(0, {"core": 10})
+    written.begin(20, {"core": 2})
+    (tmp_path / "other").mkdir()
+    written.copy(tmp_path / "other", before=20)
+    copy = Arrays(tmp_path / "other")
+    assert copy.missing(25) == {"core": [20]}
+    copy.begin(20, {"core": 5})
+    assert copy.missing(29) == {"core": [20, 25]}
+
+
+def test_a_cadence_that_cannot_be_read_is_none(written: Arrays) -> None:
+    written.begin(0, {"core": 5})
+    (written.path / "cadence.json").write_bytes(b"{}")
+    assert written.missing(90) == {}
+    written.begin(20, {"core": 5})
+    assert written.missing(30) == {"core": [25]}
+
+
+@pytest.mark.parametrize("name", ["other.json", "core.٢.json", "core.0.json", "core.02.bin", "core.json.bin"])
+def test_foreign_files_are_left_alone(name: str, written: Arrays) -> None:
+    (written.path / name).write_bytes(b"{}")
+    problems: list[str] = []
+    assert [tier for tier, _ in written.parts(problems)] == ["core"]
+    assert problems == []
+
+
 def test_a_run_without_statistics_has_none(tmp_path: Path) -> None:
     found = RunFolder(tmp_path).arrays
     assert found.read("core") == ([], 0)

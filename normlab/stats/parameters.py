@@ -15,9 +15,14 @@ BY_A_COPY = ("param_norm", "update_norm")
 
 
 def shares(profiles: Profiles) -> dict[str, Array]:
-    """The share of each family in the square of the whole gradient's norm, (S,) each."""
+    """The share of each family in the square of the whole gradient's norm, (S,) each.
+
+    Raises:
+        KeyError: The norms were not measured.
+    """
     sums: dict[str, Array] = {}
-    found = profiles.get("grad_norm")
+    if not (found := profiles.get("grad_norm")):
+        raise KeyError("grad_norm")
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for group in profiles.layout.groups:
             if group.statistic == "grad_norm":

@@ -79,6 +79,11 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None, *, ends_proces
             if (status := folder.status())["state"] in ENDED:
                 if config.run.name not in (None, run["name"]):
                     _say(f"run.name={config.run.name}: has no effect, the run has ended and is called {run['name']}")
+                if differing := _other_statistics(run, now):
+                    _say(
+                        f"{', '.join(differing)}: no effect, the run has ended; `normlab inspect RUN --probe` looks "
+                        "into its checkpoints now, and run.fresh=true trains another run that measures so"
+                    )
                 return Outcome(folder, status["state"], status, already=True)
         now["fingerprint"] = fingerprint(config)
         # What can be wrong with a new run is wrong here, before its folder is made.
@@ -281,6 +286,12 @@ def _note_what_differs(loop: Loop, begun: dict[str, Any], now: dict[str, Any]) -
         what = "; ".join(differing)
         loop.progress.elsewhere.append(f"from step {loop.progress.step}: {what}")
         _say(f"this run goes on where {what}: its numbers will not be bit for bit the same")
+
+
+def _other_statistics(begun: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The words after `stats.` that are not those that a run was begun with."""
+    was, has = (run["config"].get("stats", {}) for run in (begun, now))
+    return [f"stats.{word}" for word in has if word != "preset" and word in was and was[word] != has[word]]
 
 
 def _told_of(run: dict[str, Any]) -> dict[str, Any]:

@@ -225,16 +225,21 @@ def inspect(
         from normlab.train.load import LoadedRun
         from normlab.train.probed import probe_checkpoints
 
-        rows = look.rows_of(list(probe_checkpoints(LoadedRun(folder))), statistic)
+        rows = look.rows_of(list(probe_checkpoints(LoadedRun(folder), statistic)), statistic)
     else:
         rows = look.inspect(folder, statistic)
     if json:
         return typer.echo(render(rows, "json"))
     if statistic is None:
         typer.echo(render(look.overview_rows(rows)))
-        return typer.echo("normlab inspect RUN STATISTIC shows one of them whole; normlab list stats names them all")
+        if steps := look.overview_steps(rows):
+            typer.echo(steps)
+        one = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
+        return typer.echo(f"{one} shows one of them whole; normlab list stats names them all")
     typer.echo(look.heading(statistic))
     typer.echo(render(look.table_rows(rows)))
+    if more := look.left_out(rows):
+        typer.echo(more)
 
 
 @app.command()

@@ -70,7 +70,12 @@ def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
         StatisticsError: It was not measured.
         StoreError: The record cannot be read.
     """
-    return rows_of(_read(folder), name)
+    try:
+        return rows_of(_read(folder), name)
+    except StatisticsError as error:
+        if name in STATISTICS and STATISTICS[name].tier == PROBE:
+            raise StatisticsError(f"{error}; `normlab inspect RUN {name} --probe` measures it now") from error
+        raise
 
 
 def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
@@ -108,6 +113,30 @@ def table_rows(rows: Sequence[Row]) -> list[Row]:
                 }
             )
     return shown
+
+
+def left_out(rows: Sequence[Row]) -> str:
+    """What the table of one statistic's rows leaves out, in a line; empty where it is nothing."""
+    sites = [[row for row in rows if row["site"] == site] for site in dict.fromkeys(row["site"] for row in rows)]
+    counts = {
+        "places": (sum(min(len(own), MOST_PLACES) for own in sites), len(rows)),
+        "measured steps": (min(len(rows[0]["steps"]), MOST_STEPS), len(rows[0]["steps"])),
+    }
+    told = [f"{shown} of {there} {what}" for what, (shown, there) in counts.items() if shown < there]
+    return f"{', '.join(told)}; --json has all" if told else ""
+
+
+def overview_steps(rows: Sequence[Row]) -> str:
+    """Of which steps the overview's columns are, in a line; what was measured at others than most is named."""
+    ends: dict[tuple[int, int], list[str]] = {}
+    for name in OVERVIEW:
+        for own in [row["steps"] for row in rows if row["statistic"] == name][:1]:
+            ends.setdefault((own[0], own[-1]), []).append(name)
+    if not ends:
+        return ""
+    most = max(ends, key=lambda each: len(ends[each]))
+    others = [f"; of {', '.join(ends[each])}: steps {each[0]} and {each[1]}" for each in ends if each != most]
+    return f"begins: step {most[0]}; ends: step {most[1]}{''.join(others)}; over training: at the last place"
 
 
 def overview_rows(rows: Sequence[Row]) -> list[Row]:

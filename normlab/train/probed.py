@@ -19,8 +19,12 @@ from normlab.train.load import LoadedRun
 from normlab.train.probing import Probe, adam_measure, examples
 
 
-def probe_checkpoints(run: LoadedRun) -> Iterator[Profiles]:
+def probe_checkpoints(run: LoadedRun, only: str | None = None) -> Iterator[Profiles]:
     """What a probe sees of each whole checkpoint, oldest first; each one's seconds are said.
+
+    Args:
+        run: Whose checkpoints.
+        only: The one statistic that is asked for; all of the probe's unless given.
 
     Raises:
         StoreError: There is no checkpoint, or none that is whole. ConfigError, DataError: The run's config or its
@@ -33,7 +37,7 @@ def probe_checkpoints(run: LoadedRun) -> Iterator[Profiles]:
     corpus = open_corpus(config.data)
     tokens, targets = validation_windows(corpus.val, config.model.context, config.eval.sequences)
     count = examples(config.train.batch_size)
-    names = frozenset(name for name, one in STATISTICS.items() if one.tier == PROBE)
+    names = frozenset(name for name, one in STATISTICS.items() if one.tier == PROBE and only in (None, name))
     for step in steps:
         since = time.perf_counter()
         try:

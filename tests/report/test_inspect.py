@@ -19,7 +19,7 @@ import pytest
 
 from normlab.launch import compose_run
 from normlab.report.bars import bars
-from normlab.report.inspect import MOST_PLACES, inspect, table_rows
+from normlab.report.inspect import MOST_PLACES, inspect, left_out, overview_steps, table_rows
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.spikes import RULES
@@ -76,6 +76,7 @@ def test_the_whole_in_a_few_lines(command: Command, run: RunFolder) -> None:
         ("norm_in_rms", "close"),
         ("grad_share", "mlp"),
     } <= told
+    assert lines[-2] == "begins: step 0; ends: step 20; over training: at the last place"
     assert lines[-1].endswith("normlab list stats names them all")
 
 
@@ -131,6 +132,11 @@ def test_a_run_that_measured_nothing(words: list[str], run_command: Command, tmp
     assert {row["statistic"] for row in inspect(folder)} == {"adj_cos"}
     code, _, err = run_command("inspect", str(folder.path), "resid_crest")
     assert (code, err) == (2, "error: resid_crest: resid_absmax, of which it is made, was not measured\n")
+    code, _, err = run_command("inspect", str(folder.path), "grad_share")
+    assert (code, err) == (2, "error: grad_share: grad_norm, of which it is made, was not measured\n")
+    code, _, err = run_command("inspect", str(folder.path), "erank")
+    said = "error: erank: was not measured; `normlab inspect RUN erank --probe` measures it now\n"
+    assert (code, err) == (2, said)
 
 
 def test_damaged_rows_are_said_and_left_out(words: list[str], run_command: Command) -> None:
@@ -142,6 +148,26 @@ def test_damaged_rows_are_said_and_left_out(words: list[str], run_command: Comma
     code, out, err = run_command("inspect", str(folder.path), "logz", "--json")
     assert (code, err) == (0, f"normlab: {folder.path / 'stats'}: damaged rows, left out: 1\n")
     assert len(json.loads(out)[0]["steps"]) == 5
+
+
+def test_what_was_measured_at_other_steps_is_named() -> None:
+    steps = {"resid_rms": [0, 10, 990], "logz": [0, 10, 990], "token_cos": [0, 800], "attn_sink": [0, 800]}
+    told = overview_steps([{"statistic": name, "steps": each} for name, each in steps.items()])
+    ends = "begins: step 0; ends: step 990; of attn_sink, token_cos: steps 0 and 800; over training: at the last place"
+    assert told == ends
+    assert overview_steps([]) == ""
+
+
+def test_other_statistics_of_a_run_that_has_ended_have_no_effect(
+    measured: tuple[RunFolder, int], words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(compose_run([*words, "stats.every=2"]), sinks=[])
+    assert "no effect" not in capfd.readouterr().err
+    train(compose_run([*words, "stats=full"]), sinks=[])
+    (said,) = [line for line in capfd.readouterr().err.splitlines() if "no effect" in line]
+    assert said.startswith("normlab: stats.tiers, stats.every, stats.extended_every, stats.probe_share: no effect, ")
+    assert "`normlab inspect RUN --probe`" in said
+    assert "run.fresh=true" in said
 
 
 class StopsAtSix:
@@ -247,6 +273,11 @@ def test_a_deep_model_fits_a_screen(tmp_path: Path) -> None:
     assert len(rows) == 201
     shown = table_rows(rows)
     assert len(shown) == MOST_PLACES
+    assert left_out(rows) == "24 of 201 places, 5 of 30 measured steps; --json has all"
+    assert left_out(rows[:24]) == "5 of 30 measured steps; --json has all"
+    few = [row | {"steps": row["steps"][:5], "values": row["values"][:5]} for row in rows]
+    assert left_out(few) == "24 of 201 places; --json has all"
+    assert left_out(few[:24]) == ""
     assert (shown[0]["place"], shown[-1]["place"]) == ("block 1", "head")
     assert [key for key in shown[0] if key.startswith("step")] == [f"step {step}" for step in (0, 7, 14, 22, 29)]
 

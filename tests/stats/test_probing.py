@@ -21,6 +21,8 @@ from normlab.model.init import build_model
 from normlab.stats.statistic import PROBE, STATISTICS, TIERS
 from normlab.stats.tap import first
 from normlab.train import looks
+from normlab.train.load import LoadedRun
+from normlab.train.probed import probe_checkpoints
 from normlab.train.probing import Probe, cost, fits, largest_eigenvalue, probed_steps
 
 NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == PROBE)
@@ -262,4 +264,8 @@ def test_the_checkpoints_of_a_run_that_has_ended(
     assert all(math.isfinite(value) for value in row["values"])
     code, out, err = run_command("inspect", str(folder.path), "--probe")
     assert (code, "layer_drop" in out, "resid_rms" in out) == (0, True, False)
+    assert "begins: step 4; ends: step 8" in out
+    assert out.splitlines()[-1].startswith("normlab inspect RUN STATISTIC --probe shows one ")
+    for profiles in probe_checkpoints(LoadedRun(folder), "sharpness"):
+        assert profiles.names() == ["sharpness"]
     assert sorted(path.stat().st_mtime_ns for path in folder.path.rglob("*")) == before

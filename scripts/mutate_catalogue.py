@@ -10,6 +10,7 @@ A mutant is an entry with one thing wrong, as public code has had it wrong:
   axis or a kind of variance changed; one stream or branch in another's place; a norm skipped or applied twice; a
   parameter shared that should not be; a stop-gradient dropped; a condition turned round;
 - in a row of the algebra: a norm at another site, one missing, one too many; a factor of depth that is another;
+- in any placement: the init rule of another;
 - in a built module: a buffer that is all zeros, as after a round trip through the meta device.
 
 What a class says of itself, and the reference that it is held against, are left alone: a mutant differs from them.
@@ -17,8 +18,7 @@ Each runs in a process of its own; an exception, or a minute without an answer, 
 nothing sees are printed, and are an error unless EQUIVALENT says why they compute the same. So is a line there that
 is no mutant any more, or one that is seen.
 
-It does not break the defaults of options (the references take them as they are given), which init rule a placement
-belongs to, or the names of things.
+It does not break the defaults of options (the references take them as they are given) or the names of things.
 """
 
 from __future__ import annotations
@@ -375,6 +375,7 @@ def row_mutants(row: Row) -> Iterator[Mutant]:
 
     for name in ("head_scale", "shared_scale", "embedding_norm", "final_norm"):
         yield mutant(f"row: {name}={not getattr(row, name)}", **{name: not getattr(row, name)})
+    yield mutant(f"row: init={_wrong_init(row.init)}", init=_wrong_init(row.init))
     if row.attn != row.mlp:
         yield mutant("row: attn and mlp are exchanged", attn=row.mlp, mlp=row.attn)
     for part in ("attn", "mlp"):
@@ -397,6 +398,18 @@ def row_mutants(row: Row) -> Iterator[Mutant]:
 
 def _set_row(row: Row) -> None:
     algebra._ROWS_BY_NAME[row.name] = row
+
+
+def init_mutant(entry: str, name: str) -> Mutant:
+    """A placement that is no row, with another init rule."""
+    scheme = type(PLACEMENTS[name])
+    wrong = _wrong_init(scheme.init)
+    return Mutant(entry, f"{name}: init={wrong}", lambda: setattr(scheme, "init", wrong))
+
+
+def _wrong_init(init: str) -> str:
+    """What is taken where nobody thinks of it: GPT-2's; its other one where that is right."""
+    return "gpt2_scaled" if init == "gpt2" else "gpt2"
 
 
 def _sub_layers(sub: SubLayer, part: str) -> Iterator[tuple[str, SubLayer]]:
@@ -560,6 +573,7 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
                 found[name] = list(code_mutants(name, module, [name])), partial(placement_checks, *rows[:2])
             if names and entry not in SHARED:
                 mutants += buffer_mutants(entry, _built(kind, names[0]))
+                mutants += [init_mutant(entry, name) for name in names if kind == "placements"]
             found[entry] = mutants, SHARED.get(entry, checks)
     for row in algebra.ROWS:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from normlab.verify.init_rules import BELONGS
+
 SCRIPT = Path(__file__).parent.parent / "scripts" / "mutate_catalogue.py"
 
 
@@ -43,6 +45,9 @@ def catalogue(script: ModuleType) -> dict[str, Any]:
         ("rezero", "row: shared_scale=False"),
         ("hybridnorm_star", "row: one more is early"),
         ("post", "row: attn has out for res"),
+        ("post", "row: init=gpt2"),
+        ("peri", "row: init=gpt2_scaled"),
+        ("parallel/parallel_two_norms", "parallel_two_norms: init=gpt2"),
         ("gpas", "return x_BTD - F.silu(self.gate) * x_BTD"),
         ("ngpt", "'mlp.up.weight')"),
         ("init deepnorm", "(8 * weight.depth) ** (--0.25)"),
@@ -53,6 +58,14 @@ def test_what_is_broken_is_seen(script: ModuleType, catalogue: dict[str, Any], e
     chosen = [mutant for mutant in mutants if text in mutant.text.partition("  ->  ")[2] or text in mutant.text][:1]
     assert chosen, text
     assert all(script.judge([(mutant, checks) for mutant in chosen]))
+
+
+def test_each_placement_is_given_a_wrong_init_once(script: ModuleType, catalogue: dict[str, Any]) -> None:
+    texts = [(entry, mutant.text) for entry, (mutants, _) in catalogue.items() for mutant in mutants]
+    found = [
+        entry if text.startswith("row: ") else text.partition(":")[0] for entry, text in texts if ": init=" in text
+    ]
+    assert sorted(found) == sorted(BELONGS)
 
 
 def test_no_process_but_the_mutants_own_is_changed(script: ModuleType, catalogue: dict[str, Any]) -> None:

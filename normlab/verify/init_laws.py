@@ -1,4 +1,6 @@
-"""Closed forms of what a placement does to a signal at initialisation, each at the init that it belongs to.
+"""Closed forms of what a placement does to a signal at initialisation, each at the init that it is stated for.
+
+That need not be the init that the placement belongs to, which `init_rules.BELONGS` has.
 
 Measured on small models: layer norm without gain and bias, no biases, untied embeddings, the mean over a few seeds
 (single seeds vary by a factor of three in a gradient).

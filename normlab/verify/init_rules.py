@@ -1,5 +1,7 @@
 """Init rules against their closed forms, written a second time: in every weight of models of two depths and widths.
 
+And which rule each placement belongs to, written a second time, with whose choice that is.
+
 Shapes: L blocks, l one of them counted from 1, D width, I a matrix's inputs, O its outputs.
 """
 
@@ -15,7 +17,7 @@ import torch
 from normlab.config import RunConfig
 from normlab.model.init import build_model, seed_of
 from normlab.norms.base import NORMS
-from normlab.placements.base import PLACEMENTS
+from normlab.placements.base import PLACEMENTS, Placement
 from normlab.verify.check import Check, Worst
 from normlab.verify.small import VOCAB, config_of
 
@@ -36,6 +38,54 @@ what writes to the stream."""
 GROUPS = (("tokens", "positions", "head"), ("q", "k"), ("v", "up", "gate"), ("out", "down"))
 SIZES = ((2, 16), (7, 24))
 """Depths and widths."""
+
+UNDONE = "our choice: the norm after the branch undoes smaller outputs, and the first gradients grow with them"
+FROM_NOTHING = "our choice: branches start at 0, and so any rule will do at the start"
+PLAIN = "our choice: the plain rule; we know of no other in its source"
+HYBRID = "the public code of Zhuo et al. 2025, arXiv:2503.04598"
+AS_PRE = "our choice: that of pre, which it is but for where attention and the MLP read"
+BELONGS: dict[str, tuple[str, str]] = {
+    "pre": ("gpt2_scaled", "GPT-2: Radford et al. 2019, section 2.3"),
+    "post": ("xavier", "Xiong et al. 2020, arXiv:2002.04745, section 3"),
+    "peri": ("gpt2", UNDONE),
+    "sandwich": ("gpt2", UNDONE),
+    "depth_scaled_sandwich": ("gpt2", f"{UNDONE}; TinyInit (arXiv:2504.07866) is not among the rules"),
+    "res_post": ("gpt2", "OLMo 2, arXiv:2501.00656: N(0, 0.02) for every matrix"),
+    "mix_ln": ("gpt2", "our choice: its first blocks are post, its others pre, and neither's rule is for both"),
+    "deepnorm": ("deepnorm", "Wang et al. 2022, arXiv:2203.00555"),
+    "keel": ("xavier", "our choice: that of post; its paper, arXiv:2601.19895, we could not read"),
+    "lns": ("gpt2", "the authors' README (arXiv:2502.05795): no scaled outputs, 1 / sqrt(l) does that"),
+    "skipinit": ("xavier", FROM_NOTHING),
+    "rezero": ("xavier", FROM_NOTHING),
+    "layerscale": ("gpt2", PLAIN),
+    "pre_post": ("xavier", "our choice: that of post, whose norm on the stream it has"),
+    "sub_ln": ("sub_ln", "Wang et al. 2022, arXiv:2210.06423"),
+    "hybridnorm": ("smallinit_scaled", HYBRID),
+    "hybridnorm_star": ("smallinit_scaled", HYBRID),
+    "normformer": ("gpt2", "our choice: of its two branches one ends in a norm, which undoes smaller outputs"),
+    "b2t": ("xavier_scaled", "after the public code of Takase et al. 2022, arXiv:2206.00330"),
+    "gpas": ("gpt2", PLAIN),
+    "ngpt": ("gpt2", "our choice: rows are brought to length 1, and so the rule decides nothing"),
+    "parallel": ("gpt2_scaled", AS_PRE),
+    "parallel_two_norms": ("gpt2_scaled", AS_PRE),
+    "residual": ("xavier", "our choice: that of post; the authors' code leaves fairseq's as it is (arXiv:2304.14802)"),
+    "siamese": (
+        "gpt2_scaled",
+        "our choice: that of pre, with whose recipes it agrees by its abstract (arXiv:2602.08064)",
+    ),
+    "x0_lambdas": ("gpt2_scaled", "our choice: in nanochat outputs start at zero, for which there is no rule"),
+}
+"""The rule by placement, and whose choice it is: a second time, so that a row's `init` is held against something."""
+
+
+def belongs_check(placement: Placement) -> Iterator[Check]:
+    """A placement belongs to the rule that the table has for it. One that is not there, a plugin's, has no check."""
+    if placement.name not in BELONGS:
+        return
+    rule, why = BELONGS[placement.name]
+    passed = placement.init_rule == rule
+    seen = why if passed else f"{placement.init_rule}, not {rule} ({why})"
+    yield Check(of=f"placement {placement.name}", check=f"belongs to init={rule}", passed=passed, seen=seen)
 
 
 def rule_checks(rule: str) -> Iterator[Check]:

@@ -15,7 +15,7 @@ from normlab.verify.check import Check
 from normlab.verify.fingerprint import fingerprint
 from normlab.verify.identities import identities, invariance_checks
 from normlab.verify.init_laws import law_checks
-from normlab.verify.init_rules import rule_checks
+from normlab.verify.init_rules import belongs_check, rule_checks
 from normlab.verify.small import config_of, small
 from normlab.verify.variants import LARGE_EPS, called, others
 
@@ -100,7 +100,8 @@ def of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Che
 
 
 def _structure_checks(placement: Placement, of: str) -> Iterator[Check]:
-    """What a placement is made of: what it learns, its factors, what it keeps on a sphere."""
+    """What a placement is made of: its init rule, what it learns, its factors, what it keeps on a sphere."""
+    yield from belongs_check(placement)
     yield from parameters.wiring_check(placement, of)
     yield from parameters.factor_check(placement, of)
     yield from parameters.inside_check(placement, of)

@@ -13,12 +13,13 @@ import pytest
 from normlab.config import RunConfig
 from normlab.launch import compose_run, norm_presets, register
 from normlab.norms.base import NORMS, load_all
-from normlab.placements.algebra import AlgebraPlacement, Row, SubLayer
+from normlab.placements.algebra import ROWS, AlgebraPlacement, Row, SubLayer
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
 from normlab.verify import blocks, init_laws, norms, run
 from normlab.verify.check import Check, Worst
 from normlab.verify.identities import IDENTITIES, identities
+from normlab.verify.init_rules import BELONGS, belongs_check
 from normlab.verify.small import config_of
 
 Command = Callable[..., tuple[int, str, str]]
@@ -207,6 +208,27 @@ def test_a_formula_that_is_not_the_models_is_found(
     check = blocks.formula_check(config_of(NORMS["layernorm"](), base.PLACEMENTS["tried"], depth=2), "it")  # pyright: ignore[reportCallIssue]
     assert check.passed == (not seen)
     assert seen in check.seen
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("post", "gpt2"), ("sub_ln", "gpt2"), ("deepnorm", "xavier"), ("hybridnorm", "gpt2"), ("pre", "gpt2")],
+)
+def test_a_row_with_the_init_of_another_is_found(name: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from normlab.placements import algebra
+
+    (right,) = belongs_check(PLACEMENTS[name])
+    monkeypatch.setitem(algebra._ROWS_BY_NAME, name, dataclasses.replace(algebra._ROWS_BY_NAME[name], init=wrong))
+    checks = [check for check in run.of_placement(PLACEMENTS[name], thorough=False) if "init=" in check.check]
+    assert [(check.passed, check.kind) for check in (right, *checks)] == [(True, ""), (False, "")]
+    assert checks[0].seen.startswith(f"{wrong}, not {right.check.partition('=')[2]} (")
+
+
+def test_every_placement_of_the_catalogue_has_an_init_to_be_held_against_and_a_plugins_has_none() -> None:
+    schemes = {name for name, it in load_placements().items() if not isinstance(it, AlgebraPlacement)}
+    ours = {name for name in schemes if type(PLACEMENTS[name]).__module__.startswith("normlab.")}
+    assert {row.name for row in ROWS} | ours == BELONGS.keys()
+    assert list(belongs_check(AlgebraPlacement(name="a_plugins"))) == []
 
 
 def test_a_law_of_another_placement_is_found_not_to_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from normlab.norms.affine import Affine
 from normlab.norms.base import NormConfig
 from normlab.verify.check import Check, Worst
-from normlab.verify.small import BATCH, TIME, fill, numbers
-from normlab.verify.variants import LABELS, called, others, variants
+from normlab.verify.small import BATCH, TIME, WIDTHS, fill, numbers
+from normlab.verify.variants import LABELS, allowed, called, others, variants
 
 SCALES = (1.0, 1e-8, 1e4, 0.0)
 """What x is multiplied by."""
@@ -74,7 +74,8 @@ def oracle_checks(norm: NormConfig, of: str, width: int, *, alone: bool = False)
                     try:
                         errors = list(_errors(each, width, scale, dtype, training))
                     except NotImplementedError:
-                        yield Check(**told, check="is held against something", passed=False, seen="no reference")
+                        # Of no kind: it is not compared, and is not counted among what is.
+                        yield Check(of=of, check="is held against something", passed=False, seen="no reference")
                         return
                     for what, error in errors:
                         (wide if narrow else worst).add(error, f"{at}: {what}")
@@ -85,8 +86,10 @@ def oracle_checks(norm: NormConfig, of: str, width: int, *, alone: bool = False)
 def _errors(
     norm: NormConfig, width: int, scale: float, dtype: torch.dtype, training: bool
 ) -> Iterator[tuple[str, float]]:
-    if scale == 0 and getattr(norm, "eps", 1) == 0:
-        return  # 0 / 0, by the formula
+    if getattr(norm, "eps", 1) == 0 and (scale == 0 or width // (getattr(norm, "groups", 1) or 1) < 3):
+        # 0 / 0, by the formula; two channels less their mean are -1 and 1 whatever they were, and the gradient is 0,
+        # of which rounding leaves what a small x is divided by: there is no size to hold an error against.
+        return
     module = module_of(norm, width, dtype).train(training)
     x = input_of(width, scale).to(dtype)
     exact = copy.deepcopy(module).double()
@@ -176,8 +179,10 @@ def causality_check(norm: NormConfig, of: str, width: int) -> Check:
 
 
 def parameter_check(norm: NormConfig, of: str, width: int) -> Check:
-    """It learns as many numbers as it says, with the options that it has by default."""
+    """It learns as many numbers as it says, with the options that it has by default, at a width that fits these."""
     default = type(norm)()  # pyright: ignore[reportCallIssue]
+    widths = (width, *range(WIDTHS[0], WIDTHS[-1] + 1))
+    width = next((each for each in widths if allowed(default, each)), width)
     count = sum(parameter.numel() for parameter in default.build(width).parameters())
     try:
         told = eval(norm.parameters, {"__builtins__": {}}, {"D": width})  # noqa: S307

@@ -22,6 +22,8 @@ from normlab.verify.variants import allowed
 
 WIDTH = 16
 EXACT = 1e-10
+SIZES = [10.0**power for power in (0, *range(-15, 0, 3), *range(3, 16, 3))]
+"""Of numbers, 1 first: where a function is flat at one, it may not be at another."""
 
 
 @torch.no_grad()
@@ -37,21 +39,27 @@ def identities() -> Iterator[Check]:
 def invariance_checks(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
     """That in training it is blind to the size of its input, or to a number added to all channels, where it says so.
 
-    With an eps too small to see; and that it is not where it does not say so.
+    With an eps too small to see; and that it is not where it does not say so, for which it is shown numbers of many
+    sizes: a bounded function may be flat at most of them.
     """
     fields = {field.name for field in dataclasses.fields(norm)}
-    tiny = dataclasses.replace(norm, eps=1e-12) if "eps" in fields else norm  # pyright: ignore[reportCallIssue]
+    tiny = dataclasses.replace(norm, eps=1e-15) if "eps" in fields else norm  # pyright: ignore[reportCallIssue]
     module = module_of(tiny if allowed(tiny, width) else norm, width).train()
     x = input_of(width)
-    with torch.no_grad():
-        y = module(x)
-        changes = {"scale": module(3 * x), "shift": module(x + 2)}
+    changes = {"scale": 3 * x, "shift": x + 2}
+    # Below 1 an eps would be seen, and be taken for sight.
+    sizes = [size for size in SIZES if size >= 1 or "eps" not in fields]
+
+    @torch.no_grad()
+    def moved(change: str, size: float) -> float:
+        y = module(size * x)
+        return float((module(size * changes[change]) - y).abs().max() / y.abs().max())
+
     worst, wrong = Worst(1e-9), []
-    for change, other in changes.items():
-        error = float((other - y).abs().max() / y.abs().max())
+    for change in changes:
         if change in norm.blind_to:
-            worst.add(error, change)
-        elif error < 1e-6:
+            worst.add(moved(change, 1.0), change)
+        elif all(moved(change, size) < 1e-6 for size in sizes):
             wrong.append(change)
     told = " and ".join(norm.blind_to)
     if wrong:

@@ -18,7 +18,7 @@ from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
 from normlab.verify import blocks, init_laws, norms, run
 from normlab.verify.check import Check, Worst
-from normlab.verify.identities import IDENTITIES, identities
+from normlab.verify.identities import IDENTITIES, identities, invariance_checks
 from normlab.verify.init_rules import BELONGS, belongs_check
 from normlab.verify.small import config_of
 
@@ -247,6 +247,40 @@ def test_nothing_compared_is_nothing_shown() -> None:
     worst.add(float("nan"), "here")
     assert "inf" in str(worst)
     assert not worst.passed
+
+
+@pytest.mark.parametrize(
+    ("words", "width"),
+    [
+        (["norm=groupnorm", "norm.groups=7"], 126),
+        (["norm=groupnorm", "norm.groups=7"], 14),
+        (["norm=groupnorm", "norm.groups=8", "norm.eps=0"], 16),
+        (["norm=dyt", "norm.alpha=1e6"], 16),
+        (["norm=dyt", "norm.alpha=1e-9"], 16),
+        (["norm=pointwise", "norm.function=cubsign", "norm.alpha=0.001"], 16),
+    ],
+)
+def test_a_norm_holds_with_options_at_the_ends_of_what_they_may_be(words: list[str], width: int) -> None:
+    assert failed(run.of_norm(compose_run([*words, f"model.width={width}", "model.heads=2"]).norm, width)) == []
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm", "l2norm", "batchnorm_past"])
+def test_a_norm_that_does_not_say_what_it_is_blind_to_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = NORMS[name]
+    blind = kind.blind_to
+    monkeypatch.setattr(kind, "blind_to", ())
+    (check,) = invariance_checks(kind(), "it", 16)  # pyright: ignore[reportCallIssue]
+    assert (check.passed, check.seen) == (False, ", ".join(blind))
+
+
+def test_what_has_no_reference_is_counted_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(NORMS["rmsnorm"], "reference", none)
+    (check,) = norms.oracle_checks(NORMS["rmsnorm"](), "norm mine", 16)  # pyright: ignore[reportCallIssue]
+    assert (check.check, check.passed, check.kind) == ("is held against something", False, "")
+    assert run.verdict([check]).endswith("code of others 0, an identity 0, our own formula 0")
 
 
 # The command

@@ -154,7 +154,7 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
     # The flags last: one that takes a value or none must not take a word for it.
     sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["normlab train", *overrides, *flags], "1"
     try:
-        with _explained(args.overrides), _refusing(args.overrides):
+        with _refusing(args.overrides), _explained(args.overrides):
             hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
     except Exception:
         if not failures:
@@ -239,7 +239,7 @@ def _composing(words: Sequence[str]) -> Iterator[None]:
     """Be able to compose configs, and say in one line what is wrong with them."""
     GlobalHydra.instance().clear()
     composing = initialize_config_dir(str(config_dir()), version_base="1.3")
-    with composing, _explained(words), _refusing(words), _numbers_are_no_switches():
+    with composing, _refusing(words), _explained(words), _numbers_are_no_switches():
         yield
 
 
@@ -262,7 +262,7 @@ def _numbers_are_no_switches() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusing(words: Sequence[str]) -> Iterator[None]:
-    """Say in one line what Hydra stumbles over."""
+    """Say in one line what Hydra stumbles over, around `_explained`: some of what that explains is an OSError too."""
     try:
         yield
     except OSError as error:

@@ -304,6 +304,23 @@ def test_a_mistake_is_one_line(words: list[str], run_command: Command) -> None:
     assert err.startswith("error: ")
 
 
+@pytest.mark.parametrize("command", ["verify", "probe"])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["norm=layernormm"], ["error: norm=layernormm: unknown norm", "did you mean 'layernorm'"]),
+        (["norm=", "model.depth=3"], ["error: norm=: unknown norm ''", "choose one of batchnorm, "]),
+        (["norm=dyt", "placement=sandwhich"], ["error: placement=sandwhich: unknown", "did you mean 'sandwich'"]),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_choices(
+    command: str, words: list[str], told: list[str], run_command: Command
+) -> None:
+    code, out, err = run_command(command, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert all(text in err for text in told), err
+
+
 # What a placement says of inits and norms
 
 

@@ -5,7 +5,8 @@ gives, forward and back, in training and in evaluation, each tensor is drawn tog
 digits and hashed: two machines and two versions of torch differ in the last of sixteen digits and agree in these.
 
 What it does not see: the sizes and the init. What happens in narrower precisions only (`norm.compute`,
-`norm.rounding`), where float64 has nothing to round, counts by the option's value.
+`norm.rounding`), where float64 has nothing to round, counts by the option's value. So does an eps that shows in no
+digit of these, half of it giving the same: one that is a clamp, and acts on smaller inputs only.
 
 Shapes: B batch, T time, D width.
 """
@@ -48,7 +49,17 @@ def fingerprint(config: RunConfig) -> str:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         for name, value in _outcomes(subject):
             content.update(f"{name} {_rounded(value)}\n".encode())
+        if (eps := getattr(subject.norm, "eps", 0)) and not _shows(subject, eps):
+            content.update(f"eps {eps}\n".encode())
     return content.hexdigest()[:16]
+
+
+def _shows(config: RunConfig, eps: float) -> bool:
+    """Whether another eps gives other digits: one that is half as large, which every norm takes."""
+    norm = dataclasses.replace(config.norm, eps=eps / 2)  # pyright: ignore[reportCallIssue]
+    other = dataclasses.replace(config, norm=norm)
+    pairs = zip(_outcomes(config), _outcomes(other), strict=True)
+    return any(_rounded(one) != _rounded(another) for (_, one), (_, another) in pairs)
 
 
 def _outcomes(config: RunConfig) -> Iterator[tuple[str, Tensor]]:

@@ -47,6 +47,8 @@ SAME = [
     (["placement=peri"], ["placement=sandwich"]),
     (["norm=rmsnorm"], ["norm=rmsnorm_seed004"]),
     (["norm=dyt"], ["norm=pointwise"]),
+    (["norm=scalenorm"], ["norm=l2norm", "norm.learn_radius=true", "norm.radius=null", "norm.eps=1e-5"]),
+    (["norm.eps_mode=clamp", "norm.eps=0"], ["norm.eps_mode=none", "norm.eps=0"]),
     ([], ["model.width=512", "model.heads=8"]),
     ([], ["norm.unit_offset=true"]),
     ([], ["seed=3", "init=xavier"]),
@@ -79,6 +81,19 @@ def test_another_computation_is_another_fingerprint() -> None:
     found = [fingerprint(compose_run(words)) for words in [[], *OTHER]]
     assert len(set(found)) == len(found)
     assert all(len(each) == 16 for each in found)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["norm.eps_mode=clamp norm.eps=1e-6", "norm.eps_mode=clamp norm.eps=5e-4", "norm.eps_mode=none norm.eps=0"],
+        ["norm=scalenorm norm.eps=1e-12", "norm=scalenorm", "norm=scalenorm norm.eps=1e-3"],
+        ["norm=l2norm", "norm=l2norm norm.eps=1e-3"],
+    ],
+)
+def test_an_eps_counts_though_it_acts_near_zero_only(choices: list[str]) -> None:
+    found = [fingerprint(compose_run([*words.split(), "model.depth=2"])) for words in choices]
+    assert len(set(found)) == len(found)
 
 
 def test_depth_counts_where_the_blocks_depend_on_it() -> None:

@@ -16,6 +16,7 @@ import torch
 
 from normlab.config import RunConfig
 from normlab.errors import ConfigError
+from normlab.options import leaves
 from normlab.report.bars import bars
 from normlab.store.files import refusal, write_atomic
 from normlab.train.optim import build_optimizer, hyper_of, is_decayed
@@ -34,14 +35,14 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def probe(configs: Sequence[RunConfig], seeds: int, progress: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
-    """A row for each config: what it is, the ends of its profiles, and the profiles themselves.
+    """A row for each config: what it is, and its profiles; what is not finite is None.
 
     Args:
         configs: What to look at. Corpus, steps and schedule have no effect.
         seeds: How many initial weights and batches to average over, from the config's seed on.
         progress: Is told of each row before it is measured.
     """
-    for config in configs:
+    for config, words in zip(configs, _telling_words(configs), strict=True):
         progress(f"{config.norm.label} {config.placement.name} depth {config.model.depth}")
         seen = [_once(dataclasses.replace(config, seed=config.seed + number)) for number in range(seeds)]
         yield {
@@ -50,6 +51,7 @@ def probe(configs: Sequence[RunConfig], seeds: int, progress: Callable[[str], No
             "depth": config.model.depth,
             "width": config.model.width,
             "init": config.init_rule,
+            "words": words,
             "seeds": seeds,
             "loss": _mean([one["loss"] for one in seen]),
             "embedded": _mean([one["embedded"] for one in seen]),
@@ -57,29 +59,61 @@ def probe(configs: Sequence[RunConfig], seeds: int, progress: Callable[[str], No
         }
 
 
+def _telling_words(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
+    """For each config the options that tell it from others of its norm, placement and init, besides the depth.
+
+    An option that tells no more apart than those before it, as one that was derived from them, is not among them.
+    """
+    flat = [leaves(config) for config in configs]
+    told: list[tuple[Any, ...]] = [(one.norm.label, one.placement.name, one.init_rule) for one in configs]
+    words: list[str] = []
+    for word in {word: None for tree in flat for word in tree if word not in ("init", "model.depth")}:
+        further = [(*known, repr(tree.get(word))) for known, tree in zip(told, flat, strict=True)]
+        if len(set(further)) > len(set(told)):
+            words.append(word)
+            told = further
+    return [{word: tree.get(word) for word in words} for tree in flat]
+
+
 def table_row(row: Row) -> Row:
     """A row as a person reads it: the ends of the profiles, and the shape of two."""
-    gradient = row["gradient"]
+    first, last = row["gradient"][0], row["gradient"][-1]
     return {
-        **{name: row[name] for name in ("norm", "placement", "depth", "init", "seeds")},
-        "loss": f"{row['loss']:.3f}",
-        "stream": f"{row['stream'][-1]:.3g}",
-        "its profile": bars(row["stream"]),
-        "change, last": f"{row['change'][-1]:.3g}",
-        "grad, first": f"{gradient[0]:.3g}",
-        "grad, last": f"{gradient[-1]:.3g}",
-        "last/first": f"{gradient[-1] / gradient[0]:.3g}" if gradient[0] else "",
-        "grad profile": bars(gradient),
-        "update, last": f"{row['update'][-1]:.3g}",
+        **{name: row[name] for name in ("norm", "placement", "depth")},
+        **{word: str(value) for word, value in row["words"].items()},
+        **{name: row[name] for name in ("init", "seeds")},
+        "loss": _number(row["loss"], ".3f"),
+        "stream": _number(row["stream"][-1]),
+        "its profile": _bars(row["stream"]),
+        "change, last": _number(row["change"][-1]),
+        "grad, first": _number(first),
+        "grad, last": _number(last),
+        "last/first": _number(last / first) if first and last is not None else "",
+        "grad profile": _bars(row["gradient"]),
+        "update, last": _number(row["update"][-1]),
     }
 
 
+def _number(value: float | None, digits: str = ".3g") -> str:
+    return "not finite" if value is None else f"{value:{digits}}"
+
+
+def _bars(profile: Sequence[float | None]) -> str:
+    return bars([math.nan if value is None else value for value in profile])
+
+
 def laws(rows: Sequence[Row]) -> Iterator[str]:
-    """For each norm, placement and init that was seen at several depths: the powers of L by which things grow."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    """The powers of L by which things grow, for what was seen at several depths; and where a row ceases to be finite."""
     for row in rows:
-        groups.setdefault(_kind(row), []).append(row)
-    for (norm, placement, init), group in groups.items():
+        for name in PROFILES:
+            if None in row[name]:
+                block = row[name].index(None) + 1
+                yield f"{_called(row)}, L = {row['depth']}: the {name} of block {block} is the first that is not finite"
+                break
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_called(row), []).append(row)
+    for called, group in groups.items():
         depths = [row["depth"] for row in group]
         if len(set(depths)) < 2:
             continue
@@ -88,14 +122,16 @@ def laws(rows: Sequence[Row]) -> Iterator[str]:
             ("stream", -1, "stream"), ("gradient", 0, "first gradient"), ("gradient", -1, "last gradient")
         ):  # fmt: skip
             values = [row[name][at] for row in group]
-            if all(value > 0 and math.isfinite(value) for value in values):
+            if all(value is not None and value > 0 for value in values):
                 powers.append(f"{said} ~ L^{slope(depths, values):.2f}")
-        yield f"{norm} {placement} (init {init}), L = {', '.join(map(str, depths))}: {', '.join(powers)}"
+        if powers:
+            yield f"{called}, L = {', '.join(map(str, depths))}: {', '.join(powers)}"
 
 
-def _kind(row: Row) -> tuple[str, ...]:
-    """What a row has in common with those of other depths."""
-    return row["norm"], row["placement"], row["init"]
+def _called(row: Row) -> str:
+    """What a row has in common with those of other depths, and with no others."""
+    words = "".join(f" {word}={value}" for word, value in row["words"].items())
+    return f"{row['norm']} {row['placement']}{words} (init {row['init']})"
 
 
 def check_page(path: Path) -> None:
@@ -120,12 +156,13 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
 
     figure = make_subplots(rows=len(PROFILES), cols=1, subplot_titles=list(PROFILES.values()), vertical_spacing=0.06)
     colours = qualitative.Safe  # told apart by the colour-blind
-    kinds = list(dict.fromkeys(_kind(row) for row in rows))
+    kinds = list(dict.fromkeys(_called(row) for row in rows))
     depths = sorted({row["depth"] for row in rows})
     for row in rows:
-        label = f"{row['norm']} {row['placement']} L={row['depth']} init={row['init']}"
+        words = {"L": row["depth"], "init": row["init"], **row["words"]}
+        label = f"{row['norm']} {row['placement']} " + " ".join(f"{word}={value}" for word, value in words.items())
         style = {
-            "color": colours[kinds.index(_kind(row)) % len(colours)],
+            "color": colours[kinds.index(_called(row)) % len(colours)],
             "dash": DASHES[depths.index(row["depth"]) % len(DASHES)],
         }
         at = [(block + 1) / row["depth"] for block in range(row["depth"])]
@@ -156,6 +193,7 @@ def _once(config: RunConfig) -> Row:
     peak = hyper_of(config.optim, config.train.steps, config.optim.warmup_steps or 0)
     with torch.no_grad():
         optimizer.update(params, grads, peak, torch.tensor(True))
+        config.placement.project(params)
     update = []
     for layer in range(config.model.depth):
         names = [name for name in params if name.startswith(f"blocks.{layer}.") and params[name].dim() == 2]
@@ -165,5 +203,7 @@ def _once(config: RunConfig) -> Row:
     return {**dataclasses.asdict(signal), "update": update}
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float]) -> float | None:
+    """Nothing where it is not finite, which JSON has no number for."""
+    mean = sum(values) / len(values)
+    return mean if math.isfinite(mean) else None

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from normlab.launch import compose_grid, compose_run
 from normlab.model.init import build_model
-from normlab.probe import laws, probe
+from normlab.probe import laws, probe, table_row, write_page
 from normlab.verify.signal import VOCAB, measure, slope, zipf_tokens
 
 Command = Callable[..., tuple[int, str, str]]
@@ -49,8 +49,9 @@ def test_a_signal_is_what_hooks_see(placement: str) -> None:
         )
 
 
-def test_the_update_is_that_of_torchs_own_optimiser() -> None:
-    config = compose_run([*SMALL, "optim.lr=1e-2", "optim.weight_decay=0.5"])
+@pytest.mark.parametrize("words", [[], ["norm=none", "placement=ngpt"]])
+def test_the_update_is_that_of_torchs_own_optimiser(words: list[str]) -> None:
+    config = compose_run([*SMALL, "optim.lr=1e-2", "optim.weight_decay=0.5", *words])
     (row,) = probe([config], 1)
     _, model, grads = measure(config)
     matrices = {name: p for name, p in model.named_parameters() if name.startswith("blocks.1.") and p.dim() == 2}
@@ -59,6 +60,8 @@ def test_the_update_is_that_of_torchs_own_optimiser() -> None:
     for name, parameter in matrices.items():
         parameter.grad = grads[name]
     optimizer.step()
+    with torch.no_grad():
+        config.placement.project(matrices)
     moved = sum((matrices[name].detach() - before[name]).square().sum().item() for name in matrices)
     size = sum(before[name].square().sum().item() for name in matrices)
     assert row["update"][1] == pytest.approx(math.sqrt(moved / size), rel=1e-4)
@@ -95,6 +98,44 @@ def test_a_grid_is_every_combination(run_command: Command) -> None:
     assert code == 0
     assert re.search(r"rmsnorm post \(init xavier\), L = 1, 2, 4: stream ~ L\^-?0.00, first gradient ~ L\^", out)
     assert [line.split(":")[0] for line in laws(rows)] == [line.split(":")[0] for line in out.splitlines()[-2:]]
+
+
+@pytest.mark.parametrize(
+    ("grid", "word", "values"),
+    [
+        (["model.width=16,32"], "model.width", [16, 32]),
+        (["norm.eps=1e-6,1e-1"], "norm.eps", [1e-6, 0.1]),
+        (["placement=mix_ln", "placement.early_blocks=0,1"], "placement.early_blocks", [0, 1]),
+        (["seed=0,1", "norm=rmsnorm,layernorm"], "seed", [0, 1]),
+    ],
+)
+def test_rows_that_differ_in_a_word_are_told_apart(
+    grid: list[str], word: str, values: list[float], tmp_path: Path
+) -> None:
+    rows = list(probe(compose_grid([*SMALL[2:], "model.depth=1,2", "model.heads=2", *grid]), 1))
+    assert {tuple(row["words"]) for row in rows} == {(word,)}
+    assert sorted({row["words"][word] for row in rows}) == values
+    assert {table_row(row)[word] for row in rows} == {str(value) for value in values}
+    told = list(laws(rows))
+    assert len(told) == len(rows) // 2
+    assert all(any(f"{word}={value} (" in line for line in told) for value in values)
+    assert all(": stream" in line and ", L = 1, 2:" in line for line in told)
+    write_page(rows, page := tmp_path / "page.html")
+    assert all(f"{word}={value}" in page.read_text() for value in values)
+
+
+def test_a_stream_that_overflows_is_said_with_the_block(run_command: Command) -> None:
+    words = [*SMALL[1:], "norm=none", "placement=keel", "model.depth=16", "init=smallinit"]
+    code, out, _ = run_command("probe", *words)
+    (row,) = json.loads(run_command("probe", *words, "--json")[1])
+    (config,) = compose_grid(words)
+    finite = [math.isfinite(size) for size in measure(config)[0].stream]
+    assert 0 < (block := finite.index(False) + 1) < 16
+    assert row["stream"].index(None) + 1 == block
+    assert row["loss"] is None
+    assert code == 0
+    assert out.endswith(f"none keel (init smallinit), L = 16: the stream of block {block} is the first that is not finite\n")
+    assert "nan" not in out
 
 
 def test_the_page_needs_nothing_else(run_command: Command, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ Each pair is trained twice at depth 4 on the CPU: once in one go, and once inter
 gone on with from its checkpoint. Both must leave the same record and the same last checkpoint. Printed is the
 validation loss after 20 steps; `diverged` is a state, not a failure. A pair that is refused has a dash.
 
-Exits with 1 where a run fails, is neither finite nor marked as diverged, or does not go on bit for bit.
+Exits with 1 where a run fails, is neither finite nor marked as diverged, does not go on bit for bit, or none is
+trained at all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from kill_and_resume import differing_state, rows, timeless
 
-from normlab.errors import ConfigError, NormlabError
+from normlab.errors import ConfigError, NormlabError, unknown
 from normlab.launch import compose_run, register
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
@@ -67,14 +69,26 @@ class Interrupting:
         """Nothing to do."""
 
 
-def pair(norm: str, placement: str) -> tuple[str, str]:
-    """What the table says of a pair, and what went wrong, if anything did."""
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What came of a pair."""
+
+    text: str
+    """What the table says."""
+    wrong: str = ""
+    """What went wrong, if anything did."""
+    resumed: bool = False
+    """Whether it was interrupted and gone on with; what diverges before the middle is not."""
+
+
+def pair(norm: str, placement: str) -> Cell:
+    """Train a pair in one go and in two, and compare."""
     torch.set_num_threads(1)
     register()
     try:
         base = compose_run([*WORDS, f"norm={norm}", f"placement={placement}"])
     except ConfigError:
-        return REFUSED, ""
+        return Cell(REFUSED)
     with tempfile.TemporaryDirectory(prefix="normlab-matrix-") as folder:
         try:
             whole = train(dataclasses.replace(base, results_dir=f"{folder}/whole"), sinks=[])
@@ -82,10 +96,11 @@ def pair(norm: str, placement: str) -> tuple[str, str]:
             first = train(parts, sinks=[Interrupting()])
             again = first if first.state == "diverged" else train(parts, sinks=[])
         except (NormlabError, RuntimeError) as error:
-            return "failed", f"{type(error).__name__}: {error}"
-        if whole.state != "diverged" and first.state != "interrupted":
-            return "failed", f"was not interrupted, but {first.state}"
-        return outcome(whole.folder, whole.status), differing(whole.folder, again.folder)
+            return Cell("failed", f"{type(error).__name__}: {error}")
+        resumed = first.state == "interrupted"
+        if whole.state != "diverged" and not resumed:
+            return Cell("failed", f"was not interrupted, but {first.state}")
+        return Cell(outcome(whole.folder, whole.status), differing(whole.folder, again.folder), resumed)
 
 
 def outcome(folder: RunFolder, status: dict[str, Any]) -> str:
@@ -110,12 +125,44 @@ def differing(one: RunFolder, other: RunFolder) -> str:
     return "; ".join(found)
 
 
-def table(norms: list[str], placements: list[str], cells: dict[tuple[str, str], tuple[str, str]]) -> str:
+def table(norms: list[str], placements: list[str], cells: dict[tuple[str, str], Cell]) -> str:
     """The matrix in Markdown, a row a placement."""
     lines = [f"| placement | {' | '.join(norms)} |", f"|---|{'---|' * len(norms)}"]
     for placement in placements:
-        lines.append(f"| {placement} | {' | '.join(cells[norm, placement][0] for norm in norms)} |")
+        lines.append(f"| {placement} | {' | '.join(cells[norm, placement].text for norm in norms)} |")
     return "\n".join(lines)
+
+
+def summary(cells: Sequence[Cell]) -> str:
+    """How many of them are what."""
+    trained = [cell for cell in cells if cell.text != REFUSED]
+    diverged = sum(cell.text.startswith("diverged") for cell in trained)
+    resumed = sum(cell.resumed and not cell.wrong for cell in trained)
+    early = sum(not cell.resumed and not cell.wrong for cell in trained)
+    return (
+        f"{len(trained)} pairs trained {STEPS} steps, {diverged} diverged, {len(cells) - len(trained)} refused; "
+        f"{resumed} went on bit for bit after an interruption, {early} had diverged before it and did so again, "
+        f"{sum(bool(cell.wrong) for cell in cells)} went wrong"
+    )
+
+
+def chosen(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The norms and the placements that the words of `--only` ask for; all where there is no word.
+
+    Raises:
+        ConfigError: A word is neither, or names none that there is.
+    """
+    every = {"norm": sorted(NORMS), "placement": list(PLACEMENTS)}
+    asked: dict[str, list[str]] = {kind: [] for kind in every}
+    for word in words:
+        kind, _, name = word.partition("=")
+        if kind not in every:
+            raise ConfigError(f"--only {word}: " + unknown("word", kind, every))
+        if name not in every[kind]:
+            raise ConfigError(f"--only {word}: " + unknown(kind, name, every[kind]))
+        asked[kind].append(name)
+    norms, placements = ([name for name in every[kind] if name in (asked[kind] or every[kind])] for kind in every)
+    return norms, placements
 
 
 def main() -> int:
@@ -124,37 +171,32 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="norm=... and placement=... to try alone")
     parser.add_argument("--write", type=Path, help="a file to keep the matrix in")
     options = parser.parse_args()
+    if options.only and options.write is not None:
+        parser.error("--write keeps the whole matrix: leave out --only, or --write")
     register()
-    only = [word.partition("=")[::2] for word in options.only]
-    norms, placements = (
-        [name for name in known if (kind, name) in only or kind not in dict(only)]
-        for kind, known in (("norm", sorted(NORMS)), ("placement", list(PLACEMENTS)))
-    )
+    try:
+        norms, placements = chosen(options.only)
+    except ConfigError as error:
+        parser.error(str(error))
     pairs = [(norm, placement) for placement in placements for norm in norms]
     began = time.monotonic()
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = pool.map(pair, *zip(*pairs, strict=True), chunksize=4)
-        cells: dict[tuple[str, str], tuple[str, str]] = {}
+        cells: dict[tuple[str, str], Cell] = {}
         for number, (key, cell) in enumerate(zip(pairs, found, strict=True), start=1):
             cells[key] = cell
-            if cell[1]:
-                print(f"{key[0]} {key[1]}: {cell[0]}: {cell[1]}", file=sys.stderr)
+            if cell.wrong:
+                print(f"{key[0]} {key[1]}: {cell.text}: {cell.wrong}", file=sys.stderr)
             if number % 50 == 0:
                 print(f"{number} of {len(pairs)}, {time.monotonic() - began:.0f} s", file=sys.stderr)
-    wrong = [key for key, cell in cells.items() if cell[1]]
-    trained = [cell for cell in cells.values() if cell[0] != REFUSED]
-    diverged = sum(cell[0].startswith("diverged") for cell in trained)
-    summary = (
-        f"{len(trained)} pairs trained {STEPS} steps, {diverged} diverged, {len(cells) - len(trained)} refused; "
-        f"{len(trained) - len(wrong)} went on bit for bit after an interruption, {len(wrong)} did not"
-    )
-    text = f"{table(norms, placements, cells)}\n\n{summary}."
+    text = f"{table(norms, placements, cells)}\n\n{summary(list(cells.values()))}."
     print(text)
     if options.write is not None:
         command = f"`scripts/matrix.py --write {options.write}`"
         about = f"Validation loss in nats per byte after {STEPS} steps of depth 4, by {command}. {setting()}"
         write_atomic(options.write, f"# Every norm in every placement\n\n{about}\n\n{text}\n".encode())
-    return int(bool(wrong))
+    nothing = all(cell.text == REFUSED for cell in cells.values())
+    return int(nothing or any(cell.wrong for cell in cells.values()))
 
 
 def setting() -> str:

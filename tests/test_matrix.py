@@ -1,0 +1,79 @@
+"""scripts/matrix.py: what it can be asked, and how it counts."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from normlab.launch import register
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    spec = importlib.util.spec_from_file_location("matrix", SCRIPTS / "matrix.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "matrix", module)
+    spec.loader.exec_module(module)
+    register()
+    return module
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--only", "norm=dty", "placement=pre"], "--only norm=dty: unknown norm 'dty': choose one of batchnorm, "),
+        (["--only", "nrom=dyt"], "--only nrom=dyt: unknown word 'nrom': choose one of norm, placement"),
+        (["--only", "placement="], "--only placement=: unknown placement ''"),
+        (["--only", "norm=dyt", "--write", "x.md"], "leave out --only, or --write"),
+    ],
+)
+def test_a_mistake_is_refused(
+    words: list[str], told: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["matrix.py", *words])
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    assert told in capsys.readouterr().err
+
+
+def test_words_choose_and_none_are_all(script: ModuleType) -> None:
+    assert script.chosen(["norm=dyt", "placement=pre", "norm=derf"]) == (["derf", "dyt"], ["pre"])
+    norms, placements = script.chosen([])
+    assert {"rmsnorm", "none"} < set(norms)
+    assert {"pre", "ngpt"} < set(placements)
+
+
+def test_nothing_trained_is_a_failure(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["matrix.py", "--only", "norm=dyt", "placement=rezero"])
+    assert script.main() == 1
+
+
+def test_what_diverged_before_its_interruption_went_on_with_nothing(script: ModuleType) -> None:
+    cell = script.Cell
+    cells = [
+        cell("3.1", resumed=True), cell("diverged at 3"), cell("diverged at 15", resumed=True), cell("-"),
+        cell("failed", "OSError"), cell("3.2", "the records differ", resumed=True),
+    ]  # fmt: skip
+    assert script.summary(cells) == (
+        "5 pairs trained 20 steps, 2 diverged, 1 refused; 2 went on bit for bit after an interruption, "
+        "1 had diverged before it and did so again, 2 went wrong"
+    )
+
+
+@pytest.mark.parametrize(("lr", "resumed"), [("1e30", False), ("1e-3", True)])
+def test_a_pair_says_whether_it_was_resumed(
+    lr: str, resumed: bool, script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "WORDS", [*(w for w in script.WORDS if "optim" not in w), f"optim.lr={lr}"])
+    cell = script.pair("none", "pre")
+    assert (cell.wrong, cell.resumed) == ("", resumed)
+    assert cell.text.startswith("diverged") is not resumed

@@ -130,7 +130,8 @@ def test_a_stream_that_overflows_is_said_with_the_block(run_command: Command) ->
     (row,) = json.loads(run_command("probe", *words, "--json")[1])
     (config,) = compose_grid(words)
     finite = [math.isfinite(size) for size in measure(config)[0].stream]
-    assert 0 < (block := finite.index(False) + 1) < 16
+    block = finite.index(False) + 1
+    assert 0 < block < 16
     assert row["stream"].index(None) + 1 == block
     assert row["loss"] is None
     assert code == 0

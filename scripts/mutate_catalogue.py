@@ -14,9 +14,9 @@ A mutant is an entry with one thing wrong, as public code has had it wrong:
 - in a built module: a buffer that is all zeros, as after a round trip through the meta device.
 
 What a class says of itself, and the reference that it is held against, are left alone: a mutant differs from them.
-Each runs in a process of its own; an exception, or a minute without an answer, is a mutant that is seen. Those that
-nothing sees are printed, and are an error unless EQUIVALENT says why they compute the same. So is a line there that
-is no mutant any more, or one that is seen.
+Each runs in a process of its own; an exception is a mutant that is seen. So is a minute without an answer, or a process
+that dies; these are killed by no check, and are counted apart. Those that nothing sees are printed, and are an error
+unless EQUIVALENT says why they compute the same. So is a line there that is no mutant any more, or one that is seen.
 
 It does not break the defaults of options (the references take them as they are given) or the names of things.
 """
@@ -61,6 +61,8 @@ from normlab.verify.small import config_of
 
 SECONDS = 60
 """A mutant's checks may take so long."""
+NO_ANSWER, DIED = "no answer", "its process ended"
+"""What begins the text of a mutant that no check saw, but that is not alive."""
 
 Checks = Callable[[], Iterator[Check]]
 
@@ -627,10 +629,10 @@ def judge(cases: list[tuple[Mutant, Checks]], workers: int = 2) -> list[str]:
                 try:
                     found[number] = pipe.recv()
                 except EOFError:
-                    found[number] = "its process ended"
+                    found[number] = DIED
             elif time.monotonic() > deadline:
                 process.kill()
-                found[number] = f"no answer in {SECONDS} s"
+                found[number] = f"{NO_ANSWER} in {SECONDS} s"
             else:
                 continue
             process.join()
@@ -650,6 +652,12 @@ NO_SCALE = "there is no scale to be shared"
 SCALES_OF_ATTENTION = "the MLP's is replaced by attention's, which both share"
 LAST_OF_ONE = "a vector has one axis, which is its last"
 EITHER_WAY = "two neighbouring axes change places, whichever is named first"
+COUNTS = (
+    "weights_TT = x_TD.new_ones(steps, steps).tril() / torch.arange(1, steps + 1, device=x_TD.device)",
+    "count_T1 = torch.arange(2, len(own_TD) + 1, device=x_TND.device, dtype=x_TND.dtype)",
+)
+"""Of batchnorm_past, as is JOINED: lines of which a mutant computes the same."""
+JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
 EQUIVALENT: dict[tuple[str, str], str] = {
     **{
         (row.name, "row: shared_scale=True"): NO_SCALE
@@ -660,20 +668,48 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         ("rezero", f"row: mlp {text}"): SCALES_OF_ATTENTION
         for text in ("scale=none", "scale=1", "scale=0.1", "has its scale the other way")
     },
-    ("streams", "return (x_BTD, x_BTD)"): "the copy is for the compiler; neither stream is written in place",
+    (
+        "streams",
+        "return (x_BTD, x_BTD.clone())  ->  return (x_BTD, x_BTD)",
+    ): "the copy is for the compiler; neither stream is written in place",
     ("sub_ln", "row: attn and mlp are exchanged"): "a block's inner sites are those of both, and the rest is alike",
-    ("quarter", "return depth / 4"): "a block's number is whole: it is at most L / 4 where it is at most its floor",
-    ("algebra", "->  return frozenset(attn.norms + mlp.norms)"): "a block asks for those inside it by their names",
-    ("seednorm", "(vector for vector in"): "torch computes in the wider of two dtypes, which is never a parameter's",
-    ("batchnorm", "x_D.numel() / x_D.shape[-1]"): "the count of numbers is a multiple of the width",
-    ("batchnorm_past", "unsqueeze(-1)"): LAST_OF_ONE,
-    ("batchnorm_past", "x_TD = x_D.movedim(0, 1)"): EITHER_WAY,
-    ("batchnorm_past", ".movedim(1, 0)"): EITHER_WAY,
-    ("batchnorm_past", "(mean_TD[:-1] - own_TD[1:]).square()"): "the square of a difference and of its negative",
-    ("pointwise", "torch.where(x > 0,"): "at 0 either half is 0, and so is the slope of each",
+    (
+        "quarter",
+        "return depth // 4  ->  return depth / 4",
+    ): "a block's number is whole: it is at most L / 4 where it is at most its floor",
+    (
+        "algebra",
+        "return frozenset(attn.norms + mlp.norms) & set(INNER_SITES)  ->  return frozenset(attn.norms + mlp.norms)",
+    ): "a block asks for those inside it by their names",
+    (
+        "seednorm",
+        "alpha_D, beta_D, gamma_D = (vector.to(work_D.dtype) for vector in (self.alpha, self.beta, self.gamma))  ->  "
+        "alpha_D, beta_D, gamma_D = (vector for vector in (self.alpha, self.beta, self.gamma))",
+    ): "torch computes in the wider of two dtypes, which is never a parameter's",
+    (
+        "batchnorm",
+        "self.keep(mean_D, var_D, x_D.numel() // x_D.shape[-1])  ->  "
+        "self.keep(mean_D, var_D, x_D.numel() / x_D.shape[-1])",
+    ): "the count of numbers is a multiple of the width",
+    **{("batchnorm_past", f"{line}.unsqueeze(1)  ->  {line}.unsqueeze(-1)"): LAST_OF_ONE for line in COUNTS},
+    (
+        "batchnorm_past",
+        "x_TD = x_D.movedim(1, 0) if x_D.dim() > 2 else x_D  ->  x_TD = x_D.movedim(0, 1) if x_D.dim() > 2 else x_D",
+    ): EITHER_WAY,
+    ("batchnorm_past", f"{JOINED}.movedim(0, 1)  ->  {JOINED}.movedim(1, 0)"): EITHER_WAY,
+    (
+        "batchnorm_past",
+        "between_TD = (own_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)  ->  "
+        "between_TD = (mean_TD[:-1] - own_TD[1:]).square() * ((count_T1 - 1) / count_T1)",
+    ): "the square of a difference and of its negative",
+    (
+        "pointwise",
+        "return torch.where(x >= 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))  ->  "
+        "return torch.where(x > 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))",
+    ): "at 0 either half is 0, and so is the slope of each",
     **{("groupnorm", f"self.fits(width)  ->  {text}"): "a config has asked before" for text in ("pass", "width")},
 }
-"""Mutants that compute what the entry does, and why: by entry and a part of the mutant's text."""
+"""Mutants that compute what the entry does, and why: by entry and the mutant's text."""
 
 
 def verdict(entry: str, mutants: list[Mutant], seen: list[str]) -> dict[str, Any]:
@@ -681,12 +717,13 @@ def verdict(entry: str, mutants: list[Mutant], seen: list[str]) -> dict[str, Any
     alive = [mutant.text for mutant, by in zip(mutants, seen, strict=True) if not by and mutant.text != AS_IT_IS]
     unsound = [by for mutant, by in zip(mutants, seen, strict=True) if by and mutant.text == AS_IT_IS]
     told = [text for of, text in EQUIVALENT if of == entry]
-    survivors = [text for text in alive if not any(part in text for part in told)]
+    survivors = [text for text in alive if text not in told]
     count = sum(mutant.text != AS_IT_IS for mutant in mutants)
     return {
-        "entry": entry, "mutants": count, "killed": count - len(alive), "survived": len(survivors),
+        "entry": entry, "mutants": count, "killed": count - len(alive),
+        "no_answer": sum(by.startswith(NO_ANSWER) for by in seen), "died": seen.count(DIED), "survived": len(survivors),
         "equivalent": len(alive) - len(survivors), "survivors": survivors, "unsound": unsound,
-        "stale": [part for part in told if not any(part in text for text in alive)],
+        "stale": [text for text in told if text not in alive],
     }  # fmt: skip
 
 
@@ -729,6 +766,9 @@ WRONG = {
 def _line(told: dict[str, Any]) -> str:
     counts = f"{told['mutants']:>8} {told['killed']:>8} {told['survived']:>8} {told['equivalent']:>10}"
     wrong = [f"  {word} {text}" for kind, word in WRONG.items() for text in told.get(kind, ())]
+    unseen = told["no_answer"], told["died"]
+    if any(unseen) or "survivors" not in told:  # of all entries always
+        counts += f"  of the killed {unseen[0]} by no answer in {SECONDS} s, {unseen[1]} by a dead process"
     return "\n".join([f"{told['entry']:<28} {counts}", *wrong])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -84,15 +85,32 @@ def test_a_reason_is_for_a_mutant_that_is_there_and_unseen(script: ModuleType, m
     assert script.verdict("some", mutants, ["seen", ""])["stale"] == ["one", "third"]
 
 
+def test_a_reason_is_for_the_whole_of_a_mutants_text(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutants = [script.Mutant("some", text, lambda: None) for text in ("a  ->  b", "a  ->  b + c")]
+    monkeypatch.setattr(script, "EQUIVALENT", {("some", "a  ->  b"): "it is"})
+    told = script.verdict("some", mutants, ["", ""])
+    assert (told["equivalent"], told["survivors"], told["stale"]) == (1, ["a  ->  b + c"], [])
+
+
+def test_what_is_killed_by_no_check_is_counted_apart(script: ModuleType) -> None:
+    mutants = [script.Mutant("some", text, lambda: None) for text in "abcd"]
+    told = script.verdict("some", mutants, [f"no answer in {script.SECONDS} s", "its process ended", "a check", ""])
+    assert (told["killed"], told["no_answer"], told["died"]) == (3, 1, 1)
+    assert "of the killed 1 by no answer in 60 s, 1 by a dead process" in script._line(told)
+    assert "by no answer" not in script._line(script.verdict("some", mutants, ["a check"] * 4))
+
+
 def test_every_reason_is_for_a_mutant_that_there_is(script: ModuleType, catalogue: dict[str, Any]) -> None:
-    for entry, part in script.EQUIVALENT:
-        assert any(part in mutant.text for mutant in catalogue[entry][0]), (entry, part)
+    for entry, text in script.EQUIVALENT:
+        assert [mutant.text for mutant in catalogue[entry][0]].count(text) == 1, (entry, text)
 
 
-def test_a_mutant_that_never_answers_is_seen(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_never_answers_or_dies_is_killed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def never() -> None:
         while True:
             pass
 
     monkeypatch.setattr(script, "SECONDS", 1)
-    assert "no answer" in script.judge([(script.Mutant("some", "loops", never), lambda: iter(()))])[0]
+    mutants = [script.Mutant("some", "loops", never), script.Mutant("some", "dies", lambda: os._exit(1))]
+    told = script.verdict("some", mutants, script.judge([(mutant, lambda: iter(())) for mutant in mutants]))
+    assert (told["killed"], told["no_answer"], told["died"]) == (2, 1, 1)

@@ -103,7 +103,7 @@ def _bars(profile: Sequence[float | None]) -> str:
 
 
 def laws(rows: Sequence[Row]) -> Iterator[str]:
-    """The powers of L by which things grow, for what was seen at several depths; and where a row is not finite."""
+    """The powers of L by which things grow, for what was seen at several depths; and where a row stops being finite."""
     for row in rows:
         for name in PROFILES:
             if None in row[name]:

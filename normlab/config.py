@@ -296,7 +296,12 @@ class RunConfig:
         self.placement.fits(self.norm)
         if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.holds_norm(self.model.depth):
             raise ConfigError(
-                f"norm={self.norm.label}: has no effect, placement={self.placement.name} has no norm; add norm=none"
+                f"placement={self.placement.name}: has no norm, so norm={self.norm.label}, named or by default, "
+                "has no effect; add norm=none"
+            )
+        if self.norm.name == "none" and self.model.qk_norm != "off":
+            raise ConfigError(
+                f"model.qk_norm={self.model.qk_norm}: has no effect with norm=none; leave it out or choose a norm"
             )
         for width in self._norm_widths():
             self.norm.fits(width)

@@ -327,10 +327,18 @@ def test_a_misspelt_name_is_answered_with_the_choices(
 def test_a_norm_without_effect_is_refused() -> None:
     from normlab.errors import ConfigError
 
-    with pytest.raises(ConfigError, match=r"norm=rmsnorm: has no effect, placement=rezero has no norm; add norm=none"):
+    with pytest.raises(ConfigError, match=r"placement=rezero: has no norm, so norm=rmsnorm, named or by default, has"):
         compose_run(["placement=rezero"])
     for words in (["norm=none"], ["model.qk_norm=head"], ["placement.final_norm=true"]):
         compose_run(["placement=rezero", *words])
+
+
+@pytest.mark.parametrize("words", [["model.qk_norm=head"], ["model.qk_norm=full", "placement=ngpt"]])
+def test_a_norm_on_queries_and_keys_that_is_none_is_refused(words: list[str]) -> None:
+    from normlab.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=f"^{words[0]}: has no effect with norm=none; leave it out or choose a norm"):
+        compose_run(["norm=none", *words])
 
 
 @pytest.mark.parametrize(

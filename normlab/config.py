@@ -294,15 +294,6 @@ class RunConfig:
         self.norm.validate()
         self.placement.validate()
         self.placement.fits(self.norm)
-        if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.holds_norm(self.model.depth):
-            raise ConfigError(
-                f"placement={self.placement.name}: has no norm, so norm={self.norm.label}, named or by default, "
-                "has no effect; add norm=none"
-            )
-        if self.norm.name == "none" and self.model.qk_norm != "off":
-            raise ConfigError(
-                f"model.qk_norm={self.model.qk_norm}: has no effect with norm=none; leave it out or choose a norm"
-            )
         for width in self._norm_widths():
             self.norm.fits(width)
         if self.init != "auto" and self.init not in INIT_RULES:
@@ -313,6 +304,26 @@ class RunConfig:
                 f"train.accumulation={self.train.accumulation}: does not divide "
                 f"train.batch_size={self.train.batch_size}; choose a number that does"
             )
+
+    def refuse_idle(self) -> None:
+        """Refuse words about norms and their places that change nothing.
+
+        Apart from `validate`, since such a model can be made: `normlab verify` tries a placement with other norms and
+        at other depths than its options were chosen for.
+
+        Raises:
+            ConfigError: Naming the word, and what makes it idle.
+        """
+        if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.holds_norm(self.model.depth):
+            raise ConfigError(
+                f"placement={self.placement.name}: has no norm, so norm={self.norm.label}, named or by default, "
+                "has no effect; add norm=none"
+            )
+        if self.norm.name == "none" and self.model.qk_norm != "off":
+            raise ConfigError(
+                f"model.qk_norm={self.model.qk_norm}: has no effect with norm=none; leave it out or choose a norm"
+            )
+        self.placement.refuse_idle(self.norm, self.model.depth)
 
     def doubts(self) -> list[str]:
         """What is known to be wrong with this choice of words, though a run can be made of it."""

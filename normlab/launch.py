@@ -68,6 +68,7 @@ def to_config(cfg: DictConfig, words: Sequence[str] = ()) -> RunConfig:
             "--config-name: what it names is no run; let its defaults begin with run_schema, as conf/train.yaml does"
         )
     config.validate()
+    config.refuse_idle()
     return config
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from normlab.errors import ConfigError, unknown
@@ -369,6 +369,12 @@ ROWS: tuple[Row, ...] = (
 )
 
 
+_WITHOUT_NORMS = "has no effect with norm=none; leave it out or choose a norm"
+
+SWITCHES = ("embedding_norm", "final_norm")
+"""Of a norm at either end of the stream: in a row what it has, in a placement's options what is asked for instead."""
+
+
 @dataclass(kw_only=True, slots=True)
 class AlgebraPlacement(Placement):
     """A placement that is a row of the algebra."""
@@ -384,7 +390,7 @@ class AlgebraPlacement(Placement):
         Raises:
             ConfigError: One is set to what the row has anyway.
         """
-        for name in ("embedding_norm", "final_norm"):
+        for name in SWITCHES:
             asked, has = getattr(self, name), getattr(self.row, name)
             if asked == has:
                 raise ConfigError(
@@ -404,6 +410,16 @@ class AlgebraPlacement(Placement):
                 f"norm={norm.name}: has no gain per channel, and placement={self.name} is about what these start at; "
                 f"choose a norm with norm.gain=true, or placement=peri"
             )
+
+    def refuse_idle(self, norm: NormConfig, depth: int) -> None:
+        """Refuse a switch of a norm where the norm is none.
+
+        Raises:
+            ConfigError: Naming the switch.
+        """
+        for name in SWITCHES:
+            if norm.name == "none" and (asked := getattr(self, name)) is not None:
+                raise ConfigError(f"placement.{name}={str(asked).lower()}: {_WITHOUT_NORMS}")
 
     @property
     def row(self) -> Row:
@@ -502,6 +518,24 @@ class EarlyPlacement(AlgebraPlacement):
 
     early_blocks: int | None = option(None, at_least=0, absent=None)
     """How many blocks, from the first, are the early ones; null for as many as the row has."""
+
+    def refuse_idle(self, norm: NormConfig, depth: int) -> None:
+        """Refuse a number of early blocks that is the row's own, or more than there are; any, where none differs.
+
+        Raises:
+            ConfigError: Naming the number.
+        """
+        super(EarlyPlacement, self).refuse_idle(norm, depth)
+        if self.early_blocks is None:
+            return
+        word, own = f"placement.early_blocks={self.early_blocks}", self.early.blocks(depth)
+        if self.early_blocks == own:
+            raise ConfigError(f"{word}: has no effect, {self.name} has {own} of {depth} blocks already; leave it out")
+        if self.early_blocks > depth:
+            raise ConfigError(f"{word}: more than model.depth={depth}; choose at most {depth}, or raise the depth")
+        first, rest = ([replace(sub, norms=()) for sub in (part.attn, part.mlp)] for part in (self.early, self.row))
+        if norm.name == "none" and first == rest:
+            raise ConfigError(f"{word}: {_WITHOUT_NORMS}")
 
     @property
     def early(self) -> Early:

@@ -88,6 +88,9 @@ class Placement:
     def fits(self, norm: NormConfig) -> None:
         """Raise ConfigError where the placement cannot be had with this norm."""
 
+    def refuse_idle(self, norm: NormConfig, depth: int) -> None:
+        """Raise ConfigError where an option changes nothing with this norm, or in a model of `depth` blocks."""
+
     def holds_norm(self, depth: int) -> bool:
         """Whether a model of `depth` blocks has any norm of the run's, `model.qk_norm` aside."""
         return True

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from normlab.config import RunConfig
+from normlab.config import RunConfig, config_of_record
 from normlab.launch import compose_run, norm_presets, register
 from normlab.norms.base import NORMS, load_all
+from normlab.options import plain_tree
 from normlab.placements.algebra import ROWS, AlgebraPlacement, Row, SubLayer
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
@@ -339,6 +340,68 @@ def test_a_norm_on_queries_and_keys_that_is_none_is_refused(words: list[str]) ->
 
     with pytest.raises(ConfigError, match=f"^{words[0]}: has no effect with norm=none; leave it out or choose a norm"):
         compose_run(["norm=none", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "norm=none placement.final_norm=false",
+            "placement.final_norm=false: has no effect with norm=none; leave it out",
+        ),
+        ("norm=none placement.embedding_norm=true", "placement.embedding_norm=true: has no effect with norm=none; "),
+        ("norm=none placement=rezero placement.final_norm=true", "placement.final_norm=true: has no effect with norm"),
+        (
+            "norm=none placement=mix_ln placement.early_blocks=1 model.depth=8",
+            "early_blocks=1: has no effect with norm",
+        ),
+        (
+            "placement=mix_ln placement.early_blocks=2 model.depth=8",
+            "early_blocks=2: has no effect, mix_ln has 2 of 8 ",
+        ),
+        (
+            "placement=mix_ln placement.early_blocks=0 model.depth=3",
+            "early_blocks=0: has no effect, mix_ln has 0 of 3 ",
+        ),
+        (
+            "placement=hybridnorm_star placement.early_blocks=1",
+            "early_blocks=1: has no effect, hybridnorm_star has 1 of",
+        ),
+        (
+            "placement=mix_ln placement.early_blocks=9 model.depth=8",
+            "early_blocks=9: more than model.depth=8; choose at",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["verify", "train"])
+def test_an_option_of_a_placement_that_changes_nothing_is_refused(
+    command: str, words: str, told: str, run_command: Command
+) -> None:
+    code, out, err = run_command(command, *words.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "norm=none",
+        "norm=none placement=post",
+        "norm=none placement=mix_ln model.depth=8",
+        "placement=mix_ln placement.early_blocks=0 model.depth=4",
+        "placement=mix_ln placement.early_blocks=4 model.depth=4",
+        "placement=hybridnorm_star placement.early_blocks=0",
+    ],
+)
+def test_what_a_placement_has_by_itself_and_what_differs_from_it_are_no_idle_words(words: str) -> None:
+    compose_run(words.split())
+
+
+def test_a_run_of_before_with_an_idle_switch_can_be_read() -> None:
+    config = compose_run(["placement.final_norm=false"])
+    tree = plain_tree(config) | {"norm": plain_tree(compose_run(["norm=none"]).norm)}
+    before = config_of_record(json.loads(json.dumps(tree)))
+    assert (before.norm.name, before.placement) == ("none", config.placement)
 
 
 @pytest.mark.parametrize(

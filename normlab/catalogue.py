@@ -53,6 +53,12 @@ def optim() -> list[Entry]:
     return _derived("OptimConfig")
 
 
+def init() -> list[Entry]:
+    """Every init rule, with the placements whose own it is, and those for which it is known to be wrong."""
+    marked = [node for node in _nodes("init_rules.py", ast.FunctionDef) if _is_marked(node, "init_rule")]
+    return [_rule(node, placements()) for node in marked]
+
+
 def stats() -> list[Entry]:
     """Every choice of statistics, with what it sets."""
     return [_preset(path) for path in sorted((config_dir() / "stats").glob("*.yaml"))]
@@ -99,7 +105,7 @@ def _bases(node: ast.ClassDef) -> list[str]:
     return [base.id for base in node.bases if isinstance(base, ast.Name)]
 
 
-def _is_marked(node: ast.ClassDef, decorator: str) -> bool:
+def _is_marked(node: ast.ClassDef | ast.FunctionDef, decorator: str) -> bool:
     return any(isinstance(mark, ast.Name) and mark.id == decorator for mark in node.decorator_list)
 
 
@@ -164,6 +170,19 @@ def _row(node: ast.Call, options: dict[str, list[Entry]]) -> Entry:
     ends = {name: bool(_value(keywords.get(name))) for name in ("embedding_norm", "final_norm")}
     kind = "EarlyPlacement" if "early" in entry else "AlgebraPlacement"
     return entry | {"norms": sites} | ends | {"options": options[kind]}
+
+
+def _rule(node: ast.FunctionDef, known: list[Entry]) -> Entry:
+    """An init rule: what its docstring says before `Source:`, and after."""
+    formula, _, source = " ".join((ast.get_docstring(node) or "").split()).partition(" Source: ")
+    entry: Entry = {"name": node.name, "formula": formula.rstrip("."), "source": source.rstrip(".")}
+    entry["placements"] = [of["name"] for of in known if of["init"] == node.name]
+    entry["wrong_for"] = [
+        of["name"]
+        for of in known
+        if {node.name, "other"} & set(of.get("wrong_inits") or ()) and of["name"] not in entry["placements"]
+    ]
+    return entry
 
 
 def _both_sites(keywords: dict[str, ast.expr]) -> dict[str, list[str]]:

@@ -128,7 +128,7 @@ def summarize(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, stats or runs.")],
+    what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, init, stats or runs.")],
     name: Annotated[str | None, typer.Argument(help="One of them, whole; for runs, where they are.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option and its meaning.")] = False,
 ) -> None:

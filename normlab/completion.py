@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from normlab import catalogue
+from normlab.report.catalogue import ENTRIES
 
 FLAGS = (
     "--multirun",
@@ -92,7 +93,7 @@ def candidates(line: str, commands: dict[str, list[str]]) -> list[str]:
     elif before[0] == "train":
         found = _train(before[1:], last)
     elif before[0] == "list" and len(before) == 1:
-        found = [*(kind if kind in ("data", "optim", "stats") else kind + "s" for kind in GROUPS), "runs"]
+        found = [*ENTRIES, "runs"]
     elif before[0] == "completion":
         found = list(SCRIPTS)
     elif before[-1] == "--format":

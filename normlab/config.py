@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 
 from normlab.corpora import DATA, DataConfig, HubData
 from normlab.errors import ConfigError, unknown
-from normlab.init_rules import INIT_RULES, get_init_rule
+from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import PLACEMENTS, Placement
+from normlab.source import file_of_plugin
 from normlab.stats.options import OF_ADAM, StatsConfig
 
 
@@ -298,7 +299,7 @@ class RunConfig:
             self.norm.fits(width)
         if self.init != "auto" and self.init not in INIT_RULES:
             raise ConfigError(f"init={self.init}: " + unknown("rule", self.init, ["auto", *INIT_RULES]))
-        get_init_rule(self.init_rule)
+        self._check_inits_of_placement()
         if self.train.batch_size % self.train.accumulation:
             raise ConfigError(
                 f"train.accumulation={self.train.accumulation}: does not divide "
@@ -334,6 +335,19 @@ class RunConfig:
         return [
             f"init={rule} is not what placement={self.placement.name} goes with ({self.placement.init_rule}): {reason}"
         ]
+
+    def _check_inits_of_placement(self) -> None:
+        """The rules that a placement names are known: its own, and those that are wrong for it."""
+        placement = self.placement
+        for rule in (placement.init_rule, *(rule for rule in placement.wrong_inits if rule != "other")):
+            if str(rule) not in INIT_RULES:
+                file = file_of_plugin("placement", placement.name)
+                where = (
+                    f"placement={placement.name}: "
+                    if file is None
+                    else f"plugins: {file}: placement {placement.name}: "
+                )
+                raise ConfigError(where + unknown("init rule", str(rule), INIT_RULES))
 
     def _norm_widths(self) -> set[int]:
         """The widths at which the placement asks for norms."""

@@ -102,6 +102,12 @@ def claim(kind: str, name: str, *, known: bool, same: bool) -> None:
     _owner[kind, name] = _running
 
 
+def file_of_plugin(kind: str, name: str) -> str | None:
+    """The user's own file that registered a name of a kind; None where it is the package's."""
+    module = sys.modules.get(_owner.get((kind, name), ""))
+    return None if module is None else Path(inspect.getfile(module)).name
+
+
 def load_plugins(paths: Sequence[str]) -> None:
     """Run Python files of the user's, so that what they register is known.
 

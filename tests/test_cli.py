@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,11 +14,13 @@ import pytest
 
 import normlab
 from normlab.data.corpus import open_corpus
+from normlab.init_rules import INIT_RULES
 from normlab.launch import compose_run
 from normlab.placements.base import load_all as load_placements
 from normlab.store.query import find_runs
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
+from normlab.verify.init_rules import BELONGS
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -411,9 +414,7 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
     assert entries
     for entry in entries:
         extra = {"files": ["data.path=x"], "hub": ["data.name=x"]}.get(entry["name"], [])
-        if group == "placement" and not load_placements()[entry["name"]].holds_norm(4):
-            extra = ["norm=none"]
-        config = compose_run([f"{group}={entry['name']}", *extra])
+        config = compose_run(alone(entry["name"]) if group == "placement" else [f"{group}={entry['name']}", *extra])
         for option in entry.get("options", []):
             if f"{group}.{option['option']}=x" in extra:
                 continue
@@ -422,6 +423,62 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
             assert value == option["default"] or option["default"] is None, option
     table = run_command("list", what)[1]
     assert all(entry["name"] in table for entry in entries)
+
+
+def test_every_init_rule_is_listed_as_it_is_defined(run_command: Command) -> None:
+    listed = {entry["name"]: entry for entry in json.loads(run_command("list", "init", "--json")[1])}
+    configs = {of: compose_run(alone(of)) for of in BELONGS}
+    assert listed.keys() == INIT_RULES.keys()
+    table = run_command("list", "init")[1]
+    for name, rule in INIT_RULES.items():
+        told = " ".join((rule.__doc__ or "").split())
+        assert told == f"{listed[name]['formula']}. Source: {listed[name]['source']}.", name
+        assert set(listed[name]["placements"]) == {of for of, config in configs.items() if config.init_rule == name}
+        doubted = {of for of, config in configs.items() if dataclasses.replace(config, init=name).doubts()}
+        assert set(listed[name]["wrong_for"]) == doubted
+        assert name in table
+        whole = " ".join(run_command("list", "init", name)[1].split())
+        assert listed[name]["formula"] in whole
+        assert listed[name]["source"] in whole
+
+
+def alone(placement: str) -> list[str]:
+    """The words of a placement, with no norm where it has no place for one."""
+    return [f"placement={placement}", *([] if load_placements()[placement].holds_norm(4) else ["norm=none"])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "meant"),
+    [
+        ("placements", "hybrid", {"hybridnorm", "hybridnorm_star", "peri"}),
+        ("placements", "Hybrid-Norm", {"hybridnorm", "hybridnorm_star", "peri"}),
+        ("placements", "post-norm", {"post", "res_post", "pre_post"}),
+        ("placements", "pre-LN", {"pre", "pre_post"}),
+        ("placements", "sandwich-ln", {"sandwich", "depth_scaled_sandwich"}),
+        ("placements", "OLMo2", {"post", "res_post"}),
+        ("placements", "reordered norm", {"res_post"}),
+        ("norms", "gemma", {"rmsnorm_gemma", "rmsnorm_qwen3_next"}),
+        ("init", "scaled", {"gpt2_scaled", "xavier_scaled", "smallinit_scaled", "depth_scaled"}),
+    ],
+)
+def test_a_name_that_means_several_things_is_explained(
+    kind: str, word: str, meant: set[str], run_command: Command
+) -> None:
+    code, out, err = run_command("list", kind, word)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{word!r} is none of the {kind}; it may mean:\n")
+    known = {entry["name"]: entry for entry in json.loads(run_command("list", kind, "--json")[1])}
+    lines = out.splitlines()[2:]
+    # A single row stands upright, and its name in the first line.
+    named = {lines[0].split()[-1]} if len(meant) == 1 else {line.partition(" ")[0] for line in lines}
+    assert named & known.keys() == meant
+
+
+@pytest.mark.parametrize("words", [["placements", "pree"], ["placements", "ln"], ["placements", "hybrid", "--json"]])
+def test_what_names_nothing_is_answered_with_the_choices(words: list[str], run_command: Command) -> None:
+    code, out, err = run_command("list", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "choose one of b2t, " in err
 
 
 def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
@@ -440,6 +497,8 @@ def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
         ["list", "placements"],
         ["list", "models"],
         ["list", "data"],
+        ["list", "init"],
+        ["list", "placements", "hybrid"],
         ["summarize", "."],
     ],
 )

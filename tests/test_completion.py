@@ -47,6 +47,7 @@ def candidates(line: str) -> list[str]:
         ("normlab train --cfg j", ["job"]),
         ("normlab train data.path=a", []),
         ("normlab list pl", ["placements"]),
+        ("normlab list ini", ["init"]),
         ("normlab summarize --format m", ["markdown"]),
         ("normlab sample run --to", ["--tokens"]),
         ("normlab completion z", ["zsh"]),

@@ -173,3 +173,23 @@ def test_a_model_whose_norm_has_changed_since_is_said_to_be_another(
     monkeypatch.setattr(NORMS["rmsnorm"], "definition", lambda self: "another")
     assert normlab.load(folder.path).model
     assert "was trained with another version of its norm than this normlab has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ('init="gpt3"', "unknown init rule 'gpt3': choose one of deepnorm, .* \\(did you mean 'gpt2'\\?\\)"),
+        ("init=2", "unknown init rule '2': choose one of deepnorm, "),
+        ('init="gpt2", wrong_inits={"xavir": "why"}', r"unknown init rule 'xavir': .* \(did you mean 'xavier'\?\)"),
+    ],
+)
+def test_a_row_with_an_init_rule_that_there_is_not_is_told_by_row_and_file(said: str, told: str) -> None:
+    Path("mine.py").write_text(ROW.replace('init="gpt2"', said))
+    with pytest.raises(ConfigError, match=rf"^plugins: mine\.py: placement scaled: {told}"):
+        compose_run(["plugins=[mine.py]", "placement=scaled", "init=xavier"])
+
+
+def test_a_row_may_name_an_init_rule_of_the_same_file_or_of_another() -> None:
+    Path("rule.py").write_text(RULE)
+    Path("row.py").write_text(ROW.replace('init="gpt2"', 'init="tiny", wrong_inits={"other": "why"}'))
+    assert compose_run(["plugins=[row.py,rule.py]", "placement=scaled"]).init_rule == "tiny"

@@ -197,7 +197,7 @@ ROWS: tuple[Row, ...] = (
         name="sandwich",
         formula="x = x + N(F(N(x)))",
         source="Ding et al. 2021, arXiv:2105.13290 (CogView)",
-        note="peri by its older name. Some call N(x + F(N(x))) sandwich",
+        note="peri by its older name. Some call N(x + F(N(x))) sandwich: pre_post here",
         init="gpt2",
         wrong_inits={"gpt2_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("in", "out")),

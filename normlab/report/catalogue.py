@@ -1,4 +1,4 @@
-"""What `normlab list norms|placements|models|data|optim` shows: the catalogue as rows, and one entry whole."""
+"""What `normlab list norms`, and the other kinds of `ROWS`, shows: the catalogue as rows, and one entry whole."""
 
 from __future__ import annotations
 
@@ -59,6 +59,18 @@ def _optim() -> list[Row]:
     ]
 
 
+def _init() -> list[Row]:
+    return [
+        {
+            "init": entry["name"],
+            "formula": entry["formula"],
+            "placements": ", ".join(entry["placements"]),
+            "source": entry["source"],
+        }
+        for entry in catalogue.init()
+    ]
+
+
 def _stats() -> list[Row]:
     shown = ("tier", "of", "formula", "unit", "question")
     return [{"statistic": entry["name"], **{word: entry[word] for word in shown}} for entry in _statistics()]
@@ -87,6 +99,7 @@ ROWS: dict[str, Callable[[], list[Row]]] = {
     "models": _models,
     "data": _data,
     "optim": _optim,
+    "init": _init,
     "stats": _stats,
 }
 """Rows for a table, by the word after `normlab list`."""
@@ -97,6 +110,7 @@ ENTRIES: dict[str, Callable[[], list[Row]]] = {
     "models": catalogue.models,
     "data": catalogue.data,
     "optim": catalogue.optim,
+    "init": catalogue.init,
     "stats": _statistics,
 }
 """Everything that is known of each, for `--json`."""

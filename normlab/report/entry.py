@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from normlab.errors import ConfigError, unknown
-from normlab.report.catalogue import ENTRIES
+from normlab.report.catalogue import ENTRIES, ROWS
+from normlab.report.table import table
 
 Entry = dict[str, Any]
 
@@ -29,6 +31,8 @@ HEADINGS = {
     "equals": "equals",
     "oracle": "held against",
     "init": "init rule",
+    "placements": "of placements",
+    "wrong_for": "wrong for",
     "preset_of": "preset of",
     "sets": "sets",
     "note": "the name",
@@ -42,13 +46,16 @@ def entry_text(kind: str, name: str, width: int) -> str:
     """One entry: what it computes, what is known of it, its options, and what others got wrong in it.
 
     Args:
-        kind: norms, placements, models, data or optim.
-        name: The entry's.
+        kind: norms, placements, models, data, optim, init or stats.
+        name: The entry's. Under another that the field has for some of them, a table of those.
         width: Columns.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: There is none of that name, and none that it may mean.
     """
+    rows = {entry["name"]: (entry, row) for entry, row in zip(ENTRIES[kind](), ROWS[kind](), strict=True)}
+    if name not in rows and (meant := [row for entry, row in rows.values() if _may_be(entry, name)]):
+        return f"{name!r} is none of the {kind}; it may mean:\n\n{table(meant, width)}"
     entry = one_entry(kind, name)
     return "\n".join(_lines(_told(kind, entry), max(width, 56)))
 
@@ -65,6 +72,20 @@ def one_entry(kind: str, name: str) -> Entry:
     return entries[name]
 
 
+def _may_be(entry: Entry, name: str) -> bool:
+    """Whether an entry may be what is called so: by a word of its name, or by what is said of it."""
+    letters = re.sub(r"[\W_]", "", name.lower())
+    stem = re.sub("(norm|ln)$", "", letters)
+    said = " ".join(entry.get(key) or "" for key in ("note", "source", "about"))
+    # Of fewer letters too much would be.
+    return len(stem) > 2 and (_holds(entry["name"], stem) or _holds(said, letters))
+
+
+def _holds(text: str, letters: str) -> bool:
+    """Whether a word of a text begins with these letters, however they are spelt: `Post-Norm`, `post_norm`."""
+    return re.search(r"(?<![^\W_])" + r"[\W_]*".join(letters), text.lower()) is not None
+
+
 def _told(kind: str, entry: Entry) -> Entry:
     """The entry, with what its parts mean in words."""
     told = dict(entry)
@@ -76,6 +97,8 @@ def _told(kind: str, entry: Entry) -> Entry:
     if kind == "placements":
         for switch, end in (("embedding_norm", "opens"), ("final_norm", "closes")):
             told.setdefault(end, "x = N(x)" if entry.get(switch) else "")
+    for key in ("placements", "wrong_for"):
+        told[key] = ", ".join(entry.get(key) or ())
     for key in ("starts", "unit_length"):
         if entry.get(key):
             told[key] = "; ".join(f"{name} {value}" for name, value in entry[key].items())

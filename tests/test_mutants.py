@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from mutants import entries, judging, summary
+from mutants.equivalent import EQUIVALENT
+from mutants.mutant import Mutant
 
 from normlab.verify.init_rules import BELONGS
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "mutate_catalogue.py"
-
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutate_catalogue", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutate_catalogue"] = module  # its dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def catalogue(script: ModuleType) -> dict[str, Any]:
-    return script.catalogue()
+def catalogue() -> dict[str, Any]:
+    return entries.catalogue()
 
 
 @pytest.mark.parametrize(
@@ -54,14 +40,14 @@ def catalogue(script: ModuleType) -> dict[str, Any]:
         ("init deepnorm", "(8 * weight.depth) ** (--0.25)"),
     ],
 )
-def test_what_is_broken_is_seen(script: ModuleType, catalogue: dict[str, Any], entry: str, text: str) -> None:
+def test_what_is_broken_is_seen(catalogue: dict[str, Any], entry: str, text: str) -> None:
     mutants, checks = catalogue[entry]
     chosen = [mutant for mutant in mutants if text in mutant.text.partition("  ->  ")[2] or text in mutant.text][:1]
     assert chosen, text
-    assert all(script.judge([(mutant, checks) for mutant in chosen]))
+    assert all(judging.judge([(mutant, checks) for mutant in chosen]))
 
 
-def test_each_placement_is_given_a_wrong_init_once(script: ModuleType, catalogue: dict[str, Any]) -> None:
+def test_each_placement_is_given_a_wrong_init_once(catalogue: dict[str, Any]) -> None:
     texts = [(entry, mutant.text) for entry, (mutants, _) in catalogue.items() for mutant in mutants]
     found = [
         entry if text.startswith("row: ") else text.partition(":")[0] for entry, text in texts if ": init=" in text
@@ -69,48 +55,48 @@ def test_each_placement_is_given_a_wrong_init_once(script: ModuleType, catalogue
     assert sorted(found) == sorted(BELONGS)
 
 
-def test_no_process_but_the_mutants_own_is_changed(script: ModuleType, catalogue: dict[str, Any]) -> None:
+def test_no_process_but_the_mutants_own_is_changed(catalogue: dict[str, Any]) -> None:
     mutants, checks = catalogue["crmsnorm"]
-    sound = script.Mutant("crmsnorm", "nothing", lambda: None)
-    assert script.judge([(mutants[0], checks), (sound, checks)])[1] == ""
+    sound = Mutant("crmsnorm", "nothing", lambda: None)
+    assert judging.judge([(mutants[0], checks), (sound, checks)])[1] == ""
 
 
-def test_a_reason_is_for_a_mutant_that_is_there_and_unseen(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutants = [script.Mutant("some", text, lambda: None) for text in ("one", "other")]
-    monkeypatch.setattr(script, "EQUIVALENT", {("some", "one"): "it is", ("some", "third"): "it was"})
-    told = script.verdict("some", mutants, ["", "seen"])
+def test_a_reason_is_for_a_mutant_that_is_there_and_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutants = [Mutant("some", text, lambda: None) for text in ("one", "other")]
+    monkeypatch.setattr(summary, "EQUIVALENT", {("some", "one"): "it is", ("some", "third"): "it was"})
+    told = summary.verdict("some", mutants, ["", "seen"])
     assert (told["killed"], told["survived"], told["equivalent"]) == (1, 0, 1)
     assert told["stale"] == ["third"]
-    assert script.verdict("some", mutants, ["seen", ""])["survivors"] == ["other"]
-    assert script.verdict("some", mutants, ["seen", ""])["stale"] == ["one", "third"]
+    assert summary.verdict("some", mutants, ["seen", ""])["survivors"] == ["other"]
+    assert summary.verdict("some", mutants, ["seen", ""])["stale"] == ["one", "third"]
 
 
-def test_a_reason_is_for_the_whole_of_a_mutants_text(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutants = [script.Mutant("some", text, lambda: None) for text in ("a  ->  b", "a  ->  b + c")]
-    monkeypatch.setattr(script, "EQUIVALENT", {("some", "a  ->  b"): "it is"})
-    told = script.verdict("some", mutants, ["", ""])
+def test_a_reason_is_for_the_whole_of_a_mutants_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutants = [Mutant("some", text, lambda: None) for text in ("a  ->  b", "a  ->  b + c")]
+    monkeypatch.setattr(summary, "EQUIVALENT", {("some", "a  ->  b"): "it is"})
+    told = summary.verdict("some", mutants, ["", ""])
     assert (told["equivalent"], told["survivors"], told["stale"]) == (1, ["a  ->  b + c"], [])
 
 
-def test_what_is_killed_by_no_check_is_counted_apart(script: ModuleType) -> None:
-    mutants = [script.Mutant("some", text, lambda: None) for text in "abcd"]
-    told = script.verdict("some", mutants, [f"no answer in {script.SECONDS} s", "its process ended", "a check", ""])
+def test_what_is_killed_by_no_check_is_counted_apart() -> None:
+    mutants = [Mutant("some", text, lambda: None) for text in "abcd"]
+    told = summary.verdict("some", mutants, [f"no answer in {judging.SECONDS} s", "its process ended", "a check", ""])
     assert (told["killed"], told["no_answer"], told["died"]) == (3, 1, 1)
-    assert "of the killed 1 by no answer in 60 s, 1 by a dead process" in script._line(told)
-    assert "by no answer" not in script._line(script.verdict("some", mutants, ["a check"] * 4))
+    assert "of the killed 1 by no answer in 60 s, 1 by a dead process" in summary.line(told)
+    assert "by no answer" not in summary.line(summary.verdict("some", mutants, ["a check"] * 4))
 
 
-def test_every_reason_is_for_a_mutant_that_there_is(script: ModuleType, catalogue: dict[str, Any]) -> None:
-    for entry, text in script.EQUIVALENT:
+def test_every_reason_is_for_a_mutant_that_there_is(catalogue: dict[str, Any]) -> None:
+    for entry, text in EQUIVALENT:
         assert [mutant.text for mutant in catalogue[entry][0]].count(text) == 1, (entry, text)
 
 
-def test_a_mutant_that_never_answers_or_dies_is_killed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_never_answers_or_dies_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     def never() -> None:
         while True:
             pass
 
-    monkeypatch.setattr(script, "SECONDS", 1)
-    mutants = [script.Mutant("some", "loops", never), script.Mutant("some", "dies", lambda: os._exit(1))]
-    told = script.verdict("some", mutants, script.judge([(mutant, lambda: iter(())) for mutant in mutants]))
+    monkeypatch.setattr(judging, "SECONDS", 1)
+    mutants = [Mutant("some", "loops", never), Mutant("some", "dies", lambda: os._exit(1))]
+    told = summary.verdict("some", mutants, judging.judge([(mutant, lambda: iter(())) for mutant in mutants]))
     assert (told["killed"], told["no_answer"], told["died"]) == (2, 1, 1)

@@ -1,0 +1,273 @@
+"""Mutants of code: one node of a module's tree changed in each."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+from mutants.mutant import AS_IT_IS, Mutant
+from normlab.norms.base import NORMS
+from normlab.placements.base import PLACEMENTS
+from normlab.source import HELD_AGAINST
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node of the tree, and how another is put in its place."""
+
+    node: ast.AST
+    owner: ast.AST
+    field: str
+    index: int | None
+    line: ast.stmt
+    """The statement that it stands in."""
+    names: frozenset[str]
+    """Those of the function that it stands in."""
+
+    def put(self, node: ast.AST) -> None:
+        """Put a node where this one is."""
+        if self.index is None:
+            setattr(self.owner, self.field, node)
+        else:
+            getattr(self.owner, self.field)[self.index] = node
+
+
+TURNED = {
+    ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,), ast.FloorDiv: (ast.Div,),
+    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Lt: (ast.GtE, ast.LtE), ast.LtE: (ast.Gt, ast.Lt),
+    ast.Gt: (ast.LtE, ast.GtE), ast.GtE: (ast.Lt, ast.Gt), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
+    ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.And: (ast.Or,), ast.Or: (ast.And,),
+}  # fmt: skip
+"""Operators, and what each is taken for."""
+SWAPPED = {
+    "mean": ("sum",), "sum": ("mean",), "square": ("abs",), "sqrt": ("square",), "rsqrt": ("sqrt", "reciprocal"),
+    "amin": ("amax",), "amax": ("amin",), "zeros": ("ones",), "ones": ("zeros",), "tanh": ("sigmoid", "atan"),
+    "erf": ("tanh",), "sigmoid": ("tanh",), "silu": ("relu", "gelu", "sigmoid"), "log1p": ("log",), "expm1": ("exp",),
+    "floor": ("ceil",), "ceil": ("floor",), "min": ("max",), "max": ("min",), "tril": ("triu",), "sin": ("tan",),
+    "log": ("log2",), "atan": ("tanh",), "fan_in": ("fan_out",), "fan_out": ("fan_in",), "depth": ("layer", "width"),
+    "width": ("depth",), "layer": ("depth",),
+}  # fmt: skip
+"""Functions and sizes by name, and what each is taken for."""
+IDEMPOTENT = ("tuple", "set", "frozenset", "float", "whole", "odd", "unit")
+"""Functions that change nothing the second time."""
+COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
+"""Functions whose arguments have no order."""
+LEFT_ALONE = ("validate", "fits", "refuse_idle", "definition", "register_row", "factors", "numbers", "early",
+              "formula", "starts", "holds_norm", "all_sub_layers", "layers", "all_starts", *HELD_AGAINST)  # fmt: skip
+"""Functions in which nothing is computed that a run computes, or that a mutant is held against."""
+TABLES = {"normlab.norms.pointwise": ("FUNCTIONS",), "normlab.placements.ngpt": ("ROWS", "COLUMNS")}
+TABLES["normlab.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")
+"""Tables outside functions that decide what is computed."""
+
+
+def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = (), but: Iterable[str] = ()) -> Iterator[Mutant]:
+    """The module's code as it is, and every mutant of it, one node changed in each.
+
+    Args:
+        entry: What they are said to be of.
+        module: Whose source is mutated.
+        only: Names of functions; all in which something is computed, unless given.
+        but: Those that are left out.
+    """
+    tree = ast.parse(Path(inspect.getfile(module)).read_text(encoding="utf-8"))
+    seen = {ast.unparse(tree)}
+    yield Mutant(entry, AS_IT_IS, partial(install, module, ast.unparse(tree)))
+    for site in list(_sites(tree, module.__name__, frozenset(only), frozenset(but))):
+        before = _text(site.line)
+        for other in _others(site):
+            site.put(other)
+            text = f"{before}  ->  {'pass' if isinstance(other, ast.Pass) else _text(site.line)}"
+            source = ast.unparse(ast.fix_missing_locations(tree))
+            site.put(site.node)
+            if source not in seen:
+                seen.add(source)
+                yield Mutant(entry, text, partial(install, module, source))
+
+
+def _text(line: ast.AST) -> str:
+    """A statement, of one with a body the head."""
+    return ast.unparse(line).splitlines()[0]
+
+
+def _sites(tree: ast.Module, module: str, only: frozenset[str], but: frozenset[str]) -> Iterator[Site]:
+    """The nodes that may be changed."""
+    for statement in tree.body:
+        table = {ast.unparse(target) for target in _targets(statement)} & set(TABLES.get(module, ()))
+        if table and (not only or table & only):
+            yield from _below(statement, statement, frozenset())
+        for function in _functions(statement):
+            if function.name not in {*LEFT_ALONE, *but} and (not only or function.name in only):
+                nodes = list(ast.walk(function))
+                names = {node.id for node in nodes if isinstance(node, ast.Name)}
+                names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+                yield from _lines(function, frozenset(names))
+
+
+def _targets(statement: ast.stmt) -> list[ast.expr]:
+    if isinstance(statement, ast.Assign):
+        return statement.targets
+    return [statement.target] if isinstance(statement, ast.AnnAssign) else []
+
+
+def _functions(statement: ast.stmt) -> Iterator[ast.FunctionDef]:
+    for node in [statement, *getattr(statement, "body", [])]:
+        if isinstance(node, ast.FunctionDef) and (node is statement or isinstance(statement, ast.ClassDef)):
+            yield node
+
+
+def _lines(owner: ast.AST, names: frozenset[str]) -> Iterator[Site]:
+    """The statements of a body and of the bodies in it, and what each is made of."""
+    for name in ("body", "orelse", "cases"):
+        for index, line in enumerate(getattr(owner, name, [])):
+            if isinstance(line, ast.match_case):
+                yield from _lines(line, names)
+            elif not _is_text(line) and "super()" not in _text(line):
+                yield Site(line, owner, name, index, line, names)
+                if not isinstance(line, ast.FunctionDef):
+                    yield from _below(line, line, names)
+                yield from _lines(line, names)
+
+
+def _is_text(line: ast.stmt) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+
+
+def _below(node: ast.AST, line: ast.stmt, names: frozenset[str]) -> Iterator[Site]:
+    """The expressions under a node; not those of the statements under it, nor what is there for the types alone."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "ctx", "type_params"):
+            continue
+        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(child, ast.AST) and not isinstance(child, (ast.stmt, ast.match_case)):
+                yield Site(child, node, name, index, line, names)
+                if not _is_plain(child):
+                    yield from _below(child, line, names)
+
+
+def _is_plain(node: ast.AST) -> bool:
+    """Whether a node is a size or a dtype of a tensor: what is asked of one of its kind is asked of all."""
+    return isinstance(node, ast.Attribute) and node.attr in ("shape", "dtype", "device", "numel", "dim")
+
+
+def _others(site: Site) -> Iterator[ast.AST]:
+    """What may stand in a node's place."""
+    node = site.node
+    if isinstance(node, ast.stmt):
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr)):
+            yield ast.Pass()
+        return
+    for kind in TURNED.get(type(node), ()):
+        yield kind()
+    match node:
+        case ast.BinOp(left, op, right):
+            yield from (left, right)
+            if isinstance(op, (ast.Sub, ast.Div)):
+                yield ast.BinOp(right, op, left)
+            if isinstance(op, ast.Pow):
+                yield ast.BinOp(left, op, ast.UnaryOp(ast.USub(), right))
+                yield ast.BinOp(left, op, ast.BinOp(right, ast.Div(), ast.Constant(2)))
+            yield from _eps_moved(node)
+        case ast.BoolOp(_, values):
+            yield from values
+        case ast.UnaryOp(_, operand):
+            yield operand
+        case ast.IfExp(_, body, orelse):
+            yield from (body, orelse)
+        case ast.Constant(bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(int(value) | float(value)):
+            yield from (ast.Constant(other) for other in {value + 1, -value} - {value})
+        case ast.Attribute(owner, name):
+            yield from (ast.Attribute(owner, other, node.ctx) for other in SWAPPED.get(name, ()))
+            if name == "eps":
+                yield from (_parsed(text) for text in ("0.0", "self.eps * 16", "self.eps / 16", "self.eps ** 2"))
+        case ast.Name(name) if isinstance(node.ctx, ast.Load):
+            yield from (ast.Name(other, node.ctx) for other in _alike(name, site.names))
+        case ast.Tuple(values) | ast.List(values) if len(values) > 1 and isinstance(node.ctx, ast.Load):
+            yield from (ast.Tuple(values[:at] + values[at + 1 :], node.ctx) for at in range(len(values)))
+        case ast.Dict(keys, values):
+            yield from (ast.Dict(keys, _rotated(values, at)) for at in range(len(values)))
+        case ast.Call():
+            yield from _calls(node)
+    if isinstance(site.owner, ast.If) and site.field == "test":
+        yield from (ast.Constant(True), ast.Constant(False))
+
+
+def _rotated(values: list[ast.expr], at: int) -> list[ast.expr]:
+    """One value of a table taken from its neighbour."""
+    return [*values[:at], values[at - 1], *values[at + 1 :]]
+
+
+def _calls(call: ast.Call) -> Iterator[ast.expr]:
+    """Not called, called twice, without one of its arguments, or with one in another's place."""
+    method = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) not in ("torch", "F", "nn", "math")
+    name = ast.unparse(call.func)
+    if isinstance(call.func, ast.Attribute) and method and ast.unparse(call.func.value) != "self":
+        # torch computes in the wider of two dtypes, and a parameter's is never narrower than what a norm works in.
+        if not (call.func.attr == "to" and ast.unparse(call.func.value).startswith("self.")):
+            yield call.func.value
+        if call.func.attr == "to":
+            return
+    if len(call.args) == 1 and name != "working_dtype":
+        yield call.args[0]
+        again = isinstance(call.func, (ast.Name, ast.Subscript)) or name.startswith("self.")
+        if again and name not in IDEMPOTENT:
+            yield ast.Call(call.func, [call], call.keywords)
+    for at in range(1, len(call.args) if name not in COMMUTATIVE else 0):
+        swapped = [*call.args[: at - 1], call.args[at], call.args[at - 1], *call.args[at + 1 :]]
+        yield ast.Call(call.func, swapped, call.keywords)
+    for at in range(len(call.keywords)):
+        if call.keywords[at].arg == "device":
+            continue  # there is one
+        yield ast.Call(call.func, call.args, call.keywords[:at] + call.keywords[at + 1 :])
+    if ast.unparse(call.func).endswith("vector_norm"):
+        yield ast.Call(call.func, call.args, [*call.keywords, ast.keyword("ord", ast.Constant(1))])
+    if ast.unparse(call.func) == "torch.rsqrt" and isinstance(call.args[0], ast.BinOp):
+        inner, eps = ast.unparse(call.args[0].left), ast.unparse(call.args[0].right)
+        yield _parsed(f"(torch.sqrt({inner}) + {eps}).reciprocal()")
+    if ast.unparse(call.func).endswith(".clamp") and [k.arg for k in call.keywords] == ["min"]:
+        assert isinstance(call.func, ast.Attribute)
+        yield ast.BinOp(call.func.value, ast.Add(), call.keywords[0].value)
+        yield ast.Call(call.func, [], [ast.keyword("max", call.keywords[0].value)])
+
+
+def _eps_moved(node: ast.BinOp) -> Iterator[ast.expr]:
+    """From beside a root into it."""
+    if isinstance(node.op, ast.Add) and ast.unparse(node.right) == "self.eps":
+        left = ast.unparse(node.left)
+        yield _parsed(f"torch.sqrt(torch.square({left}) + self.eps)")
+        yield _parsed(f"({left}).clamp(min=self.eps)")
+
+
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+KINDS = ({"attn", "mlp"}, {"layer", "depth", "width"}, {"q", "k", "v"}, {"heads", "head_width"}, {"up", "down"})
+"""Names of the same kind that are no tensors."""
+
+
+def _alike(name: str, names: frozenset[str]) -> set[str]:
+    """Names of the same function that could stand there: of tensors of the same shape, or of the same kind."""
+    shape = name.rpartition("_")[2]
+    if shape == "BTD":
+        return {other for other in names if other.endswith(f"_{shape}") and other != name}
+    return {other for kind in KINDS if name in kind for other in kind & names if other != name}
+
+
+def install(module: ModuleType, source: str) -> None:
+    """Run a mutated source in its module, and let what other modules have taken from it be the mutant's."""
+    for known, of in ((NORMS, lambda entry: entry), (PLACEMENTS, type)):
+        for name in [name for name, entry in known.items() if of(entry).__module__ == module.__name__]:
+            del known[name]
+    exec(compile(source, "<mutant>", "exec"), vars(module))  # noqa: S102
+    for other in [other for name, other in list(sys.modules.items()) if name.startswith("normlab.")]:
+        for name, value in list(vars(other).items()):
+            if getattr(value, "__module__", "") == module.__name__ and hasattr(value, "__qualname__"):
+                setattr(other, name, vars(module).get(value.__qualname__, value))

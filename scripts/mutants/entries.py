@@ -1,0 +1,141 @@
+"""The entries of the catalogue, each with its mutants and the checks that concern it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+
+from torch import nn
+
+from mutants.buffers import buffer_mutants
+from mutants.code import TABLES, code_mutants
+from mutants.mutant import Checks, Mutant
+from mutants.rows import SCHEDULES, init_mutant, row_mutants
+from normlab.init_rules import INIT_RULES
+from normlab.norms import base as norm_base
+from normlab.norms.base import NORMS
+from normlab.placements import algebra
+from normlab.placements import base as placement_base
+from normlab.placements.algebra import Early, Row, SubLayer, quarter
+from normlab.placements.base import PLACEMENTS
+from normlab.verify import init_rules as init_rule_checks
+from normlab.verify import run
+from normlab.verify.check import Check
+from normlab.verify.small import config_of
+
+
+def norm_checks(*names: str) -> Iterator[Check]:
+    """Those of norms by their names, with a mutant in place."""
+    for name in names:
+        norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
+        yield from run.of_norm(norm, config_of(norm, PLACEMENTS["pre"]).model.width)
+
+
+def placement_checks(*names: str) -> Iterator[Check]:
+    """Those of placements."""
+    for name in names:
+        yield from run.of_placement(PLACEMENTS[name], thorough=False)
+
+
+@cache
+def made_up() -> list[Row]:
+    """Rows with all that a row can have, each number its own in every block: the catalogue's have some of it."""
+    sub = SubLayer(
+        norms=("in", "out", "res"),
+        skip=lambda layer, depth: depth / 16,
+        branch=lambda layer, depth: layer / (depth + 1),
+        shrink=lambda layer, depth: max(1.0, layer / depth),
+        scale=lambda layer, depth: 3 * layer + depth,
+        out_gain=lambda layer, depth: layer + 2 * depth,
+    )
+    vector = dataclasses.replace(sub, scale_per_channel=True)
+    gain = "[l + 2 * L - unit_offset] * D"
+    starts = {
+        "wiring.attn.scale": "3 * l + L",
+        "wiring.mlp.scale": "[3 * l + L] * D",
+        "wiring.attn.norms.out.affine.gain": gain,
+        "wiring.mlp.norms.out.affine.gain": gain,
+    }
+    early = Early(
+        blocks=quarter, condition="l <= L // 4", attn=SubLayer(norms=("in", "attn_inner")), mlp=SubLayer(norms=("in",))
+    )
+    post = SubLayer(norms=("res",))
+    formulas = (
+        "x = N(L / 16 * x + scale * (l / (L + 1)) * N(F(N(x))))",
+        "x = x + W_out(N(heads(N(x)))) if l <= L // 4 else N(x + A(x)); "
+        "x = x + M(N(x)) if l <= L // 4 else N(x + M(x))",
+    )
+    return [
+        Row(name="whole", formula=formulas[0], source="", init="gpt2", attn=sub, mlp=vector, starts=starts),
+        Row(name="first", formula=formulas[1], source="", init="gpt2", attn=post, mlp=post, early=early),
+    ]
+
+
+def algebra_checks(*names: str) -> Iterator[Check]:
+    """Those of rows by their names, and of the ones made up."""
+    for row in made_up():
+        algebra.register_row(row)
+        yield from run.of_placement(PLACEMENTS[row.name], thorough=False)
+    yield from placement_checks(*names)
+
+
+def affine_checks() -> Iterator[Check]:
+    """Those of norms, and of a placement that starts gains."""
+    yield from norm_checks("rmsnorm", "layernorm", "batchnorm")
+    yield from placement_checks("depth_scaled_sandwich")
+
+
+SHARED: dict[str, Checks] = {
+    "affine": affine_checks,
+    "wiring": partial(algebra_checks, "rezero", "lns"),
+    "streams": partial(placement_checks, "residual", "siamese"),
+    "algebra": partial(algebra_checks, "rezero", "normformer"),
+}
+"""Files that are of no entry alone, and whose checks they are seen by."""
+
+
+def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
+    """Every entry, its mutants, and the checks that concern it."""
+    norm_base.load_all()
+    placement_base.load_all()
+    found: dict[str, tuple[list[Mutant], Checks]] = {}
+    owners: dict[str, list[str]] = {}
+    for kind, known in (("norms", NORMS), ("placements", PLACEMENTS)):
+        for name, entry in known.items():
+            owners.setdefault((entry if isinstance(entry, type) else type(entry)).__module__, []).append(name)
+        package = importlib.import_module(f"normlab.{kind}")
+        for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
+            if path.stem in ("__init__", "base"):
+                continue
+            module = importlib.import_module(f"normlab.{kind}.{path.stem}")
+            names = owners.get(module.__name__, [])
+            entry = path.stem if path.stem in SHARED else "/".join(names)
+            checks = partial(norm_checks if kind == "norms" else placement_checks, *names)
+            schedules = SCHEDULES if module is algebra else {}
+            mutants = list(code_mutants(entry, module, but=schedules))
+            for name, rows in schedules.items():
+                found[name] = list(code_mutants(name, module, [name])), partial(placement_checks, *rows[:2])
+            if names and entry not in SHARED:
+                mutants += buffer_mutants(entry, _built(kind, names[0]))
+                mutants += [init_mutant(entry, name) for name in names if kind == "placements"]
+            found[entry] = mutants, SHARED.get(entry, checks)
+    for row in algebra.ROWS:
+        mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]
+        found[row.name] = mutants, partial(placement_checks, row.name)
+    rules = importlib.import_module("normlab.init_rules")
+    for rule in INIT_RULES:
+        mutants = list(code_mutants(f"init {rule}", rules, [rule]))
+        found[f"init {rule}"] = mutants, partial(init_rule_checks.rule_checks, rule)
+    tables = list(code_mutants("init roles", rules, TABLES[rules.__name__]))
+    found["init roles"] = tables, lambda: (c for rule in INIT_RULES for c in init_rule_checks.rule_checks(rule))
+    return found
+
+
+def _built(kind: str, name: str) -> nn.Module:
+    if kind == "norms":
+        return NORMS[name]().build(16)  # pyright: ignore[reportCallIssue]
+    make_norm = NORMS["layernorm"]().build  # pyright: ignore[reportCallIssue]
+    return nn.ModuleList(PLACEMENTS[name].wire(layer, 5, 16, make_norm) for layer in range(5))

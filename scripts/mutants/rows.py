@@ -1,0 +1,131 @@
+"""Mutants of placements as they are declared: one field of a row changed in each, or the init rule of a scheme."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from mutants.mutant import Mutant
+from normlab.placements import algebra
+from normlab.placements.algebra import Row, Schedule, SubLayer, one
+from normlab.placements.base import PLACEMENTS
+
+
+def one_and_a_half(layer: int, depth: int) -> float:
+    """A factor that is there too often."""
+    return 1.5
+
+
+FACTORS: dict[str, Schedule] = {
+    "1": one,
+    "3/2": one_and_a_half,
+    "L ** (1/4)": lambda layer, depth: depth**0.25,
+    "(2 * L) ** (-1/4)": lambda layer, depth: (2 * depth) ** -0.25,
+    "(2 * L) ** (1/2)": lambda layer, depth: (2 * depth) ** 0.5,
+    "(8 * L) ** (1/4)": lambda layer, depth: (8 * depth) ** 0.25,
+    "(2 * l) ** (1/4)": lambda layer, depth: (2 * layer) ** 0.25,
+    "sqrt(L)": lambda layer, depth: math.sqrt(depth),
+    "sqrt(2 * l)": lambda layer, depth: math.sqrt(2 * layer),
+    "sqrt(l + 1)": lambda layer, depth: math.sqrt(layer + 1),
+    "sqrt(l - 1)": lambda layer, depth: math.sqrt(layer - 1),
+    "1 / sqrt(l)": lambda layer, depth: 1 / math.sqrt(layer),
+    "l": lambda layer, depth: layer,
+}
+"""Those that a factor of depth is taken for."""
+STARTS: dict[str, Schedule | None] = {"none": None, "0": algebra.zero, "1": one, "0.1": lambda layer, depth: 0.1}
+"""Those of a learned factor."""
+SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
+
+
+def row_mutants(row: Row) -> Iterator[Mutant]:
+    """Every mutant of a row of the algebra, one field changed in each."""
+
+    def mutant(text: str, **fields: Any) -> Mutant:
+        return Mutant(row.name, text, partial(_set_row, dataclasses.replace(row, **fields)))
+
+    for name in ("head_scale", "shared_scale", "embedding_norm", "final_norm"):
+        yield mutant(f"row: {name}={not getattr(row, name)}", **{name: not getattr(row, name)})
+    yield mutant(f"row: init={_wrong_init(row.init)}", init=_wrong_init(row.init))
+    if row.attn != row.mlp:
+        yield mutant("row: attn and mlp are exchanged", attn=row.mlp, mlp=row.attn)
+    for part in ("attn", "mlp"):
+        for text, sub in _sub_layers(getattr(row, part), part):
+            yield mutant(f"row: {part} {text}", **{part: sub})
+    if row.early is None:
+        return
+    early = row.early
+    for text, blocks in (("one less", lambda depth: early.blocks(depth) - 1), ("all", lambda depth: depth)):
+        yield mutant(f"row: {text} are early", early=dataclasses.replace(early, blocks=blocks))
+    yield mutant(
+        "row: one more is early", early=dataclasses.replace(early, blocks=lambda depth: early.blocks(depth) + 1)
+    )
+    late = {"attn": early.attn, "mlp": early.mlp, "early": dataclasses.replace(early, attn=row.attn, mlp=row.mlp)}
+    yield mutant("row: early and late are exchanged", **late)
+    for part in ("attn", "mlp"):
+        for text, sub in _sub_layers(getattr(early, part), part):
+            yield mutant(f"row: early {part} {text}", early=dataclasses.replace(early, **{part: sub}))
+
+
+def _set_row(row: Row) -> None:
+    algebra._ROWS_BY_NAME[row.name] = row
+
+
+def init_mutant(entry: str, name: str) -> Mutant:
+    """A placement that is no row, with another init rule."""
+    scheme = type(PLACEMENTS[name])
+    wrong = _wrong_init(scheme.init)
+    return Mutant(entry, f"{name}: init={wrong}", lambda: setattr(scheme, "init", wrong))
+
+
+def _wrong_init(init: str) -> str:
+    """What is taken where nobody thinks of it: GPT-2's; its other one where that is right."""
+    return "gpt2_scaled" if init == "gpt2" else "gpt2"
+
+
+def _sub_layers(sub: SubLayer, part: str) -> Iterator[tuple[str, SubLayer]]:
+    """A sub-layer with one thing wrong, in words and as it is then."""
+    for site in SITES[part]:
+        rest = tuple(other for other in sub.norms if other != site)
+        if site not in sub.norms:
+            yield f"has a norm at {site}", dataclasses.replace(sub, norms=(*sub.norms, site))
+            continue
+        yield f"lacks {site}", dataclasses.replace(sub, norms=rest)
+        for other in SITES[part]:
+            if other not in sub.norms:
+                yield f"has {other} for {site}", dataclasses.replace(sub, norms=(*rest, other))
+    for name in ("skip", "branch", "shrink"):
+        now = _numbers(getattr(sub, name))
+        for text, factor in FACTORS.items():
+            if _numbers(factor) != now and (now != _numbers(one) or text in ("3/2", "sqrt(2 * l)")):
+                yield f"{name}={text}", dataclasses.replace(sub, **{name: factor})
+    for text, start in STARTS.items():
+        if (start is None) != (sub.scale is None) or (start and sub.scale and _numbers(start) != _numbers(sub.scale)):
+            yield f"scale={text}", dataclasses.replace(sub, scale=start)
+    if sub.scale is not None:
+        yield "has its scale the other way", dataclasses.replace(sub, scale_per_channel=not sub.scale_per_channel)
+
+
+def _numbers(schedule: Schedule) -> list[float]:
+    """What a schedule gives; nothing where it cannot."""
+    try:
+        return [schedule(layer, depth) for depth in (1, 2, 5, 24) for layer in range(1, depth + 1)]
+    except ValueError:
+        return []
+
+
+def _uses(row: Row) -> set[str]:
+    """The schedules of a row, by their names."""
+    used: set[Any] = {row.early.blocks} if row.early is not None else set()
+    for sub in row.all_sub_layers:
+        used |= {*sub.factors, sub.scale, sub.out_gain} - {None}
+    return {schedule.__name__ for schedule in used}
+
+
+SCHEDULES: dict[str, list[str]] = {}
+"""Functions of depth, and the rows that have them."""
+for _row in algebra.ROWS:
+    for _name in sorted(_uses(_row)):
+        SCHEDULES.setdefault(_name, []).append(_row.name)

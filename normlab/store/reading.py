@@ -65,8 +65,13 @@ def read_record(path: Path) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != SEAL}
 
 
-def read_rows(path: Path, kind: str | None = None) -> Rows:
+def read_rows(path: Path, kind: str | None = None, *, without: str | None = None) -> Rows:
     """The rows of one kind, or all; lines that cannot be read are skipped and counted.
+
+    Args:
+        path: The metrics.
+        kind: The kind that is wanted.
+        without: A kind that is passed over unread: a row's kind is the first thing that is written of it.
 
     Raises:
         StoreError: The file is there and cannot be opened.
@@ -80,8 +85,9 @@ def read_rows(path: Path, kind: str | None = None) -> Rows:
     lines = content.split(b"\n")
     rows: list[dict[str, Any]] = []
     damaged: list[int] = []
+    passed_over = None if without is None else b'{"kind":"%b"' % without.encode()
     for index, line in enumerate(lines):
-        if not line:
+        if not line or (passed_over is not None and line.startswith(passed_over)):
             continue
         row = _parse(line)
         if row is None:

@@ -259,10 +259,14 @@ class RunFolder:
 
     # Reading.
 
-    def rows(self, kind: str | None = None) -> Rows:
+    def rows(self, kind: str | None = None, *, without: str | None = None) -> Rows:
         """The rows of one kind, or all; lines that cannot be read are skipped and counted.
+
+        Args:
+            kind: The kind that is wanted.
+            without: A kind that is passed over unread, damaged or not: of a long run most rows are `train`.
 
         Raises:
             StoreError: The file is there and cannot be opened.
         """
-        return read_rows(self.metrics_path, kind)
+        return read_rows(self.metrics_path, kind, without=without)

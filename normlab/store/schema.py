@@ -20,6 +20,9 @@ SEAL = "sha256"
 """The field of run.json, status.json and a checkpoint's manifest that holds the hash of the others."""
 
 RUNS_FOLDER = "runs"
+SWEEPS_FOLDER = "sweeps"
+PLAN_FILE = "plan.json"
+"""In a sweep's folder: the ids of its runs, which lie among the others."""
 RUN_FILE = "run.json"
 STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
@@ -29,7 +32,7 @@ KNOWN_FIELDS = frozenset({
     "command", "config", "continued_from", "corpus", "created", "doubts", "fingerprint", "git", "identity", "name",
     "norm", "placement", "resolved", "run_id", "trunk", "version", "versions",
     "best_val_loss", "best_val_step", "checkpoint", "diverged", "elsewhere", "error", "peak_memory_bytes", "seconds",
-    "state", "step", "steps", "tokens", "tokens_per_s", "train_loss", "updated", "val_loss",
+    "spikes", "state", "step", "steps", "tokens", "tokens_per_s", "train_loss", "updated", "val_loss",
     "val_loss_batch_statistics",
 })  # fmt: skip
 """What run.json and status.json may hold. A newer normlab may write more under the same version; that is said."""

@@ -27,5 +27,5 @@ class Sink(Protocol):
         ...
 
     def finish(self, status: Mapping[str, Any]) -> None:
-        """The run ends, with the content of status.json; `spikes` besides, by the rule that counts them."""
+        """The run ends, with the content of status.json; `spikes` besides: by rule, how many of how many steps."""
         ...

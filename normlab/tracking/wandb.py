@@ -115,7 +115,7 @@ class WandbSink:
         if self._run is not None:
             with self._guarded("did not finish"):
                 summary = {key: status.get(key) for key in ("state", "val_loss", "best_val_loss")}
-                summary |= {f"spike/{rule}": number for rule, number in status.get("spikes", {}).items()}
+                summary |= {f"spike/{rule}": found["spikes"] for rule, found in status.get("spikes", {}).items()}
                 self._run.summary.update({key: value for key, value in summary.items() if value is not None})
                 self._run.finish(exit_code=int(status["state"] == "failed"))
                 if (later := self._later(with_this=self._run.offline)) and not self._told and not self._over:

@@ -226,8 +226,7 @@ def _run(loop: Loop, run: dict[str, Any], stop: StopRequest) -> Outcome:
             reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
             _finish(loop, {**loop.status("failed"), "error": reason}, stop)
         raise
-    status = loop.status(state)
-    _finish(loop, status, stop)
+    status = _finish(loop, loop.status(state), stop)
     return Outcome(loop.folder, state, status, stop.received if state == "interrupted" else None)
 
 
@@ -253,13 +252,15 @@ def _torchs_words() -> Iterator[None]:
 
 
 def _spikes(folder: RunFolder) -> dict[str, Any]:
-    """How many spikes each rule finds in a run, if it has taken a step and its record can be read."""
+    """What each rule finds in a run, if it has taken a step and its record can be read: spikes, of so many steps."""
     with contextlib.suppress(StoreError):
-        return {"spikes": {found.rule.name: len(found.spikes) for found in count(series(folder))}}
+        found = count(series(folder))
+        return {"spikes": {each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored} for each in found}}
     return {}
 
 
-def _finish(loop: Loop, status: dict[str, Any], stop: StopRequest, *, at_once: bool = False) -> None:
+def _finish(loop: Loop, status: dict[str, Any], stop: StopRequest, *, at_once: bool = False) -> dict[str, Any]:
+    """Write the last status, tell who listens, and return what they were told."""
     mirrors = [sink for sink in loop.sinks if isinstance(sink, Background)]
     try:
         loop.folder.write_status(status)
@@ -269,12 +270,16 @@ def _finish(loop: Loop, status: dict[str, Any], stop: StopRequest, *, at_once: b
             for mirror in mirrors if at_once else ():
                 mirror.abandon()
             told = status if at_once else status | _spikes(loop.folder)
+            if told["state"] in ENDED and "spikes" in told:
+                with contextlib.suppress(StoreError):  # the run has ended as it is; they can be counted again
+                    loop.folder.write_status(told)
             for sink in loop.sinks:
                 sink.finish(told)
         except KeyboardInterrupt:
             for mirror in mirrors:
                 mirror.abandon()
             raise
+    return told
 
 
 def _note_what_differs(loop: Loop, begun: dict[str, Any], now: dict[str, Any]) -> None:

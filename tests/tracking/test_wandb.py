@@ -87,7 +87,8 @@ def begin(mode, first=0):
 
 def end(sink, state="finished"):
     ended = {"state": state, "step": 40, "steps": 40, "val_loss": 2.7, "best_val_loss": 2.6}
-    sink.finish({**ended, "spikes": {"loss_lightning": 1, "clipped": 3}})
+    spikes = {"loss_lightning": {"spikes": 1, "of_steps": 9}, "clipped": {"spikes": 3, "of_steps": 9}}
+    sink.finish({**ended, "spikes": spikes})
 
 def mirror(mode, first=0, state="finished", odd_loss=9.0):
     sink = begin(mode, first)

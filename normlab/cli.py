@@ -116,14 +116,51 @@ def _echo(line: str) -> None:
 
 @app.command()
 def summarize(
-    path: Annotated[str, typer.Argument(help="A results folder, its runs, or one run.")] = "results",
+    path: Annotated[
+        str, typer.Argument(help="A results folder, its runs, one run, or a sweep: its folder or name.")
+    ] = "results",
     format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
+    by: Annotated[
+        str | None, typer.Option("--by", help="One line a cell of these words: norm,placement,model.depth.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", help="With --by: each cell less this baseline, as norm=layernorm.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option("--where", help="Only these runs: 'model.depth>=8,norm!=none'. = != < <= > >=")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="With --by: the learning rate that all cells are also shown at.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="With --by: steps and seconds to this validation loss.")
+    ] = None,
+    spikes: Annotated[
+        bool, typer.Option("--spikes", help="With --by: count spikes of runs whose status has no count of them.")
+    ] = False,
 ) -> None:
-    """One line a run: how it ended, its losses, its speed."""
+    """One line a run: how it ended, its losses, its speed. With --by one line a cell: means over seeds, intervals.
+
+    A cell is shown at its own best learning rate, selected by the same validation loss, and at one that all share. A
+    diverged run is an outcome: it is counted, it is worse than every number, and a pair with it is lost. Plateau:
+    no validation loss was below 0.99 of the corpus's unigram cross entropy.
+    """
     from normlab.report.render import render
     from normlab.report.summary import summarize as rows_of
 
-    typer.echo(render(rows_of(path), format))
+    if by is None:
+        given = {"--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None}
+        if idle := [option for option, value in given.items() if value is not None]:
+            raise ConfigError(f"{', '.join(idle)}: has no effect without --by; add --by norm,placement, for one")
+        return typer.echo(render(rows_of(path, where or ()), format))
+    from normlab.report.by import Options, summarize_by
+    from normlab.report.by_text import render_report
+
+    asked = Options(where=where or (), against=against, lr=lr, target=target, spikes=spikes)
+    report = summarize_by(path, [word.strip() for word in by.split(",")], asked)
+    typer.echo(render_report(report, format))
+    for warning in report.warnings:
+        typer.echo(f"normlab: {one_line(warning)}", err=True)
 
 
 @app.command("list")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from normlab.errors import StoreError
 from normlab.report.render import FORMATS as FORMATS
 from normlab.report.render import render as render
-from normlab.store.query import Entry, find_runs, no_runs
+from normlab.report.settings import dig
+from normlab.report.where import chosen, parse
+from normlab.store.query import Entry, find_planned
 from normlab.store.reading import MENDING
 from normlab.store.schema import (
     DAMAGED,
@@ -54,27 +57,29 @@ _OF_ALL_FINISHED = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_p
 """What the status of every finished run says."""
 
 
-def summarize(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """A row for every run in a results folder, a `runs` folder or a run's folder: `COLUMNS`.
+def summarize(path: str | os.PathLike[str], where: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """A row for every run in a results folder, a `runs` folder, a run's folder or a sweep: `COLUMNS`.
 
     Runs on one corpus stand together, the finished ones first, lowest validation loss first. A run that
     diverged, failed, was killed or cannot be read has a row like any other, and a note of what happened.
 
-    Raises:
-        StoreError: There is no run there.
-    """
-    return [{key: row[key] for key in COLUMNS} for row in sorted(read_rows(path), key=_rank)]
-
-
-def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """A row for every run, by id: `COLUMNS` and `created`.
+    Args:
+        path: Where the runs are.
+        where: Conditions that the runs must meet, as `model.depth>=8`.
 
     Raises:
+        ConfigError: A condition is none, or no run meets it.
         StoreError: There is no run there.
     """
-    entries = find_runs(path)
-    if not entries:
-        raise StoreError(no_runs(path))
+    return [{key: row[key] for key in COLUMNS} for row in sorted(read_rows(path, where), key=_rank)]
+
+
+def read_rows(path: str | os.PathLike[str], where: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """A row for every run, by id: `COLUMNS` and `created`; as `summarize`."""
+    entries, _ = find_planned(path)
+    if where:
+        kept = chosen([entry.run for entry in entries], parse(where, "--where"))
+        entries = [entry for entry, keep in zip(entries, kept, strict=True) if keep]
     return [_row(entry) for entry in entries]
 
 
@@ -177,15 +182,15 @@ def _from_where(entry: Entry, row: dict[str, Any]) -> str:
 
 def divergence(seen: Any) -> str:
     """What a diverged run's status says of it, in words."""
-    first = f"diverged at step {_or_unknown(number(_dig(seen, 'step')))}"
-    last = _dig(seen, "last_finite")
+    first = f"diverged at step {_or_unknown(number(dig(seen, 'step')))}"
+    last = dig(seen, "last_finite")
     if not isinstance(last, dict):
         return f"{first}: {_numbers(seen)}"
     return f"{first}: {_numbers(seen)}; last finite at step {_or_unknown(number(last.get('step')))}: {_numbers(last)}"
 
 
 def _numbers(seen: Any) -> str:
-    loss, grad_norm = number(_dig(seen, "loss")), number(_dig(seen, "grad_norm"))
+    loss, grad_norm = number(dig(seen, "loss")), number(dig(seen, "grad_norm"))
     return f"loss {_or_unknown(loss, '.4f')}, gradient norm {_or_unknown(grad_norm, '.4g')}"
 
 
@@ -195,7 +200,7 @@ def _or_unknown(value: float | None, form: str = "") -> str:
 
 def _number(tree: Any, words: str) -> float | None:
     """A leaf that is a number, NaN and infinity included; None for any other, and for what no float holds."""
-    value = number(_dig(tree, words))
+    value = number(dig(tree, words))
     try:
         float(value or 0)
     except OverflowError:
@@ -211,17 +216,8 @@ def _finite(tree: Any, words: str) -> float | None:
 
 def _text(tree: Any, words: str) -> str | None:
     """A leaf that is text."""
-    value = _dig(tree, words)
+    value = dig(tree, words)
     return value if isinstance(value, str) else None
-
-
-def _dig(tree: Any, words: str) -> Any:
-    """A leaf by its dotted words, or None where a level is missing or no mapping."""
-    for word in words.split("."):
-        if not isinstance(tree, dict):
-            return None
-        tree = tree.get(word)
-    return tree
 
 
 def _rank(row: dict[str, Any]) -> tuple[Any, ...]:

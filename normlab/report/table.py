@@ -16,6 +16,8 @@ from normlab.report.cells import Row, cell, corpus_cell, differing_corpora, is_n
 _SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus", "device", "precision")
 """What is said once where it is the same for all runs."""
 _LEAST_TELLING = (
+    *("memory", "spikes", "tokens/s", "best val", "less baseline at shared lr", "p (Holm) at shared lr", "edge lr"),
+    *("val loss at shared lr", "usable lr", "S"),
     *("seconds", "precision", "tokens_per_s", "device", "train_loss", "best_val_loss", "corpus", "width"),
     *("vs_bigram", "steps", "step", "seed", "lr", "depth", "corpora", "created", "placement", "norm"),
 )

@@ -30,7 +30,11 @@ def make_run(tmp_path):
                 "seed": options["seed"],
             },
             "resolved": {"device": "cpu", "precision": "fp32"},
-            "corpus": {"name": "stdlib", "sha256": "a" * 64, "baselines": {"uniform": 5.5, "bigram": 2.5}},
+            "corpus": {
+                "name": "stdlib",
+                "sha256": "a" * 64,
+                "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5},
+            },
             "created": 1_760_000_000,
         }
         folder = RunFolder.create(tmp_path / "runs" / run_id, record | (run or {}))

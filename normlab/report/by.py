@@ -1,0 +1,152 @@
+"""`normlab summarize --by norm,placement`: a row for each cell, with everything that is known of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normlab.errors import ConfigError, StoreError
+from normlab.report import against, cell_row
+from normlab.report.groups import Cell, between, cells
+from normlab.report.learning_rates import shared_lr
+from normlab.report.outcomes import Outcome, outcome
+from normlab.report.settings import LR, check_words
+from normlab.report.where import chosen, parse
+from normlab.store.query import find_planned
+
+Row = dict[str, Any]
+OWN, SHARED = "", "shared_"
+"""What the keys of a cell's numbers begin with: at its own best learning rate, and at that of all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What is asked for beside the words."""
+
+    where: Sequence[str] = ()
+    """Conditions that the runs must meet."""
+    against: str | None = None
+    """The baseline: `norm=layernorm`."""
+    lr: float | None = None
+    """The shared learning rate; the best by mean rank unless given."""
+    target: float | None = None
+    """A validation loss: how soon it is reached is read from the metrics."""
+    spikes: bool = False
+    """Whether spikes are counted from the metrics where a run's status does not say how many there were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What cells have to say."""
+
+    by: Sequence[str]
+    rows: Sequence[Row]
+    """One a cell, all with the same keys: the words, then the cell's numbers and its warnings."""
+    of_all: Sequence[str]
+    """Warnings of the table as a whole."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Every warning; what is said of several cells is said once."""
+        named: dict[str, list[str]] = {}
+        for row in self.rows:
+            for warning in row["warnings"]:
+                named.setdefault(warning, []).append(row["cell"])
+        many = {
+            said: "every cell" if 1 < len(names) == len(self.rows) else ", ".join(names)
+            for said, names in named.items()
+        }
+        return [*self.of_all, *(f"{names}: {said}" for said, names in many.items())]
+
+
+def summarize_by(path: str | os.PathLike[str], by: Sequence[str], options: Options | None = None) -> Report:
+    """The cells of a results folder, a `runs` folder, a run, or a sweep. Reads the store only.
+
+    Raises:
+        ConfigError: A word is none of the runs', or a condition is none.
+        StoreError: There is no run there, or none that can be read.
+    """
+    options = options or Options()
+    if not all(by) or not by or len(set(by)) < len(by):
+        raise ConfigError(f"--by {','.join(by)}: name one word or more, each once, as norm,placement")
+    outcomes, warnings = _outcomes(path)
+    runs = [one.entry.run for one in outcomes]
+    check_words(by, runs, "--by")
+    kept = chosen(runs, parse(options.where, "--where"))
+    found = cells([one for one, keep in zip(outcomes, kept, strict=True) if keep], by)
+    if different := between(found, by):
+        warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(different)}")
+    if LR not in by and len({tuple(cell.losses) for cell in found if cell.losses}) > 1:
+        warnings.append("the cells were not given the same learning rates: their best, and their S, do not compare")
+    shared = options.lr if options.lr is not None else shared_lr([cell.losses for cell in found if cell.losses])
+    if options.lr is not None and not any(options.lr in cell.losses for cell in found):
+        tried = sorted({lr for cell in found for lr in cell.losses})
+        raise ConfigError(f"--lr {options.lr:g}: no run has it; choose one of {', '.join(f'{lr:g}' for lr in tried)}")
+    rows = [_row(cell, by, shared, options) for cell in found]
+    if options.against is not None:
+        _compare(rows, found, by, shared, options.against)
+    return Report(by, rows, warnings)
+
+
+def _outcomes(path: str | os.PathLike[str]) -> tuple[list[Outcome], list[str]]:
+    """The runs that say what they were, and what is to be said of the others."""
+    entries, missing = find_planned(path)
+    said = [f"{len(missing)} of the sweep's {len(missing) + len(entries)} runs have not started"] if missing else []
+    every = [(entry.folder.run_id, outcome(entry)) for entry in entries]
+    outcomes = [one for _, one in every if one is not None]
+    if unread := [run_id for run_id, one in every if one is None]:
+        more = ", ..." if len(unread) > 3 else ""
+        names = ", ".join(unread[:3]) + more
+        said.append(f"{len(unread)} of {len(every)} runs do not say what they were, and are in no cell: {names}")
+    if not outcomes:
+        raise StoreError(f"{os.fspath(path)}: no run there says what it was; `normlab summarize` tells why")
+    return outcomes, said
+
+
+def _row(cell: Cell, by: Sequence[str], shared: float | None, options: Options) -> Row:
+    k = len(cell.losses)
+    selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
+    return {
+        **dict(zip(by, cell.key, strict=True)),
+        "cell": cell.name,
+        **cell_row.counts(cell),
+        **cell_row.losses_at(cell, cell.best_lr, OWN),
+        "selected": selected,
+        **cell_row.losses_at(cell, shared, SHARED),
+        **cell_row.sensitivity_of(cell),
+        **cell_row.costs(cell),
+        **(cell_row.to_target(cell, options.target) if options.target is not None else {}),
+        **cell_row.spikes(cell, count_again=options.spikes),
+        "corpora": cell_row.values(cell.outcomes, "corpus"),
+        "devices": cell_row.values(cell.outcomes, "device"),
+        "precisions": cell_row.values(cell.outcomes, "precision"),
+        "run_ids": [run.run_id for run in cell.outcomes],
+        "warnings": cell.warnings(),
+    }
+
+
+def _compare(rows: Sequence[Row], found: Sequence[Cell], by: Sequence[str], shared: float | None, text: str) -> None:
+    """Add to each row how its cell compares with its baseline, at their own learning rates and at the shared one."""
+    bases = against.baselines(found, by, text)
+    names = {cell.name for cell in bases if cell is not None}
+    for prefix, lr in ((OWN, lambda cell: cell.best_lr), (SHARED, lambda cell: shared)):
+        for row, cell, one in zip(rows, found, against.compare(found, bases, lr), strict=True):
+            test = one.found if one else None
+            row |= {
+                f"{prefix}baseline": one and one.baseline.name,
+                f"{prefix}difference": test and test.estimate,
+                f"{prefix}difference_low": test and test.low,
+                f"{prefix}difference_high": test and test.high,
+                f"{prefix}p": test and test.p,
+                f"{prefix}p_holm": one and one.p_holm,
+                f"{prefix}pairs": test.n if test else 0,
+                f"{prefix}test": test and test.test,
+            }
+            if one and one.unpaired and prefix == OWN:
+                row["warnings"].append(f"of {one.unpaired} seeds there is a result on one side of its comparison only")
+            if one and prefix == OWN and (different := against.confounds(cell, one.baseline, by)):
+                row["warnings"].append(f"it and its baseline differ in {'; '.join(different)}")
+            if not one and prefix == OWN and cell.name not in names:
+                row["warnings"].append(f"there is no baseline for it ({text})")

@@ -1,0 +1,327 @@
+"""Cells of hand-made runs: what is counted, averaged, selected, compared, and warned of."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from normlab.errors import ConfigError, NormlabError, StoreError
+from normlab.report.by import Options, summarize_by
+from normlab.report.by_text import notes, render_report, table_rows
+
+
+@pytest.fixture
+def make(make_run):
+    """Makes a run whose final validation loss is given; infinite: it diverged."""
+    made = iter(range(10_000))
+
+    def one(
+        norm: str, lr: float, seed: int, loss: float, state: str | None = None, *, run=None, status=None, **options
+    ):
+        state = state or ("diverged" if math.isinf(loss) else "finished")
+        ended = {"val_loss": math.nan if math.isinf(loss) else loss, "best_val_loss": loss} | (status or {})
+        options |= {"norm": norm, "lr": lr, "seed": seed}
+        return make_run(f"run{next(made):04}", state, run=run, status=ended, **options)
+
+    return one
+
+
+def rows(path, by="norm", **options):
+    return {row["cell"]: row for row in summarize_by(path, by.split(","), Options(**options)).rows}
+
+
+def test_a_cell_at_its_own_best_learning_rate_and_at_the_shared_one(make, tmp_path):
+    for seed, (low, high) in enumerate([(2.1, 2.3), (2.2, 2.35), (2.15, 2.25)]):
+        make("rmsnorm", 1e-3, seed, low)
+        make("rmsnorm", 3e-3, seed, high)
+        make("layernorm", 1e-3, seed, low + 0.4)
+        make("layernorm", 3e-3, seed, high - 0.2)
+        make("dyt", 1e-3, seed, 2.1)
+        make("dyt", 3e-3, seed, 2.2)
+    found = rows(tmp_path)
+    assert list(found) == ["dyt", "layernorm", "rmsnorm"]
+    rms, layer = found["rmsnorm"], found["layernorm"]
+    assert (rms["lr"], layer["lr"], rms["shared_lr"], layer["shared_lr"]) == (1e-3, 3e-3, 1e-3, 1e-3)
+    low, high = stats.t.interval(0.95, 2, loc=2.15, scale=stats.sem([2.1, 2.2, 2.15]))
+    assert (rms["val_loss"], rms["val_loss_low"], rms["val_loss_high"]) == pytest.approx((2.15, low, high))
+    assert layer["val_loss"] == pytest.approx(2.1)
+    assert layer["shared_val_loss"] == pytest.approx(2.55)
+    assert (rms["runs"], rms["ended"], rms["seeds"], rms["learning_rates"]) == (6, 6, 3, [1e-3, 3e-3])
+    assert rms["selected"].startswith("lowest mean final validation loss of 2 learning rates")
+    assert rms["lr_sensitivity"] == pytest.approx((2.15 + 2.3) / 2 - 2.15)
+    assert rows(tmp_path, lr=3e-3)["rmsnorm"]["shared_val_loss"] == pytest.approx(2.3)
+    with pytest.raises(ConfigError, match=r"--lr 0.1: no run has it; choose one of 0.001, 0.003"):
+        rows(tmp_path, lr=0.1)
+
+
+def test_a_diverged_run_is_an_outcome_and_a_failed_one_is_none(make, tmp_path):
+    for seed, loss in enumerate([2.0, math.inf, 2.1]):
+        make("rmsnorm", 1e-3, seed, loss)
+    make("rmsnorm", 1e-3, 3, 2.0, "failed")
+    make("rmsnorm", 1e-3, 4, 2.0, "interrupted")
+    make("rmsnorm", 1e-3, 5, math.nan)  # trained to its end, and is no number
+    row = rows(tmp_path)["rmsnorm"]
+    counted = {key: row[key] for key in ("runs", "ended", "diverged", "failed", "unfinished", "seeds")}
+    assert counted == {"runs": 6, "ended": 2, "diverged": 2, "failed": 1, "unfinished": 1, "seeds": 4}
+    assert (row["val_loss"], row["val_loss_low"], row["best_val_loss"]) == (math.inf, None, math.inf)
+    assert row["val_loss_of_others"] == pytest.approx(2.05)
+    report = summarize_by(tmp_path, ["norm"])
+    assert table_rows(report)[0]["val loss"] == "2 of 4 diverged, others 2.0500"
+    assert "rmsnorm: 1 of 6 runs have not ended, and are in no number" in report.warnings
+
+
+def test_the_best_learning_rate_has_no_diverged_seed(make, tmp_path):
+    for seed in (0, 1):
+        make("rmsnorm", 1e-3, seed, 2.5)
+        make("rmsnorm", 3e-3, seed, 2.0 if seed else math.inf)
+    row = rows(tmp_path)["rmsnorm"]
+    assert (row["lr"], row["val_loss"], row["diverged"]) == (1e-3, 2.5, 1)
+    assert row["lr_sensitivity"] == pytest.approx((2.5 + (2.0 + 5.5) / 2) / 2 - 2.5)
+
+
+def test_one_seed_has_no_interval_and_one_learning_rate_no_sensitivity(make, tmp_path):
+    make("rmsnorm", 1e-3, 0, 2.5)
+    report = summarize_by(tmp_path, ["norm"])
+    (row,) = report.rows
+    assert (row["val_loss"], row["val_loss_low"], row["seeds"]) == (2.5, None, 1)
+    assert (row["lr_sensitivity"], row["selected"]) == (None, None)
+    assert table_rows(report)[0]["val loss"] == "2.5000 (n=1)"
+
+
+def test_the_plateau_is_told_from_divergence_and_from_falling_back(make, tmp_path):
+    for seed, (loss, best) in enumerate([(3.17, 3.17), (4.0, 3.2), (3.3, 2.8), (3.1, 3.1)]):
+        make("post", 1e-3, seed, loss, status={"best_val_loss": best})
+    make("post", 1e-3, 4, math.inf)
+    row = rows(tmp_path)["post"]
+    assert (row["plateau"], row["fell_back"], row["diverged"]) == (2, 1, 1)  # 0.99 x 3.2 = 3.168
+    assert any("never left the unigram plateau" in note for note in notes(summarize_by(tmp_path, ["norm"])))
+
+
+def test_what_a_cell_mixes_is_said(make, tmp_path):
+    other = {"corpus": {"name": "files", "sha256": "f" * 64, "baselines": {"uniform": 5.5}}}
+    gpu = {"resolved": {"device": "cuda", "precision": "bf16", "compile": "on"}}
+    make("rmsnorm", 1e-3, 0, 2.0)
+    make("rmsnorm", 1e-3, 1, 2.0, depth=8)
+    make("rmsnorm", 1e-3, 2, 2.0, placement="post")
+    make("rmsnorm", 1e-3, 3, 2.0, run=other)
+    make("rmsnorm", 1e-3, 4, 2.0, run=gpu)
+    (row,) = rows(tmp_path).values()
+    said = "\n".join(row["warnings"])
+    for told in (
+        "mixes model.depth 4 and 8",
+        "mixes placement post and pre",
+        "mixes corpus files ffffffff and stdlib aaaaaaaa",
+        "mixes precision bf16 and fp32",
+        "mixes numerics (compile) - and on",
+    ):
+        assert told in said
+    assert "mixes device cpu and cuda" in said
+    assert not [warning for row in rows(tmp_path, "norm,model.depth,placement,corpus,device").values()
+                for warning in row["warnings"]]  # fmt: skip
+
+
+def test_seeds_and_learning_rates_are_no_mixture_and_other_seeds_are_said(make, tmp_path):
+    make("rmsnorm", 1e-3, 0, 2.1)
+    make("rmsnorm", 1e-3, 0, 2.3)
+    make("rmsnorm", 3e-3, 1, 2.0)
+    make("rmsnorm", 1e-2, 0, 2.5)
+    (row,) = rows(tmp_path).values()
+    assert row["warnings"] == [
+        "1 of its seeds ran more than once at one learning rate: the mean counts as one",
+        "its learning rates were not tried with the same seeds (0.001: 1, 0.003: 1, 0.01: 1)",
+    ]
+
+
+def test_a_best_at_the_end_of_the_grid_is_said(make, tmp_path):
+    make("rmsnorm", 1e-3, 0, 2.1)
+    make("rmsnorm", 3e-3, 0, 2.0)
+    assert "highest of its grid" in rows(tmp_path)["rmsnorm"]["warnings"][0]
+
+
+def test_cells_that_differ_in_more_than_was_asked_are_said(make, tmp_path):
+    make("rmsnorm", 1e-3, 0, 2.1)
+    make("layernorm", 3e-3, 0, 2.0, depth=8)
+    told = summarize_by(tmp_path, ["norm"]).of_all
+    assert told[0] == "the cells differ in more than norm: model.depth 4 and 8"
+    assert told[1].startswith("the cells were not given the same learning rates")
+
+
+def test_against_a_baseline_paired_by_seed_and_corrected(make, tmp_path):
+    draw = np.random.default_rng(0)
+    losses = {norm: draw.normal(2.3, 0.01, 5) for norm in ("layernorm", "rmsnorm", "dyt")}
+    for norm, own in losses.items():
+        for seed in draw.permutation(5):
+            make(norm, 1e-3, int(seed), float(own[seed]))
+    found = rows(tmp_path, against="norm=layernorm")
+    p = {norm: stats.ttest_rel(losses[norm], losses["layernorm"]).pvalue for norm in ("rmsnorm", "dyt")}
+    for norm in p:
+        difference = losses[norm] - losses["layernorm"]
+        low, high = stats.t.interval(0.95, 4, loc=difference.mean(), scale=stats.sem(difference))
+        row = found[norm]
+        assert [row[key] for key in ("difference", "difference_low", "difference_high", "p")] == pytest.approx(
+            [difference.mean(), low, high, p[norm]]
+        )
+        assert (row["baseline"], row["pairs"], row["test"]) == ("layernorm", 5, "paired t")
+    less, more = sorted(p, key=p.__getitem__)
+    assert found[less]["p_holm"] == pytest.approx(min(1, 2 * p[less]))
+    assert found[more]["p_holm"] == pytest.approx(max(p[more], min(1, 2 * p[less])))
+    assert (found["layernorm"]["baseline"], found["layernorm"]["p"]) == (None, None)
+
+
+def test_a_pair_with_a_diverged_run_is_a_loss_and_stays(make, tmp_path):
+    for seed in range(8):
+        make("layernorm", 1e-3, seed, 2.0 + seed / 100)
+        make("rmsnorm", 1e-3, seed, math.inf if seed < 2 else 1.9 + seed / 90)
+        make("dyt", 1e-3, seed, 1.9 if seed else math.inf)
+    make("rmsnorm", 1e-3, 8, 2.0)
+    found = rows(tmp_path, against="norm=layernorm")
+    row = found["rmsnorm"]
+    assert (row["pairs"], row["test"]) == (8, "signed-rank (2 of 8 pairs with a diverged run)")
+    ranked = [100.0, 100.0, *(1.9 + s / 90 - 2.0 - s / 100 for s in range(2, 8))]
+    shifted = stats.permutation_test(
+        (stats.rankdata(np.abs(ranked)) * np.sign(ranked),), np.sum, permutation_type="samples", n_resamples=np.inf
+    )
+    assert row["p"] == pytest.approx(shifted.pvalue)
+    assert "of 1 seeds there is a result on one side of its comparison only" in row["warnings"]
+    assert "by ranks" in table_rows(summarize_by(tmp_path, ["norm"], Options(against="norm=layernorm")))[2][
+        "less baseline"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"against": "norm=laynorm"}, r"unknown norm 'laynorm': .*did you mean 'layernorm'"),
+        ({"against": "placement=pre"}, r"placement is no word of --by norm"),
+        ({"against": "norm>layernorm"}, r"write word=value"),
+        ({"where": ["model.dpth>3"]}, r"did you mean 'model.depth'"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(make, tmp_path, options, told):
+    make("layernorm", 1e-3, 0, 2.0)
+    with pytest.raises(ConfigError, match=told):
+        rows(tmp_path, **options)
+
+
+def test_words_are_checked(make, tmp_path):
+    make("layernorm", 1e-3, 0, 2.0)
+    with pytest.raises(ConfigError, match=r"--by placment: no run has such a word .did you mean 'placement'"):
+        rows(tmp_path, "norm,placment")
+    for bad in ("norm,norm", "norm,", ""):
+        with pytest.raises(ConfigError, match="each once"):
+            rows(tmp_path, bad)
+    with pytest.raises(NormlabError, match="unknown format 'xml'"):
+        render_report(summarize_by(tmp_path, ["norm"]), "xml")
+
+
+def test_damaged_runs_are_in_no_cell_and_are_named(make, tmp_path):
+    make("layernorm", 1e-3, 0, 2.0)
+    make("layernorm", 1e-3, 1, 2.0).path.joinpath("status.json").write_text("{")
+    broken = make("layernorm", 1e-3, 2, 2.0)
+    broken.path.joinpath("run.json").write_text("{")
+    report = summarize_by(tmp_path, ["norm"])
+    assert (report.rows[0]["runs"], report.rows[0]["failed"]) == (2, 1)
+    assert report.of_all == [f"1 of 3 runs do not say what they were, and are in no cell: {broken.run_id}"]
+    with pytest.raises(StoreError, match="no run there says what it was"):
+        summarize_by(broken.path, ["norm"])
+    with pytest.raises(StoreError, match="no runs in"):
+        summarize_by(tmp_path / "empty", ["norm"])
+
+
+def test_a_cell_without_an_outcome_is_a_row(make, tmp_path):
+    make("layernorm", 1e-3, 0, 2.0, "failed")
+    make("rmsnorm", 1e-3, 0, 2.0)
+    row = rows(tmp_path, against="norm=layernorm", target=2.5)["layernorm"]
+    assert (row["failed"], row["val_loss"], row["lr"], row["steps_to_target"]) == (1, None, None, None)
+    for format in ("table", "json", "csv", "markdown"):
+        assert render_report(summarize_by(tmp_path, ["norm"], Options(against="norm=layernorm")), format)
+
+
+def test_steps_and_seconds_to_a_target_are_read_from_the_metrics(make, tmp_path):
+    for seed, curve in enumerate([(5.5, 3.0, 2.4, 2.6), (5.5, 2.5, 2.3, 2.2)]):
+        folder = make("rmsnorm", 1e-3, seed, curve[-1])
+        for number, loss in enumerate(curve):
+            folder.append([{"kind": "train", "step": number, "loss": 9.0}])
+            folder.append([{"kind": "pace", "step": 10 * number, "seconds": 1.5 * number}])
+            folder.append([{"kind": "eval", "step": 10 * number, "loss": loss}])
+    row = rows(tmp_path, target=2.5)["rmsnorm"]
+    assert (row["steps_to_target"], row["seconds_to_target"], row["target_reached"]) == (15, 2.25, 2)
+    row = rows(tmp_path, target=2.25)["rmsnorm"]
+    assert (row["steps_to_target"], row["target_reached"], row["target_runs"]) == (None, 1, 2)
+    report = summarize_by(tmp_path, ["norm"], Options(target=2.25))
+    assert table_rows(report)[0]["to 2.25"] == "1 of 2"
+
+
+def test_spikes_are_the_statuss_or_counted_when_asked(make, tmp_path):
+    make("rmsnorm", 1e-3, 0, 2.0, status={"spikes": {"clipped": {"spikes": 3, "of_steps": 100}}})
+    old = make("rmsnorm", 1e-3, 1, 2.0)
+    clips = [0.5, 1.0, 0.9, 1.0]
+    old.append([{"kind": "train", "step": i, "loss": 2.0, "grad_norm": 1.0, "clip": c} for i, c in enumerate(clips)])
+    (row,) = rows(tmp_path).values()
+    assert row["spikes"] == {"clipped": {"runs": 1, "spikes": 3, "of_steps": 100, "share": 0.03}}
+    (row,) = rows(tmp_path, spikes=True).values()
+    assert row["spikes"]["clipped"] == {"runs": 2, "spikes": 5, "of_steps": 104, "share": 5 / 104}
+
+
+def test_json_and_csv_hold_everything(make, tmp_path):
+    make("rmsnorm", 1e-3, 0, math.inf, status={"spikes": {"clipped": {"spikes": 3, "of_steps": 100}}})
+    make("layernorm", 1e-3, 0, 2.0)
+    report = summarize_by(tmp_path, ["norm"])
+    layer, rms = json.loads(render_report(report, "json"))
+    assert (rms["val_loss"], rms["spikes"]["clipped"]["spikes"], layer["run_ids"]) == ("inf", 3, ["run0001"])
+    layer, rms = csv.DictReader(io.StringIO(render_report(report, "csv")))
+    assert (rms["spikes.clipped.spikes"], layer["spikes.clipped.spikes"], rms["val_loss"]) == ("3", "", "inf")
+    assert rms["learning_rates"] == "[0.001]"
+
+
+def test_the_metrics_are_left_alone_unless_they_are_asked_for(make, tmp_path, monkeypatch):
+    make("rmsnorm", 1e-3, 0, 2.0)
+    monkeypatch.setattr("normlab.store.runs.RunFolder.rows", lambda *words: pytest.fail("metrics were read"))
+    assert rows(tmp_path, against="norm=rmsnorm")["rmsnorm"]["val_loss"] == 2.0
+
+
+def test_a_sweep_by_its_name_and_what_has_not_started(make, tmp_path, monkeypatch, run_command):
+    first, second = make("rmsnorm", 1e-3, 0, 2.0), make("rmsnorm", 1e-3, 1, 2.0)
+    make("other", 1e-3, 0, 2.0)
+    results = tmp_path / "results"
+    results.mkdir()
+    (tmp_path / "runs").rename(results / "runs")
+    plan = results / "sweeps" / "mine" / "plan.json"
+    plan.parent.mkdir(parents=True)
+    jobs = [{"run_id": first.run_id}, {"run_id": second.run_id}, {"run_id": "later"}]
+    plan.write_text(json.dumps({"jobs": jobs}))
+    monkeypatch.chdir(tmp_path)
+    for word in ("mine", plan.parent):
+        report = summarize_by(word, ["norm"])
+        assert [row["cell"] for row in report.rows] == ["rmsnorm"]
+        assert report.of_all == ["1 of the sweep's 3 runs have not started"]
+    code, out, err = run_command("summarize", "mine", "--by", "norm")
+    assert (code, "rmsnorm" in out) == (0, True)
+    assert "normlab: 1 of the sweep's 3 runs have not started" in err
+    assert run_command("summarize", "mine")[1].count("rmsnorm") >= 1
+    for content in ("{", '{"jobs": []}', '{"jobs": [{"run_id": "../runs"}]}', '{"jobs": 3}'):
+        plan.write_text(content)
+        with pytest.raises(StoreError, match="is damaged"):
+            summarize_by("mine", ["norm"])
+
+
+def test_the_command_line(make, tmp_path, run_command):
+    make("rmsnorm", 1e-3, 0, 2.0, depth=4)
+    make("rmsnorm", 1e-3, 1, 2.0, depth=8)
+    code, out, err = run_command("summarize", str(tmp_path), "--by", "norm")
+    assert (code, err) == (0, "normlab: rmsnorm: mixes model.depth 4 and 8\n")
+    assert "2.0000 ± 0.0000 (n=2)" in out
+    code, out, err = run_command("summarize", str(tmp_path), "--by", "norm", "--where", "model.depth>=8")
+    assert (code, err) == (0, "")
+    assert "2.0000 (n=1)" in out
+    assert len(json.loads(run_command("summarize", str(tmp_path), "--where", "seed=1", "--format", "json")[1])) == 1
+    code, _, err = run_command("summarize", str(tmp_path), "--against", "norm=rmsnorm")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--against: has no effect without --by" in err
+    assert run_command("summarize", str(tmp_path), "--by", "norm", "--where", "nrom=a")[0] == 2

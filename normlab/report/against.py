@@ -72,7 +72,7 @@ def compare(
 def confounds(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
     """What a cell and its baseline differ in besides what was asked, learning rate and seeds."""
     different = [word for word, a, b in zip(by, cell.key, baseline.key, strict=True) if a != b]
-    return mixtures([*cell.outcomes, *baseline.outcomes], different)
+    return list(mixtures([*cell.outcomes, *baseline.outcomes], different).values())
 
 
 def _pairs(cell: Cell, lr: float | None, baseline: Cell, base_lr: float | None) -> tuple[list[float], int]:

@@ -52,7 +52,7 @@ class Cell:
 
     def warnings(self) -> list[str]:
         """What a reader must know before the cell's numbers are believed."""
-        said = [f"mixes {mixture}" for mixture in mixtures(self.outcomes)]
+        said = [f"mixes {mixture}" for mixture in mixtures(self.outcomes).values()]
         if unfinished := self.count(UNFINISHED):
             said.append(f"{unfinished} of {len(self.outcomes)} runs have not ended, and are in no number")
         twins = Counter((run.lr, run.replicate) for run in self.outcomes if run.came_out)
@@ -76,29 +76,29 @@ def cells(outcomes: Iterable[Outcome], by: Sequence[str]) -> list[Cell]:
     return [Cell(key, found[key]) for key in sorted(found, key=lambda key: [_order(value) for value in key])]
 
 
-def mixtures(outcomes: Sequence[Outcome], ignored: Iterable[str] = ()) -> list[str]:
-    """What runs differ in besides learning rate and seed, a phrase for each word: `model.depth 4 and 8`.
+def mixtures(outcomes: Sequence[Outcome], ignored: Iterable[str] = ()) -> dict[str, str]:
+    """What runs differ in besides learning rate and seed, a phrase by word: `model.depth 4 and 8`.
 
     Args:
         outcomes: The runs.
         ignored: Words that are meant to differ, with all that is below them (norm: norm.eps).
     """
     ignored = tuple(ignored)
-    phrases = []
+    phrases: dict[str, str] = {}
     for word, values in differing([run.told for run in outcomes]).items():
         if not any(word == other or word.startswith((f"{other}.", f"the {other}'s")) for other in ignored):
             more = [f"{len(values) - MOST_VALUES} more"] if len(values) > MOST_VALUES else []
             *first, last = [*values[: MOST_VALUES if more else len(values)], *more]
-            phrases.append(f"{word} {', '.join(first)} and {last}")
+            phrases[word] = f"{word} {', '.join(first)} and {last}"
     return phrases
 
 
 def between(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
     """What cells differ in from each other beyond the words that make them; what one mixes in itself is said there."""
-    own = {mixture.partition(" and ")[0].split()[0] for cell in cells for mixture in mixtures(cell.outcomes)}
+    own = {word for cell in cells for word in mixtures(cell.outcomes)}
     # The MLP is made as wide as the stream asks for.
     ignored = [*by, *own, *(["model.mlp_width"] if {"model.width", "model"} & set(by) else [])]
-    return mixtures([run for cell in cells for run in cell.outcomes], ignored)
+    return list(mixtures([run for cell in cells for run in cell.outcomes], ignored).values())
 
 
 def _order(value: Setting) -> tuple[int, float, str]:

@@ -68,6 +68,7 @@ from normlab.tracking.base import Row
 from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbSink
 from normlab.train.loop import Loop
+from normlab.train.member import Member
 from normlab.train.optim import hyper_of, learning_rate
 from normlab.train.resolve import Resolved, apply, resolve
 from normlab.train.start import train
@@ -270,7 +271,7 @@ def bench_step(words: Sequence[str], rounds: int, device: str, compiled: str | N
     on_gpu = resolved.device == "cuda"
     turns, steps = (rounds, 20) if on_gpu else (rounds * 10, 1)
     # A loop that is never run, for its step and its batches; it writes nothing before it is run.
-    loop = Loop(run, resolved, corpus, RunFolder("nowhere"), [])
+    loop = Loop([Member(run, RunFolder("nowhere"))], resolved, corpus)
     step, batches = loop.step, loop.batches
     plain = Plain(run, resolved, corpus, compiled)
     hyper = hyper_of(run.optim, run.train.steps, run.optim.warmup_steps or 0)

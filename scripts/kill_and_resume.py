@@ -322,7 +322,7 @@ def differences(reference: Path, other: Path) -> list[str]:
         if one.read_bytes() != two.read_bytes():
             found.append(f"statistics: {one.name}")
     status, other_status = (timeless(RunFolder(f).status()) for f in (reference, other))
-    if status != other_status or status["state"] != "finished":
+    if status != other_status or status["state"] not in ("finished", "diverged"):
         found.append(f"status: {status} and {other_status}")
     return found
 

@@ -8,6 +8,8 @@ Shapes: N tokens or windows, B batch, T context.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -85,6 +87,21 @@ class Batches:
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()  # so that the host need not wait for the copy
         return tensor.to(self.device, non_blocking=True)
+
+
+class StackedBatches:
+    """The batches of several runs, stacked: those of each run, shape (R, B, T)."""
+
+    def __init__(self, batches: Sequence[Batches]) -> None:
+        # Runs of one seed see the same windows, which are then cut out once.
+        self._distinct = list(dict.fromkeys(batches))
+        self._which_R = [self._distinct.index(own) for own in batches]
+
+    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and targets of a step, both (R, B, T), int64, on the device."""
+        pairs = [own.batch(step) for own in self._distinct]
+        tokens, targets = (torch.stack([pairs[which][side] for which in self._which_R]) for side in (0, 1))
+        return tokens, targets
 
 
 def validation_windows(tokens_N: np.ndarray, context: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,6 @@
 """Validation loss over fixed windows.
 
-Shapes: N windows, T time.
+Shapes: N windows, T time, R runs (absent for a lone run).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.train.bound import Alone
+from normlab.train.bound import Bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class Validation:
     """Whether the norm computes something else in training: then that loss is measured too."""
 
     @torch.no_grad()
-    def __call__(self, bound: Alone) -> dict[str, float]:
+    def __call__(self, bound: Bound) -> dict[str, list[float]]:
         """`loss` in evaluation mode and, where it differs by nature, `loss_batch_statistics` in training mode.
 
-        Nats per token. Running statistics are left as they were.
+        Nats per token, of each run. Running statistics are left as they were.
         """
         losses = {"loss": self._mean(bound, training=False)}
         if self.batch_statistics:
@@ -40,12 +40,12 @@ class Validation:
             bound.set_buffers(kept)
         return losses
 
-    def _mean(self, bound: Alone, training: bool) -> float:
+    def _mean(self, bound: Bound, training: bool) -> list[float]:
         bound.train(training)
-        total = torch.zeros((), dtype=torch.float64, device=self.tokens_NT.device)
+        total = torch.zeros(bound.lead, dtype=torch.float64, device=self.tokens_NT.device)
         pairs = zip(self.tokens_NT.split(self.batch_size), self.targets_NT.split(self.batch_size), strict=True)
         for tokens, targets in pairs:
             with self.autocast():
-                loss = bound.loss(tokens, targets).loss
+                loss = bound.loss(tokens.expand(*bound.lead, -1, -1), targets.expand(*bound.lead, -1, -1)).loss
             total += loss.double() * len(tokens)
-        return (total / len(self.tokens_NT)).item()
+        return (total / len(self.tokens_NT)).view(-1).tolist()

@@ -13,7 +13,7 @@ import numpy as np
 from normlab.config import RunConfig
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.statistic import CORE, EXTENDED, PROBE
-from normlab.train.bound import Alone
+from normlab.train.bound import Alone, Bound
 from normlab.train.closer import MOST_EXAMPLES, CloserLook
 from normlab.train.columns import families
 from normlab.train.evaluate import Validation
@@ -24,10 +24,14 @@ from normlab.train.probing import Probe, adam_measure, examples, fits, probed_st
 
 @dataclass(slots=True)
 class Looks:
-    """What looks into a lone run. What it sees is told, with the step before which, or in which, it was."""
+    """What looks into a run, or into the steps of a pack.
+
+    What it sees is told, with the step before which, or in which, it was. What takes more than the steps themselves,
+    the closer look and the probe, is of lone runs.
+    """
 
     config: RunConfig
-    bound: Alone
+    bound: Bound
     optimizer: Optimizer
     validation: Validation
     tell: Callable[[str, Profiles], None]
@@ -51,6 +55,7 @@ class Looks:
         picked = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
         self._closer = None
         if extended:
+            assert isinstance(self.bound, Alone), "a pack's runs are looked into in their steps only"
             self._closer = CloserLook(
                 self.bound, extended, windows.tokens_NT[picked], windows.targets_NT[picked], self.optimizer,
                 apart=not config.norm.batch_statistics, autocast=windows.autocast,

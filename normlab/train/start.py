@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from normlab.tracking.base import Sink
 from normlab.tracking.console import Console
 from normlab.train import checkpoint
 from normlab.train.identity import describe
-from normlab.train.loop import Loop, Progress, copied_rows
+from normlab.train.loop import Loop, copied_rows
+from normlab.train.member import Member, Progress
 from normlab.train.resolve import apply, resolve
 from normlab.train.signals import StopRequest
 from normlab.train.trunk import longest_trunk
@@ -65,44 +66,111 @@ def train(config: RunConfig, sinks: Sequence[Sink] | None = None, *, ends_proces
     Raises:
         ConfigError, DataError, StoreError: Each says what to do.
     """
-    resolved = resolve(config)
-    for doubt in config.doubts():
+    return train_pack([config], None if sinks is None else [sinks], ends_process=ends_process)[0]
+
+
+def train_pack(
+    configs: Sequence[RunConfig],
+    sinks: Sequence[Sequence[Sink]] | None = None,
+    *,
+    pack: Mapping[str, Any] | None = None,
+    ends_process: bool = False,
+) -> list[Outcome]:
+    """Train runs together, as one stacked computation; or go on with them, or find that all have ended.
+
+    Each has its own folder, status and listeners. They go on together, from the newest step of which each has a whole
+    checkpoint; one that has diverged stays in the stack where it was frozen.
+
+    Args:
+        configs: Validated, and alike but for numbers: seeds, learning rates and the like (`sweep.packs`).
+        sinks: Who listens to each.
+        pack: Which pack of which sweep they are, for their records: `sweep` and `number`.
+        ends_process: As for `train`.
+
+    Raises:
+        ConfigError, DataError, StoreError: Each says what to do.
+    """
+    resolved = resolve(configs[0])
+    for doubt in dict.fromkeys(doubt for config in configs for doubt in config.doubts()):
         _say(doubt)
     # A signal ends this at once: what it makes appears whole or not at all.
-    corpus = open_corpus(config.data)
+    corpus = open_corpus(configs[0].data)
     apply(resolved)  # after the corpus: it loads half a compiler, and a text that is not there is said sooner
     with StopRequest(ends_process=ends_process) as stop:
-        now = describe(config, resolved, corpus)
-        folder = RunFolder(_place(config, now))
-        if folder.exists():
-            run = folder.run()
-            if (status := folder.status())["state"] in ENDED:
-                if config.run.name not in (None, run["name"]):
-                    _say(f"run.name={config.run.name}: has no effect, the run has ended and is called {run['name']}")
-                if differing := _other_statistics(run, now):
-                    _say(
-                        f"{', '.join(differing)}: no effect, the run has ended; `normlab inspect RUN --probe` looks "
-                        "into its checkpoints now, and run.fresh=true trains another run that measures so"
-                    )
-                return Outcome(folder, status["state"], status, already=True)
-        now["fingerprint"] = fingerprint(config)
+        now = [describe(config, resolve(config), corpus) for config in configs]
+        members = [Member(config, RunFolder(_place(config, own))) for config, own in zip(configs, now, strict=True)]
+        if len(members) > 1:
+            ids = [member.folder.run_id for member in members]
+            for own in now:
+                own["pack"] = {**(pack or {}), "runs": ids}
+        before = [_ended(member, own) for member, own in zip(members, now, strict=True)]
+        ended = [outcome for outcome in before if outcome is not None]
+        if len(ended) == len(members):
+            return ended
+        for member, own in zip(members, now, strict=True):
+            if member.folder.exists():
+                _refuse_other_company(member.folder.run(), own, pack)
+        block = fingerprint(configs[0])
+        for own in now:
+            own["fingerprint"] = block
         # What can be wrong with a new run is wrong here, before its folder is made.
         with _torchs_words():
-            loop = Loop(config, resolved, corpus, folder, [])
-        with folder.lock():
+            loop = Loop(members, resolved, corpus)
+        with contextlib.ExitStack() as locks:
+            for member in members:
+                locks.enter_context(member.folder.lock())
+            runs = []
             with _torchs_words():  # of a checkpoint that is read, this run's or its trunk's
-                if folder.exists():
-                    run = folder.run()
-                else:
-                    _create(folder, run := now, config)
-                (folder.path / UNFINISHED).unlink(missing_ok=True)
-                write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
+                for member, own in zip(members, now, strict=True):
+                    if not member.folder.exists():
+                        _create(member.folder, own, member.config)
+                    runs.append(member.folder.run())
+                    (member.folder.path / UNFINISHED).unlink(missing_ok=True)
+                    write_atomic(member.folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
                 _go_to_checkpoint(loop)
-            _note_what_differs(loop, run, now)
-            every = {CORE: config.stats.every, EXTENDED: config.stats.extended_every}
-            folder.arrays.begin(loop.progress.step, every)
-            loop.sinks = make_sinks(config, folder) if sinks is None else sinks
-            return _run(loop, run, stop)
+            for number, (member, run, own) in enumerate(zip(members, runs, now, strict=True)):
+                _note_what_differs(member, run, own)
+                stats = member.config.stats
+                member.folder.arrays.begin(member.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every})
+                member.sinks = make_sinks(member.config, member.folder) if sinks is None else sinks[number]
+            return _run(loop, runs, stop)
+
+
+def _ended(member: Member, now: Mapping[str, Any]) -> Outcome | None:
+    """How a run ended, if it has; what has no effect then is said."""
+    config, folder = member.config, member.folder
+    if not folder.exists():
+        return None
+    run, status = folder.run(), folder.status()
+    if status["state"] not in ENDED:
+        return None
+    if config.run.name not in (None, run["name"]):
+        _say(f"run.name={config.run.name}: has no effect, the run has ended and is called {run['name']}")
+    if differing := _other_statistics(run, now):
+        _say(
+            f"{', '.join(differing)}: no effect, the run has ended; `normlab inspect RUN --probe` looks "
+            "into its checkpoints now, and run.fresh=true trains another run that measures so"
+        )
+    return Outcome(folder, status["state"], status, already=True)
+
+
+def _refuse_other_company(run: Mapping[str, Any], now: Mapping[str, Any], pack: Mapping[str, Any] | None) -> None:
+    """A pack is gone on with by its own sweep only, for a step of the others' would be lost; and none joins it.
+
+    Raises:
+        StoreError: The run is another sweep's, or of none.
+    """
+    was, sweep = run.get("pack"), (pack or {}).get("sweep")
+    if was is not None and was.get("sweep") != sweep:
+        raise StoreError(
+            f"run {run['run_id']} is one of a pack of {len(was['runs'])} that trains together in sweep "
+            f"{was.get('sweep')}; start that sweep again to go on with it, or run.fresh=true starts another beside it"
+        )
+    if was is None and "pack" in now:
+        raise StoreError(
+            f"run {run['run_id']} was begun alone, and cannot join a pack; go on with it by `normlab train`, or plan "
+            "the sweep with sweep.pack=off"
+        )
 
 
 def _place(config: RunConfig, run: dict[str, Any]) -> Path:
@@ -147,7 +215,8 @@ def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
     for number, path in enumerate(config.plugins):
         kept = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
         write_atomic(kept, Path(path).expanduser().read_bytes())
-    trunk = None if config.run.fresh else longest_trunk(folder.path.parent, run, config)
+    # The runs of a pack begin together.
+    trunk = None if config.run.fresh or "pack" in run else longest_trunk(folder.path.parent, run, config)
     if trunk is not None:
         trunk.graft(folder)
         run["continued_from"] = {"run_id": trunk.folder.run_id, "step": trunk.checkpoint.step}
@@ -165,38 +234,74 @@ def _remains(folder: RunFolder) -> list[str]:
 
 
 def _go_to_checkpoint(loop: Loop) -> None:
-    """Put the loop at the run's newest whole checkpoint, or at its beginning, and the record with it."""
-    saved, problems = checkpoint.newest(loop.folder.path / checkpoint.FOLDER)
-    for problem in problems:
-        _say(f"{problem}; going on from the checkpoint before it")
-    last = loop.folder.status().get("checkpoint")
-    if last is not None and not problems and (saved is None or saved.step < last):
-        missing = f"{loop.folder.path / checkpoint.FOLDER}: the checkpoint of step {last} is missing"
-        if saved is None:
+    """Put the loop, and the records, at the newest step of which each run has a whole checkpoint, or at the start."""
+    found = _of_one_step(loop.members)
+    if found is None:
+        for member in loop.members:
+            if member.folder.size():
+                _say("this run has no checkpoint yet: it starts again from step 0")
+            member.progress = Progress()
+            member.folder.cut(0)
+            member.folder.arrays.cut(0)
+        return
+    loop.restore(found)
+    for member, saved in zip(loop.members, found, strict=True):
+        folder = member.folder
+        folder.cut(saved.meta["record_bytes"])
+        # What is measured after the last step is all of it that has that step's number.
+        folder.arrays.cut(saved.step + (saved.step == member.config.train.steps))
+        for lost in folder.arrays.told_missing(saved.step):
+            _say(lost)
+        if damaged := folder.rows().damaged:
+            _say(f"{folder.metrics_path}: damaged rows: {damaged}; the run itself goes on from a whole checkpoint")
+
+
+def _of_one_step(members: Sequence[Member]) -> list[checkpoint.Checkpoint] | None:
+    """A whole checkpoint of each run, the newest that are of one step; of one that diverged before it, its last."""
+    found = [_newest(member) for member in members]
+    while all(saved is not None for saved in found):
+        whole = [saved for saved in found if saved is not None]
+        step = min((saved.step for saved in whole if saved.meta["diverged"] is None), default=None)
+        if step is None or all(
+            saved.step == step or (saved.step < step and saved.meta["diverged"] is not None) for saved in whole
+        ):
+            return whole
+        found = [
+            saved if saved.step <= step else _newest(member, at_most=step)
+            for member, saved in zip(members, whole, strict=True)
+        ]
+    return None
+
+
+def _newest(member: Member, at_most: int | None = None) -> checkpoint.Checkpoint | None:
+    """The run's newest whole checkpoint (of at most a step), if there is any; what is wrong with others is said.
+
+    Raises:
+        StoreError: There should be one, and there is none.
+    """
+    folder = member.folder
+    status = folder.status()
+    saved, problems = checkpoint.newest(folder.path / checkpoint.FOLDER, at_most)
+    if at_most is None:
+        for problem in problems:
+            _say(f"{problem}; going on from the checkpoint before it")
+        last = status.get("checkpoint")
+        if last is not None and not problems and (saved is None or saved.step < last):
+            missing = f"{folder.path / checkpoint.FOLDER}: the checkpoint of step {last} is missing"
+            if saved is None:
+                raise StoreError(
+                    f"{missing} and there is no other; put it back, or start another run beside it with run.fresh=true"
+                )
+            _say(f"{missing}; going on from that of step {saved.step}")
+        if saved is None and not (folder.path / STATUS_FILE).exists() and folder.rows("train").rows:
             raise StoreError(
-                f"{missing} and there is no other; put it back, or start another run beside it with run.fresh=true"
-            )
-        _say(f"{missing}; going on from that of step {saved.step}")
-    if saved is None:
-        if not (loop.folder.path / STATUS_FILE).exists() and loop.folder.rows("train").rows:
-            raise StoreError(
-                f"{loop.folder.path}: the run took steps, and has neither {STATUS_FILE} nor a checkpoint; put back "
+                f"{folder.path}: the run took steps, and has neither {STATUS_FILE} nor a checkpoint; put back "
                 "what there was of them, or start another run beside it with run.fresh=true"
             )
-        if loop.folder.size():
-            _say("this run has no checkpoint yet: it starts again from step 0")
-        loop.progress = Progress()
-        loop.folder.cut(0)
-        loop.folder.arrays.cut(0)
-        return
-    loop.restore(saved)
-    loop.folder.cut(saved.meta["record_bytes"])
-    # What is measured after the last step is all of it that has that step's number.
-    loop.folder.arrays.cut(saved.step + (saved.step == loop.config.train.steps))
-    for lost in loop.folder.arrays.told_missing(saved.step):
-        _say(lost)
-    if damaged := loop.folder.rows().damaged:
-        _say(f"{loop.folder.metrics_path}: damaged rows: {damaged}; the run itself goes on from a whole checkpoint")
+    if saved is not None and status["state"] == DIVERGED and saved.step == status["step"]:
+        # It may have been written before the step that diverged.
+        return replace(saved, meta={**saved.meta, "diverged": status["diverged"]})
+    return saved
 
 
 def make_sinks(config: RunConfig, folder: RunFolder) -> list[Sink]:
@@ -209,25 +314,34 @@ def make_sinks(config: RunConfig, folder: RunFolder) -> list[Sink]:
     return sinks
 
 
-def _run(loop: Loop, run: dict[str, Any], stop: StopRequest) -> Outcome:
-    first = loop.progress.step
+def _run(loop: Loop, runs: Sequence[dict[str, Any]], stop: StopRequest) -> list[Outcome]:
     try:
-        for sink in loop.sinks:
-            sink.start(run, first)
-            if run.get("continued_from", {}).get("step") == first and first > 0:
-                sink.log(copied_rows(loop.folder))
+        for member, run in zip(loop.members, runs, strict=True):
+            first = member.progress.step
+            for sink in member.sinks:
+                sink.start(run, first)
+                if run.get("continued_from", {}).get("step") == first and first > 0:
+                    sink.log(copied_rows(member.folder))
         with _torchs_words():
             state = loop.run(stop)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: no checkpoint, and nobody's failure
             stop.end()
-            _finish(loop, loop.status("interrupted"), stop, at_once=True)
+            _finish(loop, [loop.status(member, "interrupted") for member in loop.members], stop, at_once=True)
         else:
             reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
-            _finish(loop, {**loop.status("failed"), "error": reason}, stop)
+            _finish(loop, [_failed(loop.status(member, "failed"), reason) for member in loop.members], stop)
         raise
-    status = _finish(loop, loop.status(state), stop)
-    return Outcome(loop.folder, state, status, stop.received if state == "interrupted" else None)
+    statuses = [loop.status(member, DIVERGED if member.diverged else state) for member in loop.members]
+    return [
+        Outcome(member.folder, status["state"], status, stop.received if status["state"] == "interrupted" else None)
+        for member, status in zip(loop.members, _finish(loop, statuses, stop), strict=True)
+    ]
+
+
+def _failed(status: dict[str, Any], reason: str) -> dict[str, Any]:
+    """The status of a run of a loop that failed; one that had diverged before has ended already."""
+    return status if status["state"] == DIVERGED else {**status, "error": reason}
 
 
 @contextlib.contextmanager
@@ -251,30 +365,40 @@ def _torchs_words() -> Iterator[None]:
         raise
 
 
-def _spikes(folder: RunFolder) -> dict[str, Any]:
-    """What each rule finds in a run, if it has taken a step and its record can be read: spikes, of so many steps."""
-    with contextlib.suppress(StoreError):
-        found = count(series(folder))
-        return {"spikes": {each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored} for each in found}}
-    return {}
-
-
-def _finish(loop: Loop, status: dict[str, Any], stop: StopRequest, *, at_once: bool = False) -> dict[str, Any]:
-    """Write the last status, tell who listens, and return what they were told."""
-    mirrors = [sink for sink in loop.sinks if isinstance(sink, Background)]
+def _with_spikes(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
+    """The status, and what each rule finds in a run that has taken a step: spikes, of so many steps; kept if it ended."""
     try:
-        loop.folder.write_status(status)
+        found = count(series(folder))
+        status = {
+            **status,
+            "spikes": {each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored} for each in found},
+        }
+        if status["state"] in ENDED:
+            folder.write_status(status)
+    except StoreError:  # the run has ended as it is; they can be counted again
+        pass
+    return status
+
+
+def _finish(
+    loop: Loop, statuses: Sequence[dict[str, Any]], stop: StopRequest, *, at_once: bool = False
+) -> list[dict[str, Any]]:
+    """Write the last statuses, tell who listens, and return what they were told."""
+    told = list(statuses)
+    mirrors = [sink for member in loop.members for sink in member.sinks if isinstance(sink, Background)]
+    try:
+        for member, status in zip(loop.members, statuses, strict=True):
+            member.folder.write_status(status)
     finally:
         stop.end()  # no step is left to stop at: from here Ctrl-C is for what is waited for
         try:
             for mirror in mirrors if at_once else ():
                 mirror.abandon()
-            told = status if at_once else status | _spikes(loop.folder)
-            if told["state"] in ENDED and "spikes" in told:
-                with contextlib.suppress(StoreError):  # the run has ended as it is; they can be counted again
-                    loop.folder.write_status(told)
-            for sink in loop.sinks:
-                sink.finish(told)
+            for index, member in enumerate(loop.members):
+                if not at_once:
+                    told[index] = _with_spikes(member.folder, told[index])
+                for sink in member.sinks:
+                    sink.finish(told[index])
         except KeyboardInterrupt:
             for mirror in mirrors:
                 mirror.abandon()
@@ -282,18 +406,18 @@ def _finish(loop: Loop, status: dict[str, Any], stop: StopRequest, *, at_once: b
     return told
 
 
-def _note_what_differs(loop: Loop, begun: dict[str, Any], now: dict[str, Any]) -> None:
+def _note_what_differs(member: Member, begun: dict[str, Any], now: dict[str, Any]) -> None:
     """A resume with other code, or on other threads, instructions or hardware, gives other bits: say and record it."""
     was, has = (_told_of(run) for run in (begun, now))
     told = [name for name in was if was[name] is not None]  # a record of before may not hold it
     differing = [f"{name} was {was[name]} and is {has[name]}" for name in told if was[name] != has[name]]
     if differing:
         what = "; ".join(differing)
-        loop.progress.elsewhere.append(f"from step {loop.progress.step}: {what}")
+        member.progress.elsewhere.append(f"from step {member.progress.step}: {what}")
         _say(f"this run goes on where {what}: its numbers will not be bit for bit the same")
 
 
-def _other_statistics(begun: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def _other_statistics(begun: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The words after `stats.` that are not those that a run was begun with."""
     was, has = (run["config"].get("stats", {}) for run in (begun, now))
     return [f"stats.{word}" for word in has if word != "preset" and word in was and was[word] != has[word]]
@@ -306,6 +430,7 @@ def _told_of(run: dict[str, Any]) -> dict[str, Any]:
     resolved = ("threads", "instructions", "device_name", "deterministic")
     return {
         **{name: run["resolved"].get(name) for name in resolved},
+        "the size of its pack": len(run["pack"]["runs"]) if "pack" in run else 1,
         "the block's fingerprint": run.get("fingerprint"),
         "torch": run["versions"].get("torch"),
         "normlab": run["versions"].get("normlab"),

@@ -9,6 +9,7 @@ from normlab.data.corpus import open_corpus
 from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop
+from normlab.train.member import Member
 from normlab.train.resolve import apply, resolve
 from normlab.train.start import train
 
@@ -70,7 +71,7 @@ def test_steps_between_two_writes_never_wait_for_the_gpu(gpu_words: list[str], t
     config = compose_run([*gpu_words, "compile=off"])
     resolved = resolve(config)
     apply(resolved)
-    loop = Loop(config, resolved, open_corpus(config.data), RunFolder(tmp_path / "run"), [])
+    loop = Loop([Member(config, RunFolder(tmp_path / "run"))], resolved, open_corpus(config.data))
     for step in range(3):
         loop._one_step(step)
     torch.cuda.synchronize()

@@ -1,0 +1,86 @@
+"""A pack equals its runs alone, for every norm in pre-norm and for every placement: what is added is held to it too."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from test_pack import VOCAB, config_of, cyclic_batch, step_of
+from test_placements import norm_in
+
+from normlab.model.init import build_model
+from normlab.norms.base import load_all as load_norms
+from normlab.placements.base import load_all as load_placements
+from normlab.train.bound import Alone, Pack
+from normlab.train.optim import hyper_of, stack_hyper
+
+# Of 32 channels the default looks at two, whose length may be next to nothing: then rounding alone grows to 1e-1.
+OPTIONS = {"prmsnorm": ("norm.fraction=0.5",)}
+PAIRS = [(f"norm={norm}", "placement=pre", *OPTIONS.get(norm, ())) for norm in load_norms()] + [
+    (norm_in(name, "rmsnorm"), f"placement={name}") for name in load_placements() if name != "pre"
+]
+NUMBERS = (
+    ("seed=0", "optim.warmup_steps=2"),
+    ("seed=1", "optim.warmup_steps=5", "optim.weight_decay=0", "optim.beta1=0.8", "optim.clip=0.5"),
+)
+
+
+def losses(words: tuple[str, ...], steps: int, dtype: torch.dtype, *, nudge: bool = False) -> torch.Tensor:
+    """The losses of two runs, alone and in a pack, and of the first once more: (steps, 5).
+
+    Args:
+        words: What they have in common.
+        steps: How many.
+        dtype: Of everything.
+        nudge: Whether the last bit of one weight of the fifth is changed.
+    """
+    configs = [config_of(*words, *numbers) for numbers in NUMBERS]
+    models = [build_model(config, VOCAB).to(dtype) for config in configs]
+    nudged = copy.deepcopy(models[0])
+    with torch.no_grad():
+        weight = next(p for p in nudged.parameters() if p.dim() > 1).view(-1)
+        weight[:1] = torch.nextafter(weight[:1], weight[:1] + 1) if nudge else weight[:1]
+    lone = [Alone(copy.deepcopy(model), compiled=False) for model in models] + [Alone(nudged, compiled=False)]
+    of_each = [*configs, configs[0]]
+    alone = [step_of(config, bound) for config, bound in zip(of_each, lone, strict=True)]
+    pack = step_of(configs[0], Pack(models, compiled=False))
+    pack.clip = torch.tensor([config.optim.clip for config in configs], dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    seen = []
+    for step in range(steps):
+        tokens, targets = cyclic_batch(generator, 2)
+        hypers = [hyper_of(config.optim, 50, step) for config in configs]
+        together = pack(tokens, targets, stack_hyper(hypers, torch.device("cpu"), dtype)).loss
+        apart = [one(tokens[r % 2], targets[r % 2], hypers[r % 2]).loss for r, one in enumerate(alone)]
+        seen.append(torch.stack([*together, *apart]))
+    return torch.stack(seen)
+
+
+@pytest.mark.parametrize("words", PAIRS, ids=" ".join)
+def test_a_pack_equals_its_runs_alone(words: tuple[str, ...]) -> None:
+    """Within 1e-5 over ten steps in float32."""
+    seen = losses(words, 10, torch.float32)
+    torch.testing.assert_close(seen[:, :2], seen[:, 2:4], atol=1e-5, rtol=0)
+    assert (seen[:, 0] - seen[:, 1]).abs().max() > 1e-4, "two runs, and not one twice"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", PAIRS, ids=" ".join)
+def test_a_pack_equals_its_runs_alone_while_they_learn(words: tuple[str, ...]) -> None:
+    """Within 1e-9 over fifty steps in float64, in which the loss falls below a unigram's."""
+    seen = losses(words, 50, torch.float64)
+    torch.testing.assert_close(seen[:, :2], seen[:, 2:4], atol=1e-9, rtol=0)
+    assert seen[-1].max() < math.log(VOCAB)
+
+
+@pytest.mark.parametrize(
+    "words", [("norm=layernorm", "placement=pre"), ("norm=rmsnorm", "placement=post")], ids=" ".join
+)
+def test_at_a_high_rate_a_pack_is_no_further_off_than_a_bit(words: tuple[str, ...]) -> None:
+    """Training is chaotic there: a lone run with one bit changed in one weight is the measure, ten times."""
+    seen = losses((*words, "optim.lr=0.1"), 50, torch.float32, nudge=True)
+    gap, measure = (seen[:, 0] - seen[:, 2]).abs().max(), (seen[:, 4] - seen[:, 2]).abs().max()
+    assert measure > 1e-5, "it is chaotic, or the comparison says nothing"
+    assert gap <= 10 * measure

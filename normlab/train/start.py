@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,9 @@ from normlab.tracking.console import Console
 from normlab.train import checkpoint
 from normlab.train.identity import describe
 from normlab.train.loop import Loop, copied_rows
-from normlab.train.member import Member, Progress
+from normlab.train.member import Member
 from normlab.train.resolve import apply, resolve
+from normlab.train.resume import go_to_checkpoint, note_what_differs, say
 from normlab.train.signals import StopRequest
 from normlab.train.trunk import longest_trunk
 from normlab.verify.fingerprint import fingerprint
@@ -92,7 +92,7 @@ def train_pack(
     """
     resolved = resolve(configs[0])
     for doubt in dict.fromkeys(doubt for config in configs for doubt in config.doubts()):
-        _say(doubt)
+        say(doubt)
     # A signal ends this at once: what it makes appears whole or not at all.
     corpus = open_corpus(configs[0].data)
     apply(resolved)  # after the corpus: it loads half a compiler, and a text that is not there is said sooner
@@ -127,9 +127,9 @@ def train_pack(
                     runs.append(member.folder.run())
                     (member.folder.path / UNFINISHED).unlink(missing_ok=True)
                     write_atomic(member.folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
-                _go_to_checkpoint(loop)
+                go_to_checkpoint(loop)
             for number, (member, run, own) in enumerate(zip(members, runs, now, strict=True)):
-                _note_what_differs(member, run, own)
+                note_what_differs(member, run, own)
                 stats = member.config.stats
                 member.folder.arrays.begin(member.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every})
                 member.sinks = make_sinks(member.config, member.folder) if sinks is None else sinks[number]
@@ -145,9 +145,9 @@ def _ended(member: Member, now: Mapping[str, Any]) -> Outcome | None:
     if status["state"] not in ENDED:
         return None
     if config.run.name not in (None, run["name"]):
-        _say(f"run.name={config.run.name}: has no effect, the run has ended and is called {run['name']}")
+        say(f"run.name={config.run.name}: has no effect, the run has ended and is called {run['name']}")
     if differing := _other_statistics(run, now):
-        _say(
+        say(
             f"{', '.join(differing)}: no effect, the run has ended; `normlab inspect RUN --probe` looks "
             "into its checkpoints now, and run.fresh=true trains another run that measures so"
         )
@@ -233,77 +233,6 @@ def _remains(folder: RunFolder) -> list[str]:
     return [name for name, is_there in found.items() if is_there]
 
 
-def _go_to_checkpoint(loop: Loop) -> None:
-    """Put the loop, and the records, at the newest step of which each run has a whole checkpoint, or at the start."""
-    found = _of_one_step(loop.members)
-    if found is None:
-        for member in loop.members:
-            if member.folder.size():
-                _say("this run has no checkpoint yet: it starts again from step 0")
-            member.progress = Progress()
-            member.folder.cut(0)
-            member.folder.arrays.cut(0)
-        return
-    loop.restore(found)
-    for member, saved in zip(loop.members, found, strict=True):
-        folder = member.folder
-        folder.cut(saved.meta["record_bytes"])
-        # What is measured after the last step is all of it that has that step's number.
-        folder.arrays.cut(saved.step + (saved.step == member.config.train.steps))
-        for lost in folder.arrays.told_missing(saved.step):
-            _say(lost)
-        if damaged := folder.rows().damaged:
-            _say(f"{folder.metrics_path}: damaged rows: {damaged}; the run itself goes on from a whole checkpoint")
-
-
-def _of_one_step(members: Sequence[Member]) -> list[checkpoint.Checkpoint] | None:
-    """A whole checkpoint of each run, the newest that are of one step; of one that diverged before it, its last."""
-    found = [_newest(member) for member in members]
-    while all(saved is not None for saved in found):
-        whole = [saved for saved in found if saved is not None]
-        step = min((saved.step for saved in whole if saved.meta["diverged"] is None), default=None)
-        if step is None or all(
-            saved.step == step or (saved.step < step and saved.meta["diverged"] is not None) for saved in whole
-        ):
-            return whole
-        found = [
-            saved if saved.step <= step else _newest(member, at_most=step)
-            for member, saved in zip(members, whole, strict=True)
-        ]
-    return None
-
-
-def _newest(member: Member, at_most: int | None = None) -> checkpoint.Checkpoint | None:
-    """The run's newest whole checkpoint (of at most a step), if there is any; what is wrong with others is said.
-
-    Raises:
-        StoreError: There should be one, and there is none.
-    """
-    folder = member.folder
-    status = folder.status()
-    saved, problems = checkpoint.newest(folder.path / checkpoint.FOLDER, at_most)
-    if at_most is None:
-        for problem in problems:
-            _say(f"{problem}; going on from the checkpoint before it")
-        last = status.get("checkpoint")
-        if last is not None and not problems and (saved is None or saved.step < last):
-            missing = f"{folder.path / checkpoint.FOLDER}: the checkpoint of step {last} is missing"
-            if saved is None:
-                raise StoreError(
-                    f"{missing} and there is no other; put it back, or start another run beside it with run.fresh=true"
-                )
-            _say(f"{missing}; going on from that of step {saved.step}")
-        if saved is None and not (folder.path / STATUS_FILE).exists() and folder.rows("train").rows:
-            raise StoreError(
-                f"{folder.path}: the run took steps, and has neither {STATUS_FILE} nor a checkpoint; put back "
-                "what there was of them, or start another run beside it with run.fresh=true"
-            )
-    if saved is not None and status["state"] == DIVERGED and saved.step == status["step"]:
-        # It may have been written before the step that diverged.
-        return replace(saved, meta={**saved.meta, "diverged": status["diverged"]})
-    return saved
-
-
 def make_sinks(config: RunConfig, folder: RunFolder) -> list[Sink]:
     """Who listens besides the local record, as the config asks."""
     sinks: list[Sink] = [Console()]
@@ -366,17 +295,14 @@ def _torchs_words() -> Iterator[None]:
 
 
 def _with_spikes(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
-    """The status, and what each rule finds in a run that has taken a step: spikes, of so many steps; kept if it ended."""
-    try:
-        found = count(series(folder))
-        status = {
-            **status,
-            "spikes": {each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored} for each in found},
+    """The status with what each rule finds in a run that has taken a step: so many spikes, of so many steps."""
+    with contextlib.suppress(StoreError):  # the run has ended as it is; they can be counted again
+        found = {
+            each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored} for each in count(series(folder))
         }
+        status = {**status, "spikes": found}
         if status["state"] in ENDED:
             folder.write_status(status)
-    except StoreError:  # the run has ended as it is; they can be counted again
-        pass
     return status
 
 
@@ -406,37 +332,7 @@ def _finish(
     return told
 
 
-def _note_what_differs(member: Member, begun: dict[str, Any], now: dict[str, Any]) -> None:
-    """A resume with other code, or on other threads, instructions or hardware, gives other bits: say and record it."""
-    was, has = (_told_of(run) for run in (begun, now))
-    told = [name for name in was if was[name] is not None]  # a record of before may not hold it
-    differing = [f"{name} was {was[name]} and is {has[name]}" for name in told if was[name] != has[name]]
-    if differing:
-        what = "; ".join(differing)
-        member.progress.elsewhere.append(f"from step {member.progress.step}: {what}")
-        _say(f"this run goes on where {what}: its numbers will not be bit for bit the same")
-
-
 def _other_statistics(begun: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The words after `stats.` that are not those that a run was begun with."""
     was, has = (run["config"].get("stats", {}) for run in (begun, now))
     return [f"stats.{word}" for word in has if word != "preset" and word in was and was[word] != has[word]]
-
-
-def _told_of(run: dict[str, Any]) -> dict[str, Any]:
-    """What a run's bits depend on beside its identity."""
-    git = run["git"] or {}
-    code = f"{git['commit'][:10]}{' with changes ' + git['diff'][:10] if git['diff'] else ''}" if git else "unknown"
-    resolved = ("threads", "instructions", "device_name", "deterministic")
-    return {
-        **{name: run["resolved"].get(name) for name in resolved},
-        "the size of its pack": len(run["pack"]["runs"]) if "pack" in run else 1,
-        "the block's fingerprint": run.get("fingerprint"),
-        "torch": run["versions"].get("torch"),
-        "normlab": run["versions"].get("normlab"),
-        "normlab's commit": code,
-    }
-
-
-def _say(line: str) -> None:
-    print(f"normlab: {line}", file=sys.stderr)

@@ -42,9 +42,9 @@ def _of_one_step(members: Sequence[Member]) -> list[checkpoint.Checkpoint] | Non
     found = [_newest(member) for member in members]
     while all(saved is not None for saved in found):
         whole = [saved for saved in found if saved is not None]
-        step = min((saved.step for saved in whole if saved.meta["diverged"] is None), default=None)
+        step = min((saved.step for saved in whole if saved.meta.get("diverged") is None), default=None)
         if step is None or all(
-            saved.step == step or (saved.step < step and saved.meta["diverged"] is not None) for saved in whole
+            saved.step == step or (saved.step < step and saved.meta.get("diverged") is not None) for saved in whole
         ):
             return whole
         found = [

@@ -234,6 +234,41 @@ def probe(
         look.write_page(rows, Path(page))
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def sweep(
+    words: Annotated[list[str] | None, typer.Argument(help="norm=rmsnorm,dyt 'seed=range(3)': a grid.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; train nothing, leave nothing.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
+) -> int:
+    """Train a grid of runs, each in a process that can end alone: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'.
+
+    The same words again go on with it. Exit code 1 where a run failed; one that diverged is an outcome.
+    """
+    from normlab.launch import compose_sweep
+    from normlab.report.render import render
+    from normlab.sweep import show
+    from normlab.sweep.local import supervise
+    from normlab.sweep.plan import make_plan
+    from normlab.sweep.progress import Progress
+
+    options, asked = compose_sweep(words or [], _progress_line)
+    planned = make_plan(options, asked, _progress_line)
+    for doubt in planned.doubts:
+        typer.echo(f"normlab: {doubt}", err=True)
+    plan, folder = planned.plan, planned.folder
+    for line in show.plan_lines(plan, folder):
+        _echo(line)
+    if dry_run:
+        if rows := show.pack_rows(plan, folder):
+            _echo(render(rows))
+        return 0
+    outcome = supervise(folder, plan, options, Progress(folder), retry_failed=retry_failed)
+    _echo(render(show.end_rows(outcome.plan, folder, outcome.failed)))
+    for line in show.closing_lines(outcome.plan, folder, outcome.failed):
+        _echo(line)
+    return outcome.code
+
+
 def _progress_line(text: str) -> None:
     """One moving line, on a terminal only."""
     if sys.stderr.isatty():

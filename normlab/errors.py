@@ -15,6 +15,10 @@ class ConfigError(NormlabError):
     """A word, a value or a combination of them that no run can be made of."""
 
 
+class MemoryRanOut(ConfigError):
+    """A run that the machine has no memory for, as it turned out."""
+
+
 class DataError(NormlabError):
     """A corpus that cannot be read, or cannot fill one context."""
 

@@ -7,6 +7,7 @@ Hydra runs the job as it would any other application's, and all of its flags wor
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import errno
 import os
@@ -19,12 +20,13 @@ from typing import Any, NoReturn
 import hydra
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString
+from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException
 from omegaconf import BooleanNode, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
@@ -39,6 +41,7 @@ from normlab.norms.base import load_all as load_norms
 from normlab.paths import config_dir
 from normlab.placements.base import load_all as load_placements
 from normlab.source import load_plugins
+from normlab.sweep.options import SweepOptions
 
 
 def register(plugins: Sequence[str] = ()) -> None:
@@ -108,7 +111,79 @@ def compose_grid(words: Sequence[str]) -> list[RunConfig]:
     register(_plugins_in(words))
     overrides = reading.read(words)
     with _composing(words):
-        return [to_config(compose("train", overrides=job), words) for job in _jobs(overrides)]
+        return [config for _, config in _composed(_jobs(overrides))]
+
+
+def compose_sweep(
+    words: Sequence[str], tell: Callable[[str], None] = lambda _: None
+) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
+    """How a sweep is run, and of each of its jobs the words that tell it from the others, and its validated config.
+
+    Args:
+        words: Of the command line: those of a grid, and those after `sweep.`.
+        tell: Is told how far it is.
+
+    Raises:
+        ConfigError: Naming the word, what was seen, and what to do.
+    """
+    own = [word for word in words if re.match(r"[+~]*sweep\.", word)]
+    words = [word for word in words if word not in own]
+    options = _sweep_options(own)
+    register(_plugins_in(words))
+    overrides = reading.read(words)
+    with _composing(words):
+        jobs = _jobs(overrides)
+        varied = {word.get_key_element() for word in reading.parse(overrides) if word.is_sweep_override()}
+        found: list[tuple[list[str], RunConfig]] = []
+        for job, config in _composed(jobs):
+            tell(f"composing: {len(found) + 1} of {len(jobs)} runs")
+            _check_machine(config)
+            found.append(([word for word in job if word.partition("=")[0] in varied], config))
+    tell("")
+    return options, found
+
+
+def _sweep_options(words: Sequence[str]) -> SweepOptions:
+    """What the words after `sweep.` say."""
+    parsed = [_parsed(word) for word in reading.read(words)]
+    if several := next((one for one in parsed if one.is_sweep_override()), None):
+        raise ConfigError(f"{several.input_line}: is more than one value, and there is one sweep; give one of them")
+    cfg = OmegaConf.create({"sweep": OmegaConf.structured(SweepOptions)})
+    OmegaConf.set_struct(cfg, True)
+    with _explained(words):
+        ConfigLoaderImpl._apply_overrides_to_config(parsed, cfg)
+        options = OmegaConf.to_object(cfg.sweep)
+    assert isinstance(options, SweepOptions)
+    options.validate()
+    return options
+
+
+def _parsed(word: str) -> Override:
+    with _explained([word]):
+        return OverridesParser.create().parse_override(word)
+
+
+def _composed(jobs: Sequence[Sequence[str]]) -> Iterator[tuple[Sequence[str], RunConfig]]:
+    """Each job of a grid, and its config: what is chosen by name is composed once, the values are set in copies of it.
+
+    Composing is nearly all in the choices. The values are set by Hydra's own function, which does it after them.
+    """
+    chosen: dict[tuple[str, ...], DictConfig] = {}
+    for job in jobs:
+        choices = tuple(word for word in job if _is_choice(word))
+        with _explained(job):
+            if choices not in chosen:
+                chosen[choices] = compose("train", overrides=list(choices))
+            cfg = copy.deepcopy(chosen[choices])
+            ConfigLoaderImpl._apply_overrides_to_config([_parsed(word) for word in job if not _is_choice(word)], cfg)
+            config = to_config(cfg, job)
+        yield job, config
+
+
+def _is_choice(word: str) -> bool:
+    """Whether a word chooses by name, or speaks to Hydra; the others set a value."""
+    key = word.partition("=")[0].lstrip("+")
+    return key in reading.GROUPS or key.startswith("hydra")
 
 
 def _jobs(overrides: Sequence[str]) -> list[list[str]]:

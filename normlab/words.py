@@ -16,13 +16,14 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from normlab.config import OPTIMIZERS, RunConfig
+from normlab.config import OPTIMIZERS, RunConfig, RunOptions
 from normlab.corpora import DATA, HubData
 from normlab.errors import ConfigError, nearest, unknown
 from normlab.norms.base import NORMS
 from normlab.options import leaves
 from normlab.paths import config_dir
 from normlab.placements.base import PLACEMENTS
+from normlab.sweep.options import SweepOptions
 
 GROUPS: dict[str, Mapping[str, Any]] = {
     "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS,
@@ -145,7 +146,8 @@ def _options_of_type(pattern: str) -> set[str]:
 
 
 def _parts() -> Iterable[tuple[str, Any]]:
-    """Every dataclass that can stand in a run's config, by where."""
+    """Every dataclass that can stand in a run's config, by where; and how a sweep is run."""
+    yield "sweep", SweepOptions
     for field in dataclasses.fields(RunConfig):
         if dataclasses.is_dataclass(field.default_factory):
             yield field.name, field.default_factory
@@ -239,5 +241,5 @@ def _word_of(key: str, words: Sequence[str]) -> str:
 def _fields(kind: Any) -> list[str]:
     if not dataclasses.is_dataclass(kind):
         return []
-    fixed = ("preset",) if kind is HubData else ("name", "preset")
+    fixed = ("preset",) if kind in (HubData, RunOptions, SweepOptions) else ("name", "preset")
     return sorted(field.name for field in dataclasses.fields(kind) if field.name not in fixed)

@@ -36,12 +36,13 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 @contextlib.contextmanager
-def hold(path: Path, what: str) -> Iterator[int]:
+def hold(path: Path, what: str, beside: str = "run.fresh=true") -> Iterator[int]:
     """Hold the lock for the length of a `with` block; gives the descriptor that holds it.
 
     Args:
         path: The lock file; its folder exists.
         what: What is locked, for the message.
+        beside: The word that starts another beside it, for the message.
 
     Raises:
         StoreError: Another process holds it, or this one does already.
@@ -51,7 +52,7 @@ def hold(path: Path, what: str) -> Iterator[int]:
     except OSError as error:
         raise refusal(path, "opened", error) from error
     try:
-        _take(descriptor, path, what)
+        _take(descriptor, path, what, beside)
     except BaseException:
         os.close(descriptor)
         raise
@@ -71,7 +72,7 @@ def hold(path: Path, what: str) -> Iterator[int]:
             os.close(descriptor)
 
 
-def _take(descriptor: int, path: Path, what: str) -> None:
+def _take(descriptor: int, path: Path, what: str, beside: str) -> None:
     for _ in range(_TRIES):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +83,7 @@ def _take(descriptor: int, path: Path, what: str) -> None:
         except OSError as error:
             raise refusal(path, "locked", error) from error
     raise StoreError(
-        f"{what} is active in {_owner(path)}; wait for it or stop it, or run.fresh=true starts another beside it"
+        f"{what} is active in {_owner(path)}; wait for it or stop it, or {beside} starts another beside it"
     )
 
 

@@ -6,6 +6,7 @@ is no JSON any more is left out and counted, a digit that became another digit i
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from normlab.errors import StoreError
 from normlab.parsing import from_json
 from normlab.store.files import refusal
-from normlab.store.schema import RECORD_VERSION, RUN_FILE, SEAL, STATUS_FILE, decode, is_sealed
+from normlab.store.schema import PLAN_FILE, RECORD_VERSION, RUN_FILE, SEAL, STATUS_FILE, decode, is_sealed
 
 MENDING = {
     RUN_FILE: "put back a copy, or delete the run's folder and run it again",
@@ -21,8 +22,12 @@ MENDING = {
         "delete this one file and the same `normlab train` goes on from the last checkpoint; "
         "where there is none, run.fresh=true starts another run beside this one"
     ),
+    PLAN_FILE: "delete this one file and start the same `normlab sweep` again: its finished runs are used",
 }
-"""What to do where a file of a run is damaged."""
+"""What to do where a file of a run or a sweep is damaged."""
+
+_LONGEST_ROW = 2**14
+"""Bytes at the end of the metrics in which a whole row is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class Rows:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The content of run.json or status.json, as it was encoded.
+    """The content of run.json, status.json or plan.json, as it was encoded.
 
     Raises:
         StoreError: It is missing or damaged, or was written by a newer normlab.
@@ -96,6 +101,24 @@ def read_rows(path: Path, kind: str | None = None, *, without: str | None = None
             rows.append(decode(row))
     # Every whole line ends in a newline, so what follows the last one was cut short.
     return Rows(rows=rows, damaged=len(damaged), torn=damaged[-1:] == [len(lines) - 1])
+
+
+def read_last_row(path: Path) -> dict[str, Any] | None:
+    """The newest whole row of a run's metrics, without reading the others; None where there is none, or it is damaged.
+
+    Raises:
+        StoreError: The file is there and cannot be opened.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_ROW))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise refusal(path, "read", error) from error
+    row = _parse(lines[-2]) if len(lines) > 1 else None
+    return None if row is None else decode(row)
 
 
 def _mending(path: Path) -> str:

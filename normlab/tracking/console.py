@@ -144,7 +144,7 @@ class Console:
         if self._pace_from and self._step > self._pace_from[0]:
             since_step, since = self._pace_from
             left = (self._steps - self._step) * (now - since) / (self._step - since_step)
-            parts.append(f"left {_clock(left)}")
+            parts.append(f"left {clock(left)}")
         return "  ".join(parts)
 
     def _print(self, line: str) -> None:
@@ -191,7 +191,8 @@ def _header(run: Mapping[str, Any], first_step: int) -> Iterator[tuple[str, str]
         yield "resumes", f"from step {first_step}"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """A time span as people read it: minutes and seconds, and hours where there are any."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

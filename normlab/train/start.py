@@ -13,7 +13,7 @@ import torch
 
 from normlab.config import RunConfig
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError, NormlabError, StoreError
+from normlab.errors import ConfigError, MemoryRanOut, NormlabError, StoreError
 from normlab.stats.spikes import count
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import FOLDER as STATS_FOLDER
@@ -281,7 +281,7 @@ def _torchs_words() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         # It has a class of error for a GPU's memory only.
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-            raise ConfigError(
+            raise MemoryRanOut(
                 "the memory ran out; lower train.batch_size or model.context, or raise train.accumulation, which "
                 "splits a batch into parts that go through the model one after the other"
             ) from error

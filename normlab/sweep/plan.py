@@ -1,0 +1,145 @@
+"""From the words of a sweep to its plan: which runs they are, which are there already, which train together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from normlab.config import RunConfig, canonical_hash
+from normlab.data.corpus import Corpus, open_corpus
+from normlab.errors import ConfigError
+from normlab.options import plain_tree
+from normlab.store.plans import Job, Pack, Plan, has_plan, read_plan, run_of, sweep_folder
+from normlab.store.runs import RunFolder
+from normlab.store.schema import DIVERGED, FINISHED
+from normlab.sweep.options import SweepOptions
+from normlab.sweep.packs import grouped
+from normlab.train.identity import describe
+from normlab.train.resolve import resolve
+
+Asked = tuple[list[str], RunConfig]
+"""What `launch.compose_sweep` gives of a job: the words that tell it from the others, and its config."""
+
+_LONGEST_KEYS = 60
+"""Most characters of a made name before its hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, where it is kept, and what is to be said of it."""
+
+    plan: Plan
+    folder: Path
+    doubts: list[str]
+    """What is known to be wrong with a choice of words, and which jobs are one and the same."""
+
+
+class Identities:
+    """The run ids of configs; each distinct corpus is opened once."""
+
+    def __init__(self) -> None:
+        self._corpora: dict[str, Corpus] = {}
+
+    def run_id(self, config: RunConfig) -> str:
+        """The id that `train` would give to a config's run.
+
+        Raises:
+            ConfigError, DataError: The machine or the corpus is not there.
+        """
+        text = {word: value for word, value in plain_tree(config.data).items() if word != "seed"}
+        key = canonical_hash(text)
+        if key not in self._corpora:
+            self._corpora[key] = open_corpus(config.data)
+        return describe(config, resolve(config), self._corpora[key])["run_id"]
+
+
+def make_plan(options: SweepOptions, asked: Sequence[Asked], tell: Callable[[str], None] = lambda _: None) -> Planned:
+    """The plan that the jobs of a sweep make, or the one that they made before. Writes nothing.
+
+    Args:
+        options: How it is run.
+        asked: The jobs.
+        tell: Is told how far it is.
+
+    Raises:
+        ConfigError: There is no job, they have several results folders or want fresh runs, or the sweep's name is
+            another's.
+        DataError, StoreError: A corpus is not there; a run or a plan that is there cannot be read.
+    """
+    _refuse_what_no_sweep_has([config for _, config in asked])
+    identities, doubts = Identities(), dict[str, None]()
+    jobs: dict[str, Job] = {}
+    configs: list[RunConfig] = []
+    for number, (words, config) in enumerate(asked, 1):
+        tell(f"planning: {number} of {len(asked)} runs")
+        run_id = identities.run_id(config)
+        if run_id in jobs:
+            twin = " ".join(jobs[run_id].words) or "the one before"
+            doubts[f"{' '.join(words) or 'a job'}: is the same run as {twin}, and trained once"] = None
+            continue
+        jobs[run_id] = Job(run_id, list(words), plain_tree(config))
+        configs.append(config)
+        doubts |= dict.fromkeys(config.doubts())
+    tell("")
+    results = configs[0].results_dir
+    name = options.name or _made_name(options, list(jobs.values()))
+    folder = sweep_folder(results, name)
+    if has_plan(folder):
+        plan = read_plan(folder)
+        _refuse_another(plan, options, set(jobs), name)
+    else:
+        plan = Plan(name, options.pack, list(jobs.values()), [])
+        left = [index for index, job in enumerate(plan.jobs) if not has_ended(run_of(folder, job))]
+        alone = [run_of(folder, plan.jobs[index]).exists() for index in left]
+        packs = grouped([configs[index] for index in left], options.largest_pack, alone)
+        plan.packs.extend(Pack(number, [left[index] for index in pack]) for number, pack in enumerate(packs, 1))
+    return Planned(plan, folder, list(doubts))
+
+
+def has_ended(run: RunFolder) -> bool:
+    """Whether nothing is left to train of a run: it finished, or diverged.
+
+    Raises:
+        StoreError: Its status cannot be read.
+    """
+    return run.exists() and run.status()["state"] in (FINISHED, DIVERGED)
+
+
+def tokens_of(job: Job) -> int:
+    """The tokens that a run trains on, whole."""
+    train = job.config["train"]
+    return train["steps"] * train["batch_size"] * job.config["model"]["context"]
+
+
+def _refuse_what_no_sweep_has(configs: Sequence[RunConfig]) -> None:
+    if not configs:
+        raise ConfigError("a sweep over no value at all has no runs; give each word at least one value")
+    if any(config.run.fresh for config in configs):
+        raise ConfigError("run.fresh=true: a sweep uses the runs that have finished; leave it out, or change the seed")
+    if len(places := {config.results_dir for config in configs}) > 1:
+        raise ConfigError(f"results_dir={','.join(sorted(places))}: a sweep has one place for its runs; give one")
+
+
+def _made_name(options: SweepOptions, jobs: Sequence[Job]) -> str:
+    """What is swept, and a hash of what it makes: the same words find the same sweep."""
+    keys = dict.fromkeys(word.partition("=")[0].lstrip("+").rpartition(".")[2] for job in jobs for word in job.words)
+    what = json.dumps([sorted(job.run_id for job in jobs), options.pack])
+    told = ".".join(keys)[:_LONGEST_KEYS].rstrip(".") or "sweep"
+    return f"{told}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+
+
+def _refuse_another(plan: Plan, options: SweepOptions, run_ids: set[str], name: str) -> None:
+    there = {job.run_id for job in plan.jobs}
+    if there != run_ids:
+        raise ConfigError(
+            f"sweep.name={name}: is the name of a sweep of {len(there)} runs, and these words make {len(run_ids)}, of "
+            f"which it has {len(there & run_ids)}; choose another name, or leave it out"
+        )
+    if plan.pack != options.pack:
+        raise ConfigError(
+            f"sweep.pack={options.pack}: sweep {name} was begun with sweep.pack={plan.pack}, and packing anew would "
+            f"change its numbers; say sweep.pack={plan.pack}, or choose another sweep.name"
+        )

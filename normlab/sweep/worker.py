@@ -1,0 +1,98 @@
+"""The process of one pack: `python -m normlab.sweep.worker FOLDER NUMBER`, as the supervisor starts it.
+
+Standard input is a pipe that the supervisor holds open. Its end, however the supervisor came by its own, asks for a
+stop as SIGTERM does, so that a checkpoint is written; whoever has not stopped by then is ended for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+PATIENCE_S = 30.0
+"""How long a run may take to its checkpoint after its supervisor has gone."""
+OUT_OF_MEMORY = 12
+"""The exit code where the memory ran out: what the system calls ENOMEM."""
+RAISED = 1
+REFUSED = 2
+"""Exit codes of an exception, and of an error that a user can mend. `error: ` opens the log's last line then."""
+ERROR = "error: "
+
+
+def main(folder: Path, number: int) -> int:
+    """Train a pack of a sweep's plan; its exit code."""
+    from normlab.errors import MemoryRanOut, NormlabError, one_line
+
+    try:
+        return _train(folder, number)
+    except NormlabError as error:
+        code, told = OUT_OF_MEMORY if isinstance(error, MemoryRanOut) else REFUSED, str(error)
+    except Exception as error:
+        traceback.print_exc()
+        code = OUT_OF_MEMORY if isinstance(error, MemoryError) else RAISED
+        told = f"{type(error).__name__}: {error}"
+    print(f"{ERROR}{one_line(told)}", file=sys.stderr, flush=True)
+    return code
+
+
+def _train(folder: Path, number: int) -> int:
+    from normlab.config import RunConfig, config_of_record
+    from normlab.errors import ConfigError
+    from normlab.norms import base as norms
+    from normlab.placements import base as placements
+    from normlab.source import load_plugins
+    from normlab.store.plans import Job, read_plan
+    from normlab.sweep.plan import Identities
+    from normlab.train import start
+
+    plan = read_plan(folder)
+    members = plan.members(plan.pack_of(number))
+    norms.load_all()
+    placements.load_all()
+    identities = Identities()
+
+    def config_of(job: Job) -> RunConfig:
+        load_plugins(job.config["plugins"])
+        # The results folder is the one that the plan is in, from wherever it was named.
+        config = config_of_record({**job.config, "results_dir": str(folder.parent.parent)})
+        if (now := identities.run_id(config)) != job.run_id:
+            raise ConfigError(
+                f"run {job.run_id} would be {now} now: a plugin, the corpus, the device or normlab has changed since "
+                "the plan was made; put it back, or start the same words as another sweep with sweep.name=..."
+            )
+        return config
+
+    configs = [config_of(job) for job in members]
+    # One alone takes the path of `normlab train`, whose bits it has.
+    alone = len(configs) == 1
+    outcomes = [start.train(configs[0], ends_process=True)] if alone else start.train_pack(configs)  # pyright: ignore[reportAttributeAccessIssue]
+    stopped = next((outcome.signal for outcome in outcomes if outcome.signal), None)
+    return 128 + stopped if stopped else 0
+
+
+def _stop_with_the_parent() -> None:
+    """Ask for a stop when the other end of standard input is closed, and insist."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE_S)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _be_the_first_to_go() -> None:
+    """Where the machine's memory runs out, the system is to end this process and not its supervisor."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_stop_with_the_parent, name="normlab parent", daemon=True).start()
+    _be_the_first_to_go()
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,303 @@
+"""From words to a plan: jobs, packs, names, what is used, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normlab.config import config_of_record
+from normlab.errors import ConfigError, StoreError
+from normlab.launch import compose_grid, compose_run, compose_sweep
+from normlab.options import leaves, plain_tree
+from normlab.store.plans import (
+    FINISHED,
+    KILLED,
+    End,
+    Pack,
+    Plan,
+    append_end,
+    read_ends,
+    read_plan,
+    run_of,
+    sweep_folder,
+    write_plan,
+)  # fmt: skip
+from normlab.store.runs import RunFolder
+from normlab.store.schema import PLAN_FILE
+from normlab.sweep.packs import grouped, pack_key
+from normlab.sweep.plan import Planned, make_plan
+from normlab.train.start import train
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def plan(words: list[str]) -> Callable[..., Planned]:
+    """The plan that the words of a small sweep make."""
+    return lambda *more: make_plan(*compose_sweep([*words, *more]))
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        ["norm=layernorm,rmsnorm_llama", "model=gpt2_nano,llama_nano", "optim=adamw,sgd", "model.depth=1,3"],
+        ["stats=core,full", "stats.every=3", "optim.schedule=wsd", "optim.decay_fraction=0.1,0.5", "seed=range(2)"],
+        ["data=files", "data.path=[a.jsonl,b.parquet]", "data.column=it's", "run.name=x y,'1,2'"],
+        ["norm=rmsnorm", "++norm.eps=1e-3,1e-4", "model.width=64", "model.mlp_width=${model.width}"],
+    ],
+)
+def test_what_is_composed_once_is_what_hydra_composes_each_time(grid: list[str]) -> None:
+    """Every job of a grid against a composition of its own."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from normlab.words import read
+
+    parsed = OverridesParser.create().parse_overrides(read(grid))
+    (jobs,) = BasicSweeper.split_arguments(parsed, None)
+    assert len(jobs) > 1
+    assert [plain_tree(config) for config in compose_grid(grid)] == [plain_tree(compose_run(job)) for job in jobs]
+
+
+def test_a_value_with_quotes_spaces_and_commas_is_one(words: list[str], tmp_path: Path) -> None:
+    """As with `train --multirun`: a list is one value, what is quoted too."""
+    for name in ("a b.txt", "it's, one.txt"):
+        (tmp_path / name).write_text("a line of text for a small model to learn\n" * 60)
+    path = f'data.path=["{tmp_path}/a b.txt","{tmp_path}/it\'s, one.txt"]'
+    _, jobs = compose_sweep([*words, path, "run.name='x, y',z"])
+    assert [config.run.name for _, config in jobs] == ["x, y", "z"]
+    assert all(
+        leaves(config)["data.path"] == [f"{tmp_path}/a b.txt", f"{tmp_path}/it's, one.txt"] for _, config in jobs
+    )
+    assert [told for told, _ in jobs] == [["run.name='x, y'"], ["run.name=z"]]
+
+
+def test_the_jobs_of_a_plan(plan: Callable[..., Planned]) -> None:
+    made = plan("norm=layernorm,rmsnorm", "seed=range(3)").plan
+    assert [job.words for job in made.jobs] == [
+        [f"norm={norm}", f"seed={seed}"] for norm in ("layernorm", "rmsnorm") for seed in range(3)
+    ]
+    assert [config_of_record(job.config).seed for job in made.jobs] == [0, 1, 2] * 2
+    assert [pack.jobs for pack in made.packs] == [[index] for index in range(6)]
+    assert len({job.run_id for job in made.jobs}) == 6
+
+
+def test_a_made_name_is_of_what_is_made(plan: Callable[..., Planned]) -> None:
+    name = plan("norm=layernorm,rmsnorm", "optim.lr=1e-3,3e-3").plan.name
+    assert name.startswith("norm.lr-")
+    assert plan("optim.lr=3e-3,1e-3", "norm=rmsnorm,layernorm", "sweep.jobs=2").plan.name.endswith(name[-8:])
+    assert not plan("norm=layernorm,rmsnorm", "optim.lr=1e-3,4e-3").plan.name.endswith(name[-8:])
+    assert not plan("norm=layernorm,rmsnorm", "optim.lr=1e-3,3e-3", "sweep.pack=2").plan.name.endswith(name[-8:])
+
+
+def test_two_jobs_that_are_one_run(plan: Callable[..., Planned]) -> None:
+    made = plan("optim.lr=1e-3,0.001,2e-3", "run.name=x")
+    assert len(made.plan.jobs) == 2
+    assert made.doubts == ["optim.lr=0.001: is the same run as optim.lr=0.001, and trained once"]
+
+
+def test_what_is_there_already_is_used(plan: Callable[..., Planned], words: list[str]) -> None:
+    ended = train(compose_run([*words, "seed=1"]), sinks=[]).folder
+    begun = train(compose_run([*words, "seed=2"]), sinks=[]).folder
+    begun.write_status({**begun.status(), "state": "interrupted", "step": 3})
+    made = plan("seed=range(4)", "sweep.pack=8").plan
+    assert ended.run_id == made.jobs[1].run_id
+    assert [pack.jobs for pack in made.packs] == [[0, 3], [2]]
+    (ended.path / "status.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"status.json: is damaged"):
+        plan("seed=range(4)")
+
+
+def test_a_name_that_holds_other_jobs_is_refused(plan: Callable[..., Planned]) -> None:
+    first = plan("sweep.name=mine", "seed=0,1")
+    first.folder.mkdir(parents=True)
+    write_plan(first.folder, first.plan)
+    assert plan("sweep.name=mine", "seed=1,0").plan == first.plan
+    with pytest.raises(ConfigError, match=r"sweep.name=mine: is the name of a sweep of 2 runs.* make 3, of"):
+        plan("sweep.name=mine", "seed=0,1,2")
+    with pytest.raises(ConfigError, match=r"sweep.pack=2: sweep mine was begun with sweep.pack=auto"):
+        plan("sweep.name=mine", "seed=0,1", "sweep.pack=2")
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("sweep.nam=x", ["sweep.nam=x", "jobs, name, on, pack, timeout_minutes", "did you mean 'name'?"]),
+        ("sweep.pack=of", ["sweep.pack=of", "auto, off", "did you mean 'off'?"]),
+        ("sweep.pack=0", ["sweep.pack=0", "auto, off"]),
+        ("sweep.pack=2,3", ["sweep.pack", "more than one value"]),
+        ("sweep.on=slurm", ["sweep.on=slurm", "local"]),
+        ("sweep.jobs=0", ["sweep.jobs=0", "at least 1"]),
+        ("sweep.jobs=many", ["sweep.jobs=many", "whole number"]),
+        ("sweep.timeout_minutes=0", ["sweep.timeout_minutes=0", "greater than 0"]),
+        ("sweep.name=../x", ["sweep.name=../x", "folder"]),
+        ("sweep.name=", ["sweep.name="]),
+        ("~sweep.name", ["sweep.name"]),
+        ("run.fresh=true", ["run.fresh=true", "leave it out"]),
+        ("run.fresh=true,false", ["run.fresh=true", "leave it out"]),
+        ("results_dir=a,b", ["results_dir=a,b", "one place"]),
+        ("seed=range(0)", ["no value", "no runs"]),
+        ("seed=range(10001)", ["seed=range", "10001 runs", "at most 10000"]),
+        ("model.heads=2,5", ["model.heads=5", "model.width=32"]),
+        ("norm=rmsnorm,rmsnrm", ["rmsnrm", "did you mean 'rmsnorm'"]),
+        ("nrom=rmsnorm,layernorm", ["nrom=rmsnorm", "did you mean 'norm'"]),
+        ("model.width=64,131072", ["model.width=131072", "memory"]),
+        ("data.path=no_such.txt", ["no_such.txt"]),
+        ("--nope", ["--nope"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    word: str, told: list[str], words: list[str], run_command: Command, tmp_path: Path
+) -> None:
+    code, out, err = run_command("sweep", *words, word)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert all(text in err for text in told), err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_shows_the_plan_and_leaves_nothing(words: list[str], run_command: Command, tmp_path: Path) -> None:
+    code, out, err = run_command(
+        "sweep", *words, "norm=layernorm,rmsnorm", "seed=range(3)", "--dry-run", "sweep.pack=2"
+    )
+    assert (code, err) == (0, "")
+    assert "runs    6" in out
+    assert "packs   4, up to 2 runs (sweep.pack=2)" in out
+    assert f"tokens  {6 * 12 * 4 * 32:,} to train on" in out
+    assert "norm=layernorm (2 runs)" in out
+    assert "norm=rmsnorm seed=2" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+# Packs.
+
+
+@pytest.fixture(scope="module")
+def default_key() -> str:
+    return pack_key(compose_run([]))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "seed=1", "data.seed=1", "optim.lr=0.5", "optim.weight_decay=0", "optim.beta1=0.5", "optim.beta2=0.5",
+        "optim.warmup_steps=3", "optim.schedule=constant", "optim.schedule=wsd optim.decay_fraction=0.5",
+        "optim.final_lr_fraction=0.5", "optim.clip=0.5", "init=xavier", "run.name=x", "tracking.layers=true",
+    ],
+)  # fmt: skip
+def test_runs_that_differ_in_numbers_have_one_key(word: str, default_key: str) -> None:
+    assert pack_key(compose_run(word.split())) == default_key
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "norm=layernorm", "norm.eps=0.5", "placement=post", "model.depth=3", "model.width=64", "data.val_fraction=0.2",
+        "optim=sgd", "optim.clip=null", "optim.decay=all", "optim.eps=1", "train.steps=3", "train.accumulation=2",
+        "eval.sequences=3", "stats.every=3", "precision=bf16", "compile=on", "train.checkpoint_every=7", "stats=off",
+    ],
+)  # fmt: skip
+def test_runs_that_differ_in_more_have_not(word: str, default_key: str) -> None:
+    assert pack_key(compose_run(word.split())) != default_key
+
+
+def test_every_option_is_in_the_key_or_may_differ() -> None:
+    """One that is added later keeps runs apart until somebody says otherwise."""
+    config = compose_run([])
+    key = json.loads(pack_key(config))
+    found: set[str] = set()
+    for word in leaves(config):
+        group, _, name = word.rpartition(".")
+        if name not in (key.get(group, {}) if group else key):
+            found.add(word)
+    assert {word for word in found if not word.startswith("tracking.")} == {
+        "seed", "init", "data.seed", "run.name", "optim.lr", "optim.weight_decay", "optim.beta1", "optim.beta2",
+        "optim.warmup_steps", "optim.schedule", "optim.final_lr_fraction", "optim.decay_fraction",
+    }  # fmt: skip
+
+
+def test_packs_are_of_equal_keys_and_no_larger_than_asked() -> None:
+    configs = compose_grid(["norm=layernorm,rmsnorm", "seed=range(5)"])
+    assert grouped(configs, 2, [False] * 10) == [[0, 1], [2, 3], [4], [5, 6], [7, 8], [9]]
+    assert grouped(configs, 8, [False] * 10) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert grouped(configs, 1, [False] * 10) == [[index] for index in range(10)]
+    alone = [index == 1 for index in range(10)]
+    assert grouped(configs, 8, alone) == [[0, 2, 3, 4], [1], [5, 6, 7, 8, 9]]
+    closer = compose_grid(["stats=full,core", "seed=0,1"])
+    assert grouped(closer, 8, [False] * 4) == [[0], [1], [2, 3]]
+
+
+# What is kept of a plan.
+
+
+def stored(tmp_path: Path, packs: list[Pack]) -> tuple[Path, Plan]:
+    _, jobs = compose_sweep(["seed=range(5)", "run.name=inf"])
+    made = make_plan_of(jobs, packs)
+    folder = sweep_folder(tmp_path, made.name)
+    folder.mkdir(parents=True)
+    write_plan(folder, made)
+    return folder, made
+
+
+def make_plan_of(jobs: list, packs: list[Pack]) -> Plan:
+    from normlab.store.plans import Job
+
+    return Plan("x", "4", [Job(f"run{i}", list(told), plain_tree(one)) for i, (told, one) in enumerate(jobs)], packs)
+
+
+def test_a_plan_reads_back_and_a_changed_one_is_refused(tmp_path: Path) -> None:
+    folder, made = stored(tmp_path, [Pack(1, [0, 1, 2]), Pack(2, [3, 4])])
+    assert read_plan(folder) == made
+    assert run_of(folder, made.jobs[0]).path == tmp_path / "runs" / "run0"
+    path = folder / PLAN_FILE
+    path.write_text(path.read_text().replace('"number": 2', '"number": 3'))
+    with pytest.raises(StoreError, match=r"plan.json: is damaged .*; delete this one file"):
+        read_plan(folder)
+    path.unlink()
+    with pytest.raises(StoreError, match=r"plan.json: is missing"):
+        read_plan(folder)
+
+
+def test_halving(tmp_path: Path) -> None:
+    _, made = stored(tmp_path, [Pack(1, [0, 1, 2]), Pack(2, [3, 4])])
+    once = made.halved(made.packs[0])
+    assert once.packs == [Pack(3, [0], halved_from=1), Pack(4, [1, 2], halved_from=1), Pack(2, [3, 4])]
+    twice = once.halved(once.packs[1])
+    assert [(pack.number, pack.jobs) for pack in twice.packs] == [(3, [0]), (5, [1]), (6, [2]), (2, [3, 4])]
+    with pytest.raises(StoreError, match="no pack 1"):
+        once.pack_of(1)
+
+
+def test_a_torn_line_of_ends_loses_itself_alone(tmp_path: Path) -> None:
+    ends = [End(1, FINISHED, "", 0, 1.5, 2.5), End(2, KILLED, "by SIGKILL", -9, 1.0, 3.0)]
+    assert read_ends(tmp_path) == []
+    append_end(tmp_path, ends[0])
+    with (tmp_path / "ends.jsonl").open("ab") as file:
+        file.write(b'{"pack":2,"cau')
+    append_end(tmp_path, ends[1])
+    assert read_ends(tmp_path) == ends
+
+
+def test_what_reads_a_plan_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    script = "import sys, normlab.store.plans; print('torch' in sys.modules, 'wandb' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_the_newest_row_of_a_long_record(tmp_path: Path) -> None:
+    from normlab.store.reading import read_last_row
+
+    folder = RunFolder(tmp_path)
+    assert read_last_row(folder.metrics_path) is None
+    with folder.lock():
+        folder.append({"kind": "train", "step": step, "loss": float("nan")} for step in range(2000))
+    assert (read_last_row(folder.metrics_path) or {})["step"] == 1999
+    with folder.metrics_path.open("ab") as file:
+        file.write(b'{"kind":"tr')
+    assert (read_last_row(folder.metrics_path) or {})["step"] == 1999

@@ -87,6 +87,14 @@ def options() -> list[Entry]:
     return found
 
 
+def sweep() -> list[Entry]:
+    """Every option of a sweep, by its dotted word."""
+    known = _classes("sweep/options.py")
+    return [
+        option | {"option": f"sweep.{option['option']}"} for option in _entry(known["SweepOptions"], known)["options"]
+    ]
+
+
 def _trees(pattern: str) -> Iterator[ast.Module]:
     for path in sorted(_PACKAGE.glob(pattern)):
         yield ast.parse(path.read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ a line. A candidate is the whole word, so that this file does not know how a she
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from normlab import catalogue
@@ -92,6 +93,8 @@ def candidates(line: str, commands: dict[str, list[str]]) -> list[str]:
         found = [*commands, "--help", "--version"]
     elif before[0] == "train":
         found = _train(before[1:], last)
+    elif before[0] == "sweep" and not last.startswith("-"):
+        found = _train(before[1:], last, catalogue.sweep())
     elif before[0] == "list" and len(before) == 1:
         found = [*ENTRIES, "runs"]
     elif before[0] == "completion":
@@ -103,20 +106,21 @@ def candidates(line: str, commands: dict[str, list[str]]) -> list[str]:
     return sorted({word for word in found if word.startswith(last)})
 
 
-def _train(before: list[str], last: str) -> list[str]:
+def _train(before: list[str], last: str, more: Sequence[dict[str, Any]] = ()) -> list[str]:
+    """The words of a run, and `more` options beside its own."""
     if last.startswith("-"):
         return list(FLAGS)
     if before[-1:] in (["--cfg"], ["-c"]):
         return ["job", "hydra", "all"]
     chosen = DEFAULTS | {word: value for word, _, value in (word.partition("=") for word in before) if value}
-    options = {option["option"]: option for option in _options(chosen)}
+    options = {option["option"]: option for option in [*_options(chosen), *more]}
     word, equals, value = last.partition("=")
     if not equals:
         # One level at a time, as a shell does with folders.
         head, dot, _ = last.rpartition(".")
         below = [name.removeprefix(head + dot) for name in [*options, *GROUPS] if name.startswith(head + dot)]
         return [head + dot + (name.split(".")[0] + "." if "." in name else name + "=") for name in below]
-    # --multirun takes several, with commas between them.
+    # --multirun and sweep take several, with commas between them.
     start = word + equals + value.rpartition(",")[0] + ("," if "," in value else "")
     return [start + choice for choice in _values(word, options)]
 

@@ -21,7 +21,13 @@ from normlab.norms.base import NORMS, load_all
 from normlab.options import leaves
 from normlab.placements.base import PLACEMENTS
 
-COMMANDS = {"train": [], "summarize": ["--format"], "list": ["--json"], "sample": ["--prompt", "--tokens"]}
+COMMANDS = {
+    "train": [],
+    "sweep": ["--dry-run", "--retry-failed"],
+    "summarize": ["--format"],
+    "list": ["--json"],
+    "sample": ["--prompt", "--tokens"],
+}
 
 
 def candidates(line: str) -> list[str]:
@@ -46,6 +52,12 @@ def candidates(line: str) -> list[str]:
         ("normlab train --mul", ["--multirun"]),
         ("normlab train --cfg j", ["job"]),
         ("normlab train data.path=a", []),
+        ("normlab train swe", []),
+        ("normlab sweep swe", ["sweep."]),
+        ("normlab sweep norm=rmsnorm,layernorm_g", ["norm=rmsnorm,layernorm_gpt2"]),
+        ("normlab sweep norm=rmsnorm sweep.ti", ["sweep.timeout_minutes="]),
+        ("normlab sweep sweep.on=l", ["sweep.on=local"]),
+        ("normlab sweep norm=rmsnorm --re", ["--retry-failed"]),
         ("normlab list pl", ["placements"]),
         ("normlab list ini", ["init"]),
         ("normlab summarize --format m", ["markdown"]),

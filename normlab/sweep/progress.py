@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 from normlab.store.plans import FAILURES, FINISHED, End, Pack, Plan
 from normlab.sweep.process import Worker
 from normlab.sweep.standing import Standing, standing
-from normlab.tracking.console import clock
+from normlab.tracking.console import Unbreakable, clock
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,6 +44,7 @@ class Progress:
         self._started: dict[int, float] = {}
         self._begun = self._drawn = time.monotonic()
         self._live: Live | None = None
+        self._stream = Unbreakable(sys.stderr)
 
     # What the supervisor tells.
 
@@ -55,11 +56,11 @@ class Progress:
         for pack in self._packs:
             self._state[pack.number] = failures.get(pack.number, WAITING)
             self._look_at(pack)
-        if waiting and sys.stderr.isatty():
+        if waiting and self._stream.is_terminal():
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(self._table(), console=Console(stderr=True), auto_refresh=False)
+            self._live = Live(self._table(), console=Console(file=cast("TextIO", self._stream)), auto_refresh=False)
             self._live.start()
         elif waiting:
             self.say(self._counts())
@@ -106,7 +107,8 @@ class Progress:
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
         else:
-            print(f"normlab: {line}", file=sys.stderr, flush=True)
+            self._stream.write(f"normlab: {line}\n")
+            self._stream.flush()
 
     def finish(self) -> None:
         """Draw the last state and take the table down."""

@@ -55,12 +55,13 @@ def _train(folder: Path, number: int) -> int:
     members = plan.members(plan.pack_of(number))
     norms.load_all()
     placements.load_all()
-    identities = Identities()
+    identities, results = Identities(), folder.parent.parent
 
     def config_of(job: Job) -> RunConfig:
         load_plugins(job.config["plugins"])
-        # The results folder is the one that the plan is in, from wherever it was named.
-        config = config_of_record({**job.config, "results_dir": str(folder.parent.parent)})
+        config = config_of_record(job.config)
+        if os.path.realpath(config.results_dir) != os.path.realpath(results):  # it was moved
+            config.results_dir = str(results)
         if (now := identities.run_id(config)) != job.run_id:
             raise ConfigError(
                 f"run {job.run_id} would be {now} now: a plugin, the corpus, the device or normlab has changed since "
@@ -83,7 +84,9 @@ def _stop_with_the_parent() -> None:
             pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(PATIENCE_S)
-    os.killpg(os.getpgid(0), signal.SIGKILL)
+    if os.getpgid(0) == os.getpid():  # whatever it started besides
+        os.killpg(0, signal.SIGKILL)
+    os._exit(128 + signal.SIGTERM)
 
 
 def _be_the_first_to_go() -> None:

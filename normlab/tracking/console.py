@@ -30,10 +30,9 @@ class Console:
     """Shows a run on `stream` (stderr unless given): a bar where that is a terminal, else plain lines."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = _Unbreakable(stream or sys.stderr)
+        self._stream = Unbreakable(stream or sys.stderr)
         self._is_stderr = stream is None or stream is sys.stderr
-        terminal = self._stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-        self._bar = self._make_bar() if terminal else None
+        self._bar = self._make_bar() if self._stream.is_terminal() else None
         self._seen: dict[str, float] = {}
         self._step = 0
         self._steps = 0
@@ -155,21 +154,27 @@ class Console:
 _FORMS = {"loss": "loss {:.4f}", "val": "val {:.4f}", "lr": "lr {:.1e}", "tokens_per_s": "{:,.0f} tok/s"}
 
 
-class _Unbreakable:
+class Unbreakable:
     """A stream that nobody may be reading any more (`normlab train ... 2>&1 | head`): the run goes on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        """Write, if anybody reads."""
         # ValueError is what a closed file raises.
         with suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
+        """Flush, if anybody reads."""
         with suppress(OSError, ValueError):
             self._stream.flush()
+
+    def is_terminal(self) -> bool:
+        """Whether what was shown can be drawn over."""
+        return self._stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
@@ -56,7 +57,12 @@ def _is_apart(node: ast.stmt) -> bool:
 
 
 def _normalised(path: Path) -> str:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return _code_in(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=256)  # a sweep asks for the same few files of every run
+def _code_in(text: str) -> str:
+    tree = ast.parse(text)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):

@@ -38,7 +38,7 @@ from normlab.store.plans import (
 )  # fmt: skip
 from normlab.sweep.ends import end_of
 from normlab.sweep.options import SweepOptions
-from normlab.sweep.plan import has_ended
+from normlab.sweep.plan import has_ended, plan_there
 from normlab.sweep.process import Worker
 
 LOOK_EVERY_S = 0.1
@@ -107,6 +107,7 @@ def supervise(
         retry_failed: Whether packs that failed before are tried again.
 
     Raises:
+        ConfigError: The plan that is there is another sweep's.
         StoreError: Another process supervises the sweep, or the system refuses its files.
     """
     try:
@@ -116,8 +117,8 @@ def supervise(
     with hold(lock_of(folder), f"sweep {plan.name}", beside="another sweep.name"):
         sweep_temporaries(folder)
         if has_plan(folder):
-            plan = read_plan(folder)  # it may have been halved since it was looked at
-        else:
+            plan = plan_there(folder, plan)  # it may have been begun, or halved, since it was looked at
+        if not has_plan(folder) or plan != read_plan(folder):
             write_plan(folder, plan)
         return _Supervisor(folder, plan, options, watcher).run(retry_failed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from normlab.config import RunConfig, canonical_hash
@@ -84,19 +84,33 @@ def make_plan(options: SweepOptions, asked: Sequence[Asked], tell: Callable[[str
         configs.append(config)
         doubts |= dict.fromkeys(config.doubts())
     tell("")
-    results = configs[0].results_dir
     name = options.name or _made_name(options, list(jobs.values()))
-    folder = sweep_folder(results, name)
+    folder = sweep_folder(configs[0].results_dir, name)
+    plan = Plan(name, options.pack, list(jobs.values()), [])
     if has_plan(folder):
-        plan = read_plan(folder)
-        _refuse_another(plan, options, set(jobs), name)
-    else:
-        plan = Plan(name, options.pack, list(jobs.values()), [])
-        left = [index for index, job in enumerate(plan.jobs) if not has_ended(run_of(folder, job))]
-        alone = [run_of(folder, plan.jobs[index]).exists() for index in left]
-        packs = grouped([configs[index] for index in left], options.largest_pack, alone)
-        plan.packs.extend(Pack(number, [left[index] for index in pack]) for number, pack in enumerate(packs, 1))
+        return Planned(plan_there(folder, plan), folder, list(doubts))
+    left = [index for index, job in enumerate(plan.jobs) if not has_ended(run_of(folder, job))]
+    alone = [run_of(folder, plan.jobs[index]).exists() for index in left]
+    packs = grouped([configs[index] for index in left], options.largest_pack, alone)
+    plan.packs.extend(Pack(number, [left[index] for index in pack]) for number, pack in enumerate(packs, 1))
     return Planned(plan, folder, list(doubts))
+
+
+def plan_there(folder: Path, made: Plan) -> Plan:
+    """The plan that a sweep was begun with, where it is that of the same jobs.
+
+    A run that had ended when the plan was made is in no pack; where it is gone since, it gets one of its own.
+
+    Raises:
+        ConfigError: It is a plan of other jobs, or other packs.
+        StoreError: It cannot be read.
+    """
+    plan = read_plan(folder)
+    _refuse_another(plan, made)
+    packed = {index for pack in plan.packs for index in pack.jobs}
+    lost = [index for index, job in enumerate(plan.jobs) if index not in packed and not has_ended(run_of(folder, job))]
+    after = max((pack.number for pack in plan.packs), default=0) + 1
+    return replace(plan, packs=[*plan.packs, *(Pack(number, [index]) for number, index in enumerate(lost, after))])
 
 
 def has_ended(run: RunFolder) -> bool:
@@ -131,15 +145,15 @@ def _made_name(options: SweepOptions, jobs: Sequence[Job]) -> str:
     return f"{told}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
 
 
-def _refuse_another(plan: Plan, options: SweepOptions, run_ids: set[str], name: str) -> None:
-    there = {job.run_id for job in plan.jobs}
-    if there != run_ids:
+def _refuse_another(there: Plan, made: Plan) -> None:
+    runs, ours = ({job.run_id for job in plan.jobs} for plan in (there, made))
+    if runs != ours:
         raise ConfigError(
-            f"sweep.name={name}: is the name of a sweep of {len(there)} runs, and these words make {len(run_ids)}, of "
-            f"which it has {len(there & run_ids)}; choose another name, or leave it out"
+            f"sweep.name={there.name}: is the name of a sweep of {len(runs)} runs, and these words make {len(ours)}, "
+            f"of which it has {len(runs & ours)}; choose another name, or leave it out"
         )
-    if plan.pack != options.pack:
+    if there.pack != made.pack:
         raise ConfigError(
-            f"sweep.pack={options.pack}: sweep {name} was begun with sweep.pack={plan.pack}, and packing anew would "
-            f"change its numbers; say sweep.pack={plan.pack}, or choose another sweep.name"
+            f"sweep.pack={made.pack}: sweep {there.name} was begun with sweep.pack={there.pack}, and packing anew "
+            f"would change its numbers; say sweep.pack={there.pack}, or choose another sweep.name"
         )

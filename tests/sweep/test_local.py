@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from normlab.errors import StoreError
+from normlab.errors import ConfigError, StoreError
 from normlab.launch import compose_sweep
 from normlab.store.lock import hold
 from normlab.store.plans import End, Pack, Plan, lock_of, read_ends, read_plan, run_of, sweep_folder
@@ -284,7 +285,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> Callable[..., 
 
     def call(*more: str, ways: dict[int, str], retry: bool = False) -> tuple[Outcome, list[Any], Path]:
         monkeypatch.setattr(Pretender, "ways", ways)
-        options, asked = compose_sweep([*words, "sweep.name=x", *more])
+        options, asked = compose_sweep([*words, *([] if "sweep.name=y" in more else ["sweep.name=x"]), *more])
         planned, watcher = make_plan(options, asked), Silent()
         outcome = supervise(planned.folder, planned.plan, options, watcher, retry_failed=retry)
         return outcome, watcher.told, planned.folder
@@ -321,6 +322,26 @@ def test_what_failed_waits_for_its_word(pretend: Callable[..., Any]) -> None:
     assert told[0] == ("begin", [2, 4], 2, [])
     assert outcome.code == 0
     assert len(read_ends(folder)) == 6
+
+
+def test_a_run_that_is_gone_since_is_trained_again(pretend: Callable[..., Any]) -> None:
+    pretend("seed=0,1", ways={})
+    outcome, _, folder = pretend("seed=0,1,2", "sweep.name=y", ways={})
+    assert [pack.jobs for pack in outcome.plan.packs] == [[2]]
+    shutil.rmtree(run_of(folder, outcome.plan.jobs[1]).path)
+    outcome, told, _ = pretend("seed=0,1,2", "sweep.name=y", ways={})
+    assert [(pack.number, pack.jobs) for pack in outcome.plan.packs] == [(1, [2]), (2, [1])]
+    assert told == [("begin", [2], 1, []), ("started", 2), ("finished", 2, []), "finish"]
+    assert read_plan(folder) == outcome.plan
+
+
+def test_a_sweep_that_was_begun_by_others_in_between(pretend: Callable[..., Any], words: list[str]) -> None:
+    """Both looked before either had begun: the second one to begin sees whose the name is."""
+    options, asked = compose_sweep([*words, "sweep.name=x", "seed=5,6"])
+    ours = make_plan(options, asked)
+    pretend("seed=0", ways={})
+    with pytest.raises(ConfigError, match=r"sweep.name=x: is the name of a sweep of 1 runs"):
+        supervise(ours.folder, ours.plan, options, Silent())
 
 
 def test_a_hang_is_ended(pretend: Callable[..., Any]) -> None:

@@ -28,9 +28,6 @@ STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = "lock"
 
-SWEEPS_FOLDER = "sweeps"
-PLAN_FILE = "plan.json"
-
 KNOWN_FIELDS = frozenset({
     "command", "config", "continued_from", "corpus", "created", "doubts", "fingerprint", "git", "identity", "name",
     "norm", "pack", "placement", "resolved", "run_id", "trunk", "version", "versions",

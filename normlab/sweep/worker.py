@@ -70,13 +70,7 @@ def _train(folder: Path, number: int) -> int:
         return config
 
     configs = [config_of(job) for job in plan.members(pack)]
-    # A run that was begun alone goes on alone, as `normlab train` has it; one that was begun in a pack, and is left
-    # alone by a halving, is still of that sweep's packs.
-    if len(configs) == 1 and pack.halved_from is None:
-        outcomes = [start.train(configs[0], ends_process=True)]
-    else:
-        told = {"sweep": plan.name, "number": number}
-        outcomes = start.train_pack(configs, pack=told, ends_process=True)  # pyright: ignore[reportAttributeAccessIssue]
+    outcomes = start.train_pack(configs, pack={"sweep": plan.name, "number": number}, ends_process=True)
     stopped = next((outcome.signal for outcome in outcomes if outcome.signal), None)
     return 128 + stopped if stopped else 0
 

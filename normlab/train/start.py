@@ -132,7 +132,9 @@ def train_pack(
                 note_what_differs(member, run, own)
                 stats = member.config.stats
                 member.folder.arrays.begin(member.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every})
-                member.sinks = make_sinks(member.config, member.folder) if sinks is None else sinks[number]
+                member.sinks = (
+                    make_sinks(member.config, member.folder, console=loop.is_alone) if sinks is None else sinks[number]
+                )
             return _run(loop, runs, stop)
 
 
@@ -233,9 +235,9 @@ def _remains(folder: RunFolder) -> list[str]:
     return [name for name, is_there in found.items() if is_there]
 
 
-def make_sinks(config: RunConfig, folder: RunFolder) -> list[Sink]:
-    """Who listens besides the local record, as the config asks."""
-    sinks: list[Sink] = [Console()]
+def make_sinks(config: RunConfig, folder: RunFolder, *, console: bool = True) -> list[Sink]:
+    """Who listens besides the local record, as the config asks; several runs at once have no use for one console."""
+    sinks: list[Sink] = [Console()] if console else []
     if config.tracking.wandb != "off":
         from normlab.tracking.wandb import WandbSink
 

@@ -50,15 +50,22 @@ def bits(folder: RunFolder) -> tuple[Any, str]:
     return rows, state.hexdigest()
 
 
-@pytest.mark.parametrize("compiled", ["off", "on"])
+CASES = {
+    "pre": ("norm=rmsnorm", "placement=pre"),
+    "post": ("norm=layernorm", "placement=post", "train.accumulation=2"),
+    "peri": ("norm=batchnorm", "placement=peri", "model.qk_norm=head"),
+}
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("words", "compiled"),
     [
-        ("norm=rmsnorm", "placement=pre"),
-        ("norm=layernorm", "placement=post", "train.accumulation=2"),
-        ("norm=batchnorm", "placement=peri", "model.qk_norm=head"),
+        # Half a minute each where they are compiled.
+        pytest.param(words, compiled, marks=[pytest.mark.slow] if compiled == "on" and name != "peri" else [])
+        for name, words in CASES.items()
+        for compiled in ("off", "on")
     ],
-    ids=["pre", "post", "peri"],
+    ids=[f"{name}-{compiled}" for name in CASES for compiled in ("off", "on")],
 )
 def test_looking_changes_nothing(words: tuple[str, ...], compiled: str, tmp_path: Path) -> None:
     torch.compiler.reset()

@@ -43,24 +43,27 @@ def cyclic_batch(generator: torch.Generator, runs: int) -> tuple[torch.Tensor, t
     return text[..., :-1], text[..., 1:]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+WORDS = (
+    ("norm=batchnorm",),
+    ("norm=rmsnorm", "model=llama_nano"),
+    ("norm=layernorm", "optim=sgd", "optim.weight_decay=0.1", "placement=post"),
+    ("norm=none", "placement=rezero"),
+    ("norm=rmsnorm", "placement=layerscale"),
+    ("norm=rmsnorm", "placement=hybridnorm_star"),
+    ("norm=rmsnorm", "placement=normformer"),
+)
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("words", "compiled"),
     [
-        ("norm=batchnorm",),
-        ("norm=rmsnorm", "model=llama_nano"),
-        ("norm=layernorm", "optim=sgd", "optim.weight_decay=0.1", "placement=post"),
-        ("norm=none", "placement=rezero"),
-        ("norm=rmsnorm", "placement=layerscale"),
-        ("norm=rmsnorm", "placement=hybridnorm_star"),
-        ("norm=rmsnorm", "placement=normformer"),
+        *((words, False) for words in WORDS),
+        # Compiled: the norm with buffers, a shared factor, blocks of two kinds; the others share their path.
+        (WORDS[0], True),
+        *(pytest.param(words, True, marks=pytest.mark.slow) for words in (WORDS[3], WORDS[5])),  # a minute each
     ],
 )
 def test_a_pack_equals_its_runs_alone(words: tuple[str, ...], compiled: bool) -> None:
-    if compiled and not {"norm=batchnorm", "placement=rezero", "placement=hybridnorm_star"} & set(words):
-        pytest.skip(
-            "compiled: the norm with buffers, a shared factor, blocks of two kinds; the others share their path"
-        )
     torch.compiler.reset()
     sgd = "optim=sgd" in words
     configs = [config_of(*words, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]

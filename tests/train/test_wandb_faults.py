@@ -70,7 +70,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> float:
     return train(tmp_path_factory.mktemp("alone"), mode="off")[1]
 
 
-@pytest.mark.parametrize("case", ["refused", "silent", "no key", "killed", "stopped"])
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("silent", "no key", "stopped")]
+
+
+@pytest.mark.parametrize("case", ["refused", "killed", *SLOW])
 def test_the_run_is_the_same(case: str, reference: Path, alone: float, tmp_path: Path) -> None:
     results = tmp_path / "results"
     if case == "refused":

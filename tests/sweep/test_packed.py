@@ -1,0 +1,90 @@
+"""A sweep whose runs train in packs: the records that they would have alone, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kill_and_resume import differences
+
+from normlab.launch import compose_run
+from normlab.store.plans import read_ends, read_plan, sweep_folder
+from normlab.store.runs import RunFolder
+from normlab.train.start import train
+
+Command = Callable[..., tuple[int, str, str]]
+GRID = ["norm=layernorm,rmsnorm", "optim.lr=1e-3,1e30", "seed=0,1"]
+"""At the higher rate every run diverges."""
+SWEEP = ["sweep", "sweep.name=packed", "sweep.pack=3", *GRID]
+
+
+def runs_of(results: Path) -> dict[str, RunFolder]:
+    return {folder.name: RunFolder(folder) for folder in sorted((results / "runs").iterdir())}
+
+
+def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
+    words: list[str], run_command: Command, tmp_path: Path
+) -> None:
+    assert run_command(*SWEEP, *words)[0] == 0
+    folder = sweep_folder(tmp_path / "results", "packed")
+    plan, runs = read_plan(folder), runs_of(tmp_path / "results")
+    assert [len(pack.jobs) for pack in plan.packs] == [3, 1, 3, 1]
+    assert [end.cause for end in read_ends(folder)] == ["finished"] * 4
+    assert len(runs) == 8
+    for pack in plan.packs:
+        ids = [job.run_id for job in plan.members(pack)]
+        for job in plan.members(pack):
+            told = runs[job.run_id].run().get("pack")
+            assert told == ({"sweep": "packed", "number": pack.number, "runs": ids} if len(ids) > 1 else None)
+            alone = train(compose_run([*words, *job.words, f"results_dir={tmp_path / 'alone'}"]), sinks=[])
+            assert runs[job.run_id].state() == alone.state
+            rows, expected = runs[job.run_id].rows("train").rows, alone.folder.rows("train").rows
+            losses, wanted = ([row["loss"] for row in of] for of in (rows, expected))
+            assert losses == pytest.approx(wanted, abs=1e-5, nan_ok=True)
+    code, out, _ = run_command("summarize", str(folder), "--by", "norm", "--against", "norm=layernorm")
+    assert code == 0
+    assert "1.0e-03" in out or "0.001" in out
+
+
+@pytest.mark.slow
+def test_killed_at_any_time_with_all_its_processes_it_ends_as_if_undisturbed(words: list[str], tmp_path: Path) -> None:
+    """SIGKILL to the supervisor and its workers, five times at random; then to the end: every record bit for bit."""
+    command = [sys.executable, "-m", "normlab", *SWEEP, *words, "train.steps=120", "train.checkpoint_every=9"]
+    command += ["deterministic=true", "sweep.jobs=2"]
+    subprocess.run([*command, f"results_dir={tmp_path / 'calm'}"], check=True, capture_output=True, timeout=300)
+    draws, killed = random.Random(0), 0
+    command.append(f"results_dir={tmp_path / 'wild'}")
+    while killed < 5:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(draws.uniform(4, 12))
+        if process.poll() is not None:
+            break
+        for pid in [*_workers_of(tmp_path / "wild"), process.pid]:
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        killed += 1
+    assert killed >= 2, "it was over before it could be killed"
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    calm, wild = runs_of(tmp_path / "calm"), runs_of(tmp_path / "wild")
+    assert calm.keys() == wild.keys()
+    assert {name: differences(calm[name].path, wild[name].path) for name in calm} == {name: [] for name in calm}
+
+
+def _workers_of(results: Path) -> list[int]:
+    """The processes that train runs of a results folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"normlab.sweep.worker" in words and any(word.startswith(os.fsencode(results)) for word in words):
+            found.append(int(path.parent.name))
+    return found

@@ -20,6 +20,7 @@ from normlab.launch import compose_run
 from normlab.norms.base import NORMS, load_all
 from normlab.options import leaves
 from normlab.placements.base import PLACEMENTS
+from normlab.source import file_of_plugin
 
 COMMANDS = {
     "train": [],
@@ -73,7 +74,8 @@ def test_candidates(line: str, expected: list[str]) -> None:
 def test_every_registered_name_is_offered() -> None:
     load_all()
     for group, names in (("norm", NORMS), ("placement", PLACEMENTS), ("data", DATA), ("optim", OPTIMIZERS)):
-        assert {f"{group}={name}" for name in names} <= set(candidates(f"normlab train {group}="))
+        ours = [name for name in names if file_of_plugin(group, name) is None]  # other tests register others
+        assert {f"{group}={name}" for name in ours} <= set(candidates(f"normlab train {group}="))
 
 
 @pytest.mark.parametrize("words", [[], ["norm=batchnorm", "optim=sgd", "data=files", "data.path=x"]])

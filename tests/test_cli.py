@@ -517,6 +517,18 @@ def test_what_needs_no_torch_loads_none(arguments: list[str], tmp_path: Path) ->
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_run_that_compiles_nothing_loads_no_compiler(words: list[str]) -> None:
+    """It takes as long to load as the rest of torch."""
+    code = (
+        "import sys\nfrom normlab.cli import main\n"
+        f"try: main({['train', *words, 'compile=off']!r})\nexcept SystemExit: pass\n"
+        "print([name for name in ('torch._dynamo', 'torch._inductor', 'wandb', 'datasets') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "finished at step 12/12" in done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_version(run_command: Command) -> None:
     assert run_command("--version")[1] == f"normlab {normlab.__version__}\n"
 

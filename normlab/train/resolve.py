@@ -95,7 +95,10 @@ def apply(resolved: Resolved) -> None:
     if resolved.deterministic and resolved.device == "cuda":
         # cuBLAS reads it when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(resolved.deterministic)
+    if resolved.compile == "on":
+        torch.use_deterministic_algorithms(resolved.deterministic)  # tells the compiler too, and loads it for that
+    else:
+        torch.set_deterministic_debug_mode("error" if resolved.deterministic else "default")
     # It would fill every fresh tensor with NaN: a check on kernels, not a need of ours, and it costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     if resolved.compile == "on":

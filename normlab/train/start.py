@@ -95,7 +95,7 @@ def train_pack(
         say(doubt)
     # A signal ends this at once: what it makes appears whole or not at all.
     corpus = open_corpus(configs[0].data)
-    apply(resolved)  # after the corpus: it loads half a compiler, and a text that is not there is said sooner
+    apply(resolved)  # after the corpus: it may load a compiler, and a text that is not there is said sooner
     with StopRequest(ends_process=ends_process) as stop:
         now = [describe(config, resolve(config), corpus) for config in configs]
         members = [Member(config, RunFolder(_place(config, own))) for config, own in zip(configs, now, strict=True)]

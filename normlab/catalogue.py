@@ -20,6 +20,9 @@ _CONFIGS = ("config.py", "corpora.py", "stats/options.py")
 
 Entry = dict[str, Any]
 
+CAUSAL = "as its norm is"
+"""Of every placement: each works on one token at a time (`normlab verify` looks)."""
+
 
 def norms() -> list[Entry]:
     """Every norm, then its presets."""
@@ -31,11 +34,12 @@ def norms() -> list[Entry]:
 def placements() -> list[Entry]:
     """Every placement: rows of the algebra, and schemes with a class of their own."""
     known = _classes("placements/*.py")
-    options = {kind: _entry(known[kind], known)["options"] for kind in ("AlgebraPlacement", "EarlyPlacement")}
-    rows = [_row(node, options) for node in _nodes("placements/*.py", ast.Call) if _called(node) == "Row"]
+    kinds = {kind: _entry(known[kind], known) for kind in ("AlgebraPlacement", "EarlyPlacement")}
+    rows = [_row(node, kinds) for node in _nodes("placements/*.py", ast.Call) if _called(node) == "Row"]
     # A scheme's class is one with a name, a formula and a source of its own.
     schemes = [_entry(node, known) for node in known.values()]
-    return rows + [entry for entry in schemes if entry["name"] and entry.get("formula")]
+    found = rows + [_scheme(entry) for entry in schemes if entry["name"] and entry.get("formula")]
+    return [entry | {"causal": CAUSAL} for entry in found]
 
 
 def models() -> list[Entry]:
@@ -163,10 +167,20 @@ def _entry(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Entry:
     return entry | {"options": list(options.values()), "documentation": ast.get_docstring(node) or ""}
 
 
-def _row(node: ast.Call, options: dict[str, list[Entry]]) -> Entry:
+def _scheme(entry: Entry) -> Entry:
+    """A placement with a class of its own, without the switches that it has not (`Placement.has_switches`)."""
+    if {entry["opens"], entry["closes"]} <= {"", _value(_constants()["NORMED"])}:
+        return entry
+    switches = _value(_constants()["SWITCHES"])
+    return entry | {"options": [option for option in entry["options"] if option["option"] not in switches]}
+
+
+def _row(node: ast.Call, kinds: dict[str, Entry]) -> Entry:
     keywords = {word.arg or "": word.value for word in node.keywords}
     entry = {name: _value(keywords.get(name)) for name in ("name", "formula", "source", "init")}
-    entry["note"] = _value(keywords.get("note")) or ""
+    kind = "EarlyPlacement" if "early" in keywords else "AlgebraPlacement"
+    for name in ("note", "parameters", "equals", "pitfalls"):
+        entry[name] = _value(keywords[name]) if name in keywords else kinds[kind][name]
     for name in ("wrong_inits", "starts"):
         told = keywords.get(name)
         if isinstance(told, ast.Dict):
@@ -176,8 +190,7 @@ def _row(node: ast.Call, options: dict[str, list[Entry]]) -> Entry:
     if isinstance(early, ast.Call):
         entry["early"] = _both_sites({word.arg or "": word.value for word in early.keywords})
     ends = {name: bool(_value(keywords.get(name))) for name in ("embedding_norm", "final_norm")}
-    kind = "EarlyPlacement" if "early" in entry else "AlgebraPlacement"
-    return entry | {"norms": sites} | ends | {"options": options[kind]}
+    return entry | {"norms": sites} | ends | {"options": kinds[kind]["options"]}
 
 
 def _rule(node: ast.FunctionDef, known: list[Entry]) -> Entry:

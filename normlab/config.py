@@ -360,8 +360,9 @@ class RunConfig:
         return widths
 
     def identity(self) -> dict[str, Any]:
-        """The options that can change the numbers, with `init` as it is resolved."""
-        return identity_tree(self) | {"init": self.init_rule}
+        """The options that can change the numbers, `init` as it is resolved, and less what the placement has anyway."""
+        placement = identity_tree(self.placement.reduced(self.model.depth))
+        return identity_tree(self) | {"init": self.init_rule, "placement": placement}
 
     @property
     def config_hash(self) -> str:

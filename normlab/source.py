@@ -93,9 +93,14 @@ def claim(kind: str, name: str, *, known: bool, same: bool) -> None:
         same: Whether what is registered is the very thing.
 
     Raises:
-        ConfigError: The name is the package's, or that of something else in the same file or of another plugin
-            that was asked for together with this one.
+        ConfigError: The name is no plain identifier, is the package's, or that of something else in the same file or of
+            another plugin that was asked for together with this one.
     """
+    if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
+        raise ConfigError(
+            f"{kind} {name!r}: a name is a word after {kind}= and a part of a folder's name; "
+            "give it one of letters, digits and underscores"
+        )
     owner = _owner.get((kind, name), "")
     if known and owner == _running and not same:
         raise ConfigError(f"{kind} {name!r} is defined twice: give the new one another name")

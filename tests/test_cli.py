@@ -457,6 +457,7 @@ def alone(placement: str) -> list[str]:
         ("placements", "sandwich-ln", {"sandwich", "depth_scaled_sandwich"}),
         ("placements", "OLMo2", {"post", "res_post"}),
         ("placements", "reordered norm", {"res_post"}),
+        ("placements", "deepnet", {"deepnorm"}),
         ("norms", "gemma", {"rmsnorm_gemma", "rmsnorm_qwen3_next"}),
         ("init", "scaled", {"gpt2_scaled", "xavier_scaled", "smallinit_scaled", "depth_scaled"}),
     ],
@@ -479,6 +480,27 @@ def test_what_names_nothing_is_answered_with_the_choices(words: list[str], run_c
     code, out, err = run_command("list", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "choose one of b2t, " in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "kinds"),
+    [("placements", "layernorm", ["norms"]), ("norms", "peri", ["placements"]), ("models", "xavier", ["init"])],
+)
+def test_the_name_of_another_kind_says_where_it_is(
+    kind: str, word: str, kinds: list[str], run_command: Command
+) -> None:
+    code, out, err = run_command("list", kind, word)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [f"{word!r} is none of the {kind}; see", *(f"  normlab list {k} {word}" for k in kinds)]
+
+
+def test_a_placement_is_shown_with_what_is_known_of_it(run_command: Command) -> None:
+    out = " ".join(run_command("list", "placements", "deepnorm")[1].split())
+    for said in ("causal as its norm is", "learns 0 numbers", "pitfalls - pixeli99/MixLN", "(8L)^(+1/4)"):
+        assert said in out
+    assert "equals pre where every factor is 1" in " ".join(run_command("list", "placements", "layerscale")[1].split())
+    for entry in json.loads(run_command("list", "placements", "--json")[1]):
+        assert {"formula", "parameters", "causal", "equals", "source", "pitfalls"} <= entry.keys()
 
 
 def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:

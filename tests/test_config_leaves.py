@@ -145,6 +145,7 @@ class Leaf:
 
 
 FIXED = Leaf("", "other", None)
+NO_SWITCH = Leaf("null", "true", None)
 
 # Norms see bf16 only inside the sub-layers, and rounding shows only once gains have left 1.
 BF16 = ("precision=bf16", "model.qk_norm=head", "optim.lr=0.1", "optim.warmup_steps=0")
@@ -217,28 +218,22 @@ NORM_LEAVES: dict[str, dict[str, Leaf]] = {
     "zscore": WITHOUT_GAIN | {"sigma": Leaf("population", "sample", losses)},
     "minmax": WITHOUT_GAIN,
 }  # fmt: skip
-SHARED_EARLY = {
+SHARED_PLACEMENT = {
     "name": FIXED,
     "embedding_norm": Leaf("null", "true", shapes),
     "final_norm": Leaf("null", "false", shapes),
 }
 PLACEMENT_LEAVES = {
-    "pre": {
-        "name": FIXED,
-        "embedding_norm": Leaf("null", "true", shapes),
-        "final_norm": Leaf("null", "false", shapes),
-    },
-    "post": {
-        "name": FIXED,
-        "embedding_norm": Leaf("null", "true", shapes),
-        "final_norm": Leaf("null", "true", shapes),
-    },
-    "mix_ln": SHARED_EARLY | {"early_blocks": Leaf("null", "1", shapes)},
-    "hybridnorm_star": SHARED_EARLY | {"early_blocks": Leaf("null", "0", shapes)},
-    # Schemes without options.
+    "pre": SHARED_PLACEMENT,
+    "post": SHARED_PLACEMENT | {"final_norm": Leaf("null", "true", shapes)},
+    "mix_ln": SHARED_PLACEMENT | {"early_blocks": Leaf("null", "1", shapes)},
+    "hybridnorm_star": SHARED_PLACEMENT | {"early_blocks": Leaf("null", "0", shapes)},
+    # Schemes of one stream, and those that do more at its ends than a norm.
+    **dict.fromkeys(("gpas", "parallel", "parallel_two_norms"), SHARED_PLACEMENT),
+    "b2t": SHARED_PLACEMENT | {"final_norm": Leaf("null", "true", shapes)},
     **{
-        name: {"name": FIXED}
-        for name in ("b2t", "gpas", "ngpt", "parallel", "parallel_two_norms", "residual", "siamese", "x0_lambdas")
+        name: {"name": FIXED, "embedding_norm": NO_SWITCH, "final_norm": NO_SWITCH}
+        for name in ("ngpt", "residual", "siamese", "x0_lambdas")
     },
 }
 SHARED_DATA = {

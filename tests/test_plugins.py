@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,6 +127,16 @@ def test_normlabs_own_names_are_not_to_be_had(text: str, said: str, run_id: Call
     with pytest.raises(ConfigError, match=f"{said} is normlab's own: give yours another name"):
         run_id("plugins=[mine.py]")
     assert run_id() == plain
+
+
+@pytest.mark.parametrize("name", ["my norm", "a/b", "../mine", "", "2nd", "nörm"])
+@pytest.mark.parametrize(("text", "old", "kind"), [(NORM, "mine", "norm"), (ROW, "scaled", "placement")])
+def test_a_name_that_is_no_plain_word_is_refused(
+    text: str, old: str, kind: str, name: str, run_id: Callable[..., str]
+) -> None:
+    Path("mine.py").write_text(text.replace(f'"{old}"', f'"{name}"'))
+    with pytest.raises(ConfigError, match=re.escape(f"{kind} {name!r}: a name is a word after {kind}= and")):
+        run_id("plugins=[mine.py]")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Embed(nn.Module):
         self.tokens = nn.Embedding(vocab_size, config.width)
         learned = config.positions == "learned"
         self.positions = nn.Embedding(config.context, config.width) if learned else None
-        self.open = placement.open(config.width, make_norm)
+        self.open = placement.begin(config.width, make_norm)
 
     def forward(self, tokens_BT: Tensor) -> Any:
         """The stream that enters the first block."""
@@ -81,7 +81,7 @@ class Head(nn.Module):
         tokens: nn.Embedding,
     ):
         super().__init__()
-        self.close = placement.close(config.width, make_norm)
+        self.close = placement.end(config.width, make_norm)
         self.logits = placement.logits(vocab_size, config.width)
         self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
-from normlab.placements.base import INNER_SITES, MakeNorm, Placement, register_placement
+from normlab.placements.base import INNER_SITES, NORMED, WITHOUT_NORMS, MakeNorm, Placement, register_placement
 from normlab.source import code_of
 
 if TYPE_CHECKING:
@@ -146,6 +146,12 @@ class Row:
     """As `Placement.starts`."""
     note: str = ""
     """What else goes by this name, and what else this is called."""
+    parameters: str = "0"
+    """As `Placement.parameters`."""
+    equals: str = ""
+    """As `Placement.equals`."""
+    pitfalls: tuple[str, ...] = ()
+    """As `Placement.pitfalls`."""
 
     @property
     def all_sub_layers(self) -> list[SubLayer]:
@@ -166,6 +172,11 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="pre",
         formula="x = x + F(N(x))",
+        parameters="0",
+        pitfalls=(
+            "NVIDIA/ngpt's GPT was x = N(x) + F(N(x)) until November 2024 (issue 1): its stream was normed too.",
+            "Its norm before the head is a part of it: the stream grows with depth, and nothing else stops that.",
+        ),
         source="Xiong et al. 2020, arXiv:2002.04745, section 3; GPT-2",
         init="gpt2_scaled",
         attn=SubLayer(norms=("in",)),
@@ -175,6 +186,12 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="post",
         formula="x = N(x + F(x))",
+        parameters="0",
+        pitfalls=(
+            "OLMo 2's post-norm leaves the stream alone, and is res_post here.",
+            "What MLS-Bench runs as rmsnorm_post is a sandwich: peri here.",
+            "A final loss at the corpus's unigram entropy never began to fall: it is another failure than divergence.",
+        ),
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.1",
         note="The norm is on the stream. OLMo 2 calls post-norm what leaves the stream alone: res_post here",
         init="xavier",
@@ -185,6 +202,12 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="peri",
         formula="x = x + N(F(N(x)))",
+        parameters="0",
+        equals="sandwich",
+        pitfalls=(
+            "In ReaLLM-Forge peri is the norm after the branch alone, res_post here; the one before is a switch apart.",
+            "Levanter and marin call it hybrid norm, which is hybridnorm's name.",
+        ),
         source="Kim et al. 2025, arXiv:2502.02732 (Peri-LN)",
         note="Called sandwich before, and hybrid norm in levanter; the norm on the embeddings is embedding_norm=true",
         init="gpt2",
@@ -196,6 +219,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="sandwich",
         formula="x = x + N(F(N(x)))",
+        parameters="0",
+        equals="peri",
         source="Ding et al. 2021, arXiv:2105.13290 (CogView)",
         note="peri by its older name. Some call N(x + F(N(x))) sandwich: pre_post here",
         init="gpt2",
@@ -207,6 +232,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="depth_scaled_sandwich",
         formula="x = x + N(F(N(x)))",
+        parameters="0",
+        equals="peri, of the same gains",
         source="after Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra)",
         note="peri whose output norms' gains start at 1 / sqrt(L). Which number the paper has for 1 we could not check",
         init="gpt2",
@@ -222,6 +249,11 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="res_post",
         formula="x = x + N(F(x))",
+        parameters="0",
+        pitfalls=(
+            "Called post-norm it is taken for x = N(x + F(x)); here the stream itself is never normed before the end.",
+            "Its first sub-layer reads the embeddings as they are: how large these start matters.",
+        ),
         source="Liu et al. 2021, arXiv:2111.09883 (Swin v2)",
         note="OLMo 2 (arXiv:2501.00656) is this with model.qk_norm=full, and calls it reordered norm",
         init="gpt2",
@@ -233,6 +265,12 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="mix_ln",
         formula="x = N(x + F(x)) if l <= L // 4 else x + F(N(x))",
+        parameters="0",
+        equals="pre with fewer than 4 blocks or placement.early_blocks=0; post with a final norm where all are early",
+        pitfalls=(
+            "Its authors' code starts embeddings with deviation sqrt(2 / 5), and does not say so; init=gpt2 is 0.02.",
+            "A quarter of the blocks is for 71M to 1B parameters; at 7B the loss has spikes (pixeli99/MixLN, issue 1).",
+        ),
         source="Li et al. 2024, arXiv:2412.13795 (Mix-LN)",
         note="Post in the first quarter of the blocks, then pre. With fewer than 4 blocks it is pre",
         init="gpt2",
@@ -246,7 +284,14 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="deepnorm",
         formula="x = N((2 * L) ** 0.25 * x + F(x))",
-        source="Wang et al. 2022, arXiv:2203.00555, of decoders alone",
+        parameters="0",
+        pitfalls=(
+            "pixeli99/MixLN, and lmsdss/LayerNorm-Scaling after it, have 32 blocks' alpha, 2.828, at every depth.",
+            "The same two have the init's gain as (8L)^(+1/4): their tables show another method under this name.",
+            "A survey has alpha x + beta F(N(x)); but no norm is before the branch, and beta is of the weights' init.",
+            "0.81 (N^4 M)^(1/16) and (3M)^(1/4) are of encoders and decoders together; a decoder alone has (2L)^(1/4).",
+        ),
+        source="Wang et al. 2022, arXiv:2203.00555 (DeepNet), of decoders alone",
         init="deepnorm",
         wrong_inits={"other": "beta = (8L)^(-1/4) on values, output and MLP is half of the method (arXiv:2203.00555)"},
         attn=SubLayer(norms=("res",), skip=fourth_root),
@@ -255,6 +300,11 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="keel",
         formula="x = N(2 * L * x + F(N(x)))",
+        parameters="0",
+        pitfalls=(
+            "x-transformers names the paper beside code without an alpha: that is pre_post here.",
+            "Under its name there is code that computes g x + (1 - g) N(F(x)), with a gate g: another method.",
+        ),
         source="Chen & Wei 2026, arXiv:2601.19895 (Keel)",
         note="2L is the number of sub-layers, as others tell of the paper, which we could not read",
         init="xavier",
@@ -264,6 +314,13 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="lns",
         formula="x = x + F(N(x) / sqrt(l))",
+        parameters="0",
+        equals="pre with one block",
+        pitfalls=(
+            "lmsdss/LayerNorm-Scaling compares a name in lower case with 'LNS': its method's branch is never taken.",
+            "OLMo-core has the factor in a buffer, which to_empty() wipes and nothing sets again (pull request 698).",
+            "In GPAS's code 1 / sqrt(l) is where a learned gain starts, which can leave it.",
+        ),
         source="Sun et al. 2025, arXiv:2502.05795 (LayerNorm Scaling)",
         note="The factor is fixed. As the start of a learned gain it is another method",
         init="gpt2",
@@ -277,6 +334,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="skipinit",
         formula="x = x + scale * F(x)",
+        parameters="2 * L",
+        equals="norm=none placement=pre where every factor is 1",
         source="De & Smith 2020, arXiv:2002.10444 (SkipInit), of convolutional networks",
         note="A number for each sub-layer. It has no norm at all",
         init="xavier",
@@ -287,6 +346,11 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="rezero",
         formula="x = x + scale * F(x)",
+        parameters="L",
+        equals="skipinit where a block's two factors are the same",
+        pitfalls=(
+            "In the code of its authors the two sub-layers of a block share a number; one for each is skipinit.",
+        ),
         source="Bachlechner et al. 2020, arXiv:2003.04887 (ReZero)",
         note="As in the authors' code a number for each block, shared by its sub-layers. It has no norm at all",
         init="xavier",
@@ -298,6 +362,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="layerscale",
         formula="x = x + scale * F(N(x))",
+        parameters="2 * L * D",
+        equals="pre where every factor is 1",
         source="Touvron et al. 2021, arXiv:2103.17239 (LayerScale), of image transformers",
         note="A factor for each channel, started at 0.1, 1e-5 or 1e-6 by depth",
         init="gpt2",
@@ -312,6 +378,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="pre_post",
         formula="x = N(x + F(N(x)))",
+        parameters="0",
+        pitfalls=("Called sandwich, it is taken for peri, which norms the branch and leaves the stream alone.",),
         source="x-transformers, pre_and_post_norm=True; no paper is known to us",
         note="Some call it sandwich, which is peri here",
         init="xavier",
@@ -321,6 +389,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="sub_ln",
         formula="x = x + W_out(N(heads(N(x)))); x = x + W_down(N(hidden(N(x))))",
+        parameters="0",
+        pitfalls=("The gain sqrt(ln 2L) is a decoder's alone; one beside an encoder has sqrt(ln 3M).",),
         source="Wang et al. 2022, arXiv:2210.06423 (Magneto)",
         init="sub_ln",
         wrong_inits={"other": "gamma = sqrt(ln 2L) on values, output and MLP is half of the method (arXiv:2210.06423)"},
@@ -331,6 +401,11 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="hybridnorm",
         formula="h = N(x + A_qkv(x)); x = h + M(h)",
+        parameters="0",
+        pitfalls=(
+            "Levanter and marin mean peri by hybrid norm.",
+            "Users of its code tell of runs that do not converge (issue 2) and of no gain after 40B tokens (issue 5).",
+        ),
         source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm)",
         note="A_qkv has a norm on each head's q, k and v. In levanter hybrid norm is peri",
         init="smallinit_scaled",
@@ -341,6 +416,9 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="hybridnorm_star",
         formula="h = x + A_qkv(N(x)) if l == 1 else N(x + A_qkv(x)); x = h + M(N(h)) if l == 1 else h + M(h)",
+        parameters="0",
+        equals="hybridnorm with placement.early_blocks=0",
+        pitfalls=("What it gains depends on the init: its own is part of what is compared.",),
         source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm*), the first block as in its public code",
         note="The first block is pre with a norm on each head's q, k and v",
         init="smallinit_scaled",
@@ -357,6 +435,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="normformer",
         formula="x = x + N(W_out(heads_scaled(N(x)))); x = x + W_down(N(hidden(N(x))))",
+        parameters="L * H",
         source="Shleifer, Weston & Ott 2021, arXiv:2110.09456 (NormFormer), without its ResScale",
         note="heads_scaled has a learned factor on each head's output. fairseq's scale_heads has it after W_out",
         init="gpt2",
@@ -369,34 +448,9 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-_WITHOUT_NORMS = "has no effect with norm=none; leave it out or choose a norm"
-
-SWITCHES = ("embedding_norm", "final_norm")
-"""Of a norm at either end of the stream: in a row what it has, in a placement's options what is asked for instead."""
-
-
 @dataclass(kw_only=True, slots=True)
 class AlgebraPlacement(Placement):
     """A placement that is a row of the algebra."""
-
-    embedding_norm: bool | None = option(None, absent=None)
-    """A norm on the embeddings, before the first block; null for what the row has."""
-    final_norm: bool | None = option(None, absent=None)
-    """A norm on the stream, before the head; null for what the row has."""
-
-    def validate(self) -> None:
-        """Refuse switches without effect.
-
-        Raises:
-            ConfigError: One is set to what the row has anyway.
-        """
-        for name in SWITCHES:
-            asked, has = getattr(self, name), getattr(self.row, name)
-            if asked == has:
-                raise ConfigError(
-                    f"placement.{name}={str(asked).lower()}: has no effect, {self.name} has "
-                    f"{'one' if has else 'none'} already; leave it out"
-                )
 
     def fits(self, norm: NormConfig) -> None:
         """Refuse a norm without a gain where the row says what gains start at.
@@ -410,16 +464,6 @@ class AlgebraPlacement(Placement):
                 f"norm={norm.name}: has no gain per channel, and placement={self.name} is about what these start at; "
                 f"choose a norm with norm.gain=true, or placement=peri"
             )
-
-    def refuse_idle(self, norm: NormConfig, depth: int) -> None:
-        """Refuse a switch of a norm where the norm is none.
-
-        Raises:
-            ConfigError: Naming the switch.
-        """
-        for name in SWITCHES:
-            if norm.name == "none" and (asked := getattr(self, name)) is not None:
-                raise ConfigError(f"placement.{name}={str(asked).lower()}: {_WITHOUT_NORMS}")
 
     @property
     def row(self) -> Row:
@@ -443,25 +487,17 @@ class AlgebraPlacement(Placement):
 
     def holds_norm(self, depth: int) -> bool:
         """Whether any sub-layer has a site with a norm, or an end of the stream."""
-        return (
-            any(sub.norms for subs in self.layers(depth) for sub in subs)
-            or self._has("embedding_norm")
-            or self._has("final_norm")
-        )
+        return any(sub.norms for subs in self.layers(depth) for sub in subs) or any(self.ends)
 
     @property
     def opens(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The embedding norm, as a formula."""
-        return "x = N(x)" if self._has("embedding_norm") else ""
+        """The row's embedding norm, as a formula."""
+        return NORMED if self.row.embedding_norm else ""
 
     @property
     def closes(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The final norm, as a formula."""
-        return "x = N(x)" if self._has("final_norm") else ""
-
-    def _has(self, switch: str) -> bool:
-        asked = getattr(self, switch)
-        return getattr(self.row, switch) if asked is None else asked
+        """The row's final norm, as a formula."""
+        return NORMED if self.row.final_norm else ""
 
     @property
     def init_rule(self) -> str:
@@ -505,11 +541,11 @@ class AlgebraPlacement(Placement):
 
     def open(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """The embedding norm, or nothing."""
-        return make_norm(width) if self._has("embedding_norm") else None
+        return make_norm(width) if self.row.embedding_norm else None
 
     def close(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """The final norm, or nothing."""
-        return make_norm(width) if self._has("final_norm") else None
+        return make_norm(width) if self.row.final_norm else None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -519,8 +555,13 @@ class EarlyPlacement(AlgebraPlacement):
     early_blocks: int | None = option(None, at_least=0, absent=None)
     """How many blocks, from the first, are the early ones; null for as many as the row has."""
 
+    def reduced(self, depth: int) -> Self:
+        """As the base class; a number of early blocks not set where it is the row's own."""
+        less = super(EarlyPlacement, self).reduced(depth)
+        return replace(less, early_blocks=None) if less.early_blocks == self.early.blocks(depth) else less
+
     def refuse_idle(self, norm: NormConfig, depth: int) -> None:
-        """Refuse a number of early blocks that is the row's own, or more than there are; any, where none differs.
+        """As the base class; refuse a number of early blocks that is more than there are, or where none differs.
 
         Raises:
             ConfigError: Naming the number.
@@ -528,14 +569,12 @@ class EarlyPlacement(AlgebraPlacement):
         super(EarlyPlacement, self).refuse_idle(norm, depth)
         if self.early_blocks is None:
             return
-        word, own = f"placement.early_blocks={self.early_blocks}", self.early.blocks(depth)
-        if self.early_blocks == own:
-            raise ConfigError(f"{word}: has no effect, {self.name} has {own} of {depth} blocks already; leave it out")
+        word = f"placement.early_blocks={self.early_blocks}"
         if self.early_blocks > depth:
             raise ConfigError(f"{word}: more than model.depth={depth}; choose at most {depth}, or raise the depth")
         first, rest = ([replace(sub, norms=()) for sub in (part.attn, part.mlp)] for part in (self.early, self.row))
         if norm.name == "none" and first == rest:
-            raise ConfigError(f"{word}: {_WITHOUT_NORMS}")
+            raise ConfigError(f"{word}: {WITHOUT_NORMS}")
 
     @property
     def early(self) -> Early:

@@ -14,9 +14,11 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
+from normlab.errors import ConfigError
+from normlab.options import option
 from normlab.source import claim, code_of
 
 if TYPE_CHECKING:
@@ -30,6 +32,12 @@ MakeNorm = Callable[[int], "nn.Module"]
 INNER_SITES = ("q", "k", "v", "attn_inner", "mlp_inner")
 """Sites inside the sub-layers. `q`, `k`, `v`: each head's vectors, before RoPE; `attn_inner`: the heads'
 joined output, before the output projection; `mlp_inner`: the hidden activations, before the down projection."""
+
+NORMED = "x = N(x)"
+"""What a norm at an end of the stream does there."""
+SWITCHES = {"embedding_norm": "opens", "final_norm": "closes"}
+"""Options that ask for a norm at an end of the stream, or for none, by what a placement has there of itself."""
+WITHOUT_NORMS = "has no effect with norm=none; leave it out or choose a norm"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,9 +77,20 @@ class Placement:
     """The matrices whose `rows`, and `columns`, `project` brings back to length 1: their last names, in words."""
     note: ClassVar[str] = ""
     """What the name means elsewhere."""
+    parameters: ClassVar[str] = "0"
+    """How many numbers it learns beside linear layers and the run's norms: an expression in L, D, H, M and V, as in
+    `starts`, of a model with SwiGLU."""
+    equals: ClassVar[str] = ""
+    """What it is equal to, and when: the same logits from the same weights."""
+    pitfalls: ClassVar[tuple[str, ...]] = ()
+    """What others got wrong in it or take it for, a sentence each."""
 
     name: str
     """The registered name. Fixed by the placement; not to be set."""
+    embedding_norm: bool | None = option(None, absent=None)
+    """A norm on the embeddings, before the first block; null for what the placement has."""
+    final_norm: bool | None = option(None, absent=None)
+    """A norm on the stream, before the head; null for what the placement has."""
 
     @property
     def init_rule(self) -> str:
@@ -82,14 +101,51 @@ class Placement:
         """What defines the placement in a model of `depth` blocks; its hash is part of a run's identity."""
         return code_of(sys.modules[type(self).__module__])
 
+    @property
+    def has_switches(self) -> bool:
+        """Whether a norm is all that there is at either end of the stream, so that it can be had or not."""
+        return {self.opens, self.closes} <= {"", NORMED}
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """`opens` and `closes`, or what the switches ask for instead."""
+        opens, closes = (
+            getattr(self, own) if (asked := getattr(self, switch)) is None else NORMED if asked else ""
+            for switch, own in SWITCHES.items()
+        )
+        return opens, closes
+
+    def reduced(self, depth: int) -> Self:
+        """The same placement of `depth` blocks, an option not set where it says what is so without it."""
+        said = {switch: getattr(self, switch) for switch in SWITCHES}
+        idle = {switch: None for switch, asked in said.items() if asked == (getattr(self, SWITCHES[switch]) == NORMED)}
+        return replace(self, **idle)
+
     def validate(self) -> None:
-        """Raise ConfigError where options contradict each other or have no effect."""
+        """Refuse options that contradict each other, or that the placement has not.
+
+        Raises:
+            ConfigError: A switch of a norm at an end of the stream, which is otherwise made there than by a norm.
+        """
+        for switch in SWITCHES:
+            if (asked := getattr(self, switch)) is not None and not self.has_switches:
+                ends = "; ".join(filter(None, (self.opens, self.closes)))
+                raise ConfigError(
+                    f"placement.{switch}={str(asked).lower()}: {self.name} has no such switch, what it does at the "
+                    f"ends of the stream is a part of it ({ends}); leave it out"
+                )
 
     def fits(self, norm: NormConfig) -> None:
         """Raise ConfigError where the placement cannot be had with this norm."""
 
     def refuse_idle(self, norm: NormConfig, depth: int) -> None:
-        """Raise ConfigError where an option changes nothing with this norm, or in a model of `depth` blocks."""
+        """Raise ConfigError where an option changes nothing with this norm, or in a model of `depth` blocks.
+
+        One that says what the placement has anyway is no error: in a grid it is so for some of the runs.
+        """
+        for switch in SWITCHES:
+            if norm.name == "none" and (asked := getattr(self, switch)) is not None:
+                raise ConfigError(f"placement.{switch}={str(asked).lower()}: {WITHOUT_NORMS}")
 
     def holds_norm(self, depth: int) -> bool:
         """Whether a model of `depth` blocks has any norm of the run's, `model.qk_norm` aside."""
@@ -119,6 +175,18 @@ class Placement:
     def close(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """What makes the head's input from the stream: a module `forward(stream) -> x`, or nothing."""
         return None
+
+    def begin(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        """`open`, or what a switch asks for instead."""
+        if self.embedding_norm is None:
+            return self.open(width, make_norm)
+        return make_norm(width) if self.embedding_norm else None
+
+    def end(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        """`close`, or what a switch asks for instead."""
+        if self.final_norm is None:
+            return self.close(width, make_norm)
+        return make_norm(width) if self.final_norm else None
 
     def attention_scale(self, head_width: int) -> float:
         """The factor on q.k before the softmax."""

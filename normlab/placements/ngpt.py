@@ -61,6 +61,10 @@ class NGPT(Placement):
         "q = sqrt(D) * scale * q / norm2(q); a = sqrt(K) * a; h = sqrt(D) * scale * h; z = sqrt(D) * scale * z"
     )
     source: ClassVar[str] = "Loshchilov et al. 2024, arXiv:2410.01131 (nGPT; numbers as in NVIDIA/ngpt)"
+    parameters: ClassVar[str] = "L * (3 * D + 2 * M) + V"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "The baseline in NVIDIA/ngpt was x = N(x) + F(N(x)), not pre, until November 2024 (issue 1).",
+    )
     init: ClassVar[str] = "gpt2"
     starts: ClassVar[Mapping[str, str]] = {
         "wiring.attn.alpha": "[D ** -0.5] * D",

@@ -25,6 +25,10 @@ class Parallel(Placement):
     formula: ClassVar[str] = "n = N(x); x = x + A(n) + M(n)"
     closes: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Wang & Komatsuzaki 2021, GPT-J (kingoflolz/mesh-transformer-jax); PaLM, arXiv:2204.02311"
+    equals: ClassVar[str] = "parallel_two_norms where a block's two norms are the same"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Code calls both parallel: litgpt's parallel_residual has two norms unless shared_attention_norm is set.",
+    )
     init: ClassVar[str] = "gpt2_scaled"
     note: ClassVar[str] = "GPT-NeoX calls parallel what has a norm for each sub-layer: parallel_two_norms here."
 
@@ -49,6 +53,10 @@ class ParallelTwoNorms(Placement):
     formula: ClassVar[str] = "x = x + A(N(x)) + M(N(x))"
     closes: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Black et al. 2022, arXiv:2204.06745 (GPT-NeoX-20B)"
+    equals: ClassVar[str] = "parallel where a block's two norms are the same"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Code calls both parallel: litgpt's parallel_residual has two norms unless shared_attention_norm is set.",
+    )
     init: ClassVar[str] = "gpt2_scaled"
     note: ClassVar[str] = "GPT-J and PaLM call parallel what has one norm for both sub-layers: parallel here."
 

@@ -27,6 +27,7 @@ class ResiDual(Placement):
     opens: ClassVar[str] = "y = x"
     closes: ClassVar[str] = "x = x + N(y)"
     source: ClassVar[str] = "Xie et al. 2023, arXiv:2304.14802 (ResiDual)"
+    pitfalls: ClassVar[tuple[str, ...]] = ("x-transformers still documents resi_dual=True, whose code is gone.",)
     init: ClassVar[str] = "xavier"  # that of post-norm; the authors' code leaves fairseq's as it is
 
     name: str = "residual"

@@ -29,6 +29,9 @@ class Siamese(Placement):
     opens: ClassVar[str] = "y = x"
     closes: ClassVar[str] = "x = N(N(x) + N(y))"
     source: ClassVar[str] = "Li et al. 2026, arXiv:2602.08064 (SiameseNorm; as in Qwen-Applications/SiameseNorm's DeiT)"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "The paper's algorithm is told with x normed elsewhere and another factor than the code, which this follows.",
+    )
     init: ClassVar[str] = "gpt2_scaled"  # pre's: the abstract calls it compatible with the recipes of pre-norm
 
     name: str = "siamese"

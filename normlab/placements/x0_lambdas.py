@@ -37,6 +37,8 @@ class X0Lambdas(Placement):
     opens: ClassVar[str] = "x = N(x); x0 = x"
     closes: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Karpathy, nanochat (karpathy/nanochat, nanochat/gpt.py at 92d63d4)"
+    parameters: ClassVar[str] = "2 * L"
+    equals: ClassVar[str] = "pre with placement.embedding_norm=true where r = 1 and z = 0"
     init: ClassVar[str] = "gpt2_scaled"
     starts: ClassVar[Mapping[str, str]] = {
         "wiring.r": "1.15 - 0.10 * (l - 1) / max(L - 1, 1)",

@@ -32,7 +32,8 @@ def _placements() -> list[Row]:
         {
             "placement": entry["name"],
             "formula": entry["formula"],
-            "learns": ", ".join(entry.get("starts") or ()),
+            "learns": entry["parameters"],
+            "equals": entry["equals"],
             "init": entry["init"],
             "source": entry["source"],
             "the name": entry["note"],

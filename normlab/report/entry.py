@@ -47,13 +47,16 @@ def entry_text(kind: str, name: str, width: int) -> str:
 
     Args:
         kind: norms, placements, models, data, optim, init or stats.
-        name: The entry's. Under another that the field has for some of them, a table of those.
+        name: The entry's. Under one of another kind, where that is shown; under another that the field has for some
+            of them, a table of those.
         width: Columns.
 
     Raises:
         ConfigError: There is none of that name, and none that it may mean.
     """
     rows = {entry["name"]: (entry, row) for entry, row in zip(ENTRIES[kind](), ROWS[kind](), strict=True)}
+    if name not in rows and (elsewhere := _kinds_of(name)):
+        return "\n".join([f"{name!r} is none of the {kind}; see", *(f"  normlab list {of} {name}" for of in elsewhere)])
     if name not in rows and (meant := [row for entry, row in rows.values() if _may_be(entry, name)]):
         return f"{name!r} is none of the {kind}; it may mean:\n\n{table(meant, width)}"
     entry = one_entry(kind, name)
@@ -70,6 +73,11 @@ def one_entry(kind: str, name: str) -> Entry:
     if name not in entries:
         raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries))
     return entries[name]
+
+
+def _kinds_of(name: str) -> list[str]:
+    """The kinds that have an entry of this very name."""
+    return [kind for kind, entries in ENTRIES.items() if any(entry["name"] == name for entry in entries())]
 
 
 def _may_be(entry: Entry, name: str) -> bool:
@@ -95,6 +103,7 @@ def _told(kind: str, entry: Entry) -> Entry:
         told["parameters"] = f"{entry['parameters']} numbers"
         told["blind_to"] = ", ".join(entry.get("blind_to") or ())
     if kind == "placements":
+        told["parameters"] = f"{entry['parameters']} numbers beside matrices and norms"
         for switch, end in (("embedding_norm", "opens"), ("final_norm", "closes")):
             told.setdefault(end, "x = N(x)" if entry.get(switch) else "")
     for key in ("placements", "wrong_for"):

@@ -16,10 +16,12 @@ from normlab.report.cells import Row, cell, corpus_cell, differing_corpora, is_n
 _SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus", "device", "precision")
 """What is said once where it is the same for all runs."""
 _LEAST_TELLING = (
+    *("update, last", "seeds", "change, last", "last/first", "loss", "grad profile", "its profile"),
     *("memory", "spikes", "tokens/s", "best val", "less baseline at shared lr", "p (Holm) at shared lr", "edge lr"),
     *("val loss at shared lr", "usable lr", "S"),
     *("seconds", "precision", "tokens_per_s", "device", "train_loss", "best_val_loss", "corpus", "width"),
-    *("vs_bigram", "steps", "step", "seed", "lr", "depth", "corpora", "created", "placement", "norm"),
+    *("vs_bigram", "steps", "step", "seed", "lr", "init", "grad, last"),
+    *("depth", "corpora", "created", "placement", "norm"),
 )
 """What is left out, in turn, where the rest does not fit. `corpora` is the corpus where there are several."""
 _GAP = 2

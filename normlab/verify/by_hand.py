@@ -61,11 +61,12 @@ class ByHand:
         if model.embed.positions is not None:
             x_BTD = x_BTD + model.embed.positions.weight[: tokens_BT.shape[1]]
         streams: dict[str, Any] = {"x": x_BTD}
-        self._run("embed", placement.opens, streams, (model.embed, {}))
+        opens, closes = placement.ends
+        self._run("embed", opens, streams, (model.embed, {}))
         for layer, block in enumerate(model.blocks, start=1):
             assert isinstance(block, Block)
             self._block(layer, block, streams)
-        self._run("head", placement.closes, streams, (model.head, {}))
+        self._run("head", closes, streams, (model.head, {}))
         logits_BTV = linear(streams["x"], model.head.weight)
         return self._inside("z", logits_BTV, model.head.logits)
 

@@ -9,7 +9,7 @@ from normlab.config import RunConfig
 from normlab.errors import ConfigError
 from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
-from normlab.placements.base import PLACEMENTS, Placement
+from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
 from normlab.verify import blocks, norms, parameters
 from normlab.verify.check import Check
 from normlab.verify.fingerprint import fingerprint
@@ -86,7 +86,8 @@ def of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Che
     if all(check.passed for check in checks):
         seen = f"{len(checks)} models, each of them: {checks[0].seen}"
         yield dataclasses.replace(checks[0], seen=seen)
-    if options := [field.name for field in dataclasses.fields(placement) if field.name != "name"]:
+    names = [field.name for field in dataclasses.fields(placement) if field.name != "name"]
+    if options := [name for name in names if placement.has_switches or name not in SWITCHES]:
         idle = [name for name in options if not _has_effect(placement, name, plain)]
         seen = f"without: {', '.join(idle)}" if idle else ", ".join(options)
         yield Check(of=of, check="every option has an effect", passed=not idle, seen=seen)

@@ -322,9 +322,33 @@ def test_a_run_may_set_the_switches_otherwise_than_the_row() -> None:
     model = built(AlgebraPlacement(name="pre", embedding_norm=True, final_norm=False))
     assert_by_hand(model, pre, opened=True, closed=False)
     assert_by_hand(built(AlgebraPlacement(name="post", final_norm=True)), post, opened=False, closed=True)
-    for name, switch, value in (("pre", "final_norm", True), ("post", "embedding_norm", False)):
-        with pytest.raises(ConfigError, match=rf"placement\.{switch}={str(value).lower()}: has no effect, {name} has"):
-            AlgebraPlacement(name=name, **{switch: value}).validate()
+
+
+@pytest.mark.parametrize(
+    ("asked", "depth", "reduced"),
+    [
+        (AlgebraPlacement(name="pre", final_norm=True), 4, AlgebraPlacement(name="pre")),
+        (AlgebraPlacement(name="post", final_norm=True), 4, AlgebraPlacement(name="post", final_norm=True)),
+        (
+            AlgebraPlacement(name="post", embedding_norm=False, final_norm=True),
+            4,
+            AlgebraPlacement(name="post", final_norm=True),
+        ),
+        (EarlyPlacement(name="mix_ln", early_blocks=2, final_norm=True), 8, EarlyPlacement(name="mix_ln")),
+        (EarlyPlacement(name="mix_ln", early_blocks=2), 4, EarlyPlacement(name="mix_ln", early_blocks=2)),
+        (EarlyPlacement(name="mix_ln", early_blocks=0), 3, EarlyPlacement(name="mix_ln")),
+        (EarlyPlacement(name="hybridnorm_star", early_blocks=1), 9, EarlyPlacement(name="hybridnorm_star")),
+    ],
+)
+def test_a_word_that_says_what_is_so_anyway_makes_no_other_run(
+    asked: AlgebraPlacement, depth: int, reduced: AlgebraPlacement
+) -> None:
+    assert asked.reduced(depth) == reduced
+    model = dataclasses.replace(composed().model, depth=depth)
+    ids = [dataclasses.replace(composed(), placement=one, model=model).config_hash for one in (asked, reduced)]
+    bare = dataclasses.replace(composed(), placement=type(asked)(name=asked.name), model=model)
+    assert ids[0] == ids[1]
+    assert (ids[0] == bare.config_hash) == (reduced == bare.placement)
 
 
 # Factors as tensors

@@ -6,6 +6,7 @@ theirs. Every norm has other gains and biases, so that no two can be exchanged u
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -22,6 +23,8 @@ from normlab.placements.base import PLACEMENTS, load_all
 
 load_all()
 SCHEMES = [name for name, placement in PLACEMENTS.items() if not isinstance(placement, AlgebraPlacement)]
+
+TOKENS = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(2))
 
 Stream = Callable[[GPT, Tensor], Tensor]
 """The head's input, from the embeddings."""
@@ -162,6 +165,35 @@ def test_a_scheme_is_its_formula(name: str) -> None:
     held(name, BY_HAND[name])
 
 
+@pytest.mark.parametrize(("opened", "closed"), [(True, None), (None, False), (True, False), (False, True)])
+@pytest.mark.parametrize("name", [name for name in BY_HAND if PLACEMENTS[name].has_switches])
+def test_the_norms_at_the_ends_are_switches(name: str, opened: bool | None, closed: bool | None) -> None:
+    plain = PLACEMENTS[name]
+    model = built(dataclasses.replace(plain, embedding_norm=opened, final_norm=closed))
+    begin, end = model.embed.open, model.head.close
+    assert (begin is not None, end is not None) == (bool(opened), bool(plain.closes) if closed is None else closed)
+    model.head.close = nn.Identity() if plain.closes else None  # the hands' stream ends before it
+
+    def by_hand(tokens: Tensor) -> Tensor:
+        x = model.embed.tokens.weight[tokens]
+        x = BY_HAND[name](model, x if begin is None else begin(x))
+        return (x if end is None else end(x)) @ model.head.weight.T
+
+    def asked(tokens: Tensor) -> Tensor:
+        kept, model.head.close = model.head.close, end
+        try:
+            return model(tokens)
+        finally:
+            model.head.close = kept
+
+    torch.testing.assert_close(asked(TOKENS), by_hand(TOKENS), rtol=1e-12, atol=1e-12)
+
+
+def test_the_schemes_with_switches_are_those_of_one_stream_on_no_sphere() -> None:
+    found = {name for name in BY_HAND if PLACEMENTS[name].has_switches}
+    assert found == {"b2t", "gpas", "parallel", "parallel_two_norms"}
+
+
 def gpas_with_its_gradient(model: GPT, x: Tensor) -> Tensor:
     """The same values; the gradient is scaled as well."""
     for layer, block in enumerate(model.blocks):
@@ -206,8 +238,7 @@ def fresh(name: str) -> GPT:
 
 
 def logits(name: str, model: GPT | None = None) -> Tensor:
-    tokens = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(2))
-    return (model or fresh(name))(tokens).detach()
+    return (model or fresh(name))(TOKENS).detach()
 
 
 def test_gpas_starts_as_pre() -> None:

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from normlab.launch import compose_grid, compose_run
 from normlab.model.init import build_model
 from normlab.probe import laws, probe, table_row, write_page
+from normlab.report.table import table
 from normlab.verify.signal import VOCAB, measure, slope, zipf_tokens
 
 Command = Callable[..., tuple[int, str, str]]
@@ -122,6 +123,21 @@ def test_rows_that_differ_in_a_word_are_told_apart(
     assert all(": stream" in line and ", L = 1, 2:" in line for line in told)
     write_page(rows, page := tmp_path / "page.html")
     assert all(f"{word}={value}" in page.read_text() for value in values)
+
+
+def test_a_word_that_says_at_one_depth_what_is_so_anyway_does_not_break_a_grid() -> None:
+    words = [*SMALL[2:], "placement=mix_ln", "model.depth=4,8"]
+    asked, bare = (list(probe(compose_grid([*words, *more]), 1)) for more in (["placement.early_blocks=2"], []))
+    assert [row["words"] for row in asked] == [{}, {}]
+    assert asked[0] != bare[0]
+    assert asked[1] == bare[1]  # two of eight blocks are those that mix_ln has
+
+
+def test_a_narrow_table_keeps_what_tells_its_rows_apart() -> None:
+    rows = [table_row(row) for row in probe(compose_grid([*SMALL[1:], "model.depth=1,2", "placement=pre,post"]), 1)]
+    for width in (80, 100, 120):
+        heading = table(rows, width).splitlines()[0].split()
+        assert heading[:3] == ["norm", "placement", "depth"]
 
 
 def test_a_stream_that_overflows_is_said_with_the_block(run_command: Command) -> None:

@@ -356,17 +356,15 @@ def test_a_norm_on_queries_and_keys_that_is_none_is_refused(words: list[str]) ->
             "early_blocks=1: has no effect with norm",
         ),
         (
-            "placement=mix_ln placement.early_blocks=2 model.depth=8",
-            "early_blocks=2: has no effect, mix_ln has 2 of 8 ",
+            "norm=none placement=parallel placement.final_norm=true",
+            "placement.final_norm=true: has no effect with norm",
         ),
         (
-            "placement=mix_ln placement.early_blocks=0 model.depth=3",
-            "early_blocks=0: has no effect, mix_ln has 0 of 3 ",
+            "placement=residual placement.embedding_norm=true",
+            "embedding_norm=true: residual has no such switch, what it does at the ends of the stream is a part of it "
+            "(y = x; x = x + N(y)); leave it out",
         ),
-        (
-            "placement=hybridnorm_star placement.early_blocks=1",
-            "early_blocks=1: has no effect, hybridnorm_star has 1 of",
-        ),
+        ("placement=x0_lambdas placement.final_norm=false", "final_norm=false: x0_lambdas has no such switch, what it"),
         (
             "placement=mix_ln placement.early_blocks=9 model.depth=8",
             "early_blocks=9: more than model.depth=8; choose at",
@@ -391,6 +389,9 @@ def test_an_option_of_a_placement_that_changes_nothing_is_refused(
         "placement=mix_ln placement.early_blocks=0 model.depth=4",
         "placement=mix_ln placement.early_blocks=4 model.depth=4",
         "placement=hybridnorm_star placement.early_blocks=0",
+        "placement=mix_ln placement.early_blocks=2 model.depth=8",
+        "placement=hybridnorm_star placement.early_blocks=1",
+        "placement=pre placement.final_norm=true placement.embedding_norm=false",
     ],
 )
 def test_what_a_placement_has_by_itself_and_what_differs_from_it_are_no_idle_words(words: str) -> None:

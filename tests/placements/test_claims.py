@@ -1,0 +1,174 @@
+"""What a placement says of itself in the catalogue, held to models that have it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from by_hand import DEPTH, VOCAB, WIDTH, built, composed, config_of
+from torch import nn
+
+from normlab import catalogue
+from normlab.config import RunConfig
+from normlab.model.gpt import GPT
+from normlab.model.init import build_model
+from normlab.norms.base import NORMS
+from normlab.placements.algebra import AlgebraPlacement, EarlyPlacement
+from normlab.placements.base import PLACEMENTS, Placement, load_all
+
+load_all()
+OURS = {entry["name"]: entry for entry in catalogue.placements()}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_it_learns_as_many_numbers_as_it_says(name: str) -> None:
+    placement = PLACEMENTS[name]
+    model = build_model(config_of(placement), VOCAB)
+    apart = (nn.Linear, type(config_of(placement).norm.build(WIDTH)))
+    elsewhere = {id(p) for module in model.modules() if isinstance(module, apart) for p in module.parameters()}
+    count = sum(p.numel() for p in model.parameters() if p.dim() < 2 and id(p) not in elsewhere)
+    sizes = model_sizes(config_of(placement))
+    assert count == eval(OURS[name]["parameters"], {}, sizes)  # noqa: S307  (the package's own words)
+
+
+def model_sizes(config: RunConfig) -> dict[str, int]:
+    model = config.model
+    assert model.mlp == "swiglu"
+    assert model.mlp_width is not None
+    return {"L": model.depth, "D": model.width, "H": model.heads, "M": model.mlp_width, "V": VOCAB}
+
+
+Values = Mapping[str, float]
+"""What learned factors are set to, by the ends of their names."""
+
+
+def is_one_of(name: str, values: Values) -> bool:
+    return name.endswith(tuple(values))
+
+
+def assert_equal(ours: RunConfig, theirs: RunConfig, values: Values | None = None) -> None:
+    """One model's logits from the other's weights, taken in turn, its own factors set: and not if these are others."""
+    values = values or {}
+    mine, other = built_of(ours), built_of(theirs)
+    with torch.no_grad():
+        mine_left = {name: p for name, p in mine.named_parameters() if not is_one_of(name, values)}
+        for p, q in zip(mine_left.values(), other.parameters(), strict=True):
+            assert p.shape == q.shape
+            p.copy_(q)
+        for name, p in mine.named_parameters():
+            for end, value in values.items():
+                if name.endswith(end):
+                    p.fill_(value)
+        tokens = torch.arange(5)[None]
+        torch.testing.assert_close(mine(tokens), other(tokens), rtol=1e-12, atol=1e-12)
+        for name, p in mine.named_parameters():
+            if is_one_of(name, values):
+                p.add_(0.5)
+        if values:
+            assert (mine(tokens) - other(tokens)).abs().max() > 1e-3
+
+
+def built_of(config: RunConfig) -> GPT:
+    """In float64, its parameters unlike one another."""
+    model = build_model(config, VOCAB).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            p.copy_(noise / math.sqrt(p.shape[-1])) if p.dim() == 2 else p.add_(0.3 * noise)
+    return model
+
+
+def of(name: str, depth: int = DEPTH, norm: str = "layernorm", **options: object) -> RunConfig:
+    config = dataclasses.replace(composed(), placement=dataclasses.replace(PLACEMENTS[name], **options))
+    kind = NORMS[norm]
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, depth=depth),
+        norm=kind(),  # pyright: ignore[reportCallIssue]
+    )
+
+
+def parallel_equals() -> None:
+    one, two = built(PLACEMENTS["parallel"]), built(PLACEMENTS["parallel_two_norms"])
+    matrices = {name: p for name, p in one.state_dict().items() if ".wiring." not in name}
+    found = two.state_dict() | matrices
+    for name, p in one.state_dict().items():
+        if ".wiring.norm." in name:
+            for site in ("attn_norm", "mlp_norm"):
+                found[name.replace(".wiring.norm.", f".wiring.{site}.")] = p
+    two.load_state_dict(found)
+    tokens = torch.arange(5)[None]
+    torch.testing.assert_close(one(tokens), two(tokens), rtol=1e-12, atol=1e-12)
+
+
+def mix_ln_equals() -> None:
+    assert_equal(of("mix_ln", 3), of("pre", 3))
+    assert_equal(of("mix_ln", 5, early_blocks=0), of("pre", 5))
+    assert_equal(of("mix_ln", 5, early_blocks=5), of("post", 5, final_norm=True))
+
+
+def rezero_equals() -> None:
+    rezero, skipinit = of("rezero", norm="none"), of("skipinit", norm="none")
+    one, two = built_of(rezero), built_of(skipinit)
+    found = two.state_dict()
+    for name, p in one.state_dict().items():
+        found[name] = p  # rezero's shared factor is in the state under both its names
+    two.load_state_dict(found)
+    tokens = torch.arange(5)[None]
+    torch.testing.assert_close(one(tokens), two(tokens), rtol=1e-12, atol=1e-12)
+
+
+PROOFS: dict[str, Callable[[], None]] = {
+    "peri": lambda: assert_equal(of("peri"), of("sandwich")),
+    "sandwich": lambda: assert_equal(of("sandwich"), of("peri")),
+    "depth_scaled_sandwich": lambda: assert_equal(of("depth_scaled_sandwich"), of("peri")),
+    "mix_ln": mix_ln_equals,
+    "lns": lambda: assert_equal(of("lns", 1), of("pre", 1)),
+    "skipinit": lambda: assert_equal(of("skipinit", norm="none"), of("pre", norm="none"), {".scale": 1.0}),
+    "rezero": rezero_equals,
+    "layerscale": lambda: assert_equal(of("layerscale"), of("pre"), {".scale": 1.0}),
+    "hybridnorm_star": lambda: assert_equal(of("hybridnorm_star", early_blocks=0), of("hybridnorm")),
+    "parallel": parallel_equals,
+    "parallel_two_norms": parallel_equals,
+    "gpas": lambda: assert_equal(of("gpas"), of("pre"), {".gate": 0.0}),
+    "x0_lambdas": lambda: assert_equal(
+        of("x0_lambdas"), of("pre", embedding_norm=True), {"wiring.r": 1.0, "wiring.z": 0.0}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, entry in OURS.items() if entry["equals"]])
+def test_it_equals_what_it_says(name: str) -> None:
+    assert any(other in OURS[name]["equals"] for other in OURS if other != name)
+    PROOFS[name]()
+
+
+def test_nothing_is_proved_that_is_not_said() -> None:
+    assert set(PROOFS) == {name for name, entry in OURS.items() if entry["equals"]}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("lns", "pre"), ("mix_ln", "pre")])
+def test_the_proof_can_fail(ours: str, theirs: str) -> None:
+    with pytest.raises(AssertionError, match="not close"):
+        assert_equal(of(ours), of(theirs))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_catalogue_says_what_the_placement_says(name: str) -> None:
+    placement, entry = PLACEMENTS[name], OURS[name]
+    told: Placement | object = placement.row if isinstance(placement, AlgebraPlacement) else placement
+    for word in ("formula", "source", "parameters", "equals", "note", "pitfalls"):
+        assert entry[word] == getattr(told, word)
+    switches = {option["option"] for option in entry["options"]} & {"embedding_norm", "final_norm"}
+    assert bool(switches) == placement.has_switches
+    assert isinstance(placement, EarlyPlacement) == ("early_blocks" in {o["option"] for o in entry["options"]})
+
+
+def test_pitfalls_are_sentences() -> None:
+    pitfalls = [sentence for entry in OURS.values() for sentence in entry["pitfalls"]]
+    assert len(pitfalls) > 20
+    assert all(sentence.endswith(".") and sentence == sentence.strip() for sentence in pitfalls)

@@ -63,12 +63,25 @@ def get_init_rule(name: str) -> InitRule:
 
 
 def numbers_of(name: str, *, depth: int, width: int, mlp_width: int, vocab_size: int) -> list[float]:
-    """What a rule gives in a model of these sizes, whatever weight it is asked for: what the rule is, to a run."""
+    """What a rule gives in a model of these sizes, whatever weight it is asked for: what the rule is, to a run.
+
+    A role is asked for at those layers only that it has. Each has a place at all of 0 to L: a run's id is a hash of
+    this list, and its length stays.
+    """
     rule = get_init_rule(name)
     fans = ((width, width), (width, mlp_width), (mlp_width, width), (width, vocab_size))
     return [
-        rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer))
-        for layer in range(depth + 1)  # embeddings and head are layer 0
+        rule(
+            Weight(
+                role=role,
+                fan_in=fan_in,
+                fan_out=fan_out,
+                depth=depth,
+                width=width,
+                layer=0 if role in EMBEDDINGS else max(layer, 1),
+            )
+        )
+        for layer in range(depth + 1)
         for role in ROLES
         for fan_in, fan_out in fans
     ]

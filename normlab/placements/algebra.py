@@ -165,8 +165,9 @@ SMALL_POST = (
 )
 NORMED_BRANCH = (
     "the norm after the branch undoes the smaller weights, and divides by them on the way back: the first gradients "
-    "grow (see `normlab probe`)"
+    "grow with depth (see `normlab probe placement=peri,res_post init=gpt2,gpt2_scaled`)"
 )
+DAMPED_TWICE = "its authors' code scales no residual init: 1 / sqrt(l) does that (arXiv:2502.05795, README)"
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -195,7 +196,7 @@ ROWS: tuple[Row, ...] = (
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.1",
         note="The norm is on the stream. OLMo 2 calls post-norm what leaves the stream alone: res_post here",
         init="xavier",
-        wrong_inits={"gpt2": SMALL_POST, "gpt2_scaled": SMALL_POST},
+        wrong_inits={"gpt2": SMALL_POST, "gpt2_scaled": SMALL_POST, "depth_scaled": SMALL_POST},
         attn=SubLayer(norms=("res",)),
         mlp=SubLayer(norms=("res",)),
     ),
@@ -211,7 +212,7 @@ ROWS: tuple[Row, ...] = (
         source="Kim et al. 2025, arXiv:2502.02732 (Peri-LN)",
         note="Called sandwich before, and hybrid norm in levanter; the norm on the embeddings is embedding_norm=true",
         init="gpt2",
-        wrong_inits={"gpt2_scaled": NORMED_BRANCH},
+        wrong_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("in", "out")),
         mlp=SubLayer(norms=("in", "out")),
         final_norm=True,
@@ -224,7 +225,7 @@ ROWS: tuple[Row, ...] = (
         source="Ding et al. 2021, arXiv:2105.13290 (CogView)",
         note="peri by its older name. Some call N(x + F(N(x))) sandwich: pre_post here",
         init="gpt2",
-        wrong_inits={"gpt2_scaled": NORMED_BRANCH},
+        wrong_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("in", "out")),
         mlp=SubLayer(norms=("in", "out")),
         final_norm=True,
@@ -237,7 +238,7 @@ ROWS: tuple[Row, ...] = (
         source="after Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra)",
         note="peri whose output norms' gains start at 1 / sqrt(L). Which number the paper has for 1 we could not check",
         init="gpt2",
-        wrong_inits={"gpt2_scaled": NORMED_BRANCH},
+        wrong_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         starts={
             "wiring.attn.norms.out.affine.gain": "[L ** -0.5 - unit_offset] * D",
             "wiring.mlp.norms.out.affine.gain": "[L ** -0.5 - unit_offset] * D",
@@ -257,7 +258,7 @@ ROWS: tuple[Row, ...] = (
         source="Liu et al. 2021, arXiv:2111.09883 (Swin v2)",
         note="OLMo 2 (arXiv:2501.00656) is this with model.qk_norm=full, and calls it reordered norm",
         init="gpt2",
-        wrong_inits={"gpt2_scaled": NORMED_BRANCH},
+        wrong_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("out",)),
         mlp=SubLayer(norms=("out",)),
         final_norm=True,
@@ -324,9 +325,7 @@ ROWS: tuple[Row, ...] = (
         source="Sun et al. 2025, arXiv:2502.05795 (LayerNorm Scaling)",
         note="The factor is fixed. As the start of a learned gain it is another method",
         init="gpt2",
-        wrong_inits={
-            "gpt2_scaled": "its authors' code scales no residual init: 1 / sqrt(l) does that (arXiv:2502.05795, README)"
-        },
+        wrong_inits={"gpt2_scaled": DAMPED_TWICE, "smallinit_scaled": DAMPED_TWICE, "depth_scaled": DAMPED_TWICE},
         attn=SubLayer(norms=("in",), shrink=root_of_layer),
         mlp=SubLayer(norms=("in",), shrink=root_of_layer),
         final_norm=True,

@@ -21,6 +21,7 @@ from normlab.verify import blocks, init_laws, norms, run
 from normlab.verify.check import Check, Worst
 from normlab.verify.identities import IDENTITIES, identities, invariance_checks
 from normlab.verify.init_rules import BELONGS, belongs_check
+from normlab.verify.signal import slope
 from normlab.verify.small import config_of
 
 Command = Callable[..., tuple[int, str, str]]
@@ -413,6 +414,12 @@ def test_a_run_of_before_with_an_idle_switch_can_be_read() -> None:
         (["placement=deepnorm", "init=xavier"], r"\(deepnorm\): beta = .*2203.00555"),
         (["placement=deepnorm", "init=deepnorm"], None),
         (["placement=peri", "init=gpt2_scaled"], r"the first gradients grow"),
+        (["placement=sandwich", "init=smallinit_scaled"], r"\(gpt2\): .*the first gradients grow with depth"),
+        (["placement=res_post", "init=smallinit_scaled"], r"\(gpt2\): .*the first gradients grow with depth"),
+        (["placement=res_post", "init=depth_scaled"], None),
+        (["placement=post", "init=depth_scaled"], r"\(xavier\): .*2002.04745"),
+        (["placement=lns", "init=depth_scaled"], r"\(gpt2\): .*1 / sqrt\(l\) does that \(arXiv:2502.05795"),
+        (["placement=lns", "init=smallinit_scaled"], r"\(gpt2\): .*1 / sqrt\(l\) does that"),
         (["placement=pre", "init=xavier"], None),
     ],
 )
@@ -424,6 +431,25 @@ def test_an_init_that_is_known_to_be_wrong_is_said(words: list[str], doubt: str 
         assert found.doubts() == []
     else:
         assert re.search(doubt, found.doubts()[0])
+
+
+@pytest.mark.parametrize("placement", ["peri", "res_post"])
+@pytest.mark.parametrize(
+    ("rule", "grows"), [("gpt2", 0.0), ("gpt2_scaled", 0.5), ("smallinit", 0.0), ("smallinit_scaled", 0.5)]
+)
+def test_the_first_gradients_under_a_norm_of_the_branch_grow_as_outputs_are_scaled(
+    placement: str, rule: str, grows: float
+) -> None:
+    """The norm divides by a branch that is smaller by sqrt(2L), and its gradient is larger by as much."""
+    depths = [4, 16]
+    first = [init_laws.profile(placement, rule, depth).first for depth in depths]
+    assert slope(depths, first) == pytest.approx(grows, abs=0.3)
+
+
+def test_depth_scaled_is_as_small_beside_a_normed_stream_as_gpt2() -> None:
+    seen = {rule: init_laws.profile("post", rule, 8).last for rule in ("gpt2", "depth_scaled", "xavier")}
+    assert seen["depth_scaled"] == pytest.approx(seen["gpt2"], rel=0.15)
+    assert seen["xavier"] > 3 * seen["depth_scaled"]
 
 
 def test_every_wrong_init_is_a_rule() -> None:

@@ -328,13 +328,16 @@ class RunConfig:
 
     def doubts(self) -> list[str]:
         """What is known to be wrong with this choice of words, though a run can be made of it."""
-        wrong, rule = self.placement.wrong_inits, self.init_rule
-        reason = wrong.get(rule) or (wrong.get("other") if rule != self.placement.init_rule else None)
-        if reason is None:
-            return []
-        return [
-            f"init={rule} is not what placement={self.placement.name} goes with ({self.placement.init_rule}): {reason}"
-        ]
+        placement, rule = self.placement, self.init_rule
+        found = []
+        wrong = placement.wrong_inits
+        if reason := wrong.get(rule) or (wrong.get("other") if rule != placement.init_rule else None):
+            found.append(
+                f"init={rule} is not what placement={placement.name} goes with ({placement.init_rule}): {reason}"
+            )
+        if placement.is_plain_sum and (reason := self.norm.wrong_inits.get(rule)):
+            found.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
+        return found
 
     def _check_inits_of_placement(self) -> None:
         """The rules that a placement names are known: its own, and those that are wrong for it."""

@@ -58,6 +58,8 @@ class NormConfig:
     """What it is equal to, and when."""
     pitfalls: ClassVar[tuple[str, ...]] = ()
     """What others got wrong in it or take it for, a sentence each."""
+    wrong_inits: ClassVar[Mapping[str, str]] = {}
+    """Why an init rule is known to be wrong with it, by its name, where a block is x = x + F(x) but for its norms."""
     causal: ClassVar[bool] = True
     """Whether, in training, no output depends on a later token."""
     batch_statistics: ClassVar[bool] = False

@@ -503,6 +503,11 @@ class AlgebraPlacement(Placement):
         """The init rule that the row belongs to."""
         return self.row.init
 
+    @property
+    def is_plain_sum(self) -> bool:
+        """That of a row without factors."""
+        return all(sub.scale is None and sub.skip is sub.branch is sub.shrink is one for sub in self.row.all_sub_layers)
+
     def definition(self, depth: int) -> str:
         """The row, its factors as numbers, and the wiring: other rows of the same table do not count."""
         from normlab.placements import wiring

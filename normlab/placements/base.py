@@ -97,6 +97,11 @@ class Placement:
         """The init rule that `init=auto` takes."""
         return self.init
 
+    @property
+    def is_plain_sum(self) -> bool:
+        """Whether a block is x = x + F(x) but for its norms."""
+        return False
+
     def definition(self, depth: int) -> str:
         """What defines the placement in a model of `depth` blocks; its hash is part of a run's identity."""
         return code_of(sys.modules[type(self).__module__])

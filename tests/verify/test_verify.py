@@ -21,7 +21,7 @@ from normlab.verify import blocks, init_laws, norms, run
 from normlab.verify.check import Check, Worst
 from normlab.verify.identities import IDENTITIES, identities, invariance_checks
 from normlab.verify.init_rules import BELONGS, belongs_check
-from normlab.verify.signal import slope
+from normlab.verify.signal import measure, slope
 from normlab.verify.small import config_of
 
 Command = Callable[..., tuple[int, str, str]]
@@ -421,6 +421,13 @@ def test_a_run_of_before_with_an_idle_switch_can_be_read() -> None:
         (["placement=lns", "init=depth_scaled"], r"\(gpt2\): .*1 / sqrt\(l\) does that \(arXiv:2502.05795"),
         (["placement=lns", "init=smallinit_scaled"], r"\(gpt2\): .*1 / sqrt\(l\) does that"),
         (["placement=pre", "init=xavier"], None),
+        (["norm=none", "placement=pre", "init=xavier"], r"init=xavier is wrong with norm=none: .* grows with depth"),
+        (["norm=none", "placement=post"], r"init=xavier is wrong with norm=none"),
+        (["norm=none", "placement=mix_ln", "init=xavier"], r"init=xavier is wrong with norm=none"),
+        (["norm=none", "placement=pre"], None),
+        (["norm=none", "placement=lns", "init=xavier"], None),
+        (["norm=none", "placement=layerscale", "init=xavier"], None),
+        (["norm=none", "placement=rezero"], None),
     ],
 )
 def test_an_init_that_is_known_to_be_wrong_is_said(words: list[str], doubt: str | None) -> None:
@@ -444,6 +451,13 @@ def test_the_first_gradients_under_a_norm_of_the_branch_grow_as_outputs_are_scal
     depths = [4, 16]
     first = [init_laws.profile(placement, rule, depth).first for depth in depths]
     assert slope(depths, first) == pytest.approx(grows, abs=0.3)
+
+
+def test_without_norms_the_stream_explodes_under_xavier_where_that_is_said_and_not_where_it_is_not() -> None:
+    for placement in ("pre", "post", "mix_ln", "lns", "layerscale", "rezero"):
+        words = ["norm=none", f"placement={placement}", "init=xavier", "model.depth=24", "train.batch_size=2"]
+        config = compose_run(words)
+        assert (measure(config)[0].stream[-1] > 100) == bool(config.doubts()), placement
 
 
 def test_depth_scaled_is_as_small_beside_a_normed_stream_as_gpt2() -> None:

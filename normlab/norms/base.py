@@ -39,7 +39,7 @@ class NormConfig:
     """Options that every norm has. A subclass adds its own, and builds the module."""
 
     formula: ClassVar[str] = ""
-    """What it computes, on one line."""
+    """What it computes, on one line, for people: `verify` reads `reference` instead."""
     source: ClassVar[str] = ""
     """Author, year, arXiv id and equation."""
     oracle: ClassVar[str] = ""

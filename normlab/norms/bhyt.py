@@ -31,7 +31,7 @@ class BHyTConfig(AffineNormConfig):
     formula: ClassVar[str] = "tanh(lam / kappa * x / sqrt(mean(x^2) + eps)) * gain"
     source: ClassVar[str] = "arXiv:2601.09719 (2026), and its public code"
     oracle: ClassVar[str] = "torch.tanh of torch's rms_norm, whose weight is lam / kappa"
-    oracle_kind: ClassVar[str] = "identity"
+    oracle_kind: ClassVar[str] = "self"
     parameters: ClassVar[str] = "D"
     starts: ClassVar[Mapping[str, str]] = {"lam": "lam"}
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)

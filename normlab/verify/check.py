@@ -51,5 +51,5 @@ class Worst:
         """The numbers, and where it failed the place."""
         if self.count == 0:
             return "nothing was compared"
-        text = f"largest error {self.error:.1e} of {self.count}, tolerance {self.tolerance:.0e}"
+        text = f"largest error {self.error:.1e} of {self.count} comparisons, tolerance {self.tolerance:.0e}"
         return text if self.passed else f"{text}, at {self.at}"

@@ -34,9 +34,9 @@ def norm_checks(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
     yield from option_checks(norm, of, width)
 
 
-def input_of(width: int, scale: float = 1.0) -> Tensor:
+def input_of(width: int, scale: float = 1.0, *, time: int = TIME) -> Tensor:
     """Tokens whose channels have a mean, shape (B, T, D), in float64."""
-    return (numbers("x", BATCH, TIME, width) + 0.5) * scale
+    return (numbers("x", BATCH, time, width) + 0.5) * scale
 
 
 def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -68,30 +68,31 @@ def oracle_checks(norm: NormConfig, of: str, width: int, *, alone: bool = False)
         for each in [norm] if alone else variants(norm, width):
             # A norm that is told to compute in a narrow input's own dtype rounds at each step.
             narrow = dtype == torch.bfloat16 and getattr(each, "compute", "fp32") == "input"
-            for training in (True, False) if norm.batch_statistics else (True,):
+            for training in (True, False):
                 for scale in SCALES:
                     at = f"{called(each)}, x times {scale:g}, {'training' if training else 'evaluation'}"
                     try:
-                        errors = list(_errors(each, width, scale, dtype, training))
+                        found = list(errors(each, width, scale, dtype, training))
                     except NotImplementedError:
                         # Of no kind: it is not compared, and is not counted among what is.
                         yield Check(of=of, check="is held against something", passed=False, seen="no reference")
                         return
-                    for what, error in errors:
+                    for what, error in found:
                         (wide if narrow else worst).add(error, f"{at}: {what}")
         seen = str(worst) if wide.passed or not wide.count else f"with compute=input {wide}"
         yield Check(**told, check=check, passed=worst.passed and (wide.passed or not wide.count), seen=seen)
 
 
-def _errors(
-    norm: NormConfig, width: int, scale: float, dtype: torch.dtype, training: bool
+def errors(
+    norm: NormConfig, width: int, scale: float, dtype: torch.dtype, training: bool, *, time: int = TIME
 ) -> Iterator[tuple[str, float]]:
+    """How far the output and each gradient are from the reference's, beside their size; of a width and a time."""
     if getattr(norm, "eps", 1) == 0 and (scale == 0 or width // (getattr(norm, "groups", 1) or 1) < 3):
         # 0 / 0, by the formula; two channels less their mean are -1 and 1 whatever they were, and the gradient is 0,
         # of which rounding leaves what a small x is divided by: there is no size to hold an error against.
         return
     module = module_of(norm, width, dtype).train(training)
-    x = input_of(width, scale).to(dtype)
+    x = input_of(width, scale, time=time).to(dtype)
     exact = copy.deepcopy(module).double()
     weights = dict(exact.named_parameters()) | dict(exact.named_buffers())
     reference = norm.reference if training else norm.reference_evaluated
@@ -160,17 +161,22 @@ def _outcome(forward: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn
     return [y.detach(), *(torch.zeros_like(p) if grad is None else grad for grad, p in pairs)]
 
 
-def causality_check(norm: NormConfig, of: str, width: int) -> Check:
-    """In training mode, another last token changes no earlier output: unless the norm says that it does."""
-    x = input_of(width)
+def change_by_last(norm: NormConfig, width: int, time: int = TIME) -> float:
+    """In training mode, the most that another last token changes an earlier output."""
+    x = input_of(width, time=time)
     later = x.clone()
     later[:, -1] = 0.7 - 2 * later[:, -1]  # neither its size nor its mean nor its square is the same
+    first, last = (module_of(norm, width).train()(y).detach() for y in (x, later))
+    return float((first - last)[:, :-1].abs().max())
+
+
+def causality_check(norm: NormConfig, of: str, width: int) -> Check:
+    """In training mode, another last token changes no earlier output: unless the norm says that it does."""
     change = 0.0
     for each in variants(norm, width):
         if each.causal != norm.causal:
             continue
-        first, last = (module_of(each, width).train()(y).detach() for y in (x, later))
-        found = float((first - last)[:, :-1].abs().max())
+        found = change_by_last(each, width)
         if not each.causal and found == 0:
             return Check(of=of, check="later tokens are seen", passed=False, seen=f"{called(each)}: they are not")
         change = max(change, found)

@@ -10,12 +10,14 @@ from normlab.errors import ConfigError
 from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
-from normlab.verify import blocks, norms, parameters
+from normlab.verify import blocks, norms, parameters, sizes
 from normlab.verify.check import Check
 from normlab.verify.fingerprint import fingerprint
 from normlab.verify.identities import identities, invariance_checks
+from normlab.verify.independence import independence_check
 from normlab.verify.init_laws import law_checks
 from normlab.verify.init_rules import belongs_check, rule_checks
+from normlab.verify.sizes import size_check
 from normlab.verify.small import config_of, small
 from normlab.verify.variants import LARGE_EPS, called, others
 
@@ -35,6 +37,7 @@ def of_run(config: RunConfig) -> Iterator[Check]:
     """The norm, the placement and the block of one run."""
     norm, subject = config.norm, small(config)
     yield from of_norm(norm, subject.model.width)
+    yield from size_check(norm, f"norm {called(norm)}", sizes.of_run(config.model))
     label = f"block {called(norm)}, {called(config.placement)}"
     yield blocks.formula_check(subject, label)
     yield blocks.causality_check(subject, label)
@@ -72,6 +75,8 @@ def of_norm(norm: NormConfig, width: int) -> Iterator[Check]:
     yield from parameters.start_check(norm, of, width)
     yield from parameters.kept_check(norm, of, width)
     yield from parameters.shape_check(norm, of, width)
+    yield from size_check(norm, of, sizes.longer(norm, width))
+    yield from independence_check(norm, of, width)
 
 
 def of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Check]:

@@ -191,19 +191,21 @@ def verify(
 ) -> int:
     """Prove that the block of a run, or with no words the whole catalogue, is what it is said to be.
 
-    Exit code 1 where a check fails.
+    Of words that are plugins alone, everything that they register. Exit code 1 where a check fails.
     """
     import torch
 
     from normlab.launch import compose_run, norm_presets
     from normlab.report.render import render
-    from normlab.verify.run import of_catalogue, of_run, verdict
+    from normlab.verify.run import of_catalogue, verdict
+    from normlab.verify.words import checks_of
 
     torch.set_num_threads(1)  # what is checked is small: threads would wait for each other
     found, config = [], compose_run(words) if words else None
+    checks = checks_of(config, words or []) if config is not None else of_catalogue(norm_presets())
     for doubt in config.doubts() if config is not None else ():
         typer.echo(f"normlab: {doubt}", err=True)
-    for check in of_run(config) if config is not None else of_catalogue(norm_presets()):
+    for check in checks:
         found.append(check)
         if not json:
             _echo(f"{'ok  ' if check.passed else 'FAIL'}  {check.of}: {check.check}  {check.seen}".rstrip())

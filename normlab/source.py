@@ -119,6 +119,11 @@ def file_of_plugin(kind: str, name: str) -> str | None:
     return None if module is None else Path(inspect.getfile(module)).name
 
 
+def registered_by_plugins() -> list[tuple[str, str]]:
+    """What the plugins that were last asked for have registered: its kind and its name."""
+    return [thing for thing, owner in _owner.items() if owner in _together]
+
+
 def load_plugins(paths: Sequence[str]) -> None:
     """Run Python files of the user's, so that what they register is known.
 

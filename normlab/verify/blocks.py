@@ -5,11 +5,14 @@ Shapes: B batch, T time, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from normlab.config import RunConfig
 from normlab.model.gpt import GPT
+from normlab.placements.algebra import AlgebraPlacement
 from normlab.verify.by_hand import ByHand, Mismatch
 from normlab.verify.check import Check, Worst
 from normlab.verify.small import BATCH, TIME, VOCAB, built, numbers, tokens
@@ -27,7 +30,9 @@ def formula_check(config: RunConfig, of: str) -> Check:
     """
     model, norms = built(config)
     worst = Worst(EXACT)
-    told = {"of": of, "check": f"computes {config.placement.formula}", "kind": "identity"}
+    # A row of the algebra is an identity of the algebra's own; a scheme that is a class of its own rests on itself.
+    kind = "identity" if isinstance(config.placement, AlgebraPlacement) else "self"
+    told = {"of": of, "check": f"computes {config.placement.formula}", "kind": kind}
     try:
         by_hand = ByHand(config, model, norms, tokens())
         pairs = _outcomes(model, by_hand)
@@ -75,10 +80,22 @@ def causality_check(config: RunConfig, of: str) -> Check:
     return Check(of=of, check=check, passed=moved != causal, seen=f"largest change {difference:.1e}")
 
 
-def logits_of(model: nn.Module, tokens_BT: Tensor) -> Tensor:
-    """In training mode, buffers put back."""
+def evaluation_check(config: RunConfig, of: str) -> Iterator[Check]:
+    """In evaluation the logits are those of training, to the last bit: but where the norm is another one then."""
+    if config.norm.batch_statistics:
+        return
+    model, _ = built(config)
+    with torch.no_grad():
+        trained, evaluated = (logits_of(model, tokens(), training=training) for training in (True, False))
+    difference = float((trained - evaluated).abs().max())
+    check = "computes the same in evaluation"
+    yield Check(of=of, check=check, passed=difference == 0, seen=f"largest difference {difference:.1e}")
+
+
+def logits_of(model: nn.Module, tokens_BT: Tensor, *, training: bool = True) -> Tensor:
+    """In training mode, if not told otherwise, buffers put back."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    logits_BTV = model.train()(tokens_BT)
+    logits_BTV = model.train(training)(tokens_BT)
     for name, buffer in before.items():
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, buffer)

@@ -87,7 +87,7 @@ LAWS = (
         (16,), last_over_first, 0.9, 1.1,
     ),
     Law(
-        "pre", "gpt2", "with init=gpt2 the last gradient is larger than post's: Xiong's comparison turns round",
+        "pre", "gpt2", "the last gradient is larger than post's: Xiong's comparison turns round",
         "measured here", (8,), lambda profiles: profiles[0].last / profile("post", "gpt2", 8).last, 2.0, 50.0,
     ),
 )  # fmt: skip
@@ -102,7 +102,7 @@ def law_checks(placement: str) -> Iterator[Check]:
         depths = ", ".join(map(str, law.depths))
         yield Check(
             of=f"placement {placement}",
-            check=f"at init={law.init}, {law.says}",
+            check=f"with layernorm at init={law.init}, {law.says}",
             passed=law.at_least <= value <= law.at_most,
             seen=f"{value:.3f} at L = {depths}, from {law.at_least:g} to {law.at_most:g}",
         )

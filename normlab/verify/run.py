@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from normlab.config import RunConfig
 from normlab.errors import ConfigError
 from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
+from normlab.source import file_of_plugin, registered_by_plugins
 from normlab.verify import blocks, norms, parameters, sizes
 from normlab.verify.check import Check
 from normlab.verify.fingerprint import fingerprint
@@ -34,17 +35,39 @@ MODELS = (
 
 
 def of_run(config: RunConfig) -> Iterator[Check]:
-    """The norm, the placement and the block of one run."""
-    norm, subject = config.norm, small(config)
+    """The norm, the placement and the block of one run; of norm and placement what is checked of the catalogue's."""
+    norm, placement, subject = config.norm, config.placement, small(config)
     yield from of_norm(norm, subject.model.width)
     yield from size_check(norm, f"norm {called(norm)}", sizes.of_run(config.model))
-    label = f"block {called(norm)}, {called(config.placement)}"
+    label = f"block {called(norm)}, {called(placement)}"
     yield blocks.formula_check(subject, label)
     yield blocks.causality_check(subject, label)
-    yield from _structure_checks(config.placement, f"placement {called(config.placement)}")
+    yield from blocks.evaluation_check(subject, label)
     yield _fingerprint(config, label)
+    plain = PLACEMENTS[placement.name]
+    yield from of_placement(plain)
+    if placement != plain:
+        yield from _structure_checks(placement, f"placement {called(placement)}")
     yield from rule_checks(config.init_rule)
-    yield from law_checks(config.placement.name)
+
+
+def of_plugins(files: Sequence[str]) -> Iterator[Check]:
+    """Every norm, placement and init rule that the plugins register, as those of the catalogue are checked.
+
+    Args:
+        files: The plugins, which have been loaded.
+
+    Raises:
+        ConfigError: They register none.
+    """
+    found = registered_by_plugins()
+    if not found:
+        raise ConfigError(
+            f"plugins=[{','.join(files)}]: no norm, placement or init rule is registered there, so there is nothing "
+            "to verify; register one, or name what is to be verified: norm=..., placement=..."
+        )
+    for kind, name in found:
+        yield from _OF_KIND[kind](name)
 
 
 def of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
@@ -54,10 +77,8 @@ def of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
         presets: Norms with the options of a preset, held to their references too.
     """
     pre = PLACEMENTS["pre"]
-    for kind in NORMS.values():
-        norm = kind()  # pyright: ignore[reportCallIssue]
-        yield from of_norm(norm, config_of(norm, pre).model.width)
-        yield _fingerprint(config_of(norm, pre), f"norm {norm.name}")
+    for name in NORMS:
+        yield from _of_norm_named(name)
     for norm in presets:
         yield from norms.oracle_checks(norm, f"norm {norm.label}", config_of(norm, pre).model.width, alone=True)
     for placement in PLACEMENTS.values():
@@ -65,6 +86,13 @@ def of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
     for rule in INIT_RULES:
         yield from rule_checks(rule)
     yield from identities()
+
+
+def _of_norm_named(name: str) -> Iterator[Check]:
+    norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
+    config = config_of(norm, PLACEMENTS["pre"])
+    yield from of_norm(norm, config.model.width)
+    yield _fingerprint(config, f"norm {name}")
 
 
 def of_norm(norm: NormConfig, width: int) -> Iterator[Check]:
@@ -100,6 +128,7 @@ def of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Che
     yield from parameters.ends_check(placement, of)
     yield blocks.norms_check(plain, of)
     yield blocks.causality_check(plain, of)
+    yield from blocks.evaluation_check(plain, of)
     yield _fingerprint(plain, of)
     if thorough:
         yield from law_checks(placement.name)
@@ -123,8 +152,9 @@ def _formula_checks(placement: Placement, of: str, each_norm: bool) -> Iterator[
     for field in dataclasses.fields(placement):
         for other in others(placement, field, 1) if field.name != "name" else ():
             yield blocks.formula_check(config_of(plain, other, depth=DEPTH), f"{of} {called(other)}")
-    for kind in NORMS.values() if each_norm else ():
-        norm = kind()  # pyright: ignore[reportCallIssue]
+    ours = [name for name in NORMS if file_of_plugin("norm", name) is None]
+    for name in ours if each_norm else ():
+        norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
         try:
             config = config_of(norm, placement, depth=2)
         except ConfigError:
@@ -147,6 +177,14 @@ def _plain(placement: Placement) -> NormConfig:
 def _fingerprint(config: RunConfig, of: str) -> Check:
     found = fingerprint(config)
     return Check(of=of, check="has a fingerprint", passed=bool(found), seen=found or "no small model fits")
+
+
+_OF_KIND: dict[str, Callable[[str], Iterator[Check]]] = {
+    "norm": _of_norm_named,
+    "placement": lambda name: of_placement(PLACEMENTS[name]),
+    "init rule": rule_checks,
+}
+"""What is checked of a thing by its name, by what it is."""
 
 
 def verdict(checks: list[Check]) -> str:

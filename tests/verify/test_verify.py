@@ -17,6 +17,7 @@ from normlab.options import plain_tree
 from normlab.placements.algebra import ROWS, AlgebraPlacement, Row, SubLayer
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
+from normlab.placements.wiring import Residual
 from normlab.verify import blocks, init_laws, norms, run
 from normlab.verify.check import Check, Worst
 from normlab.verify.identities import IDENTITIES, identities, invariance_checks
@@ -65,6 +66,12 @@ def test_few_rest_on_themselves() -> None:
         name for name, kind in NORMS.items() if kind.oracle_kind == "self" and kind.__module__.startswith("normlab.")
     }
     assert alone == {"bhyt", "minmax", "seednorm", "gatednorm"}
+
+
+def test_a_placement_that_is_no_row_rests_on_itself() -> None:
+    schemes = {name for name, it in PLACEMENTS.items() if not isinstance(it, AlgebraPlacement)}
+    kinds = {name: {c.kind for c in run.of_placement(PLACEMENTS[name], thorough=False)} for name in ("pre", *schemes)}
+    assert kinds == {name: {"", "self" if name in schemes else "identity"} for name in kinds}
 
 
 # What is broken is found
@@ -150,13 +157,14 @@ def test_a_plugin_that_is_broken_is_found(broken: str, tmp_path: Path, run_comma
     source = source.replace('"""x / 2."""', '"""x / 2."""\n\n    oracle = "x times factor"')
     assert before.rstrip("'") in source
     (tmp_path / "mine.py").write_text(source.replace(before.rstrip("'"), after.rstrip("'")) if before else source)
-    name = f"norm=halved{list(BREAKS).index(broken)}"
-    code, out, err = run_command("verify", f"plugins=[{tmp_path}/mine.py]", name, "--json")
+    # Alone where it can be seen so, which is quicker; a run's own size is seen with the run.
+    choice = [f"norm=halved{list(BREAKS).index(broken)}"] if not broken or "128" in broken else []
+    code, out, err = run_command("verify", f"plugins=[{tmp_path}/mine.py]", *choice, "--json")
     assert err == ""
-    found = {check["check"]: check["passed"] for check in json.loads(out)}
-    assert code == (1 if broken else 0), [check for check in json.loads(out) if not check["passed"]]
+    failed = [check["check"] for check in json.loads(out) if not check["passed"]]
+    assert code == (1 if broken else 0), failed
     if broken:
-        assert any(broken.startswith(check) for check, passed in found.items() if not passed)
+        assert any(broken.startswith(check) for check in failed)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +184,71 @@ def test_a_row_that_does_not_start_where_it_says_is_found(
     (failed,) = (check for check in json.loads(out) if not check["passed"])
     assert (code, failed["check"]) == (1, "starts where it is said to")
     assert "wiring.attn.scale" in failed["seen"]
+
+
+LATE = """from normlab.init_rules import init_rule
+from normlab.placements.algebra import Row, SubLayer, register_row
+
+@init_rule
+def {name}_init(weight):
+    return 0.02
+
+half = SubLayer(norms=("in",), branch=lambda layer, depth: {branch})
+register_row(Row(name="{name}", formula="x = x + 0.5 * F(N(x))", source="the test", init="{name}_init", attn=half,
+                 mlp=half, final_norm=True))
+"""
+
+
+def test_a_row_that_is_right_in_few_blocks_only_is_found(tmp_path: Path, run_command: Command) -> None:
+    (tmp_path / "late.py").write_text(LATE.format(name="right_at_four", branch="0.5 if layer <= 4 else 0.7"))
+    code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", "placement=right_at_four", "--json")
+    failed = [check for check in json.loads(out) if not check["passed"]]
+    assert code == 1
+    assert all(check["of"].startswith("placement right_at_four") for check in failed)
+    assert {check["check"] for check in failed} == {"computes x = x + 0.5 * F(N(x))"}
+
+
+def test_a_placement_that_differs_in_evaluation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(NORMS["layernorm"](), PLACEMENTS["pre"], depth=2)  # pyright: ignore[reportCallIssue]
+    assert [check.passed for check in blocks.evaluation_check(config, "it")] == [True]
+    forward = Residual.forward
+    monkeypatch.setattr(Residual, "forward", lambda self, *args: forward(self, *args) * (1 if self.training else 2))
+    assert [check.passed for check in blocks.evaluation_check(config, "it")] == [False]
+
+
+def test_plugins_alone_are_verified_whatever_they_register(tmp_path: Path, run_command: Command) -> None:
+    (tmp_path / "norm.py").write_text(NORM.replace('"halved"', '"halved_alone"').replace("= 0.5", "= 0.25"))
+    (tmp_path / "row.py").write_text(LATE.format(name="row_alone", branch="0.5"))
+    word = f"plugins=[{tmp_path}/norm.py,{tmp_path}/row.py]"
+    code, out, err = run_command("verify", word, "--json")
+    checks = json.loads(out)
+    assert (code, err) == (0, ""), [check for check in checks if not check["passed"]]
+    assert {check["of"] for check in checks} == {"norm halved_alone", "placement row_alone"}
+    (tmp_path / "row.py").write_text(LATE.format(name="row_alone", branch="0.4"))
+    code, out, err = run_command("verify", word, "--json")
+    assert (code, err) == (1, "")
+
+
+def test_plugins_that_register_nothing_are_said(tmp_path: Path, run_command: Command) -> None:
+    (tmp_path / "empty.py").write_text("")
+    code, out, err = run_command("verify", f"plugins=[{tmp_path}/empty.py]")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no norm, placement or init rule is registered there" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["optim.lr=1"], ["norm=dyt", "seed=3"], ["placement=post", "train.steps=5"], ["optim=adamw"], ["data=stdlib"]],
+)
+def test_a_word_that_changes_nothing_of_what_is_verified_is_refused(words: list[str], run_command: Command) -> None:
+    code, out, err = run_command("verify", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {words[-1]}: has no effect on what is verified")
+
+
+def test_a_run_of_one_token_is_verified(run_command: Command) -> None:
+    code, out, err = run_command("verify", "norm=batchnorm_past", "placement=mix_ln", "model.context=1")
+    assert (code, err) == (0, ""), out
 
 
 @pytest.mark.parametrize("where", ["build", "forward"])
@@ -315,7 +388,7 @@ def test_a_run_is_verified_by_its_words(run_command: Command) -> None:
     *lines, last = out.splitlines()
     assert all(line.startswith("ok    ") for line in lines)
     assert any("computes x = N(x + F(x)) if l <= 2 else x + F(N(x))" in line for line in lines)
-    assert last.startswith(f"{len(lines)} checks: all hold; held against code of others 1, an identity 1")
+    assert last.startswith(f"{len(lines)} checks: all hold; held against code of others 1, an identity 2")
 
 
 @pytest.mark.parametrize("words", [["norm=rmsnrm"], ["placement=rezero"], ["--jsn"], ["model.depth=0"]])

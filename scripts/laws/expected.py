@@ -1,0 +1,80 @@
+"""The laws: what is expected of a number, and how far it may be off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from laws.profiles import (
+    Cases,
+    Seen,
+    by_depth,
+    last_over_first,
+    less,
+    of,
+    over,
+    plus,
+    post_over_pre,
+    power,
+    root_of_2l,
+    shown,
+)
+
+
+@dataclass(frozen=True)
+class Law:
+    """What is expected of a number, and between what it may lie."""
+
+    says: str
+    expected: str
+    seen: Seen
+    low: float
+    high: float
+
+    def line(self, cases: Cases) -> tuple[bool, str]:
+        """Whether it holds, and the row of the table."""
+        seen = self.seen(cases)
+        holds = all(self.low <= value <= self.high for value in seen)
+        return holds, f"| {self.says} | {self.expected} | {shown(seen)} | {'holds' if holds else '**does not hold**'} |"
+
+
+def _slope(says: str, expected: str, seen: Seen, exponent: float) -> Law:
+    return Law(says, f"{expected} +- 0.1", seen, exponent - 0.1, exponent + 0.1)
+
+
+def _one(says: str, seen: Seen, percent: int) -> Law:
+    return Law(says, f"1 +- {percent} %", seen, 1 - percent / 100, 1 + percent / 100)
+
+
+LAWS = (
+    _slope("post: last gradient's power of L", "0", power(of("post", "last")), 0),
+    _slope("pre: last gradient's power of L", "-1/2", power(of("pre", "last")), -0.5),
+    _slope("pre: stream's power of L", "1/2", power(of("pre", "stream")), 0.5),
+    _slope("post/pre: power of L of the last gradients' ratio", "1/2", power(post_over_pre("xavier")), 0.5),
+    _one("peri: stream's RMS over sqrt(2L)", over(of("peri", "stream"), by_depth(root_of_2l)), 5),
+    _one("res_post: stream's RMS over sqrt(2L)", over(of("res_post", "stream"), by_depth(root_of_2l)), 5),
+    _one("deepnorm: last over first gradient", last_over_first("deepnorm", "deepnorm"), 15),
+    _slope("deepnorm: last gradient's power of L", "-0.6", power(of("deepnorm", "last", "deepnorm")), -0.6),
+    _one("keel: last over first gradient", last_over_first("keel"), 5),
+    _slope("keel: last gradient's power of L", "-1", power(of("keel", "last")), -1),
+    _slope("lns: stream's power of ln L", "1/2", power(of("lns", "stream"), math.log), 0.5),
+    _slope("hybridnorm: last gradient's power of L", "0", power(of("hybridnorm", "last")), 0),
+    _one(
+        "residual: last gradient over the sum of post's and pre's, whose ways it has both",
+        over(of("residual", "last"), plus(of("post", "last"), of("pre", "last"))),
+        15,
+    ),
+    _slope(
+        "siamese: last gradient's power of L, less pre's",
+        "0",
+        less(power(of("siamese", "last")), power(of("pre", "last"))),
+        0,
+    ),
+    Law(
+        "the trap, init=gpt2: post/pre, ratio of last gradients",
+        "below 0.3: of the sign alone, the numbers are below",
+        post_over_pre("gpt2"),
+        0.0,
+        0.3,
+    ),
+)

@@ -1,0 +1,76 @@
+"""scripts/init_laws.py: that what does not hold and what was claimed wrongly is said, of profiles that are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from laws.claims import DEPTHS, Claim
+from laws.expected import LAWS
+from laws.profiles import CASES, Case, Cases, of, over, power
+
+
+def cases_of(**exponents: float) -> Cases:
+    """Every case with numbers that are powers of L."""
+    curves = {"stream": 0.0, "first": 0.0, "last": 0.0} | exponents
+    return {
+        case: Case(list(DEPTHS), *([depth ** curves[name] for depth in DEPTHS] for name in ("stream", "first", "last")))
+        for case in CASES
+    }
+
+
+def claim(*claimed: float | tuple[float, float] | None, within: float = 0.15) -> Claim:
+    return Claim("a number", claimed, of("pre", "last"), within)
+
+
+def test_powers_and_ratios_are_those_of_the_profiles() -> None:
+    cases = cases_of(last=-0.5, first=0.25)
+    assert power(of("pre", "last"))(cases) == [pytest.approx(-0.5)]
+    assert power(over(of("post", "last"), of("post", "first")))(cases) == [pytest.approx(-0.75)]
+    logs = {**cases, ("pre", "xavier"): Case(list(DEPTHS), [math.log(d) ** 0.5 for d in DEPTHS], [], [])}
+    assert power(of("pre", "stream"), math.log)(logs) == [pytest.approx(0.5)]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "where"),
+    [
+        ((1.0,), ""),
+        ((0.87,), ""),
+        ((0.86,), "differs at L = 6, 12, 24, 48"),
+        ((1.2,), "differs at L = 6, 12, 24, 48"),
+        (((0.3, 0.9),), ""),
+        (((0.3, 0.8),), "differs at L = 6, 12, 24, 48"),
+        ((1.0, 2.0, 1.1, 0.5), "differs at L = 12, 48"),
+        ((None, 2.0, None, None), "differs at L = 12"),
+    ],
+)
+def test_a_claim_agrees_within_its_tolerance_and_says_at_which_depths_it_does_not(
+    claimed: tuple[float | tuple[float, float] | None, ...], where: str
+) -> None:
+    assert claim(*claimed).verdict(cases_of())[2] == where
+
+
+def test_a_claim_of_a_power_agrees_within_a_difference() -> None:
+    one = Claim("a power", (-0.63,), power(of("pre", "last")), 0.1, absolute=True)
+    assert one.verdict(cases_of(last=-0.54))[2] == ""
+    assert one.verdict(cases_of(last=-0.52))[2] == "differs"
+
+
+def test_what_is_not_finite_agrees_with_no_claim() -> None:
+    cases = cases_of()
+    pre = cases["pre", "xavier"]
+    cases["pre", "xavier"] = dataclasses.replace(pre, last=[1.0, 1.0, 1.0, math.nan])
+    assert claim(1.0).verdict(cases)[2] == "differs at L = 48"
+
+
+def test_a_claim_of_depths_that_were_not_measured_is_not_compared() -> None:
+    pre = Case([6, 9], [1.0, 1.0], [1.0, 1.0], [1.0, 5.0])
+    assert claim(2.0, 1.0, 1.0, 1.0).verdict({("pre", "xavier"): pre}) == ("2", "1", "differs at L = 6")
+
+
+def test_no_law_is_wider_than_a_tenth_of_a_power_or_15_percent_but_the_sign_of_the_trap() -> None:
+    for law in LAWS:
+        if not law.says.startswith("the trap"):
+            assert law.high - law.low <= 0.3 + 1e-9, law.says
+            assert law.high - law.low <= 0.2 + 1e-9 or "%" in law.expected, law.says

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 
+import init_laws
 import pytest
-from laws.claims import DEPTHS, Claim
+from laws.claims import CLAIMS, DEPTHS, Claim, compared
 from laws.expected import LAWS
 from laws.profiles import CASES, Case, Cases, of, over, power
+
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 def cases_of(**exponents: float) -> Cases:
@@ -74,3 +79,21 @@ def test_no_law_is_wider_than_a_tenth_of_a_power_or_15_percent_but_the_sign_of_t
         if not law.says.startswith("the trap"):
             assert law.high - law.low <= 0.3 + 1e-9, law.says
             assert law.high - law.low <= 0.2 + 1e-9 or "%" in law.expected, law.says
+
+
+def test_the_kept_tables_are_those_of_what_was_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = RESULTS / "init_laws.json"
+    monkeypatch.setattr("sys.argv", ["init_laws.py", "--again", str(kept)])
+    assert init_laws.main() == 0
+    printed = capsys.readouterr().out
+    assert (RESULTS / "init_laws.md").read_text().endswith(printed)
+    cases = {
+        (one["placement"], one["init"]): Case(one["depths"], one["stream"], one["first"], one["last"])
+        for one in json.loads(kept.read_text())["cases"]
+    }
+    told = "\n".join(compared(cases)).partition("## Where the claims differ")[2]
+    for one in CLAIMS:
+        differs = one.verdict(cases)[2]
+        assert (f"- {one.says}: " in told) == bool(differs)

@@ -391,7 +391,7 @@ def test_killed_between_the_checkpoint_and_the_status_of_a_divergence(
 ) -> None:
     untouched = train(*DIVERGING, results="untouched")
     with monkeypatch.context() as patch:
-        patch.setattr(start, "_finish", lambda loop, status, stop: None)
+        patch.setattr(start, "_finish", lambda loop, statuses, stop: statuses)
         folder = train(*DIVERGING)
     assert folder.state() == "killed"
     train(*DIVERGING)

@@ -155,13 +155,11 @@ def read_plan(folder: Path) -> Plan:
     path = folder / PLAN_FILE
     record = read_record(path)
     try:
-        return Plan(
-            name=record["name"],
-            pack=record["pack"],
-            jobs=[Job(**job) for job in record["jobs"]],
-            packs=[Pack(**pack) for pack in record["packs"]],
-        )
-    except (KeyError, TypeError) as error:
+        jobs = [Job(**job) for job in record["jobs"]]
+        if strays := [job.run_id for job in jobs if not job.run_id or Path(job.run_id).name != job.run_id]:
+            raise ValueError(f"{strays[0]!r} is no run's id")  # a folder's name, never a way out of the runs
+        return Plan(record["name"], record["pack"], jobs, [Pack(**pack) for pack in record["packs"]])
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: is no plan that this normlab knows ({error}); {MENDING[PLAN_FILE]}") from error
 
 

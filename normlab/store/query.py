@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import StoreError, nearest
-from normlab.parsing import from_json
 from normlab.store.files import refusal
+from normlab.store.plans import has_plan, read_plan, run_of
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DAMAGED, PLAN_FILE, RUN_FILE, RUNS_FOLDER, STATUS_FILE, SWEEPS_FOLDER
+from normlab.store.schema import DAMAGED, RUN_FILE, RUNS_FOLDER, STATUS_FILE, SWEEPS_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +66,17 @@ def find_planned(word: str | os.PathLike[str]) -> tuple[list[Entry], list[str]]:
     folder = Path(word)
     if not os.path.exists(folder) and len(folder.parts) == 1:
         folder = Path("results") / SWEEPS_FOLDER / folder
-    if not os.path.isfile(folder / PLAN_FILE):
+    if not has_plan(folder):
         if entries := find_runs(word):
             return entries, []
         raise StoreError(no_runs(word))
-    planned = _planned(folder / PLAN_FILE)
-    runs = folder.absolute().parent.parent / RUNS_FOLDER
-    entries = [examine(RunFolder(runs / run_id)) for run_id in planned if _is_run(runs / run_id)]
-    started = {entry.folder.run_id for entry in entries}
+    jobs = read_plan(folder).jobs
+    planned = [run_of(folder.absolute(), job) for job in jobs]
+    entries = [examine(run) for run in planned if _is_run(run.path)]
     if not entries:
         raise StoreError(f"{os.fspath(word)}: none of the sweep's {len(planned)} runs has started")
-    return entries, [run_id for run_id in planned if run_id not in started]
-
-
-def _planned(path: Path) -> list[str]:
-    """The ids of the runs that a sweep planned, each once."""
-    try:
-        ids = [job["run_id"] for job in from_json(path.read_bytes())["jobs"]]
-    except OSError as error:
-        raise refusal(path, "read", error) from error
-    except (ValueError, KeyError, TypeError):
-        ids = []
-    # An id is a folder's name, never a way out of the runs.
-    if not ids or not all(isinstance(run_id, str) and run_id and Path(run_id).name == run_id for run_id in ids):
-        raise StoreError(f"{path}: is damaged (it does not list its jobs' run_id); put back a copy, or name the runs")
-    return list(dict.fromkeys(ids))
+    started = {entry.folder.run_id for entry in entries}
+    return entries, [run.run_id for run in planned if run.run_id not in started]
 
 
 def examine(folder: RunFolder) -> Entry:

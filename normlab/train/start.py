@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,8 @@ def train_pack(
     corpus = open_corpus(configs[0].data)
     apply(resolved)  # after the corpus: it may load a compiler, and a text that is not there is said sooner
     with StopRequest(ends_process=ends_process) as stop:
-        now = [describe(config, resolve(config), corpus) for config in configs]
+        # The init rule alone is each run's own.
+        now = [describe(config, replace(resolved, init=config.init_rule), corpus) for config in configs]
         members = [Member(config, RunFolder(_place(config, own))) for config, own in zip(configs, now, strict=True)]
         if len(members) > 1:
             ids = [member.folder.run_id for member in members]

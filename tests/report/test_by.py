@@ -14,6 +14,7 @@ from scipy import stats
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.report.by import Options, summarize_by
 from normlab.report.by_text import notes, render_report, table_rows
+from normlab.store.plans import Job, Plan, sweep_folder, write_plan
 
 
 @pytest.fixture
@@ -292,12 +293,12 @@ def test_a_sweep_by_its_name_and_what_has_not_started(make, tmp_path, monkeypatc
     results = tmp_path / "results"
     results.mkdir()
     (tmp_path / "runs").rename(results / "runs")
-    plan = results / "sweeps" / "mine" / "plan.json"
-    plan.parent.mkdir(parents=True)
-    jobs = [{"run_id": first.run_id}, {"run_id": second.run_id}, {"run_id": "later"}]
-    plan.write_text(json.dumps({"jobs": jobs}))
+    sweep = sweep_folder(results, "mine")
+    sweep.mkdir(parents=True)
+    jobs = [Job(run_id, [], {}) for run_id in (first.run_id, second.run_id, "later")]
+    write_plan(sweep, Plan("mine", "off", jobs, []))
     monkeypatch.chdir(tmp_path)
-    for word in ("mine", plan.parent):
+    for word in ("mine", sweep):
         report = summarize_by(word, ["norm"])
         assert [row["cell"] for row in report.rows] == ["rmsnorm"]
         assert report.of_all == ["1 of the sweep's 3 runs have not started"]
@@ -306,7 +307,7 @@ def test_a_sweep_by_its_name_and_what_has_not_started(make, tmp_path, monkeypatc
     assert "normlab: 1 of the sweep's 3 runs have not started" in err
     assert run_command("summarize", "mine")[1].count("rmsnorm") >= 1
     for content in ("{", '{"jobs": []}', '{"jobs": [{"run_id": "../runs"}]}', '{"jobs": 3}'):
-        plan.write_text(content)
+        (sweep / "plan.json").write_text(content)
         with pytest.raises(StoreError, match="is damaged"):
             summarize_by("mine", ["norm"])
 
@@ -325,3 +326,12 @@ def test_the_command_line(make, tmp_path, run_command):
     assert (code, err.count("\n")) == (2, 1)
     assert "--against: has no effect without --by" in err
     assert run_command("summarize", str(tmp_path), "--by", "norm", "--where", "nrom=a")[0] == 2
+
+
+@pytest.mark.parametrize("run_id", ["", "../elsewhere", "/tmp"])
+def test_a_plan_leads_nowhere_but_to_the_runs(run_id, tmp_path):
+    sweep = sweep_folder(tmp_path, "mine")
+    sweep.mkdir(parents=True)
+    write_plan(sweep, Plan("mine", "off", [Job(run_id, [], {})], []))
+    with pytest.raises(StoreError, match="is no run's id"):
+        summarize_by(sweep, ["norm"])

@@ -157,6 +157,10 @@ SHARED_NORM = {
     "unit_offset": Leaf("true", "false", weights),
     "eps": Leaf("1e-6", "1e-2", losses),
 }
+RUNNING = SHARED_NORM | {
+    "momentum": Leaf("0.1", "0.5", validation),
+    "running_var": Leaf("biased", "unbiased", validation, ("norm.momentum=1",)),
+}
 BOUNDED = {word: leaf for word, leaf in SHARED_NORM.items() if word != "eps"} | {
     "alpha": Leaf("0.5", "1", losses),
     "shift": Leaf("false", "true", shapes),
@@ -178,14 +182,9 @@ NORM_LEAVES: dict[str, dict[str, Leaf]] = {
         "rounding": Leaf("scale_then_cast", "cast_then_scale", losses, BF16),
     },
     "layernorm": SHARED_NORM | {"eps_mode": Leaf("inside", "outside", losses, ("norm.eps=1e-2",))},
-    "batchnorm": SHARED_NORM | {
-        "momentum": Leaf("0.1", "0.5", validation),
-        "running_var": Leaf("biased", "unbiased", validation, ("norm.momentum=1",)),
-    },
-    "batchnorm_past": SHARED_NORM | {
-        "momentum": Leaf("0.1", "0.5", validation),
-        "running_var": Leaf("biased", "unbiased", validation, ("norm.momentum=1",)),
-    },
+    "batchnorm": RUNNING,
+    "batchnorm_past": RUNNING,
+    "batchnorm_position": RUNNING,
     "seednorm": {
         "preset": FIXED,
         "name": FIXED,

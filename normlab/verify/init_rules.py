@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from normlab.config import RunConfig
+from normlab.init_rules import numbers_of
 from normlab.model.init import build_model, seed_of
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS, Placement
@@ -91,9 +92,10 @@ def belongs_check(placement: Placement) -> Iterator[Check]:
 def rule_checks(rule: str) -> Iterator[Check]:
     """Each weight that the rule draws is the standard normal numbers of its name, times the closed form.
 
-    A rule without one, a plugin's, has no check.
+    There is none of a plugin's rule: of that it is checked that it gives numbers which can be drawn with.
     """
     if rule not in CLOSED_FORMS:
+        yield _drawable_check(rule)
         return
     worst = Worst(1e-6)
     for depth, width in SIZES:
@@ -104,6 +106,19 @@ def rule_checks(rule: str) -> Iterator[Check]:
             worst.add(error, f"{name} of {depth} blocks of width {width}")
     check = "draws embeddings and head, queries and keys, values and MLP, outputs with " + ", ".join(CLOSED_FORMS[rule])
     yield Check(of=f"init {rule}", check=check, kind="self", passed=worst.passed, seen=str(worst))
+
+
+def _drawable_check(rule: str) -> Check:
+    """A rule gives a finite number, no smaller than 0, for each matrix of models of two depths and widths."""
+    stds = [std for depth, width in SIZES for std in _stds(rule, depth, width)]
+    wrong = [std for std in stds if not (isinstance(std, (int, float)) and math.isfinite(std) and std >= 0)]
+    seen = f"otherwise: {wrong[0]!r}" if wrong else f"{len(stds)} numbers; we know no closed form to hold them against"
+    check = "gives each matrix a standard deviation"
+    return Check(of=f"init {rule}", check=check, passed=not wrong, seen=seen)
+
+
+def _stds(rule: str, depth: int, width: int) -> list[float]:
+    return numbers_of(rule, depth=depth, width=width, mlp_width=3 * width, vocab_size=VOCAB)
 
 
 def _errors(config: RunConfig) -> Iterator[tuple[str, float]]:

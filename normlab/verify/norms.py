@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from normlab.norms.affine import Affine
 from normlab.norms.base import NormConfig
 from normlab.verify.check import Check, Worst
-from normlab.verify.small import BATCH, TIME, WIDTHS, fill, numbers
+from normlab.verify.small import TIME, WIDTHS, fill, numbers
 from normlab.verify.variants import LABELS, allowed, called, others, variants
 
+SEQUENCES = 3
+"""In a norm's input: two tokens less their mean are -1 and 1 whatever they were, of one position as of one width."""
 SCALES = (1.0, 1e-8, 1e4, 0.0)
 """What x is multiplied by."""
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1e-2}
@@ -36,7 +38,7 @@ def norm_checks(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
 
 def input_of(width: int, scale: float = 1.0, *, time: int = TIME) -> Tensor:
     """Tokens whose channels have a mean, shape (B, T, D), in float64."""
-    return (numbers("x", BATCH, time, width) + 0.5) * scale
+    return (numbers("x", SEQUENCES, time, width) + 0.5) * scale
 
 
 def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -71,6 +71,8 @@ def kept_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
                 kept = (1 - options["momentum"]) * start + options["momentum"] * value
                 found = module.get_buffer(name)
                 worst.add(float((found - kept).abs().max()), f"{name} of {called(each)}")
+                if found.shape != kept.shape:
+                    worst.add(math.inf, f"the shape of {name} of {called(each)}")
                 if found.requires_grad:
                     worst.add(math.inf, f"{name} of {called(each)} drags every batch's graph along")
     if worst.count:

@@ -233,6 +233,7 @@ def test_one_graph_equals_eager(options: NormConfig) -> None:
     assert_same(outcome(norm, x), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @IMPORTS_INDUCTOR
 def test_compiled_to_machine_code_is_as_near_the_formula_as_eager() -> None:
     # Where a gradient is a small difference of large terms, neither is near the other.

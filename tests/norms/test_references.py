@@ -14,6 +14,7 @@ from torch import Tensor
 from normlab.norms.base import NormConfig, load_all
 from normlab.norms.batchnorm import BatchNormConfig
 from normlab.norms.batchnorm_past import BatchNormPastConfig
+from normlab.norms.batchnorm_position import BatchNormPositionConfig
 from normlab.norms.bhyt import BHyTConfig
 from normlab.norms.gatednorm import GatedNormConfig
 from normlab.norms.groupnorm import GroupNormConfig
@@ -49,6 +50,7 @@ FURTHER = [
     BHyTConfig(eps=0.3, lam=3.0, kappa=2.0, learn_lam=True, bias=True),
     BatchNormConfig(eps=0.3, unit_offset=True),
     BatchNormPastConfig(eps=0.3, unit_offset=True),
+    BatchNormPositionConfig(eps=0.3, unit_offset=True),
     *(PointwiseConfig(function=name, shift=True, alpha=1.5) for name in FUNCTIONS),
 ]
 EVERY = [*ALL, *FURTHER]

@@ -21,6 +21,7 @@ from normlab.model.init import build_model
 from normlab.norms.base import NormConfig, load_all
 from normlab.norms.batchnorm import BatchNormConfig
 from normlab.norms.batchnorm_past import BatchNormPastConfig
+from normlab.norms.batchnorm_position import BatchNormPositionConfig
 from normlab.norms.bhyt import BHyTConfig
 from normlab.norms.crmsnorm import CRMSNormConfig
 from normlab.norms.derf import DerfConfig
@@ -227,6 +228,7 @@ def test_every_norm_has_a_formula() -> None:
         "layernorm",
         "batchnorm",
         "batchnorm_past",
+        "batchnorm_position",
         "none",
     }
 
@@ -397,17 +399,33 @@ def test_batchnorm_of_the_past_is_that_of_every_beginning(words: str) -> None:
         torch.testing.assert_close(y.select(time, steps - 1), plain.select(time, steps - 1), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("kind", [BatchNormPastConfig, BatchNormPositionConfig])
 @pytest.mark.parametrize("running_var", ["unbiased", "biased"])
 @pytest.mark.parametrize("words", PAST_INPUTS)
-def test_batchnorm_of_the_past_keeps_what_batchnorm_keeps(words: str, running_var: str) -> None:
-    past = BatchNormPastConfig(running_var=running_var).build(WIDTH).double()
+def test_batchnorm_by_time_keeps_what_batchnorm_keeps(
+    words: str, running_var: str, kind: type[BatchNormConfig]
+) -> None:
+    norm = kind(running_var=running_var).build(WIDTH).double()
     plain = BatchNormConfig(running_var=running_var).build(WIDTH).double()
     for factor in (1, 2, 3):
-        past(factor * PAST_INPUTS[words])
+        norm(factor * PAST_INPUTS[words])
         plain(factor * PAST_INPUTS[words])
-    torch.testing.assert_close(dict(past.named_buffers()), dict(plain.named_buffers()), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(dict(norm.named_buffers()), dict(plain.named_buffers()), rtol=1e-12, atol=1e-12)
     x = PAST_INPUTS[words]
-    torch.testing.assert_close(past.eval()(x), plain.eval()(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(norm.eval()(x), plain.eval()(x), rtol=1e-12, atol=1e-12)
+
+
+def test_batchnorm_of_a_position_is_batchnorm_of_its_tokens() -> None:
+    x = PAST_INPUTS["heads"]
+    y = BatchNormPositionConfig(eps=0.1).build(WIDTH).double()(x)
+    for position in range(x.shape[1]):
+        plain = nn.BatchNorm1d(WIDTH, eps=0.1, dtype=torch.float64)(x[:, position].flatten(0, 1))
+        torch.testing.assert_close(y[:, position].flatten(0, 1), plain, rtol=1e-11, atol=1e-11)
+
+
+def test_batchnorm_of_a_position_gives_the_bias_where_there_is_one_sequence() -> None:
+    norm = BatchNormPositionConfig().build(WIDTH).double()
+    assert not norm(PAST_INPUTS["one"]).any()
 
 
 def test_batchnorm_of_the_past_keeps_its_digits_far_from_zero() -> None:

@@ -60,8 +60,8 @@ CASES = {
 @pytest.mark.parametrize(
     ("words", "compiled"),
     [
-        # Half a minute each where they are compiled.
-        pytest.param(words, compiled, marks=[pytest.mark.slow] if compiled == "on" and name != "peri" else [])
+        # Half a minute to a minute each where they are compiled.
+        pytest.param(words, compiled, marks=[pytest.mark.slow] if compiled == "on" else [])
         for name, words in CASES.items()
         for compiled in ("off", "on")
     ],
@@ -82,7 +82,10 @@ def test_in_bfloat16_eager_steps_are_the_same(tmp_path: Path) -> None:
     assert found == [found[0]] * 3
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "peri"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("post", "peri")]
+
+
+@pytest.mark.parametrize("placement", ["pre", *SLOW])
 def test_in_bfloat16_compiled_steps_round_otherwise_and_by_how_much(placement: str) -> None:
     """What backward gets is kept as it was rounded or computed again unrounded, as the compiler likes: float32 is one.
 

@@ -59,8 +59,7 @@ WORDS = (
     [
         *((words, False) for words in WORDS),
         # Compiled: the norm with buffers, a shared factor, blocks of two kinds; the others share their path.
-        (WORDS[0], True),
-        *(pytest.param(words, True, marks=pytest.mark.slow) for words in (WORDS[3], WORDS[5])),  # a minute each
+        *(pytest.param(words, True, marks=pytest.mark.slow) for words in (WORDS[0], WORDS[3], WORDS[5])),
     ],
 )
 def test_a_pack_equals_its_runs_alone(words: tuple[str, ...], compiled: bool) -> None:

@@ -223,10 +223,23 @@ def test_plugins_alone_are_verified_whatever_they_register(tmp_path: Path, run_c
     code, out, err = run_command("verify", word, "--json")
     checks = json.loads(out)
     assert (code, err) == (0, ""), [check for check in checks if not check["passed"]]
-    assert {check["of"] for check in checks} == {"norm halved_alone", "placement row_alone"}
+    assert {check["of"] for check in checks} == {"norm halved_alone", "placement row_alone", "init row_alone_init"}
     (tmp_path / "row.py").write_text(LATE.format(name="row_alone", branch="0.4"))
     code, out, err = run_command("verify", word, "--json")
     assert (code, err) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("std", "expected"), [("0.01", 0), ("-0.02", 1), ("float('nan')", 1), ("0.02 / (weight.layer - 1)", 2)]
+)
+def test_an_init_rule_alone_is_verified(std: str, expected: int, tmp_path: Path, run_command: Command) -> None:
+    name = f"rule_{len(std)}"
+    rule = LATE.partition("half =")[0].replace("return 0.02", f"return {std}").format(name=name)
+    (tmp_path / "rule.py").write_text(rule)
+    code, out, err = run_command("verify", f"plugins=[{tmp_path}/rule.py]")
+    assert code == expected
+    assert (f"init {name}_init: gives each matrix a standard deviation" in out) == (expected < 2)
+    assert err.count("\n") == (expected == 2)
 
 
 def test_plugins_that_register_nothing_are_said(tmp_path: Path, run_command: Command) -> None:

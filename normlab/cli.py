@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -248,13 +249,14 @@ def sweep(
     """
     from normlab.launch import compose_sweep
     from normlab.report.render import render
-    from normlab.sweep import show
+    from normlab.sweep import auto, show
     from normlab.sweep.local import supervise
     from normlab.sweep.plan import make_plan
     from normlab.sweep.progress import Progress
 
     options, asked = compose_sweep(words or [], _progress_line)
-    planned = make_plan(options, asked, _progress_line)
+    decide = None if dry_run else partial(auto.decide, jobs=options.jobs)
+    planned = make_plan(options, asked, _progress_line, decide=decide)
     for doubt in planned.doubts:
         typer.echo(f"normlab: {doubt}", err=True)
     plan, folder = planned.plan, planned.folder

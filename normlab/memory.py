@@ -41,15 +41,22 @@ def need(config: RunConfig, bytes_a_number: int = 4) -> Need:
     model, train = config.model, config.train
     depth, width, context = model.depth, model.width, model.context
     assert model.mlp_width is not None  # resolved
-    mlp = model.mlp_width
-    embeddings = VOCABULARY * (1 if model.tie_embeddings else 2) + (context if model.positions == "learned" else 0)
-    weights = embeddings * width + depth * width * (4 * width + (3 if model.mlp == "swiglu" else 2) * mlp)
+    mlp, weights = model.mlp_width, weights_of(config)
     moments = 2 if not isinstance(config.optim, SGD) else 1 if config.optim.momentum else 0
     tokens = train.batch_size // train.accumulation * context
     # Of a layer: both sums and their norms, q, k, v, what attention made of them, the MLP before and after.
     activations = tokens * (depth * (8 * width + 2 * mlp) * bytes_a_number + 2 * VOCABULARY * 4)
     copies = int(bool(config.stats.names(CORE) & set(BY_A_COPY)))
     return Need(4 * weights * (2 + moments + copies), activations + 16 * train.batch_size * (context + 1))
+
+
+def weights_of(config: RunConfig) -> int:
+    """How many numbers the weights of a validated config are, biases and norms left out."""
+    model = config.model
+    assert model.mlp_width is not None  # resolved
+    tables = (1 if model.tie_embeddings else 2) * VOCABULARY + (model.context if model.positions == "learned" else 0)
+    block = 4 * model.width + (3 if model.mlp == "swiglu" else 2) * model.mlp_width
+    return model.width * (tables + model.depth * block)
 
 
 def check(config: RunConfig, there: int, where: str, bytes_a_number: int = 4) -> None:

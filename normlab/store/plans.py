@@ -70,6 +70,8 @@ class Plan:
     jobs: list[Job]
     packs: list[Pack]
     """The runs that were still to be trained when the plan was made; of the others there is no pack."""
+    tried: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Where `pack` is auto: of each group of runs that may train together, how many are to, and what was measured."""
 
     def members(self, pack: Pack) -> list[Job]:
         """A pack's jobs."""
@@ -158,7 +160,8 @@ def read_plan(folder: Path) -> Plan:
         jobs = [Job(**job) for job in record["jobs"]]
         if strays := [job.run_id for job in jobs if not job.run_id or Path(job.run_id).name != job.run_id]:
             raise ValueError(f"{strays[0]!r} is no run's id")  # a folder's name, never a way out of the runs
-        return Plan(record["name"], record["pack"], jobs, [Pack(**pack) for pack in record["packs"]])
+        packs = [Pack(**pack) for pack in record["packs"]]
+        return Plan(record["name"], record["pack"], jobs, packs, record.get("tried", []))
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: is no plan that this normlab knows ({error}); {MENDING[PLAN_FILE]}") from error
 

@@ -16,7 +16,7 @@ class SweepOptions:
     name: str | None = option(None, longest=100)
     """What it is called, and its folder in results/sweeps; made of what is swept and a hash of the runs unless set."""
     pack: str = "auto"
-    """Most runs that train as one stacked computation: a number, or off for each alone; auto, for now, is off too."""
+    """Most runs that train as one stacked computation: a number, off for one, or auto for what proves fastest."""
     on: str = option("local", choices=("local",))
     """Where it runs: local, processes on this machine."""
     jobs: int = option(1, at_least=1, at_most=1024)
@@ -42,5 +42,5 @@ class SweepOptions:
 
     @property
     def largest_pack(self) -> int:
-        """Most runs in a pack."""
+        """Most runs in a pack, where nothing is tried."""
         return int(self.pack) if self.pack.isdecimal() else 1

@@ -6,7 +6,9 @@ What changes a shape, a formula or the flow of control keeps runs apart; what is
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 from normlab.config import RunConfig
 from normlab.options import plain_tree
@@ -36,25 +38,24 @@ def pack_key(config: RunConfig) -> str:
     return json.dumps(tree, sort_keys=True)
 
 
-def grouped(configs: Sequence[RunConfig], most: int, alone: Sequence[bool]) -> list[list[int]]:
-    """The packs of some runs, as lists of their indices, in the order in which the runs were given.
+def alike(configs: Sequence[RunConfig], alone: Sequence[bool]) -> list[list[int]]:
+    """The groups of runs that may train together, as lists of their indices, in the order in which they were given.
 
     Args:
         configs: The runs.
-        most: Most runs in a pack.
         alone: Whether each of them goes alone whatever it has in common with others.
     """
-    packs: list[list[int]] = []
-    not_full: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for index, config in enumerate(configs):
         # A pass over a fixed batch, or a probe, takes one model at a time.
-        if alone[index] or config.stats.names(EXTENDED) or config.stats.names(PROBE):
-            packs.append([index])
-            continue
-        key = pack_key(config)
-        pack = not_full.get(key, [])
-        if not pack:
-            packs.append(pack)
-        pack.append(index)
-        not_full[key] = pack if len(pack) < most else []
-    return packs
+        goes_alone = alone[index] or config.stats.names(EXTENDED) or config.stats.names(PROBE)
+        groups.setdefault(f"alone: {index}" if goes_alone else pack_key(config), []).append(index)
+    return list(groups.values())
+
+
+def split(group: Sequence[int], most: int) -> list[list[int]]:
+    """A group in packs of at most so many, no two of which differ by more than one run."""
+    packs = math.ceil(len(group) / most)
+    sizes = [len(group) // packs + (number < len(group) % packs) for number in range(packs)]
+    ends = list(accumulate(sizes))
+    return [list(group[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

@@ -15,8 +15,9 @@ from normlab.options import plain_tree
 from normlab.store.plans import Job, Pack, Plan, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DIVERGED, FINISHED
+from normlab.sweep.auto import Decision
 from normlab.sweep.options import SweepOptions
-from normlab.sweep.packs import grouped
+from normlab.sweep.packs import alike, split
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
 
@@ -56,13 +57,20 @@ class Identities:
         return describe(config, resolve(config), self._corpora[key])["run_id"]
 
 
-def make_plan(options: SweepOptions, asked: Sequence[Asked], tell: Callable[[str], None] = lambda _: None) -> Planned:
+def make_plan(
+    options: SweepOptions,
+    asked: Sequence[Asked],
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    decide: Callable[[Sequence[RunConfig]], Decision] | None = None,
+) -> Planned:
     """The plan that the jobs of a sweep make, or the one that they made before. Writes nothing.
 
     Args:
         options: How it is run.
         asked: The jobs.
         tell: Is told how far it is.
+        decide: How many of some runs that may train together are to, where `sweep.pack=auto`; each alone without it.
 
     Raises:
         ConfigError: There is no job, they have several results folders or want fresh runs, or the sweep's name is
@@ -91,8 +99,17 @@ def make_plan(options: SweepOptions, asked: Sequence[Asked], tell: Callable[[str
         return Planned(plan_there(folder, plan), folder, list(doubts))
     left = [index for index, job in enumerate(plan.jobs) if not has_ended(run_of(folder, job))]
     alone = [run_of(folder, plan.jobs[index]).exists() for index in left]
-    packs = grouped([configs[index] for index in left], options.largest_pack, alone)
-    plan.packs.extend(Pack(number, [left[index] for index in pack]) for number, pack in enumerate(packs, 1))
+    packs: list[list[int]] = []
+    for group in alike([configs[index] for index in left], alone):
+        most = options.largest_pack
+        if decide is not None and options.pack == "auto" and len(group) > 1:
+            tell(f"trying how many of {len(group)} runs to train together")
+            decision = decide([configs[left[index]] for index in group])
+            plan.tried.append({"runs": [plan.jobs[left[index]].run_id for index in group], **decision.row()})
+            most = decision.most
+        packs += split([left[index] for index in group], most)
+    tell("")
+    plan.packs.extend(Pack(number, pack) for number, pack in enumerate(sorted(packs), 1))
     return Planned(plan, folder, list(doubts))
 
 

@@ -43,9 +43,6 @@ class Worker:
         self._insist_at = float("inf")
         self._seen: list[tuple[int, int]] = []
         self._seen_at = self.started
-        environment = dict(os.environ)
-        if threads is not None:
-            environment.setdefault("OMP_NUM_THREADS", str(threads))
         command = [sys.executable, "-m", "normlab.sweep.worker", str(folder.absolute()), str(pack.number)]
         try:
             self._log.parent.mkdir(exist_ok=True)
@@ -53,7 +50,12 @@ class Worker:
                 self._log_from = log.seek(0, os.SEEK_END)
                 # What others hold of the pipe they would hold open; this end is inherited by nobody.
                 self.process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=environment(threads),
+                    start_new_session=True,
                 )
         except OSError as error:
             raise refusal(self._log, "written", error) from error
@@ -129,6 +131,11 @@ class Worker:
             yield _size_and_time(run.path)
             yield _size_and_time(run.path / METRICS_FILE)
         yield _size_and_time(self._log)
+
+
+def environment(threads: int | None) -> dict[str, str]:
+    """Of a pack's process: ours, with so many threads where it does not say; None leaves them to torch."""
+    return ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | os.environ
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from normlab.store.plans import FAILURES, End, Job, Pack, Plan, log_of, run_of
+from normlab.store.plans import FAILURES, End, Job, Pack, Plan, has_plan, log_of, run_of
 from normlab.store.query import examine
 from normlab.store.schema import DIVERGED, FINISHED, RUNNING, number
 from normlab.sweep.plan import has_ended, tokens_of
@@ -31,7 +31,11 @@ def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
         yield "packs   none: nothing is left to train"
         return
     of = "one run each" if largest == 1 else f"up to {largest} runs"
+    if plan.pack == "auto" and not plan.tried and not has_plan(folder) and len(packs) > 1:
+        of += ", unless more at once prove faster when it starts"
     yield f"packs   {len(packs)}, {of} (sweep.pack={plan.pack})"
+    for group in plan.tried:
+        yield f"tried   {_tried(plan, group)}"
     yield f"tokens  {sum(map(tokens_of, left)):,} to train on"
 
 
@@ -82,6 +86,18 @@ def closing_lines(plan: Plan, folder: Path, failed: Mapping[int, End]) -> Iterat
         yield "the same command goes on with what is left to train"
     results = folder.parent.parent
     yield f"normlab summarize {plan.name if results == Path('results') else folder}"
+
+
+def _tried(plan: Plan, group: Row) -> str:
+    """What was measured of a group of runs before it was decided how many train together."""
+    ids = set(group["runs"])
+    jobs = [index for index, job in enumerate(plan.jobs) if job.run_id in ids]
+    seen = ", ".join(
+        f"{trial['runs']} at once {trial['step_s'] / trial['runs'] * 1e3:.3g} ms a step of each"
+        for trial in group["trials"]
+        if not trial["error"]
+    )
+    return f"{_words(plan, Pack(0, jobs))}: {seen + ': ' if seen else ''}{group['most']} at once ({group['why']})"
 
 
 def _row(folder: Path, job: Job, end: End | None) -> Row:

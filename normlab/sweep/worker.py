@@ -87,7 +87,7 @@ def _stop_with_the_parent() -> None:
     os._exit(128 + signal.SIGTERM)
 
 
-def _be_the_first_to_go() -> None:
+def be_the_first_to_go() -> None:
     """Where the machine's memory runs out, the system is to end this process and not its supervisor."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
@@ -95,5 +95,5 @@ def _be_the_first_to_go() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_stop_with_the_parent, name="normlab parent", daemon=True).start()
-    _be_the_first_to_go()
+    be_the_first_to_go()
     sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

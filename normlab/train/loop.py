@@ -166,7 +166,7 @@ class Loop:
         since = time.perf_counter()
         while self.at < steps and stop.received is None:
             since += self.looks.before(self.at)
-            self._pending.append(self._one_step(self.at))
+            self._pending.append(self.one_step(self.at))
             self.at += 1
             due_eval, due_checkpoint = self._due(self.at)
             if not (due_eval or due_checkpoint or stop.received or len(self._pending) == self.config.train.log_every):
@@ -193,7 +193,8 @@ class Loop:
     def _going_on(self) -> list[Member]:
         return [member for member in self.members if member.diverged is None]
 
-    def _one_step(self, step: int) -> StepOutput:
+    def one_step(self, step: int) -> StepOutput:
+        """Take the step after `step` updates; what it saw is still on the device."""
         # A norm that draws numbers in its forward draws the same ones after a resume.
         torch.manual_seed(seed_of(self.config.seed, f"step/{step}") % 2**63)
         tokens, targets = self.batches.batch(step)
@@ -252,10 +253,10 @@ class Loop:
 
     def status(self, member: Member, state: str) -> dict[str, Any]:
         """The content of a run's status.json; one whose status has said that it diverged stays so."""
-        return member.status(DIVERGED if member.settled else state, _peak_memory(self.resolved.device))
+        return member.status(DIVERGED if member.settled else state, peak_memory(self.resolved.device))
 
 
-def _peak_memory(device: str) -> int | None:
+def peak_memory(device: str) -> int | None:
     """Most bytes that torch held on a GPU; on a CPU, the process's largest resident size."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()

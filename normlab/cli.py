@@ -203,7 +203,8 @@ def verify(
 
     torch.set_num_threads(1)  # what is checked is small: threads would wait for each other
     found, config = [], compose_run(words) if words else None
-    checks = checks_of(config, words or []) if config is not None else of_catalogue(norm_presets())
+    presets = norm_presets(None if config is None else [config.norm.preset])
+    checks = checks_of(config, words or [], presets) if config is not None else of_catalogue(presets)
     for doubt in config.doubts() if config is not None else ():
         typer.echo(f"normlab: {doubt}", err=True)
     for check in checks:

@@ -192,9 +192,10 @@ def _jobs(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
 
 
-def norm_presets() -> list[NormConfig]:
-    """Every preset of a norm; whatever is known is registered then."""
-    return [compose_run([f"norm={path.stem}"]).norm for path in sorted((config_dir() / "norm").glob("*.yaml"))]
+def norm_presets(names: Sequence[str] | None = None) -> list[NormConfig]:
+    """The presets of norms by these names, or every one; whatever is known is registered then."""
+    known = sorted(path.stem for path in (config_dir() / "norm").glob("*.yaml"))
+    return [compose_run([f"norm={name}"]).norm for name in known if names is None or name in names]
 
 
 def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:

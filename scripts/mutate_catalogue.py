@@ -11,6 +11,7 @@ A mutant is an entry with one thing wrong, as public code has had it wrong:
   parameter shared that should not be; a stop-gradient dropped; a condition turned round;
 - in a row of the algebra: a norm at another site, one missing, one too many; a factor of depth that is another;
 - in any placement: the init rule of another;
+- of any norm: a default that is another, and twice its output;
 - in a built module: a buffer that is all zeros, as after a round trip through the meta device.
 
 What a class says of itself, and the reference that it is held against, are left alone: a mutant differs from them.
@@ -19,7 +20,7 @@ that dies; these are killed by no check, and are counted apart. Those that nothi
 unless `mutants/equivalent.py` says why they compute the same. So is a line there that is no mutant any more, or one
 that is seen.
 
-It does not break the defaults of options (the references take them as they are given) or the names of things.
+It does not break the names of things.
 """
 
 from __future__ import annotations

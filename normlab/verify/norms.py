@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from normlab.norms.affine import Affine
 from normlab.norms.base import NormConfig
 from normlab.verify.check import Check, Worst
-from normlab.verify.small import TIME, WIDTHS, fill, numbers
+from normlab.verify.small import BATCH, TIME, WIDTHS, fill, numbers
 from normlab.verify.variants import LABELS, allowed, called, others, variants
 
-SEQUENCES = 3
-"""In a norm's input: two tokens less their mean are -1 and 1 whatever they were, of one position as of one width."""
 SCALES = (1.0, 1e-8, 1e4, 0.0)
 """What x is multiplied by."""
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1e-2}
@@ -36,9 +34,14 @@ def norm_checks(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
     yield from option_checks(norm, of, width)
 
 
-def input_of(width: int, scale: float = 1.0, *, time: int = TIME) -> Tensor:
+def sequences(norm: NormConfig) -> int:
+    """How many a norm is tried with: of a batch of two, its mean taken off, -1 and 1 are left whatever they were."""
+    return BATCH + 1 if norm.batch_statistics else BATCH
+
+
+def input_of(width: int, scale: float = 1.0, *, batch: int = BATCH, time: int = TIME) -> Tensor:
     """Tokens whose channels have a mean, shape (B, T, D), in float64."""
-    return (numbers("x", SEQUENCES, time, width) + 0.5) * scale
+    return (numbers("x", batch, time, width) + 0.5) * scale
 
 
 def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -51,6 +54,12 @@ def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) 
         if buffer.is_floating_point():
             buffer.add_(0.3 * numbers(f"buffer/{name}", *buffer.shape).abs().to(buffer.dtype))
     return module.double() if dtype == torch.float64 else module.float()
+
+
+def tolerances(norm: NormConfig) -> dict[torch.dtype, float]:
+    """As `TOLERANCES`; more of a norm that is told to compute in a narrow input's dtype, and so rounds at each step."""
+    rounds = getattr(norm, "compute", "fp32") == "input"
+    return {d: 4 * each if rounds and d == torch.bfloat16 else each for d, each in TOLERANCES.items()}
 
 
 def oracle_checks(norm: NormConfig, of: str, width: int, *, alone: bool = False) -> Iterator[Check]:
@@ -68,8 +77,7 @@ def oracle_checks(norm: NormConfig, of: str, width: int, *, alone: bool = False)
         check, worst = f"is {norm.oracle}, in {precision}", Worst(tolerance)
         wide = Worst(4 * tolerance)
         for each in [norm] if alone else variants(norm, width):
-            # A norm that is told to compute in a narrow input's own dtype rounds at each step.
-            narrow = dtype == torch.bfloat16 and getattr(each, "compute", "fp32") == "input"
+            narrow = tolerances(each)[dtype] > tolerance
             for training in (True, False):
                 for scale in SCALES:
                     at = f"{called(each)}, x times {scale:g}, {'training' if training else 'evaluation'}"
@@ -86,15 +94,22 @@ def oracle_checks(norm: NormConfig, of: str, width: int, *, alone: bool = False)
 
 
 def errors(
-    norm: NormConfig, width: int, scale: float, dtype: torch.dtype, training: bool, *, time: int = TIME
+    norm: NormConfig,
+    width: int,
+    scale: float,
+    dtype: torch.dtype,
+    training: bool,
+    *,
+    batch: int | None = None,
+    time: int = TIME,
 ) -> Iterator[tuple[str, float]]:
-    """How far the output and each gradient are from the reference's, beside their size; of a width and a time."""
+    """How far the output and each gradient are from the reference's, beside their size; of an input of a size."""
     if getattr(norm, "eps", 1) == 0 and (scale == 0 or width // (getattr(norm, "groups", 1) or 1) < 3):
         # 0 / 0, by the formula; two channels less their mean are -1 and 1 whatever they were, and the gradient is 0,
         # of which rounding leaves what a small x is divided by: there is no size to hold an error against.
         return
     module = module_of(norm, width, dtype).train(training)
-    x = input_of(width, scale, time=time).to(dtype)
+    x = input_of(width, scale, batch=batch or sequences(norm), time=time).to(dtype)
     exact = copy.deepcopy(module).double()
     weights = dict(exact.named_parameters()) | dict(exact.named_buffers())
     reference = norm.reference if training else norm.reference_evaluated
@@ -163,9 +178,9 @@ def _outcome(forward: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn
     return [y.detach(), *(torch.zeros_like(p) if grad is None else grad for grad, p in pairs)]
 
 
-def change_by_last(norm: NormConfig, width: int, time: int = TIME) -> float:
+def change_by_last(norm: NormConfig, width: int, batch: int | None = None, time: int = TIME) -> float:
     """In training mode, the most that another last token changes an earlier output."""
-    x = input_of(width, time=time)
+    x = input_of(width, batch=batch or sequences(norm), time=time)
     later = x.clone()
     later[:, -1] = 0.7 - 2 * later[:, -1]  # neither its size nor its mean nor its square is the same
     first, last = (module_of(norm, width).train()(y).detach() for y in (x, later))

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import torch
@@ -87,17 +88,18 @@ def shape_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
         for each in variants(norm, width):
             if getattr(each, "eps", 1) == 0 or not allowed(each, size):
                 continue  # 0 / 0 where one token has no variance, by the formula
-            module = each.build(size).train()
-            weights = {name: value.detach().double() for name, value in _numbers_of(module)}
-            for y in (x[0], x.unflatten(1, (3, 2)), x[:, :1]):
+            for y, training in product((x[0], x.unflatten(1, (3, 2)), x[:, :1]), (True, False)):
+                module = each.build(size).train(training)
+                weights = {name: value.detach().double() for name, value in _numbers_of(module)}
                 try:
-                    theirs = each.reference(y, weights)
+                    theirs = (each.reference if training else each.reference_evaluated)(y, weights)
                 except NotImplementedError:
                     return
                 ours = module(y).detach()
                 # Where the reference is 0 / 0, an eps is there to mend that.
                 error = (ours - theirs).abs().max() if theirs.isfinite().all() else 0 * ours.abs().max()
-                worst.add(float(error), f"shape {tuple(y.shape)} of {called(each)}")
+                mode = "training" if training else "evaluation"
+                worst.add(float(error), f"shape {tuple(y.shape)} of {called(each)} in {mode}")
     yield Check(of=of, check="takes any number of axes, and one channel", passed=worst.passed, seen=str(worst))
 
 

@@ -13,6 +13,8 @@ from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
 from normlab.source import file_of_plugin, registered_by_plugins
 from normlab.verify import blocks, norms, parameters, sizes
 from normlab.verify.check import Check
+from normlab.verify.contract import contract_check
+from normlab.verify.defaults import default_check, preset_check
 from normlab.verify.fingerprint import fingerprint
 from normlab.verify.identities import identities, invariance_checks
 from normlab.verify.independence import independence_check
@@ -24,8 +26,8 @@ from normlab.verify.variants import LARGE_EPS, called, others
 
 DEPTH = 5
 """Blocks, where nobody says how many: enough for a placement whose layers differ."""
-DEEPER = 8
-"""Blocks, of a second depth: what depends on it is tried twice."""
+DEEPER = (8, 40)
+"""Blocks, of other depths: what depends on the depth is tried at each."""
 MODELS = (
     {},
     {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False},
@@ -34,11 +36,18 @@ MODELS = (
 """The kinds of attention and MLP that a placement is tried with."""
 
 
-def of_run(config: RunConfig) -> Iterator[Check]:
-    """The norm, the placement and the block of one run; of norm and placement what is checked of the catalogue's."""
+def of_run(config: RunConfig, presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
+    """The norm, the placement and the block of one run; of norm and placement what is checked of the catalogue's.
+
+    Args:
+        config: The run's.
+        presets: Those of norms, of which the run's may be one.
+    """
     norm, placement, subject = config.norm, config.placement, small(config)
+    yield from default_check(norm.name)
+    yield from (preset_check(preset) for preset in presets if preset.preset == norm.preset)
     yield from of_norm(norm, subject.model.width)
-    yield from size_check(norm, f"norm {called(norm)}", sizes.of_run(config.model))
+    yield from size_check(norm, f"norm {called(norm)}", sizes.of_run(config))
     label = f"block {called(norm)}, {called(placement)}"
     yield blocks.formula_check(subject, label)
     yield blocks.causality_check(subject, label)
@@ -80,6 +89,7 @@ def of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
     for name in NORMS:
         yield from _of_norm_named(name)
     for norm in presets:
+        yield preset_check(norm)
         yield from norms.oracle_checks(norm, f"norm {norm.label}", config_of(norm, pre).model.width, alone=True)
     for placement in PLACEMENTS.values():
         yield from of_placement(placement)
@@ -89,6 +99,7 @@ def of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
 
 
 def _of_norm_named(name: str) -> Iterator[Check]:
+    yield from default_check(name)
     norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
     config = config_of(norm, PLACEMENTS["pre"])
     yield from of_norm(norm, config.model.width)
@@ -103,8 +114,10 @@ def of_norm(norm: NormConfig, width: int) -> Iterator[Check]:
     yield from parameters.start_check(norm, of, width)
     yield from parameters.kept_check(norm, of, width)
     yield from parameters.shape_check(norm, of, width)
-    yield from size_check(norm, of, sizes.longer(norm, width))
+    for size in sizes.of_norm(norm, width):
+        yield from size_check(norm, of, size)
     yield from independence_check(norm, of, width)
+    yield from contract_check(norm, of, width)
 
 
 def of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Check]:
@@ -148,7 +161,8 @@ def _formula_checks(placement: Placement, of: str, each_norm: bool) -> Iterator[
     rms, plain = NORMS["rmsnorm"](eps=LARGE_EPS), _plain(placement)  # pyright: ignore[reportCallIssue]
     for model in MODELS:
         yield blocks.formula_check(config_of(rms if "qk_norm" in model else plain, placement, depth=DEPTH, **model), of)
-    yield blocks.formula_check(config_of(plain, placement, depth=DEEPER), of)
+    for depth in DEEPER if each_norm else DEEPER[:1]:
+        yield blocks.formula_check(config_of(plain, placement, depth=depth), of)
     for field in dataclasses.fields(placement):
         for other in others(placement, field, 1) if field.name != "name" else ():
             yield blocks.formula_check(config_of(plain, other, depth=DEPTH), f"{of} {called(other)}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from normlab.config import RunConfig
 from normlab.errors import ConfigError
+from normlab.norms.base import NormConfig
 from normlab.verify.check import Check
 from normlab.verify.run import of_plugins, of_run
 
@@ -16,12 +17,13 @@ CHOICES = ("norm", "placement")
 """What a run is told by: plugins without either are verified themselves, whatever they register."""
 
 
-def checks_of(config: RunConfig, words: Sequence[str]) -> Iterator[Check]:
+def checks_of(config: RunConfig, words: Sequence[str], presets: Sequence[NormConfig]) -> Iterator[Check]:
     """The checks of a run, or of its plugins where its words name neither norm nor placement.
 
     Args:
         config: What the words make.
         words: Of the command line.
+        presets: Those of norms.
 
     Raises:
         ConfigError: A word has no effect on what is verified.
@@ -32,4 +34,4 @@ def checks_of(config: RunConfig, words: Sequence[str]) -> Iterator[Check]:
     if idle := [word for word, part in chosen.items() if part not in known]:
         add = "; name a norm or a placement, or leave it out" if only_plugins else "; leave it out"
         raise ConfigError(f"{' '.join(idle)}: has no effect on what is verified ({', '.join(known)} have){add}")
-    return of_plugins(config.plugins) if only_plugins else of_run(config)
+    return of_plugins(config.plugins) if only_plugins else of_run(config, presets)

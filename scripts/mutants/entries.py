@@ -13,6 +13,7 @@ from torch import nn
 from mutants.buffers import buffer_mutants
 from mutants.code import TABLES, code_mutants
 from mutants.mutant import Checks, Mutant
+from mutants.norms import norm_mutants
 from mutants.rows import SCHEDULES, init_mutant, row_mutants
 from normlab.init_rules import INIT_RULES
 from normlab.norms import base as norm_base
@@ -24,12 +25,14 @@ from normlab.placements.base import PLACEMENTS
 from normlab.verify import init_rules as init_rule_checks
 from normlab.verify import run
 from normlab.verify.check import Check
+from normlab.verify.defaults import default_check
 from normlab.verify.small import config_of
 
 
 def norm_checks(*names: str) -> Iterator[Check]:
     """Those of norms by their names, with a mutant in place."""
     for name in names:
+        yield from default_check(name)
         norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
         yield from run.of_norm(norm, config_of(norm, PLACEMENTS["pre"]).model.width)
 
@@ -121,6 +124,7 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
             if names and entry not in SHARED:
                 mutants += buffer_mutants(entry, _built(kind, names[0]))
                 mutants += [init_mutant(entry, name) for name in names if kind == "placements"]
+                mutants += [mutant for name in names if kind == "norms" for mutant in norm_mutants(entry, name)]
             found[entry] = mutants, SHARED.get(entry, checks)
     for row in algebra.ROWS:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,12 @@ from normlab.placements.base import load_all as load_placements
 from normlab.placements.wiring import Residual
 from normlab.verify import blocks, init_laws, norms, run
 from normlab.verify.check import Check, Worst
+from normlab.verify.defaults import DEFAULTS, PRESETS, default_check, preset_check
 from normlab.verify.identities import IDENTITIES, identities, invariance_checks
 from normlab.verify.init_rules import BELONGS, belongs_check
 from normlab.verify.signal import measure, slope
 from normlab.verify.small import config_of
+from normlab.verify.variants import LABELS, others
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -59,6 +62,35 @@ def test_the_entries_are_to_each_other_what_they_should_be() -> None:
     checks = list(identities())
     assert failed(iter(checks)) == []
     assert len(checks) == len(IDENTITIES)
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_a_default_that_is_another_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = NORMS[name]
+    fields = [field for field in dataclasses.fields(kind) if field.name not in LABELS]
+    assert failed(default_check(name)) == []
+    for field in fields:
+        other = next(others(kind(), field, 16), None)
+        if other is None:
+            continue
+        with monkeypatch.context() as patch:
+            patch.setitem(kind.__init__.__kwdefaults__, field.name, getattr(other, field.name))
+            (check,) = default_check(name)
+            assert not check.passed, field.name
+            assert f"{field.name}={getattr(other, field.name)}, not " in check.seen
+
+
+def test_the_defaults_of_every_norm_and_preset_are_told_twice() -> None:
+    ours = {name for name, kind in NORMS.items() if kind.__module__.startswith("normlab.")}
+    assert set(DEFAULTS) == ours
+    presets = norm_presets()
+    assert {preset.preset for preset in presets} == set(PRESETS)
+    assert [check for check in map(preset_check, presets) if not check.passed] == []
+    for preset in presets:
+        for field in dataclasses.fields(preset):
+            for other in others(preset, field, 16) if field.name not in LABELS else ():
+                assert not preset_check(other).passed, (preset, other)
+    assert not preset_check(dataclasses.replace(presets[0], preset="nobody_knows")).passed
 
 
 def test_few_rest_on_themselves() -> None:
@@ -129,17 +161,35 @@ BREAKS = {
     "is x times factor, in float64, in evaluation": (
         FORWARD, f"{FORWARD} if self.training else x_D",
     ),
-    "is the same at T = 40, D = 96": (
+    "is the same at B = 2, T = 40, D = 320": (
         FORWARD, f"{FORWARD} * (x_D.shape[-1] <= 32)",
     ),
-    "no output moves with a later token at T = 40, D = 96": (
+    "no output moves with a later token at B = 2, T = 40, D = 320": (
         FORWARD, f"{FORWARD} - (x_D.mean(-2, keepdim=True) if x_D.shape[-2] > 6 else 0)",
     ),
-    "is the same at T = 128, D = 128": (
+    "is the same at B = 4, T = 128, D = 128": (
         FORWARD, f"{FORWARD} * (x_D.shape[-1] != 128)",
     ),
-    "is the same at T = 128, D = 128, in evaluation": (
+    "is the same at B = 4, T = 128, D = 128, in evaluation": (
         FORWARD, f"{FORWARD} * (self.training or x_D.shape[-1] != 128)",
+    ),
+    "is the same at B = 2, T = 40, D = 320, in float32": (
+        FORWARD, f"{FORWARD} * (1.5 if x_D.dtype == torch.float32 and x_D.shape[-1] > 128 else 1)",
+    ),
+    "is the same at B = 1, T = 40, D = 16": (
+        FORWARD, f"{FORWARD} * (x_D.shape[0] > 1 or x_D.dim() < 3 or x_D.shape[1] == 1)",
+    ),
+    "takes any number of axes, and one channel, in evaluation": (
+        FORWARD, f"{FORWARD} if self.training or x_D.shape[-2] > 1 else x_D",
+    ),
+    "is the same at B = 2, T = 40, D = 320, of numbers that are larger": (
+        FORWARD, f"{FORWARD} * torch.where((x_D.abs() > 5) & (x_D.abs() < 50), 1.5, 1.0)",
+    ),
+    "trains in a pack as it does alone": (
+        FORWARD, f"{FORWARD} if x_D.abs().max().item() < 1e30 else x_D",
+    ),
+    "leaves its input as it was": (
+        FORWARD, FORWARD.replace("return", "y_D =") + "\n        x_D.detach().add_(1)\n        return y_D",
     ),
     "has a reference that does not call its module": (
         "return x_D * self.factor\n\n\n", "return self.build(x_D.shape[-1])(x_D)\n\n\n",

@@ -1,0 +1,136 @@
+"""What each norm and preset sets, written a second time: a reference takes the options as it is given them.
+
+Of a norm, every option that it has; of a preset, the norm that it is of and what it sets otherwise. With whose choice
+that is, as in `init_rules.BELONGS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from normlab.norms.base import NORMS, NormConfig
+from normlab.verify.check import Check
+from normlab.verify.variants import LABELS
+
+PLAIN = "our choice: no gain and no bias, a plain normalisation; eps small beside channels of size 1"
+TORCH = "torch's own layer, which has gain, bias and eps=1e-5"
+AFFINE = "gain=True unit_offset=False bias=True"
+GAIN = "gain=True unit_offset=False bias=False"
+BARE = "gain=False unit_offset=False bias=False"
+RUNNING = f"{AFFINE} eps=1e-05 momentum=0.1 running_var=unbiased"
+
+DEFAULTS: dict[str, tuple[str, str]] = {
+    "batchnorm": (RUNNING, f"{TORCH}, and momentum=0.1"),
+    "batchnorm_past": (RUNNING, "those of batchnorm"),
+    "batchnorm_position": (RUNNING, "those of batchnorm"),
+    "bhyt": (
+        f"{GAIN} eps=1e-06 lam=2.0 kappa=10.0 learn_lam=False",
+        "the authors' code, arXiv:2601.09719: 1 / kappa is 0.1",
+    ),
+    "crmsnorm": ("eps=1e-05", "that of the layer norm which it stands for"),
+    "derf": (f"{AFFINE} alpha=0.5 shift=True", "Chen et al. 2025, arXiv:2512.10938"),
+    "dyt": (
+        f"{AFFINE} alpha=0.5 shift=False",
+        "Zhu et al. 2025, arXiv:2503.10622: alpha=0.5 where nothing else is said",
+    ),
+    "gatednorm": (
+        f"{GAIN} eps=1e-06 rank=16 std=0.02 gate_scale=1.0",
+        "arXiv:2601.22966: rank=16; std: our choice, as GPT-2's matrices",
+    ),
+    "groupnorm": (
+        f"{AFFINE} eps=1e-05 groups=4",
+        f"{TORCH}; groups: our choice, of the 4 to 8 that language models have",
+    ),
+    "l2norm": ("eps=1e-12 radius=1.0 learn_radius=False", "nGPT, arXiv:2410.01131: length 1; eps as torch's normalize"),
+    "layernorm": (f"{AFFINE} eps=1e-05 eps_mode=inside", TORCH),
+    "minmax": (f"{BARE} eps=1e-06", PLAIN),
+    "none": ("", "there is nothing to set"),
+    "pointwise": (f"{AFFINE} alpha=0.5 shift=False function=tanh", "those of dyt"),
+    "prmsnorm": (
+        f"{GAIN} eps=1e-08 fraction=0.0625 count=floor",
+        "Zhang & Sennrich's code, arXiv:1910.07467: eps=1e-8 and 6.25 %",
+    ),
+    "rmsnorm": (
+        f"{GAIN} eps=1e-06 eps_mode=inside_ms compute=fp32 rounding=scale_then_cast",
+        "Llama's eps and mean; rounded once, as torch's",
+    ),
+    "scalenorm": (
+        "eps=1e-05 radius=None learn_radius=True",
+        "Nguyen & Salazar 2019, arXiv:1910.05895: one learned length, from sqrt(D)",
+    ),
+    "seednorm": ("eps=1e-06 alpha=1.0 unit_offset=False", "arXiv:2510.22777, as it was reported: alpha=1"),
+    "zscore": (f"{BARE} eps=1e-06 sigma=population", PLAIN),
+}
+"""Every option by norm, and whose choice it is."""
+
+SEED_CODE, SEED_FORMULA = "the code of the seed article", "the formula of the seed article"
+PRESETS: dict[str, tuple[str, str]] = {
+    "batchnorm_seed000": ("batchnorm", SEED_FORMULA),
+    "batchnorm_seed001": ("batchnorm running_var=biased", SEED_CODE),
+    "batchnorm_seed004": ("batchnorm", SEED_FORMULA),
+    "derf_gpt2": ("derf alpha=1.0", "the authors' code"),
+    "dyt_llama": ("dyt alpha=1.0 bias=False", "the authors' code"),
+    "layernorm_bert": ("layernorm eps=1e-12", "BERT's code"),
+    "layernorm_gpt2": ("layernorm", "GPT-2's code"),
+    "layernorm_nobias": ("layernorm bias=False", "Cohere's Command R, in transformers"),
+    "layernorm_olmo1": ("layernorm gain=False bias=False", "Groeneveld et al. 2024, arXiv:2402.00838"),
+    "layernorm_seed000": ("layernorm", SEED_CODE),
+    "layernorm_seed001": ("layernorm", SEED_CODE),
+    "layernorm_seed003_code": ("layernorm eps=1e-06", SEED_CODE),
+    "layernorm_seed003_formula": ("layernorm eps=1e-06 eps_mode=outside", SEED_FORMULA),
+    "layernorm_seed004": ("layernorm", SEED_FORMULA),
+    "rmsnorm_gemma": ("rmsnorm unit_offset=True", "Gemma, in transformers"),
+    "rmsnorm_llama": ("rmsnorm rounding=cast_then_scale", "Llama, in transformers"),
+    "rmsnorm_nanochat": (
+        "rmsnorm gain=False eps=1.1920928955078125e-07",
+        "nanochat: torch's rms_norm, whose eps is float32's",
+    ),
+    "rmsnorm_olmo2": ("rmsnorm eps=1e-05", "OLMo 2, in transformers"),
+    "rmsnorm_paper": ("rmsnorm eps=1e-08 eps_mode=outside_rms", "Zhang & Sennrich's code, arXiv:1910.07467"),
+    "rmsnorm_qwen3": ("rmsnorm rounding=cast_then_scale", "Qwen3, in transformers"),
+    "rmsnorm_qwen3_next": ("rmsnorm unit_offset=True", "Qwen3-Next, in transformers"),
+    "rmsnorm_seed000": ("rmsnorm eps_mode=outside_rms", SEED_CODE),
+    "rmsnorm_seed003_code": ("rmsnorm", SEED_CODE),
+    "rmsnorm_seed003_formula": ("rmsnorm gain=False eps_mode=inside_sum", SEED_FORMULA),
+    "rmsnorm_seed004": ("rmsnorm", SEED_CODE),
+    "rmsnorm_simple": ("rmsnorm gain=False", "TransNormerLLM, arXiv:2307.14995"),
+    "rmsnorm_torch": ("rmsnorm eps=1.1920928955078125e-07", "torch.nn.RMSNorm, whose eps is float32's"),
+    "zscore_annotated": ("zscore gain=True bias=True sigma=sample", "The Annotated Transformer's code"),
+}
+"""The norm of each preset and what it sets otherwise, and whose choice it is."""
+
+
+def default_check(name: str) -> Iterator[Check]:
+    """A norm of the package is by default what the table has for it; of a plugin's there is no other word."""
+    if name not in DEFAULTS:
+        return
+    told, why = DEFAULTS[name]
+    options = NORMS[name]()  # pyright: ignore[reportCallIssue]
+    yield _check(f"norm {name}", "has the defaults of its source", _set(options), _words(told), why)
+
+
+def preset_check(preset: NormConfig) -> Check:
+    """A preset sets what the table has for it, and leaves all else as its norm has it."""
+    of = f"norm {preset.preset}"
+    if preset.preset not in PRESETS:
+        return Check(of=of, check="is in the table of presets", passed=False, seen="it is not")
+    told, why = PRESETS[preset.preset]
+    name, *words = told.split()
+    found = {"norm": preset.name} | _set(preset)
+    return _check(of, f"is {told}", found, {"norm": name} | _words(DEFAULTS[name][0]) | _words(" ".join(words)), why)
+
+
+def _check(of: str, check: str, found: dict[str, str], expected: dict[str, str], why: str) -> Check:
+    differs = [word for word in expected | found if found.get(word) != expected.get(word)]
+    seen = ", ".join(f"{word}={found.get(word)}, not {expected.get(word)}" for word in differs)
+    return Check(of=of, check=check, passed=not differs, seen=f"{seen} ({why})" if differs else why)
+
+
+def _set(options: NormConfig) -> dict[str, str]:
+    names = [field.name for field in dataclasses.fields(options) if field.name not in LABELS]
+    return {name: str(getattr(options, name)) for name in names}
+
+
+def _words(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in text.split())

@@ -94,8 +94,10 @@ def options() -> list[Entry]:
 def sweep() -> list[Entry]:
     """Every option of a sweep, by its dotted word."""
     known = _classes("sweep/options.py")
+    own, of_slurm = (_entry(known[kind], known)["options"] for kind in ("SweepOptions", "SlurmOptions"))
     return [
-        option | {"option": f"sweep.{option['option']}"} for option in _entry(known["SweepOptions"], known)["options"]
+        *(option | {"option": f"sweep.{option['option']}"} for option in own if option["option"] != "slurm"),
+        *(option | {"option": f"sweep.slurm.{option['option']}"} for option in of_slurm),
     ]
 
 

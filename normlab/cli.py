@@ -251,12 +251,13 @@ def sweep(
     from normlab.launch import compose_sweep
     from normlab.report.render import render
     from normlab.sweep import auto, show
-    from normlab.sweep.local import supervise
     from normlab.sweep.plan import make_plan
     from normlab.sweep.progress import Progress
+    from normlab.sweep.supervisor import supervise
 
     options, asked = compose_sweep(words or [], _progress_line)
-    decide = None if dry_run else partial(auto.decide, jobs=options.jobs)
+    # Only where the runs will run is there anything to try.
+    decide = partial(auto.decide, jobs=options.jobs or 1) if options.on == "local" and not dry_run else None
     planned = make_plan(options, asked, _progress_line, decide=decide)
     for doubt in planned.doubts:
         typer.echo(f"normlab: {doubt}", err=True)

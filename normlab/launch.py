@@ -137,7 +137,7 @@ def compose_sweep(
         found: list[tuple[list[str], RunConfig]] = []
         for job, config in _composed(jobs):
             tell(f"composing: {len(found) + 1} of {len(jobs)} runs")
-            _check_machine(config)
+            _check_machine(config, options)
             found.append(([word for word in job if word.partition("=")[0] in varied], config))
     tell("")
     return options, found
@@ -155,6 +155,8 @@ def _sweep_options(words: Sequence[str]) -> SweepOptions:
         options = OmegaConf.to_object(cfg.sweep)
     assert isinstance(options, SweepOptions)
     options.validate()
+    if options.on != "slurm" and (idle := next((word for word in words if "sweep.slurm." in word.split("=")[0]), None)):
+        raise ConfigError(f"{idle}: has no effect with sweep.on={options.on}; leave it out, or say sweep.on=slurm")
     return options
 
 
@@ -294,16 +296,28 @@ def _check_all(args: Any, overrides: Sequence[str]) -> None:
             _check_machine(config)
 
 
-def _check_machine(config: RunConfig) -> None:
-    """Refuse what the machine cannot do: a device or a text that it lacks, more memory than it has."""
+def _check_machine(config: RunConfig, options: SweepOptions | None = None) -> None:
+    """Refuse what the machine cannot do: a device or a text that it lacks, more memory than it has.
+
+    Under Slurm it is another machine, of which is known what the sweep asks for.
+    """
     import torch
 
     from normlab.data.sources import find_sources
     from normlab.train.resolve import resolve
 
-    resolved = resolve(config)
+    slurm = options.slurm if options is not None and options.on == "slurm" else None
+    if slurm is not None and config.device == ("cpu" if slurm.gpus else "cuda"):
+        raise ConfigError(
+            f"device={config.device}: each task would have {slurm.gpus or 'no'} GPU; say "
+            f"sweep.slurm.gpus={1 - slurm.gpus}, or another device"
+        )
+    resolved = resolve(config, None if slurm is None else slurm.gpus > 0)
     size = 4 if resolved.precision == "fp32" else 2
-    if resolved.device == "cuda":
+    if slurm is not None:
+        if resolved.device == "cpu":
+            memory.check(config, int(slurm.memory_gb * 2**30), "a task (sweep.slurm.memory_gb)", size)
+    elif resolved.device == "cuda":
         memory.check(config, torch.cuda.mem_get_info()[1], "the GPU", size)
     else:
         memory.check(config, memory.of_machine(), "this machine", size)

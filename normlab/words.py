@@ -23,7 +23,7 @@ from normlab.norms.base import NORMS
 from normlab.options import leaves
 from normlab.paths import config_dir
 from normlab.placements.base import PLACEMENTS
-from normlab.sweep.options import SweepOptions
+from normlab.sweep.options import SlurmOptions, SweepOptions
 
 GROUPS: dict[str, Mapping[str, Any]] = {
     "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS,
@@ -148,6 +148,7 @@ def _options_of_type(pattern: str) -> set[str]:
 def _parts() -> Iterable[tuple[str, Any]]:
     """Every dataclass that can stand in a run's config, by where; and how a sweep is run."""
     yield "sweep", SweepOptions
+    yield "sweep.slurm", SlurmOptions
     for field in dataclasses.fields(RunConfig):
         if dataclasses.is_dataclass(field.default_factory):
             yield field.name, field.default_factory

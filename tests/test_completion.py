@@ -58,6 +58,8 @@ def candidates(line: str) -> list[str]:
         ("normlab sweep norm=rmsnorm,layernorm_g", ["norm=rmsnorm,layernorm_gpt2"]),
         ("normlab sweep norm=rmsnorm sweep.ti", ["sweep.timeout_minutes="]),
         ("normlab sweep sweep.on=l", ["sweep.on=local"]),
+        ("normlab sweep sweep.slurm.pa", ["sweep.slurm.partition="]),
+        ("normlab sweep sweep.slurm.cluster=s", ["sweep.slurm.cluster=slurm"]),
         ("normlab sweep norm=rmsnorm --re", ["--retry-failed"]),
         ("normlab list pl", ["placements"]),
         ("normlab list ini", ["init"]),

@@ -14,7 +14,7 @@ from typing import Any
 from normlab.errors import StoreError
 from normlab.parsing import from_json
 from normlab.store.files import refusal
-from normlab.store.schema import PLAN_FILE, RECORD_VERSION, RUN_FILE, SEAL, STATUS_FILE, decode, is_sealed
+from normlab.store.schema import PLAN_FILE, QUEUE_FILE, RECORD_VERSION, RUN_FILE, SEAL, STATUS_FILE, decode, is_sealed
 
 MENDING = {
     RUN_FILE: "put back a copy, or delete the run's folder and run it again",
@@ -23,6 +23,7 @@ MENDING = {
         "where there is none, run.fresh=true starts another run beside this one"
     ),
     PLAN_FILE: "delete this one file and start the same `normlab sweep` again: its finished runs are used",
+    QUEUE_FILE: "see with `squeue` that none of the sweep's tasks is left, then delete this one file",
 }
 """What to do where a file of a run or a sweep is damaged."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from normlab.config import RunConfig, canonical_hash
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.plans import Job, Pack, Plan, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
@@ -39,9 +39,14 @@ class Planned:
 
 
 class Identities:
-    """The run ids of configs; each distinct corpus is opened once."""
+    """The run ids of configs; each distinct corpus is opened once.
 
-    def __init__(self) -> None:
+    Args:
+        has_gpu: As `resolve` takes it.
+    """
+
+    def __init__(self, has_gpu: bool | None = None) -> None:
+        self._has_gpu = has_gpu
         self._corpora: dict[str, Corpus] = {}
 
     def run_id(self, config: RunConfig) -> str:
@@ -54,7 +59,7 @@ class Identities:
         key = canonical_hash(text)
         if key not in self._corpora:
             self._corpora[key] = open_corpus(config.data)
-        return describe(config, resolve(config), self._corpora[key])["run_id"]
+        return describe(config, resolve(config, self._has_gpu), self._corpora[key])["run_id"]
 
 
 def make_plan(
@@ -78,7 +83,7 @@ def make_plan(
         DataError, StoreError: A corpus is not there; a run or a plan that is there cannot be read.
     """
     _refuse_what_no_sweep_has([config for _, config in asked])
-    identities, doubts = Identities(), dict[str, None]()
+    identities, doubts = Identities(options.has_gpu), dict[str, None]()
     jobs: dict[str, Job] = {}
     configs: list[RunConfig] = []
     for number, (words, config) in enumerate(asked, 1):
@@ -137,6 +142,14 @@ def has_ended(run: RunFolder) -> bool:
         StoreError: Its status cannot be read.
     """
     return run.exists() and run.status()["state"] in (FINISHED, DIVERGED)
+
+
+def is_done(folder: Path, jobs: Sequence[Job]) -> bool:
+    """Whether nothing is left to train of a pack's runs, as far as their records can be read."""
+    try:
+        return all(has_ended(run_of(folder, job)) for job in jobs)
+    except StoreError:
+        return False  # a damaged record is named by the process that is to go on with it
 
 
 def tokens_of(job: Job) -> int:

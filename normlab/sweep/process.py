@@ -12,8 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from normlab.store.files import refusal
-from normlab.store.plans import Pack, Plan, log_of, run_of
+from normlab.store.plans import HUNG, INTERRUPTED, Pack, Plan, log_of, run_of
 from normlab.store.schema import METRICS_FILE
+
+LOOK_EVERY_S = 0.1
+"""Seconds between two looks at a process."""
+PATIENCE_S = 30.0
+"""How long a run that is asked to stop may take to its checkpoint."""
+PATIENCE_WITH_HUNG_S = 5.0
+"""As much for one that has shown no sign of life."""
 
 
 class Worker:
@@ -81,7 +88,15 @@ class Worker:
             self._seen, self._seen_at = seen, time.monotonic()
         return time.monotonic() - self._seen_at
 
-    def stop(self, cause: str, patience: float, why: str = "") -> None:
+    def mind(self, timeout_minutes: float) -> None:
+        """Look after what runs: it is ended where it has been silent for too long, or asked to stop and did not."""
+        self.insist()
+        if self.told is None and (silent := self.silent_for()) > 60 * timeout_minutes:
+            allowed = f"{timeout_minutes:.3g} minutes"
+            why = f"no sign of life for {silent:.0f} s, of {allowed} that it may take"
+            self.stop(HUNG, PATIENCE_WITH_HUNG_S, why)
+
+    def stop(self, cause: str = INTERRUPTED, patience: float = PATIENCE_S, why: str = "") -> None:
         """Ask it to write a checkpoint and stop; once `patience` seconds are over `insist` kills it."""
         if self.told is None:
             self.told, self.why = cause, why

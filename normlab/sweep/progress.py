@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from normlab.store.plans import FAILURES, FINISHED, End, Pack, Plan
-from normlab.sweep.process import Worker
 from normlab.sweep.standing import Standing, standing
 from normlab.tracking.console import Unbreakable, clock
 
@@ -65,12 +64,12 @@ class Progress:
         elif waiting:
             self.say(self._counts())
 
-    def started(self, worker: Worker) -> None:
+    def started(self, pack: Pack) -> None:
         """Note that a pack runs."""
-        number = worker.pack.number
+        number = pack.number
         self._state[number] = RUNNING
         self._started[number] = time.monotonic()
-        self._look_at(worker.pack)
+        self._look_at(pack)
         self._share_at_start[number] = self._seen[number].share
 
     def ended(self, pack: Pack, end: End, halves: Sequence[Pack]) -> None:

@@ -93,7 +93,14 @@ def be_the_first_to_go() -> None:
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
+def _leave_notices_to_the_parent() -> None:
+    """What Slurm announces by these it may announce to every process; whoever started this one asks for the stop."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 if __name__ == "__main__":
+    _leave_notices_to_the_parent()
     threading.Thread(target=_stop_with_the_parent, name="normlab parent", daemon=True).start()
     be_the_first_to_go()
     sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

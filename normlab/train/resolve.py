@@ -50,13 +50,19 @@ class Resolved:
         return lambda: torch.autocast(device, dtype=torch.bfloat16)
 
 
-def resolve(config: RunConfig) -> Resolved:
-    """Decide device, precision, compile and determinism for a config on this machine.
+def resolve(config: RunConfig, has_gpu: bool | None = None) -> Resolved:
+    """Decide device, precision, compile and determinism for a config on this machine, or on another.
+
+    Args:
+        config: The run's.
+        has_gpu: Whether the machine that is to train has a GPU; None asks this one.
 
     Raises:
-        ConfigError: A GPU or a compiler was asked for that is not there.
+        ConfigError: A GPU or a compiler was asked for that is not there; or another machine's GPU would have to be
+            asked.
     """
-    has_gpu = torch.cuda.is_available()
+    is_here = torch.cuda.is_available()
+    has_gpu = is_here if has_gpu is None else has_gpu
     device = ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not has_gpu:
         raise ConfigError(
@@ -65,6 +71,11 @@ def resolve(config: RunConfig) -> Resolved:
     on_gpu = device == "cuda"
     precision, compiled = config.precision, config.compile
     if precision == "auto":
+        if on_gpu and not is_here:
+            raise ConfigError(
+                "precision=auto: is for the GPU to say, and there is none here to be asked; give precision=bf16, or "
+                "fp32 where it is older than Ampere"
+            )
         precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if compiled == "auto":
         compiled = "on" if on_gpu else "off"
@@ -79,7 +90,7 @@ def resolve(config: RunConfig) -> Resolved:
         compile=compiled,
         deterministic=(not on_gpu) if config.deterministic is None else config.deterministic,
         init=config.init_rule,
-        device_name=torch.cuda.get_device_name() if on_gpu else "cpu",
+        device_name=torch.cuda.get_device_name() if on_gpu and is_here else device,
         threads=torch.get_num_threads(),
         instructions=torch.backends.cpu.get_cpu_capability(),
     )

@@ -20,11 +20,12 @@ from normlab.launch import compose_sweep
 from normlab.store.lock import hold
 from normlab.store.plans import End, Pack, Plan, lock_of, read_ends, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.sweep import local
+from normlab.sweep import local, supervisor
 from normlab.sweep.ends import end_of
-from normlab.sweep.local import Outcome, supervise
 from normlab.sweep.options import SweepOptions
 from normlab.sweep.plan import make_plan
+from normlab.sweep.process import Worker
+from normlab.sweep.supervisor import Outcome, supervise
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -204,8 +205,8 @@ class Silent:
     def begin(self, plan: Plan, waiting: Sequence[Pack], done: int, failed: Sequence[End]) -> None:
         self.told.append(("begin", [pack.number for pack in waiting], done, [end.pack for end in failed]))
 
-    def started(self, worker: Any) -> None:
-        self.told.append(("started", worker.pack.number))
+    def started(self, pack: Pack) -> None:
+        self.told.append(("started", pack.number))
 
     def ended(self, pack: Pack, end: End, halves: Sequence[Pack]) -> None:
         self.told.append((end.cause, pack.number, [half.number for half in halves]))
@@ -262,7 +263,9 @@ class Pretender:
     def system_was_short_of_memory(self) -> bool:
         return False
 
-    def stop(self, cause: str, patience: float, why: str = "") -> None:
+    mind = Worker.mind
+
+    def stop(self, cause: str = "interrupted", patience: float = 0, why: str = "") -> None:
         self.told, self.why = self.told or cause, why
 
     def insist(self) -> None: ...
@@ -279,7 +282,7 @@ class Pretender:
 def pretend(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> Callable[..., tuple[Outcome, list[Any], Path]]:
     """Supervise a sweep over seeds whose processes pretend."""
     monkeypatch.setattr(local, "Worker", Pretender)
-    monkeypatch.setattr(local, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(supervisor, "LOOK_EVERY_S", 0.001)
     monkeypatch.setattr(Pretender, "running", 0)
     monkeypatch.setattr(Pretender, "most_at_once", 0)
 

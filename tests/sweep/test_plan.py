@@ -126,11 +126,11 @@ def test_a_name_that_holds_other_jobs_is_refused(plan: Callable[..., Planned]) -
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("sweep.nam=x", ["sweep.nam=x", "jobs, name, on, pack, timeout_minutes", "did you mean 'name'?"]),
+        ("sweep.nam=x", ["sweep.nam=x", "jobs, name, on, pack, slurm, timeout_minutes", "did you mean 'name'?"]),
         ("sweep.pack=of", ["sweep.pack=of", "auto, off", "did you mean 'off'?"]),
         ("sweep.pack=0", ["sweep.pack=0", "auto, off"]),
         ("sweep.pack=2,3", ["sweep.pack", "more than one value"]),
-        ("sweep.on=slurm", ["sweep.on=slurm", "local"]),
+        ("sweep.on=slrm", ["sweep.on=slrm", "local, slurm", "did you mean 'slurm'?"]),
         ("sweep.jobs=0", ["sweep.jobs=0", "at least 1"]),
         ("sweep.jobs=many", ["sweep.jobs=many", "whole number"]),
         ("sweep.timeout_minutes=0", ["sweep.timeout_minutes=0", "greater than 0"]),

@@ -6,7 +6,6 @@ import io
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,10 +38,6 @@ def write(folder: Path, job: Job, state: str, step: int, **more: Any) -> None:
         run.append([{"kind": "train", "step": step - 1, "loss": 1.0}, {"kind": "pace", "step": step}])
 
 
-def worker_of(pack: Pack) -> Any:
-    return SimpleNamespace(pack=pack)
-
-
 def test_how_far_a_pack_is(folder: Path, jobs: list[Job]) -> None:
     assert standing(folder, jobs[:4]).step == 0
     write(folder, jobs[0], "running", 100)
@@ -70,7 +65,7 @@ def test_plain_lines(
     shown.begin(plan, packs[:3], 0, [End(4, RAISED, "ValueError: no", 1, 1.0, 1.0)])
     assert capsys.readouterr().err == "normlab: 4 packs: 1 failed, 3 waiting\n"
     for pack in packs[:2]:
-        shown.started(worker_of(pack))
+        shown.started(pack)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
     for number in (1, 2, 3):
         write(folder, jobs[number], "diverged" if number == 2 else "running", 250)
@@ -103,7 +98,7 @@ def test_a_table_on_a_terminal(folder: Path, jobs: list[Job], monkeypatch: pytes
     packs = [Pack(number + 1, [number]) for number in range(40)]
     shown = Progress(folder)
     shown.begin(Plan("x", "off", jobs, packs), packs, 0, [])
-    shown.started(worker_of(packs[6]))
+    shown.started(packs[6])
     write(folder, jobs[6], "running", 125)
     write(folder, jobs[7], "diverged", 60)
     shown.ended(packs[7], End(8, FINISHED, "", 0, 1.0, 1.0), [])

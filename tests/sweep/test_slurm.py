@@ -1,0 +1,391 @@
+"""Slurm: submitit's own processes in its place, and programs that answer as Slurm's do."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kill_and_resume import differences
+
+from normlab.errors import ConfigError, StoreError
+from normlab.launch import compose_sweep
+from normlab.store.plans import End, Pack, Plan, read_ends, read_plan, run_of, sweep_folder
+from normlab.store.queue import Handed, read_queue, write_end, write_queue
+from normlab.store.runs import RunFolder
+from normlab.sweep import slurm, supervisor
+from normlab.sweep.plan import make_plan
+from normlab.sweep.supervisor import Outcome, supervise
+
+Command = Callable[..., tuple[int, str, str]]
+HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1"]
+"""In submitit's processes on this machine."""
+
+
+class Silent:
+    """A watcher that notes what it is told, and does something at each look."""
+
+    def __init__(self, act: Callable[[], None] = lambda: None) -> None:
+        self.told: list[Any] = []
+        self.look = act
+
+    def begin(self, plan: Plan, waiting: Sequence[Pack], done: int, failed: Sequence[End]) -> None:
+        self.told.append(("begin", [pack.number for pack in waiting], done, [end.pack for end in failed]))
+
+    def started(self, pack: Pack) -> None:
+        self.told.append(("started", pack.number))
+
+    def ended(self, pack: Pack, end: End, halves: Sequence[Pack]) -> None:
+        self.told.append((end.cause, pack.number, [half.number for half in halves]))
+
+    def say(self, line: str) -> None:
+        self.told.append(line)
+
+    def finish(self) -> None:
+        self.told.append("finish")
+
+
+def run_sweep(words: Sequence[str], act: Callable[[], None] = lambda: None) -> tuple[Outcome, list[Any], Path]:
+    options, asked = compose_sweep(words)
+    planned, watcher = make_plan(options, asked), Silent(act)
+    return supervise(planned.folder, planned.plan, options, watcher), watcher.told, planned.folder
+
+
+# With submitit's own processes.
+
+
+@pytest.mark.parametrize("pack", ["off", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_sweep_of_four_of_which_one_is_preempted_is_the_undisturbed_one(
+    words: list[str], tmp_path: Path, pack: str
+) -> None:
+    """It is queued again, goes on from the step that all its runs hold, and ends bit for bit as it would have."""
+    grid = [*words, "seed=range(4)", f"sweep.pack={pack}", "sweep.name=x", "train.steps=300", "deterministic=true"]
+    whole, _, folder = run_sweep([*grid, f"results_dir={tmp_path / 'whole'}", "sweep.jobs=2"])
+    reference = [run_of(folder, job) for job in whole.plan.jobs]
+    members = [index for one in whole.plan.packs for index in one.jobs if 1 in one.jobs]
+    packs = len(whole.plan.packs)
+    folder = sweep_folder(tmp_path / "results", "x")
+    tasks: list[int] = []
+    steps: set[int] = set()
+
+    def preempt() -> None:
+        """As Slurm would, once some steps are taken: the signal goes to the task."""
+        runs = [runs_of(folder)[index] for index in members]
+        if not tasks and all(run.exists() and run.size() > 5_000 for run in runs):
+            number = next(one.number for one in read_plan(folder).packs if 1 in one.jobs)
+            tasks.extend(children_of(int(read_queue(folder)[number].job)))
+            os.kill(tasks[0], signal.SIGUSR2)
+        if tasks:
+            steps.update(run.status()["checkpoint"] for run in runs if run.status()["state"] == "interrupted")
+
+    outcome, told, folder = run_sweep([*grid, *HERE], preempt)
+    assert outcome.code == 0
+    (step,) = steps
+    assert 0 < step < 300
+    assert [end.cause for end in read_ends(folder)] == ["finished"] * packs
+    assert sorted(one[1] for one in told if one[0] == "started") == list(range(1, packs + 1))
+    logs = [log.read_text() for log in (folder / "slurm").glob("*_log.out")]
+    assert sorted(log.count("Starting with") for log in logs) == [1] * (packs - 1) + [2]
+    assert sum("this job is preempted" in log and "Requeued job" in log for log in logs) == 1
+    for run, job in zip(reference, outcome.plan.jobs, strict=True):
+        assert differences(run.path, run_of(folder, job).path) == []
+    assert read_queue(folder) == {}
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_whoever_watches_may_go_and_come_back(words: list[str], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Ctrl-C leaves what was handed over; the same command watches it, and hands over nothing twice."""
+    grid = [*words, *HERE, "seed=0,1", "sweep.name=x", "stats=off"]
+    grid += ["train.steps=1000000", "train.log_every=1", "eval.every=0"]
+    folder = sweep_folder(tmp_path / "results", "x")
+    command = [sys.executable, "-m", "normlab", "sweep", *grid]
+    told_to = tmp_path / "told"
+    with told_to.open("w") as log:  # no pipe: what goes on holds what it was given
+        first = subprocess.Popen(command, stdout=log, stderr=log)
+    wait_for(lambda: len(read_queue(folder)) == 2)
+    jobs = [int(handed.job) for handed in read_queue(folder).values()]
+    request.addfinalizer(lambda: end_all(jobs))
+    wait_for(lambda: all(run.size() > 5_000 for run in runs_of(folder)))
+    first.send_signal(signal.SIGINT)
+    code, text = first.wait(timeout=60), told_to.read_text()
+    assert code == 130, text
+    queue = read_queue(folder)
+    assert "2 packs go on in Slurm; the same command watches them again, `kill " in text
+    assert queue[1].job in text
+    assert "2 left to train" in text
+    with pytest.raises(StoreError, match=r"sweep x: 2 of its packs are in Slurm's hands; sweep.on=slurm watches them"):
+        run_sweep([word for word in grid if "sweep.slurm" not in word and "sweep.on" not in word])
+
+    before = [run.rows("train").rows[-1]["step"] for run in runs_of(folder)]
+    outcome, told, _ = run_sweep(grid, lambda: end_all(jobs))
+    assert outcome.code == 0
+    assert told[0] == ("begin", [1, 2], 0, [])
+    assert sorted((end.pack, end.cause) for end in read_ends(folder)) == [(1, "interrupted"), (2, "interrupted")]
+    assert all(run.status()["checkpoint"] >= step for run, step in zip(runs_of(folder), before, strict=True))
+    assert len(list((folder / "slurm").glob("*_submitted.pkl"))) == 2
+    assert read_queue(folder) == {}
+
+
+def end_all(jobs: list[int]) -> None:
+    """As was told, once."""
+    while jobs:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(jobs.pop(), signal.SIGTERM)
+
+
+def runs_of(folder: Path) -> list[RunFolder]:
+    return [run_of(folder, job) for job in read_plan(folder).jobs]
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 180) -> None:
+    since = time.monotonic()
+    while not holds():
+        assert time.monotonic() - since < seconds
+        time.sleep(0.2)
+
+
+# With programs that pretend to be Slurm's.
+
+
+@dataclass
+class Cluster:
+    """What sbatch was given, and what sacct is to say."""
+
+    folder: Path
+
+    @property
+    def scripts(self) -> list[str]:
+        return [path.read_text() for path in sorted(self.folder.glob("job_*.sh"))]
+
+    def says(self, **states: str) -> None:
+        """The states of tasks, named t12_0 for task 0 of array 12."""
+        lines = ["JobID|State|NodeList", *(f"{task.removeprefix('t')}|{state}|n1" for task, state in states.items())]
+        (self.folder / "sacct.txt").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    from submitit import SlurmJob
+
+    place = tmp_path / "bin"
+    place.mkdir()
+    programs = {
+        "sbatch": f'[ -e {place}/refuse ] && {{ echo "sbatch: error: invalid partition" >&2; exit 1; }}\n'
+        f'n=$(ls {place}/job_*.sh 2>/dev/null | wc -l); cp "$1" {place}/job_$n.sh\n'
+        'echo "Submitted batch job $((n + 12))"',
+        "srun": "exit 1",
+        "sacct": f"cat {place}/sacct.txt",
+    }
+    for name, lines in programs.items():
+        (place / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (place / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    monkeypatch.setattr(supervisor, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(slurm, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(SlurmJob.watcher, "_delay_s", 0)
+    SlurmJob.watcher.clear()
+    cluster = Cluster(place)
+    cluster.says()
+    yield cluster
+    SlurmJob.watcher.clear()
+
+
+THERE = ["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.name=x"]
+
+
+def finish(folder: Path, number: int) -> None:
+    """What the task of a pack would do: its runs finish, it says so, and submitit keeps its result."""
+    plan = read_plan(folder)
+    for job in plan.members(plan.pack_of(number)):
+        run = RunFolder.create(run_of(folder, job).path, {"run_id": job.run_id})
+        run.write_status({"state": "finished"})
+    write_end(folder, End(number, "finished", "", 0, 1.0, time.time()))
+    (folder / "slurm" / f"{read_queue(folder)[number].job}_0_result.pkl").touch()
+
+
+def test_what_slurm_is_asked_for(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
+    folder = sweep_folder(tmp_path / "results", "x")
+    asked = ["partition=short,long", "account=lab", "time_minutes=90", "gpus=1", "gpu_type=a100", "cpus=7"]
+    asked += ["memory_gb=12.5", "extra=[qos=high,exclusive]"]
+    grid = [word for word in words if not word.startswith("device=")]
+    grid += [*THERE, "sweep.slurm.gpus=1", "device=cuda", "precision=bf16", "seed=range(3)", "sweep.jobs=2"]
+    asked[0] = "partition='short,long'"
+
+    def finish_all() -> None:
+        for number in read_queue(folder):
+            finish(folder, number)
+
+    outcome, told, _ = run_sweep([*grid, *(f"sweep.slurm.{word}" for word in asked)], finish_all)
+    assert outcome.code == 0
+    assert [one[:2] for one in told[1:-1]] == [("finished", 1), ("finished", 2), ("finished", 3)]
+    (script,) = cluster.scripts
+    lines = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
+    assert lines >= {
+        "array=0-2%2", "partition=short,long", "account=lab", "time=90", "gpus-per-node=a100:1", "cpus-per-task=7",
+        "mem=12800MB", "qos=high", "exclusive", "signal=USR2@120", "job-name=x", "nodes=1", "ntasks-per-node=1",
+    }  # fmt: skip
+    assert "gres" not in script
+
+
+def test_what_slurm_says_of_tasks_that_cannot_speak(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
+    """Want of memory halves the pack, into an array of its own; what was cancelled goes on when it is asked to."""
+    grid = [*words, *THERE, "seed=range(4)", "optim=adamw", "sweep.pack=2", "norm=layernorm,rmsnorm"]
+    folder = sweep_folder(tmp_path / "results", "x")
+
+    def act() -> None:
+        queue = read_queue(folder)
+        if set(queue) >= {1, 2, 3, 4}:
+            finish(folder, 1)
+            cluster.says(t12_1="OUT_OF_MEMORY", t12_2="CANCELLED by 1000", t12_3="NODE_FAIL")
+        for number in {5, 6} & set(queue):
+            finish(folder, number)
+
+    outcome, told, _ = run_sweep(grid, act)
+    assert [one for one in told if isinstance(one, tuple) and one[0] != "begin"] == [
+        ("finished", 1, []), ("memory", 2, [5, 6]), ("interrupted", 3, []), ("killed", 4, []),
+        ("finished", 5, []), ("finished", 6, []),
+    ]  # fmt: skip
+    assert {number: end.detail for number, end in outcome.failed.items()} == {4: "Slurm says NODE_FAIL"}
+    assert len(cluster.scripts) == 2
+    assert "--array=0-1%2" in cluster.scripts[1]
+    # Again: what failed waits, what was cancelled is handed over.
+    outcome, told, _ = run_sweep(grid, lambda: [finish(folder, number) for number in read_queue(folder)] and None)
+    assert told[0] == ("begin", [3], 3, [4])
+    assert ("finished", 3, []) in told
+    assert outcome.code == 1
+    assert len(cluster.scripts) == 3
+
+
+def test_what_ended_while_nobody_looked(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
+    grid = [*words, *THERE, "seed=range(3)", "sweep.pack=1"]
+    folder = sweep_folder(tmp_path / "results", "x")
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    outcome, told, _ = run_sweep(grid, interrupt)
+    assert outcome.code == 130
+    assert "3 packs go on in Slurm; the same command watches them again, `scancel 12` ends them" in told[1]
+    assert read_queue(folder) == {1: Handed("slurm", "12_0"), 2: Handed("slurm", "12_1"), 3: Handed("slurm", "12_2")}
+    finish(folder, 1)
+    cluster.says(t12_1="RUNNING", t12_2="TIMEOUT")
+    state = iter(["RUNNING", "COMPLETED"])
+
+    def go_on() -> None:
+        if next(state, "") == "COMPLETED":
+            for number in read_queue(folder):
+                finish(folder, number)
+
+    outcome, told, _ = run_sweep(grid, go_on)
+    assert outcome.code == 0
+    assert told[0] == ("begin", [2, 3], 1, [])
+    assert [end.cause for end in read_ends(folder)] == ["finished", "interrupted", "finished", "finished"]
+    assert len(cluster.scripts) == 2, "the second one was not handed over again"
+
+
+def test_the_sweep_goes_on_here_once_slurm_has_nothing_of_it(
+    words: list[str], tmp_path: Path, cluster: Cluster, run_command: Command
+) -> None:
+    grid = [*words, *THERE, "seed=0"]
+    run_sweep(grid, lambda: os.kill(os.getpid(), signal.SIGINT))
+    here = [word for word in grid if not word.startswith(("sweep.on", "sweep.slurm"))]
+    code, _, err = run_command("sweep", *here)
+    assert code == 2
+    assert "1 of its packs are in Slurm's hands" in err
+    assert "`scancel 12` ends them" in err
+    cluster.says(t12="CANCELLED by 1000")
+    code, out, err = run_command("sweep", *here)
+    assert code == 0, err
+    assert "1 finished" in out
+    folder = sweep_folder(tmp_path / "results", "x")
+    assert [end.cause for end in read_ends(folder)] == ["interrupted", "finished"]
+
+
+def test_a_refusal_of_slurms(words: list[str], tmp_path: Path, cluster: Cluster, run_command: Command) -> None:
+    (cluster.folder / "refuse").touch()
+    code, _, err = run_command("sweep", *words, *THERE, "seed=0,1")
+    assert code == 2
+    assert "Slurm did not take the job (sbatch: error: invalid partition); mend the words after sweep.slurm." in err
+    assert read_queue(sweep_folder(tmp_path / "results", "x")) == {}
+
+
+# What is refused.
+
+
+def test_without_submitit_or_slurm(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, _, err = run_command("sweep", *words, *THERE)
+    assert code == 2
+    assert "there is no Slurm here (neither sbatch nor srun)" in err
+    assert not (tmp_path / "results").exists()
+    imported = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.startswith("submitit"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return imported(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    code, _, err = run_command("sweep", *words, *THERE)
+    assert code == 2
+    assert "needs submitit, which is not installed; pip install submitit" in err
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sweep.slurm.cpus=4"], r"sweep.slurm.cpus=4: has no effect with sweep.on=local"),
+        (["sweep.on=slurm", "device=cpu"], r"device=cpu: each task would have 1 GPU; say sweep.slurm.gpus=0"),
+        (["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"], r"device=cuda: each task would have no GPU"),
+        (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.gpu_type=a100"], r"gpu_type=a100: has no effect"),
+        (["sweep.on=slurm", "sweep.slurm.extra=[--qos=high]"], r"extra=--qos=high: is no option of sbatch's"),
+        (["sweep.on=slurm", "sweep.slurm.extra=[time=3]"], r"extra=time=3: time is set by the sweep"),
+        (["sweep.on=slurm", "sweep.slurm.time_minutes=1"], r"sweep.slurm.time_minutes=1: must be at least 5"),
+        (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.memory_gb=0.001"], r"a task \(sweep.slurm.memory_gb\)"),
+        (["sweep.on=slurm", "sweep.slurm.partitoin=x"], r"partitoin.*did you mean"),
+        (["sweep.on=slurms"], r"sweep.on=slurms: choose one of local, slurm \(did you mean 'slurm'\?\)"),
+    ],
+)
+def test_words_without_sense(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        compose_sweep(words)
+
+
+def test_a_gpu_that_is_elsewhere_is_not_asked(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """On a login node without one: what auto means there is known from the words, or is to be said."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    grid = [*(word for word in words if not word.startswith("device=")), "sweep.on=slurm"]
+    with pytest.raises(ConfigError, match=r"precision=auto: is for the GPU to say, and there is none here"):
+        make_plan(*compose_sweep(grid))
+    planned = make_plan(*compose_sweep([*grid, "precision=bf16"]))
+    named = make_plan(*compose_sweep([*grid, "precision=bf16", "device=cuda"]))
+    on_cpu = make_plan(*compose_sweep([*grid, "precision=bf16", "sweep.slurm.gpus=0"]))
+    assert [job.run_id for job in planned.plan.jobs] == [job.run_id for job in named.plan.jobs]
+    assert [job.run_id for job in planned.plan.jobs] != [job.run_id for job in on_cpu.plan.jobs]
+
+
+def test_a_queue_that_is_damaged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "slurm").mkdir()
+    write_queue(tmp_path, {3: Handed("slurm", "12_0")})
+    path = tmp_path / "slurm" / "queue.json"
+    path.write_text(path.read_text().replace("12_0", "12_1"))
+    with pytest.raises(StoreError, match=r"queue.json: is damaged .* see with `squeue` that none"):
+        read_queue(tmp_path)

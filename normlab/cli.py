@@ -250,19 +250,21 @@ def sweep(
     """
     from normlab.launch import compose_sweep
     from normlab.report.render import render
+    from normlab.store.plans import has_plan
     from normlab.sweep import auto, show
     from normlab.sweep.plan import make_plan
     from normlab.sweep.progress import Progress
     from normlab.sweep.supervisor import supervise
 
     options, asked = compose_sweep(words or [], _progress_line)
-    # Only where the runs will run is there anything to try.
-    decide = partial(auto.decide, jobs=options.jobs or 1) if options.on == "local" and not dry_run else None
+    tries = options.on == "local"  # only where the runs will run is there anything to try
+    decide = partial(auto.decide, jobs=options.jobs or 1) if tries and not dry_run else None
     planned = make_plan(options, asked, _progress_line, decide=decide)
     for doubt in planned.doubts:
         typer.echo(f"normlab: {doubt}", err=True)
     plan, folder = planned.plan, planned.folder
-    for line in show.plan_lines(plan, folder):
+    to_be_tried = dry_run and tries and options.pack == "auto" and not has_plan(folder)
+    for line in show.plan_lines(plan, folder, to_be_tried=to_be_tried):
         _echo(line)
     if dry_run:
         if rows := show.pack_rows(plan, folder):

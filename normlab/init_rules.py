@@ -170,3 +170,12 @@ def depth_scaled(weight: Weight) -> float:
     Source: Zhang, Titov & Sennrich 2019, arXiv:1908.11365, whose idea it is; in this form GPT-style code has it.
     """
     return 0.02 / math.sqrt(2 * weight.layer) if weight.role in OUTPUTS else 0.02
+
+
+@init_rule
+def tinyinit(weight: Weight) -> float:
+    """sqrt(1 / (2 D L)) for every matrix of a block, D the width of the stream; N(0, 0.02) for embeddings and head.
+
+    Source: Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra), as it was reported; of embeddings we know nothing.
+    """
+    return 0.02 if weight.role in EMBEDDINGS else math.sqrt(1 / (2 * weight.width * weight.depth))

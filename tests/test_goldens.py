@@ -1,12 +1,15 @@
 """Golden losses: what a refactor must reproduce bit for bit, and a change of maths must refresh and explain.
 
-Bits hold where torch, the CPU's instructions and the number of threads are those recorded; elsewhere the
-losses agree to 1e-5. `scripts/refresh_goldens.py` writes the files.
+Bits hold where torch, the CPU's instructions and the number of threads are those recorded: torch is told to use these
+instructions, and no newer ones. Elsewhere the losses agree to 1e-5. `scripts/refresh_goldens.py` writes the files.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,11 +35,24 @@ def losses(words: list[str]) -> list[str]:
     return [row["loss"].hex() for row in rows if "loss" in row]
 
 
+def losses_by(instructions: str, words: list[str]) -> tuple[list[str], dict[str, object]]:
+    """The losses with these instructions of the CPU, if it has them; and what they were computed with."""
+    code = (
+        "import json, sys; from tests import test_goldens as t; "
+        "print(json.dumps([t.losses(json.loads(sys.argv[1])), t.environment()]))"
+    )
+    told = {**os.environ, "ATEN_CPU_CAPABILITY": instructions.lower(), "PYTHONPATH": str(GOLDEN.parent.parent)}
+    command = [sys.executable, "-c", code, json.dumps(words)]
+    out = subprocess.run(command, env=told, capture_output=True, text=True, check=True).stdout
+    found, where = json.loads(out.splitlines()[-1])
+    return found, where
+
+
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.stem)
 def test_golden(path: Path, words: list[str]) -> None:
     golden = json.loads(path.read_text())
-    seen = losses([*words, *golden["words"]])
-    if golden["environment"] == environment():
+    seen, where = losses_by(golden["environment"]["instructions"], [*words, *golden["words"]])
+    if golden["environment"] == where:
         assert seen == golden["losses"]
     else:
         values = [[float.fromhex(loss) for loss in side] for side in (seen, golden["losses"])]

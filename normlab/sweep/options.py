@@ -68,7 +68,7 @@ class SweepOptions:
     name: str | None = option(None, longest=100)
     """What it is called, and its folder in results/sweeps; made of what is swept and a hash of the runs unless set."""
     pack: str = "auto"
-    """Most runs that train as one stacked computation: a number, off, or auto: what proves fastest here, off in Slurm."""
+    """Most runs that train as one stacked computation: a number, off, or auto: what proves fastest; off in Slurm."""
     on: str = option("local", choices=("local", "slurm"))
     """Where it runs: local, processes on this machine; slurm, an array job with a task for each pack."""
     jobs: int | None = option(None, at_least=1, at_most=1024)

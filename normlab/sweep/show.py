@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from normlab.store.plans import FAILURES, End, Job, Pack, Plan, has_plan, log_of, run_of
+from normlab.store.plans import FAILURES, End, Job, Pack, Plan, log_of, run_of
 from normlab.store.query import examine
 from normlab.store.schema import DIVERGED, FINISHED, RUNNING, number
 from normlab.sweep.plan import has_ended, tokens_of
@@ -17,8 +17,14 @@ from normlab.sweep.progress import MOST_LINES
 Row = dict[str, Any]
 
 
-def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
-    """A sweep in a few lines: its name, runs, packs and tokens, and what is done of it already."""
+def plan_lines(plan: Plan, folder: Path, *, to_be_tried: bool = False) -> Iterator[str]:
+    """A sweep in a few lines: its name, runs, packs and tokens, and what is done of it already.
+
+    Args:
+        plan: The sweep's.
+        folder: The sweep's.
+        to_be_tried: Whether its packs are decided when it starts.
+    """
     ended = [has_ended(run_of(folder, job)) for job in plan.jobs]
     left = [job for job, done in zip(plan.jobs, ended, strict=True) if not done]
     packs = [pack for pack in plan.packs if not all(ended[index] for index in pack.jobs)]
@@ -31,7 +37,7 @@ def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
         yield "packs   none: nothing is left to train"
         return
     of = "one run each" if largest == 1 else f"up to {largest} runs"
-    if plan.pack == "auto" and not plan.tried and not has_plan(folder) and len(packs) > 1:
+    if to_be_tried and len(packs) > 1:
         of += ", unless more at once prove faster when it starts"
     yield f"packs   {len(packs)}, {of} (sweep.pack={plan.pack})"
     for group in plan.tried:

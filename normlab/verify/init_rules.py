@@ -33,6 +33,7 @@ CLOSED_FORMS = {
     "smallinit": ("(0.4 / D) ** 0.5",) * 4,
     "smallinit_scaled": (*["(0.4 / D) ** 0.5"] * 3, "(0.2 / (D * L)) ** 0.5"),
     "depth_scaled": ("0.02", "0.02", "0.02", "0.02 * (2 * l) ** -0.5"),
+    "tinyinit": ("0.02", *["(2 * D * L) ** -0.5"] * 3),
 }
 """Standard deviations by rule: of embeddings and head; of queries and keys; of values and what the MLP reads with; of
 what writes to the stream."""
@@ -50,7 +51,7 @@ BELONGS: dict[str, tuple[str, str]] = {
     "post": ("xavier", "Xiong et al. 2020, arXiv:2002.04745, section 3"),
     "peri": ("gpt2", UNDONE),
     "sandwich": ("gpt2", UNDONE),
-    "depth_scaled_sandwich": ("gpt2", f"{UNDONE}; TinyInit (arXiv:2504.07866) is not among the rules"),
+    "depth_scaled_sandwich": ("gpt2", f"{UNDONE}; its paper's own, tinyinit, we could not read"),
     "res_post": ("gpt2", "OLMo 2, arXiv:2501.00656: N(0, 0.02) for every matrix"),
     "mix_ln": ("gpt2", "our choice: its first blocks are post, its others pre, and neither's rule is for both"),
     "deepnorm": ("deepnorm", "Wang et al. 2022, arXiv:2203.00555"),

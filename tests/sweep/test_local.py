@@ -306,7 +306,7 @@ def test_what_runs_out_of_memory_goes_on_in_halves(pretend: Callable[..., Any]) 
     plan = read_plan(folder)
     assert plan == outcome.plan
     assert [(pack.number, pack.jobs, pack.halved_from) for pack in plan.packs] == [
-        (3, [0, 1], 1), (5, [2], 4), (6, [3], 4), (2, [4], None),
+        (3, [0], 1), (5, [1], 4), (6, [2], 4), (2, [3, 4], None),
     ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
     assert run_command(*SWEEP, *words)[0] == 0
     folder = sweep_folder(tmp_path / "results", "packed")
     plan, runs = read_plan(folder), runs_of(tmp_path / "results")
-    assert [len(pack.jobs) for pack in plan.packs] == [3, 1, 3, 1]
+    assert [len(pack.jobs) for pack in plan.packs] == [2, 2, 2, 2]
     assert [end.cause for end in read_ends(folder)] == ["finished"] * 4
     assert len(runs) == 8
     for pack in plan.packs:

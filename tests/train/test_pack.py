@@ -116,6 +116,7 @@ def test_a_run_of_a_pack_that_diverges_is_frozen_and_the_others_go_on() -> None:
         assert torch.equal(tensor[0], frozen[name]), name
 
 
+@pytest.mark.slow
 def test_graphs_do_not_depend_on_depth() -> None:
     """Three for a plain step, and three for a measured one: embeddings, block, head."""
     graphs = []
@@ -135,6 +136,7 @@ def test_graphs_do_not_depend_on_depth() -> None:
     assert graphs == [[3, 6, 6, 6]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["hybrid", "hypersphere"])
 def test_placements_from_a_file_train_at_depth_12_compiled(placement: str, words: list[str]) -> None:
     norm = "norm=layernorm" if placement == "hybrid" else "norm=none"

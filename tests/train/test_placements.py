@@ -88,11 +88,8 @@ def same_inside(found: Sequence[StepOutput], expected: Sequence[StepOutput]) -> 
     torch.testing.assert_close(*values, atol=1e-9, rtol=1e-8, equal_nan=True)
 
 
-# One of two streams is always compiled; half a minute each.
-COMPILED = [name if name == "residual" else pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES]
-
-
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.slow  # half a minute each
+@pytest.mark.parametrize("name", SCHEMES)
 def test_compiled_equals_eager(name: str) -> None:
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()

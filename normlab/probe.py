@@ -1,7 +1,7 @@
 """Signal propagation at initialisation: `normlab probe`. One pass forward and back, one update, no training.
 
-For each choice of norm, placement and depth the profile over the blocks of: the stream's RMS, what a block changes
-in it, the gradient, and the size of the optimiser's first update; the mean over seeds of each.
+For each choice of norm, placement and depth the profile over the blocks of: the stream's RMS, what each sub-layer adds
+over what its block is given, the gradient, and the size of the optimiser's first update; the mean over seeds of each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Row = dict[str, Any]
 
 PROFILES = {
     "stream": "RMS of the stream after each block",
-    "change": "RMS of a block's change of the stream, over the stream's before it",
+    "attn_ratio": "RMS of what attention adds to the stream, over the RMS of the stream that enters the block",
+    "mlp_ratio": "RMS of what the MLP adds to the stream, over the RMS of the stream that enters the block",
     "gradient": "L2 norm of the gradient of each block's mlp.down.weight",
     "block_gradient": "L2 norm of the gradient of all of a block's parameters",
     "update": "L2 norm of the first update of a block's matrices at the peak learning rate, over theirs",
@@ -85,7 +86,8 @@ def table_row(row: Row) -> Row:
         "loss": _number(row["loss"], ".3f"),
         "stream": _number(row["stream"][-1]),
         "its profile": _bars(row["stream"]),
-        "change, last": _number(row["change"][-1]),
+        "attn/stream, last": _number(row["attn_ratio"][-1]),
+        "mlp/stream, last": _number(row["mlp_ratio"][-1]),
         "grad, first": _number(first),
         "grad, last": _number(last),
         "last/first": _number(last / first) if first and last is not None else "",
@@ -199,7 +201,7 @@ def _once(config: RunConfig) -> Row:
         names = [name for name in params if name.startswith(f"blocks.{layer}.") and params[name].dim() == 2]
         moved = sum((params[name] - before[name]).double().square().sum().item() for name in names)
         size = sum(before[name].double().square().sum().item() for name in names)
-        update.append((moved / size) ** 0.5)
+        update.append((moved / size) ** 0.5 if size else math.inf)  # of weights that start at 0 no step is small
     return {**dataclasses.asdict(signal), "update": update}
 
 

@@ -16,7 +16,16 @@ from normlab.report.cells import Row, cell, corpus_cell, differing_corpora, is_n
 _SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus", "device", "precision")
 """What is said once where it is the same for all runs."""
 _LEAST_TELLING = (
-    *("update, last", "seeds", "change, last", "last/first", "loss", "grad profile", "its profile"),
+    *(
+        "update, last",
+        "seeds",
+        "attn/stream, last",
+        "mlp/stream, last",
+        "last/first",
+        "loss",
+        "grad profile",
+        "its profile",
+    ),
     *("memory", "spikes", "tokens/s", "best val", "less baseline at shared lr", "p (Holm) at shared lr", "edge lr"),
     *("val loss at shared lr", "usable lr", "S"),
     *("seconds", "precision", "tokens_per_s", "device", "train_loss", "best_val_loss", "corpus", "width"),

@@ -5,8 +5,8 @@ Shapes: B batch, T time, D width; profiles have one number a block.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from normlab.config import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, seed_of
+from normlab.stats.show import Wanted, looking
 from normlab.stats.tap import first
 
 VOCAB = 512
@@ -32,8 +33,11 @@ class Signal:
     """RMS of the stream before the first block."""
     stream: list[float]
     """RMS of the stream after each block."""
-    change: list[float]
-    """RMS of what each block changed in the stream, over the stream's RMS before it."""
+    attn_ratio: list[float]
+    """RMS of what each block's attention adds to the stream, after norms and factors, over the RMS of the stream that
+    enters the block: the statistic of this name. Not a number where the stream is 0."""
+    mlp_ratio: list[float]
+    """The same of each block's MLP."""
     gradient: list[float]
     """L2 norm of the loss's gradient with respect to each block's `mlp.down.weight`."""
     block_gradient: list[float]
@@ -58,25 +62,30 @@ def measure(config: RunConfig) -> tuple[Signal, GPT, dict[str, Tensor]]:
     model = build_model(config, VOCAB).train()
     drawn_BT = zipf_tokens(config.train.batch_size, config.model.context + 1, config.seed)
     stream = model.embed(drawn_BT[:, :-1])
-    streams = [first(stream)]
+    sizes = [_rms(first(stream)).item()]
+    ratios: dict[str, list[float]] = {branch: [] for branch in _BRANCHES}
     for block in model.blocks:
-        stream = block(stream)
-        streams.append(first(stream))
+        with looking(_BRANCHES) as seen:
+            stream = block(stream)
+        names, added = seen.taken()
+        found = dict(zip((branch for branch, _ in names), added.tolist(), strict=True))
+        for branch, ratio in ratios.items():
+            ratio.append(found.get(branch, math.nan) / sizes[-1] if sizes[-1] else math.nan)
+        sizes.append(_rms(first(stream)).item())
     loss = cross_entropy(model.head(stream).flatten(0, 1), drawn_BT[:, 1:].flatten())
     params = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     grads = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), found, strict=True)}
-    sizes = [_rms(x_BTD) for x_BTD in streams]
-    pairs = list(pairwise(streams))
     signal = Signal(
         loss=loss.item(),
         embedded=sizes[0],
         stream=sizes[1:],
-        change=[_rms(after - before) / max(_rms(before), 1e-30) for before, after in pairs],
-        gradient=[_norm([grads[f"blocks.{layer}.mlp.down.weight"]]) for layer in range(len(pairs))],
+        attn_ratio=ratios["attn"],
+        mlp_ratio=ratios["mlp"],
+        gradient=[_norm([grads[f"blocks.{layer}.mlp.down.weight"]]) for layer in range(len(model.blocks))],
         block_gradient=[
             _norm([grad for name, grad in grads.items() if name.startswith(f"blocks.{layer}.")])
-            for layer in range(len(pairs))
+            for layer in range(len(model.blocks))
         ],
     )
     return signal, model, grads
@@ -88,9 +97,13 @@ def slope(depths: list[int], values: list[float]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def _rms(x: Tensor) -> float:
-    return x.detach().double().square().mean().sqrt().item()
+def _rms(x: Tensor) -> Tensor:
+    return x.detach().double().square().mean().sqrt()
 
 
 def _norm(tensors: list[Tensor]) -> float:
     return sum(tensor.double().square().sum().item() for tensor in tensors) ** 0.5
+
+
+_BRANCHES: Wanted = {branch: ((branch, lambda view: _rms(view.x)),) for branch in ("attn", "mlp")}
+"""The size of what each sub-layer adds, in float64: what float32 cannot square is still seen."""

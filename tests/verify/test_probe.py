@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from normlab.init_rules import INIT_RULES
 from normlab.launch import compose_grid, compose_run
 from normlab.model.init import build_model
 from normlab.probe import laws, probe, table_row, write_page
@@ -40,14 +41,49 @@ def test_a_signal_is_what_hooks_see(placement: str) -> None:
     rms = [x.square().mean().sqrt().item() for x in seen]
     assert signal.loss == pytest.approx(loss.item(), rel=1e-5)
     assert [signal.embedded, *signal.stream] == pytest.approx(rms, rel=1e-5)
-    steps = [(b - a).square().mean().sqrt().item() / r for a, b, r in zip(seen, seen[1:], rms, strict=False)]
-    assert signal.change == pytest.approx(steps, rel=1e-4)
     for layer, block in enumerate(model.blocks):
         grads = {name: parameter.grad for name, parameter in block.named_parameters() if parameter.grad is not None}
         assert signal.gradient[layer] == pytest.approx(grads["mlp.down.weight"].norm().item(), rel=1e-4)
         assert signal.block_gradient[layer] == pytest.approx(
             math.sqrt(sum(grad.square().sum().item() for grad in grads.values())), rel=1e-4
         )
+
+
+@pytest.mark.parametrize(
+    ("placement", "added", "factor"),
+    [
+        ("pre", "{}", None),
+        ("post", "{}", None),  # not what the norm on the stream makes of it
+        ("deepnorm", "{}", None),  # nor the factor on the stream
+        ("peri", "wiring.{}.norms.out", None),
+        ("siamese", "{}", lambda layer: (2 * layer) ** -0.5),
+        ("parallel", "{}", None),
+    ],
+)
+def test_a_branch_is_compared_with_the_stream_that_enters_its_block(
+    placement: str, added: str, factor: Callable[[int], float] | None
+) -> None:
+    config = compose_run([*SMALL, f"placement={placement}", "model.depth=3", "init=xavier"])
+    signal, _, _ = measure(config)
+    model = build_model(config, VOCAB).double()
+    streams: list[float] = []
+    branches: dict[str, list[float]] = {"attn": [], "mlp": []}
+
+    def rms(x: torch.Tensor) -> float:
+        return x.square().mean().sqrt().item()
+
+    for block in model.blocks:
+        block.register_forward_pre_hook(
+            lambda _, given: streams.append(rms(given[0] if isinstance(given[0], torch.Tensor) else given[0][0]))
+        )
+        for name, sizes in branches.items():
+            module = block.get_submodule(added.format(name))
+            module.register_forward_hook(lambda _, __, branch, sizes=sizes: sizes.append(rms(branch)))
+    model(zipf_tokens(4, 17, config.seed)[:, :-1])
+    for name, sizes in branches.items():
+        factors = [1.0 if factor is None else factor(layer) for layer in (1, 2, 3)]
+        expected = [f * branch / stream for f, branch, stream in zip(factors, sizes, streams, strict=True)]
+        assert getattr(signal, f"{name}_ratio") == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("words", [[], ["norm=none", "placement=ngpt"]])
@@ -66,6 +102,22 @@ def test_the_update_is_that_of_torchs_own_optimiser(words: list[str]) -> None:
     moved = sum((matrices[name].detach() - before[name]).square().sum().item() for name in matrices)
     size = sum(before[name].square().sum().item() for name in matrices)
     assert row["update"][1] == pytest.approx(math.sqrt(moved / size), rel=1e-4)
+
+
+def test_weights_that_start_at_zero_have_no_size_to_compare_with(
+    run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(INIT_RULES, "zeros", lambda weight: 0.0)
+    words = [*SMALL, "init=zeros"]
+    code, out, err = run_command("probe", *words, "--json")
+    (row,) = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert (code, err) == (0, "")
+    assert row["update"] == row["attn_ratio"] == row["mlp_ratio"] == [None] * 3
+    assert row["stream"] == row["gradient"] == [0.0] * 3
+    code, out, err = run_command("probe", *words, "-o", str(tmp_path / "page.html"))
+    assert (code, err) == (0, "")
+    assert "update, last" in out
+    assert "not finite" in out
 
 
 def test_seeds_are_averaged() -> None:

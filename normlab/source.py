@@ -42,18 +42,30 @@ TOLD = (
     "formula", "opens", "closes", "inside", "wrong_inits", "source", "note",
     "oracle", "oracle_kind", "parameters", "starts", "unit_length", "blind_to", "equals", "pitfalls",
 )  # fmt: skip
-"""What a class says of itself."""
+"""What a dataclass of options says of itself."""
 HELD_AGAINST = ("reference", "reference_affine", "reference_evaluated")
-"""What it is held against."""
+"""The methods of a norm's options that say what it is held against."""
 
 
-def _is_apart(node: ast.stmt) -> bool:
+def _is_apart(node: ast.stmt, owner: ast.AST) -> bool:
     """Whether a statement defines nothing that a run computes: documentation, and what only `verify` calls."""
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return node.target.id in TOLD and "ClassVar" in ast.unparse(node.annotation)
+        return node.target.id in TOLD and "ClassVar" in ast.unparse(node.annotation) and "dataclass" in _marks(owner)
     return (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) or (
-        isinstance(node, ast.FunctionDef) and node.name in HELD_AGAINST
+        isinstance(node, ast.FunctionDef) and node.name in HELD_AGAINST and _is_norms_options(owner)
     )
+
+
+def _is_norms_options(node: ast.AST) -> bool:
+    """Whether it is a norm's dataclass, or one that norms derive theirs from: elsewhere a name says nothing."""
+    bases = node.bases if isinstance(node, ast.ClassDef) else []
+    return "register_norm" in _marks(node) or any(ast.unparse(base).endswith("NormConfig") for base in bases)
+
+
+def _marks(node: ast.AST) -> list[str]:
+    """The names of a class's decorators, without what they are given."""
+    marks = node.decorator_list if isinstance(node, ast.ClassDef) else []
+    return [ast.unparse(mark.func if isinstance(mark, ast.Call) else mark).rpartition(".")[2] for mark in marks]
 
 
 def _normalised(path: Path) -> str:
@@ -66,7 +78,7 @@ def _code_in(text: str) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            kept = [statement for statement in body if not _is_apart(statement)]
+            kept = [statement for statement in body if not _is_apart(statement, node)]
             node.body = kept or [ast.Pass()]  # pyright: ignore[reportAttributeAccessIssue]
     return ast.unparse(tree)
 

@@ -63,6 +63,40 @@ def tiny(weight):
 """
 
 
+HELPED = """
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from torch import nn
+from normlab.norms.base import NormConfig, register_norm
+
+def reference_affine(x):
+    return x + 1.0
+
+class Module(nn.Module):
+    note: ClassVar[float] = 2.0
+
+    def reference(self, x):
+        return x + 3.0
+
+    def forward(self, x):
+        return self.reference(reference_affine(x)) * self.note
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class Mine(NormConfig):
+    oracle: ClassVar[str] = "nothing"
+    name: str = "mine"
+
+    def build(self, width):
+        return Module()
+
+    def reference(self, x_D, weights):
+        return x_D + 4.0
+"""
+"""Functions and a constant that a module's `forward` uses, by the names of what a norm's options say of it."""
+
+
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Let nothing that a test registers be known after it."""
@@ -96,6 +130,9 @@ EDITS = {
     "a norm": (NORM, "norm=mine", "nn.Tanh", "nn.Softsign"),
     "a row's constant": (ROW, "placement=scaled", "ALPHA = 0.5", "ALPHA = 0.9"),
     "a row's closure": (ROW, "placement=scaled", "factor(2.0)", "factor(30.0)"),
+    "what a forward calls": (HELPED, "norm=mine", "x + 1.0", "x + 5.0"),
+    "a method that a forward calls": (HELPED, "norm=mine", "x + 3.0", "x + 5.0"),
+    "a class's number": (HELPED, "norm=mine", "= 2.0", "= 5.0"),
     "an init rule's constant": (RULE, "init=tiny", "STD = 0.01", "STD = 0.2"),
     "an init rule outside the blocks": (RULE, "init=tiny", "OUTSIDE = 0.02", "OUTSIDE = 0.2"),
 }
@@ -110,6 +147,14 @@ def test_what_is_edited_is_another_run(what: str, run_id: Callable[..., str]) ->
     assert run_id("plugins=[mine.py]", word) == first
     Path("mine.py").write_text(text.replace(before, after))
     assert run_id("plugins=[mine.py]", word) != first
+
+
+@pytest.mark.parametrize(("before", "after"), [('"nothing"', '"itself"'), ("x_D + 4.0", "x_D + 5.0")])
+def test_what_a_norm_is_held_against_is_no_part_of_a_run(before: str, after: str, run_id: Callable[..., str]) -> None:
+    Path("mine.py").write_text(HELPED)
+    first = run_id("plugins=[mine.py]", "norm=mine")
+    Path("mine.py").write_text(HELPED.replace(before, after))
+    assert run_id("plugins=[mine.py]", "norm=mine") == first
 
 
 @pytest.mark.parametrize(

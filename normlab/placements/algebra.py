@@ -12,12 +12,13 @@ Shapes: B batch, T time, D width.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from normlab.errors import ConfigError, unknown
+from normlab.errors import ConfigError, nearest
 from normlab.options import option
 from normlab.placements.base import INNER_SITES, NORMED, WITHOUT_NORMS, MakeNorm, Placement, register_placement
 from normlab.source import code_of
@@ -602,19 +603,25 @@ class EarlyPlacement(AlgebraPlacement):
 
 _ROWS_BY_NAME: dict[str, Row] = {}
 
-SITES = ("in", "out", "res", *INNER_SITES)
+SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
+"""Where a norm can stand at each sub-layer."""
 
 
 def register_row(row: Row) -> None:
     """Make a row known as a placement.
 
     Raises:
-        ConfigError: A site that there is not, a gain of a norm that is not there, or another row of the same name.
+        ConfigError: A site that the sub-layer has not, or one named twice, a gain of a norm that is not there, or
+            another row of the same name.
     """
-    for sub in row.all_sub_layers:
+    for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):
         for site in sub.norms:
-            if site not in SITES:
-                raise ConfigError(f"placement {row.name!r}: " + unknown("site", site, SITES))
+            if site not in SITES[kind]:
+                sites = "; ".join(f"{other} has {', '.join(there)}" for other, there in SITES.items())
+                meant = nearest(site, SITES[kind])
+                raise ConfigError(f"placement {row.name!r}: unknown site {site!r} of {kind}{meant}: {sites}")
+            if sub.norms.count(site) > 1:
+                raise ConfigError(f"placement {row.name!r}: {kind} has one norm at {site!r}; name the site once")
         if sub.out_gain is not None and "out" not in sub.norms:
             raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'out'; add it")
     kind = AlgebraPlacement if row.early is None else EarlyPlacement

@@ -469,6 +469,28 @@ def test_a_misspelt_site_of_the_early_blocks_is_refused() -> None:
         register_row(row_of(early=Early(blocks=quarter, condition="", mlp=SubLayer(norms=("rse",)))))
 
 
+@pytest.mark.parametrize(
+    ("part", "norms", "said"),
+    [
+        ("mlp", ("in", "attn_inner"), "unknown site 'attn_inner' of mlp"),
+        ("mlp", ("q",), "unknown site 'q' of mlp"),
+        ("attn", ("mlp_inner",), "unknown site 'mlp_inner' of attn"),
+    ],
+)
+@pytest.mark.parametrize("early", [False, True])
+def test_a_site_of_the_other_sub_layer_is_refused(part: str, norms: tuple[str, ...], said: str, early: bool) -> None:
+    subs = {part: SubLayer(norms=norms)}
+    row = row_of(early=Early(blocks=quarter, condition="", **subs)) if early else row_of(**subs)
+    with pytest.raises(ConfigError, match=said) as error:
+        register_row(row)
+    assert str(error.value).endswith(": attn has in, out, res, q, k, v, attn_inner; mlp has in, out, res, mlp_inner")
+
+
+def test_a_site_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="attn has one norm at 'in'; name the site once"):
+        register_row(row_of(attn=SubLayer(norms=("in", "in"))))
+
+
 def test_a_factor_on_the_heads_starts_at_one_and_is_not_decayed() -> None:
     model = at_depth("normformer", 2)
     scales = [model.get_submodule(f"blocks.{layer}.attn").head_scale for layer in range(2)]
@@ -583,7 +605,8 @@ def test_norms_inside_the_sub_layers_stand_where_they_are_said_to() -> None:
 
 def test_each_inner_site_is_its_own_switch() -> None:
     for site in base.INNER_SITES:
-        model = build_model(config_of(placed(row_of(name=f"test_{site}", attn=SubLayer(norms=(site,))))), VOCAB)
+        subs = {"mlp" if site == "mlp_inner" else "attn": SubLayer(norms=(site,))}
+        model = build_model(config_of(placed(row_of(name=f"test_{site}", **subs))), VOCAB)
         for block in model.blocks:
             assert isinstance(block, Block)
             present = set(block.attn.norms) | ({"mlp_inner"} if block.mlp.norm is not None else set())

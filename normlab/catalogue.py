@@ -267,8 +267,35 @@ def _with_presets(found: list[Entry], group: str) -> list[Entry]:
     presets = [_preset(path) for path in sorted((config_dir() / group).glob("*.yaml"))]
     listed: list[Entry] = []
     for entry in found:
-        listed += [entry, *(preset for preset in presets if preset.get("preset_of") == entry["name"])]
+        own = [preset for preset in presets if preset.get("preset_of") == entry["name"]]
+        listed += [entry, *(preset | _as_its_norm(entry, preset["sets"]) for preset in own)]
     return listed
+
+
+def _as_its_norm(norm: Entry, sets: dict[str, str]) -> Entry:
+    """What is known of a preset by its norm: the formula and what it learns are those of the options that it sets."""
+    defaults = {option["option"]: option["default"] for option in norm["options"]}
+    asked = [f"{word}={value}" for word, value in sets.items()]
+    formula = next((other for word, other in norm["formulas"].items() if word in asked), norm["formula"])
+    more = 0
+    for word, factor in (("gain", " * gain"), ("bias", " + bias")):
+        if word in sets:
+            more += (sets[word] == "true") - defaults[word]
+            formula = formula.replace(factor, "") + factor * (sets[word] == "true")
+    if sets.get("unit_offset") == "true":
+        formula = formula.replace(" * gain", " * (1 + gain)")
+    told = {key: norm[key] for key in ("causal", "starts", "pitfalls") if key in norm}
+    return told | {"formula": formula, "parameters": _with_vectors(norm["parameters"], more)}
+
+
+def _with_vectors(parameters: str, more: int) -> str:
+    """How many numbers are learned with so many vectors more, or fewer, than `2 * D + 1`, `D` or `0`."""
+    vectors, _, rest = parameters.partition("D")
+    if not more:
+        return parameters
+    count = more + (int(vectors.removesuffix(" * ") or 1) if "D" in parameters else 0)
+    terms = [{0: "", 1: "D"}.get(count, f"{count} * D"), rest.removeprefix(" + ")]
+    return " + ".join(term for term in terms if term) or "0"
 
 
 def _preset(path: Path) -> Entry:

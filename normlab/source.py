@@ -39,7 +39,7 @@ def _collect(module: ModuleType, package: str, seen: dict[str, ModuleType]) -> N
 
 
 TOLD = (
-    "formula", "opens", "closes", "inside", "wrong_inits", "source", "note",
+    "formula", "formulas", "opens", "closes", "inside", "wrong_inits", "source", "note",
     "oracle", "oracle_kind", "parameters", "starts", "unit_length", "blind_to", "equals", "pitfalls",
 )  # fmt: skip
 """What a dataclass of options says of itself."""

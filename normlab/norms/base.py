@@ -40,6 +40,8 @@ class NormConfig:
 
     formula: ClassVar[str] = ""
     """What it computes, on one line, for people: `verify` reads `reference` instead."""
+    formulas: ClassVar[Mapping[str, str]] = {}
+    """What it computes with another word than the default, by that word: `eps_mode=outside`."""
     source: ClassVar[str] = ""
     """Author, year, arXiv id and equation."""
     oracle: ClassVar[str] = ""

@@ -23,11 +23,12 @@ from normlab.options import option
 class LayerNormConfig(AffineNormConfig):
     """(x - mean) / sqrt(var + eps) * gain + bias over the last axis, with the biased variance.
 
-    `eps_mode=outside` is the other form in print, (x - mean) / (sigma + eps); its gradient at constant x is
-    finite (the root's subgradient there is 0).
+    `eps_mode=outside` is the other form in print; its gradient at constant x is finite (the root's subgradient there
+    is 0).
     """
 
     formula: ClassVar[str] = "(x - mean(x)) / sqrt(var(x) + eps) * gain + bias"
+    formulas: ClassVar[Mapping[str, str]] = {"eps_mode=outside": "(x - mean(x)) / (sqrt(var(x)) + eps) * gain + bias"}
     source: ClassVar[str] = "Ba, Kiros & Hinton 2016, arXiv:1607.06450, eq. 4"
     oracle: ClassVar[str] = "torch's group_norm of one group; with eps_mode=outside by algebra"
     oracle_kind: ClassVar[str] = "external"

@@ -28,16 +28,23 @@ class RMSNormConfig(AffineNormConfig):
 
     One name, five formulas that differ in where eps stands:
 
-    - `inside_ms`: x * rsqrt(mean(x^2) + eps). Llama, Qwen, Gemma.
-    - `outside_rms`: x / (rms(x) + eps). The paper's own code.
-    - `inside_sum`: x / sqrt(sum(x^2) + eps). An L2 norm: the output's rms is 1/sqrt(D).
-    - `clamp`: x / max(rms(x), eps). torch.nn.functional.normalize, times sqrt(D), with eps/sqrt(D).
-    - `none`: x / rms(x). NaN at x = 0, by its definition.
+    - `inside_ms`: Llama, Qwen, Gemma.
+    - `outside_rms`: the paper's own code.
+    - `inside_sum`: an L2 norm, whose output's rms is 1/sqrt(D).
+    - `clamp`: sqrt(D) times torch.nn.functional.normalize, whose own eps is sqrt(D) times this one.
+    - `none`: NaN at x = 0, by its definition.
 
-    With eps > 0 the gradient at x = 0 is finite in all but `none` (in `outside_rms` the root's subgradient there is 0).
+    In float32 the gradient at x = 0 is finite from eps = 2.1e-26 on in `inside_ms` and `inside_sum`, which go by
+    eps^(-3/2), and from 1e-38 on in `outside_rms` and `clamp`, where it is 1 / eps; below that it is not.
     """
 
     formula: ClassVar[str] = "x / sqrt(mean(x^2) + eps) * gain"
+    formulas: ClassVar[Mapping[str, str]] = {
+        "eps_mode=outside_rms": "x / (sqrt(mean(x^2)) + eps) * gain",
+        "eps_mode=inside_sum": "x / sqrt(sum(x^2) + eps) * gain",
+        "eps_mode=clamp": "x / max(sqrt(mean(x^2)), eps) * gain",
+        "eps_mode=none": "x / sqrt(mean(x^2)) * gain",
+    }
     source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4"
     oracle: ClassVar[str] = "torch.nn.functional.rms_norm; with outside_rms and clamp torch's normalize, by algebra"
     oracle_kind: ClassVar[str] = "external"

@@ -12,14 +12,15 @@ Row = dict[str, Any]
 
 def _norms() -> list[Row]:
     entries = catalogue.norms()
-    # A preset is as causal as the norm that it is one of.
-    not_causal = {entry["name"] for entry in entries if entry.get("causal") is False}
+    formulas = {entry["name"]: entry["formula"] for entry in entries}
     return [
         {
             "norm": entry["name"],
-            "formula": entry.get("formula") or _setting(entry),
-            "learns": entry.get("parameters"),
-            "causal": "no" if entry.get("preset_of", entry["name"]) in not_causal else "yes",
+            "formula": _setting(entry)
+            if entry["formula"] == formulas.get(entry.get("preset_of"))
+            else entry["formula"],
+            "learns": entry["parameters"],
+            "causal": "yes" if entry["causal"] else "no",
             "equals": entry.get("equals"),
             "source": entry.get("source") or entry["about"],
         }

@@ -97,9 +97,9 @@ def _holds(text: str, letters: str) -> bool:
 def _told(kind: str, entry: Entry) -> Entry:
     """The entry, with what its parts mean in words."""
     told = dict(entry)
-    if kind == "norms" and "preset_of" not in entry:
-        told["causal"] = "in training too" if entry.get("causal", True) else "not in training: it sees later tokens"
-        told["oracle"] = f"{entry['oracle']} ({entry.get('oracle_kind', 'self')})"
+    if kind == "norms":
+        told["causal"] = "in training too" if entry["causal"] else "not in training: it sees later tokens"
+        told["oracle"] = f"{entry['oracle']} ({entry['oracle_kind']})" if "oracle" in entry else ""
         told["parameters"] = f"{entry['parameters']} numbers"
         told["blind_to"] = ", ".join(entry.get("blind_to") or ())
     if kind == "placements":
@@ -121,6 +121,9 @@ def _lines(entry: Entry, width: int) -> Iterator[str]:
     for key, heading in HEADINGS.items():
         if text := entry.get(key):
             yield from _folded(f"  {heading:{INDENT - 2}}{text}", width, INDENT)
+        if key == "formula":
+            for word, formula in (entry.get("formulas") or {}).items():
+                yield from _folded(f"{'':{INDENT}}{word}: {formula}", width, INDENT + 2)
     for rule, reason in (entry.get("wrong_inits") or {}).items():
         named = "another rule" if rule == "other" else f"init={rule}"
         yield from _folded(f"  {'not with':{INDENT - 2}}{named}: {reason}", width, INDENT)

@@ -441,3 +441,17 @@ def test_a_norm_without_a_name_is_refused(registry: dict[str, type[NormConfig]])
     with pytest.raises(ConfigError, match="Nameless: give the field `name` a default"):
         register_norm(Nameless)
     assert registry == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "eps", "finite"),
+    [
+        *((mode, eps, eps > 2.05e-26) for mode in ("inside_ms", "inside_sum") for eps in (2.1e-26, 2e-26, 1e-30)),
+        *((mode, eps, eps > 5e-39) for mode in ("outside_rms", "clamp") for eps in (1e-30, 1e-38, 1e-39)),
+    ],
+)
+def test_the_smallest_eps_at_which_the_gradient_at_zero_is_finite(mode: str, eps: float, finite: bool) -> None:
+    x = torch.zeros(2, WIDTH, requires_grad=True)
+    RMSNormConfig(eps=eps, eps_mode=mode).build(WIDTH)(x).sum().backward()
+    assert x.grad is not None
+    assert bool(x.grad.isfinite().all()) == finite

@@ -1,7 +1,7 @@
 """Batch norm of each position by itself: mean and variance of the tokens of the batch that share it.
 
 Shapes: `*batch` any leading axes, of which the second is time (the first where there is one), T time, N tokens of
-one position, D width.
+one position, D width, F features: T times D.
 """
 
 from __future__ import annotations

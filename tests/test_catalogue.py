@@ -83,7 +83,7 @@ def test_a_preset_is_shown_as_its_norm_is(run_command: Command) -> None:
     ):  # fmt: skip
         assert said in out
     assert "not in training" in run_command("list", "norms", "batchnorm_seed000")[1]
-    out = run_command("list", "norms", "layernorm")[1]
+    out = " ".join(run_command("list", "norms", "layernorm")[1].split())
     assert "eps_mode=outside: (x - mean(x)) / (sqrt(var(x)) + eps) * gain + bias" in out
 
 

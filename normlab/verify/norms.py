@@ -110,6 +110,8 @@ def errors(
         return
     module = module_of(norm, width, dtype).train(training)
     x = input_of(width, scale, batch=batch or sequences(norm), time=time).to(dtype)
+    if batch is not None:
+        x[0, 0, 0] = 0  # where a bounded function is steepest: of many numbers some are where nothing is left of it
     exact = copy.deepcopy(module).double()
     weights = dict(exact.named_parameters()) | dict(exact.named_buffers())
     reference = norm.reference if training else norm.reference_evaluated

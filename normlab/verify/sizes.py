@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+import torch
+
 from normlab.config import RunConfig
 from normlab.norms.base import NormConfig
 from normlab.verify.check import Check, Worst
@@ -30,11 +32,8 @@ Size = tuple[int, int, int]
 def of_norm(norm: NormConfig, width: int) -> list[Size]:
     """The sizes that every norm is tried at: long and wide, if it takes a larger width; one sequence; one token."""
     wider = (TIMES_WIDER * width, *reversed(WIDTHS))
-    return [
-        (sequences(norm), LONG, next((each for each in wider if allowed(norm, each)), width)),
-        (1, LONG, width),
-        (1, 1, width),
-    ]
+    wide = next((each for each in wider if allowed(norm, each)), width)
+    return [(sequences(norm), LONG, wide), (1, LONG, wide), (1, 1, wide)]
 
 
 def of_run(config: RunConfig) -> Size:
@@ -57,6 +56,8 @@ def size_check(norm: NormConfig, of: str, size: Size) -> Iterator[Check]:
             worst = Worst(tolerance)
             for training, scale in product((True, False), scales):
                 for what, error in errors(norm, width, scale, dtype, training, batch=batch, time=time):
+                    if time == 1 and dtype != torch.float64 and what.startswith("the gradient"):
+                        continue  # of one token, it may be a small difference of large numbers
                     mode = "training" if training else "evaluation"
                     worst.add(error, f"x times {scale:g}, {mode} in {dtype}: {what}")
             found.append(worst)

@@ -178,7 +178,7 @@ BREAKS = {
     "is the same at B = 2, T = 40, D = 320, in float32": (
         FORWARD, f"{FORWARD} * (1.5 if x_D.dtype == torch.float32 and x_D.shape[-1] > 128 else 1)",
     ),
-    "is the same at B = 1, T = 40, D = 16": (
+    "is the same at B = 1, T = 40, D = 320": (
         FORWARD, f"{FORWARD} * (x_D.shape[0] > 1 or x_D.dim() < 3 or x_D.shape[1] == 1)",
     ),
     "takes any number of axes, and one channel, in evaluation": (

@@ -72,7 +72,16 @@ def made_up() -> list[Row]:
         "x = x + M(N(x)) if l <= L // 4 else N(x + M(x))",
     )
     return [
-        Row(name="whole", formula=formulas[0], source="", init="gpt2", attn=sub, mlp=vector, starts=starts),
+        Row(
+            name="whole",
+            formula=formulas[0],
+            source="",
+            init="gpt2",
+            attn=sub,
+            mlp=vector,
+            starts=starts,
+            embedding_norm=True,
+        ),
         Row(name="first", formula=formulas[1], source="", init="gpt2", attn=post, mlp=post, early=early),
     ]
 

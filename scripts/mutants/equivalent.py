@@ -14,6 +14,15 @@ COUNTS = (
 )
 """Of batchnorm_past, as is JOINED: lines of which a mutant computes the same."""
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
+LOOKED_AT = (
+    "what a sub-layer adds is noted there for those who look, whom tests/stats holds; the block computes the same"
+)
+NOTES = (
+    ("ngpt", "return unit(x_BTD + {}rate_D * (unit(sublayer(x_BTD)) - x_BTD){})", "sublayer.added(", ")"),
+    ("siamese", "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.added(", ")"),
+    ("wiring", "return {}self.sublayer(x_BTD){}", "self.added(", ")"),
+)
+"""Lines that note it, with and without the note."""
 EQUIVALENT: dict[tuple[str, str], str] = {
     **{
         (row.name, "row: shared_scale=True"): NO_SCALE
@@ -63,6 +72,19 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return torch.where(x >= 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))  ->  "
         "return torch.where(x > 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))",
     ): "at 0 either half is 0, and so is the slope of each",
+    **{
+        (entry, f"{line.format(before, after)}  ->  {line.format('', '')}"): LOOKED_AT
+        for entry, line, before, after in NOTES
+    },
+    (
+        "wiring",
+        "return self.added(self.sublayer(x_BTD))  ->  return self.added(self.added(self.sublayer(x_BTD)))",
+    ): LOOKED_AT,
+    ("wiring", "self.last = branch_BTD  ->  pass"): LOOKED_AT,
+    **{
+        ("wiring", f"branch_BTD = sublayer.added(branch_BTD)  ->  {text}"): LOOKED_AT
+        for text in ("pass", "branch_BTD = branch_BTD")
+    },
     **{("groupnorm", f"self.fits(width)  ->  {text}"): "a config has asked before" for text in ("pass", "width")},
 }
 """Mutants that compute what the entry does, and why: by entry and the mutant's text."""

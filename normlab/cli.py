@@ -250,27 +250,34 @@ def sweep(
     """
     from normlab.launch import compose_sweep
     from normlab.report.render import render
-    from normlab.store.plans import has_plan
+    from normlab.store.plans import Plan, has_plan
     from normlab.sweep import auto, show
-    from normlab.sweep.plan import make_plan
+    from normlab.sweep.plan import make_plan, with_packs_tried
     from normlab.sweep.progress import Progress
     from normlab.sweep.supervisor import supervise
 
     options, asked = compose_sweep(words or [], _progress_line)
-    tries = options.on == "local"  # only where the runs will run is there anything to try
-    decide = partial(auto.decide, jobs=options.jobs or 1) if tries and not dry_run else None
-    planned = make_plan(options, asked, _progress_line, decide=decide)
+    planned = make_plan(options, asked, _progress_line)
     for doubt in planned.doubts:
         typer.echo(f"normlab: {doubt}", err=True)
     plan, folder = planned.plan, planned.folder
-    to_be_tried = dry_run and tries and options.pack == "auto" and not has_plan(folder)
+    # Only where the runs will run is there anything to try.
+    to_be_tried = options.pack == "auto" and options.on == "local" and not has_plan(folder)
     for line in show.plan_lines(plan, folder, to_be_tried=to_be_tried):
         _echo(line)
     if dry_run:
         if rows := show.pack_rows(plan, folder):
             _echo(render(rows))
         return 0
-    outcome = supervise(folder, plan, options, Progress(folder), retry_failed=retry_failed)
+
+    def settle(plan: Plan) -> Plan:
+        if to_be_tried:
+            plan = with_packs_tried(plan, folder, partial(auto.decide, jobs=options.jobs or 1), _progress_line)
+            for line in show.pack_lines(plan, folder):
+                _echo(line)
+        return plan
+
+    outcome = supervise(folder, plan, options, Progress(folder), retry_failed=retry_failed, settle=settle)
     _echo(render(show.end_rows(outcome.plan, folder, outcome.failed)))
     for line in show.closing_lines(outcome.plan, folder, outcome.failed):
         _echo(line)

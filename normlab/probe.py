@@ -191,7 +191,7 @@ def _once(config: RunConfig) -> Row:
     params = {name: parameter.detach() for name, parameter in model.named_parameters()}
     before = {name: parameter.clone() for name, parameter in params.items()}
     decayed = [name for name, parameter in params.items() if is_decayed(config.optim, parameter)]
-    optimizer = build_optimizer(config.optim, params, decayed, ())
+    optimizer = build_optimizer(config.optim, params, decayed)
     peak = hyper_of(config.optim, config.train.steps, config.optim.warmup_steps or 0)
     with torch.no_grad():
         optimizer.update(params, grads, peak, torch.tensor(True))

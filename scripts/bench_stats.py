@@ -78,7 +78,7 @@ def ours(config: RunConfig, device: torch.device, compiled: bool) -> Callable[[b
     """Normlab's step: measured, its numbers copied to the host, or not."""
     bound = Alone(build_model(config, VOCAB).to(device), compiled=compiled)
     decayed = [name for name, p in bound.params.items() if is_decayed(config.optim, p)]
-    optimizer = build_optimizer(config.optim, bound.params, decayed, bound.lead)
+    optimizer = build_optimizer(config.optim, bound.params, decayed)
     measure = Measure(bound, config.stats.names(CORE))
     step = Step(
         bound, optimizer, clip=config.optim.clip, measure=measure, autocast=resolve(config).autocast(),

@@ -117,13 +117,16 @@ def test_the_same_file_and_row_inside_the_package(tmp_path: Path) -> None:
 
 
 def test_the_demo(folder: Path) -> None:
-    """The script itself, on a run of seconds; its install step finds everything there."""
+    """The script itself, on runs of seconds; its install step finds everything there."""
     done = subprocess.run(
-        [str(ROOT / "scripts" / "demo"), *SMALL],
+        [str(ROOT / "scripts" / "demo"), *SMALL, "model.depth=1"],
         env={**os.environ, "RESULTS": str(folder / "results")}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "finished" in done.stdout
+    assert "demo: 8 runs, 8 finished" in done.stdout
+    cells = done.stdout.rpartition("norm placement model.depth")[2]
+    for cell in ("layernorm pre 1", "layernorm post 1", "rmsnorm pre 1", "rmsnorm post 1"):
+        assert re.search(rf"^{cell} +2 .*\(n=2\)", cells, flags=re.MULTILINE)
     assert done.stdout.rstrip().endswith(f"The results are in {folder / 'results'}")
 
 

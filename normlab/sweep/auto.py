@@ -16,6 +16,7 @@ from typing import Any
 from normlab.config import RunConfig
 from normlab.memory import weights_of
 from normlab.sweep.packs import split
+from normlab.sweep.process import threads_each
 from normlab.sweep.trial import Trial, try_pack
 from normlab.train.resolve import resolve
 
@@ -59,11 +60,10 @@ def decide(configs: Sequence[RunConfig], jobs: int, attempt: Try = try_pack) -> 
     resolved, steps = resolve(configs[0]), configs[0].train.steps
     if SHARE * shortest(configs, resolved.device) < FIRST_TRIAL_S[resolved.compile == "on"]:
         return Decision(why="too short to try more in")
-    threads = None if jobs == 1 else max(1, (os.cpu_count() or 1) // jobs)
     decision, runs, largest = Decision(), 1, min(MOST, len(configs))
     spent, alone, best = 0.0, math.inf, math.inf
     while not decision.why:
-        found = attempt(configs[:runs], threads)
+        found = attempt(configs[:runs], threads_each(jobs))
         decision.trials.append(found)
         if found.error:
             decision.why = f"{runs}: {found.error}"

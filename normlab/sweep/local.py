@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from normlab.store.plans import INTERRUPTED, End, Pack, Plan
 from normlab.sweep.ends import end_of
 from normlab.sweep.options import SweepOptions
 from normlab.sweep.plan import is_done
-from normlab.sweep.process import Worker
+from normlab.sweep.process import Worker, threads_each
 
 
 class Local:
@@ -35,10 +34,9 @@ class Local:
 
     def start(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
         """Start what may run beside what runs; the cores are shared evenly."""
-        threads = None if self._at_once == 1 else max(1, (os.cpu_count() or 1) // self._at_once)
         left = list(waiting)
         while left and len(self._workers) < self._at_once:
-            self._workers.append(Worker(self._folder, plan, left.pop(0), threads))
+            self._workers.append(Worker(self._folder, plan, left.pop(0), threads_each(self._at_once)))
             self._begun.append(self._workers[-1].pack.number)
         return left
 

@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from normlab.config import RunConfig, canonical_hash
+from normlab.config import RunConfig, canonical_hash, config_of_record
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
@@ -66,16 +67,15 @@ def make_plan(
     options: SweepOptions,
     asked: Sequence[Asked],
     tell: Callable[[str], None] = lambda _: None,
-    *,
-    decide: Callable[[Sequence[RunConfig]], Decision] | None = None,
 ) -> Planned:
     """The plan that the jobs of a sweep make, or the one that they made before. Writes nothing.
+
+    With `sweep.pack=auto` each run is a pack of its own, until `with_packs_tried`.
 
     Args:
         options: How it is run.
         asked: The jobs.
         tell: Is told how far it is.
-        decide: How many of some runs that may train together are to, where `sweep.pack=auto`; each alone without it.
 
     Raises:
         ConfigError: There is no job, they have several results folders or want fresh runs, or the sweep's name is
@@ -102,20 +102,48 @@ def make_plan(
     plan = Plan(name, options.pack, list(jobs.values()), [])
     if has_plan(folder):
         return Planned(plan_there(folder, plan), folder, list(doubts))
+    packs = [pack for group in _groups(plan, folder, configs) for pack in split(group, options.largest_pack)]
+    return Planned(replace(plan, packs=_numbered(packs)), folder, list(doubts))
+
+
+def with_packs_tried(
+    plan: Plan,
+    folder: Path,
+    decide: Callable[[Sequence[RunConfig]], Decision],
+    tell: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """A plan that was just made, with the packs that prove fastest and what was measured of them.
+
+    Args:
+        plan: The plan; the plugins of its runs are loaded.
+        folder: The sweep's.
+        decide: How many of some runs that may train together are to.
+        tell: Is told how far it is.
+    """
+    configs = [config_of_record(job.config) for job in plan.jobs]
+    packs: list[list[int]] = []
+    tried: list[dict[str, Any]] = []
+    for group in _groups(plan, folder, configs):
+        most = 1
+        if len(group) > 1:
+            tell(f"trying how many of {len(group)} runs to train together")
+            decision = decide([configs[index] for index in group])
+            tried.append({"runs": [plan.jobs[index].run_id for index in group], **decision.row()})
+            most = decision.most
+        packs += split(group, most)
+    tell("")
+    return replace(plan, packs=_numbered(packs), tried=tried)
+
+
+def _groups(plan: Plan, folder: Path, configs: Sequence[RunConfig]) -> list[list[int]]:
+    """The runs that have not ended, as indices of jobs, in groups that may train together."""
     left = [index for index, job in enumerate(plan.jobs) if not has_ended(run_of(folder, job))]
     alone = [run_of(folder, plan.jobs[index]).exists() for index in left]
-    packs: list[list[int]] = []
-    for group in alike([configs[index] for index in left], alone):
-        most = options.largest_pack
-        if decide is not None and options.pack == "auto" and len(group) > 1:
-            tell(f"trying how many of {len(group)} runs to train together")
-            decision = decide([configs[left[index]] for index in group])
-            plan.tried.append({"runs": [plan.jobs[left[index]].run_id for index in group], **decision.row()})
-            most = decision.most
-        packs += split([left[index] for index in group], most)
-    tell("")
-    plan.packs.extend(Pack(number, pack) for number, pack in enumerate(sorted(packs), 1))
-    return Planned(plan, folder, list(doubts))
+    return [[left[index] for index in group] for group in alike([configs[index] for index in left], alone)]
+
+
+def _numbered(packs: Sequence[list[int]]) -> list[Pack]:
+    return [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
 
 
 def plan_there(folder: Path, made: Plan) -> Plan:

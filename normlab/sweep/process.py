@@ -148,6 +148,11 @@ class Worker:
         yield _size_and_time(self._log)
 
 
+def threads_each(at_once: int) -> int | None:
+    """Threads of each of so many processes, which share the cores evenly; None leaves one alone to torch."""
+    return None if at_once == 1 else max(1, (os.cpu_count() or 1) // at_once)
+
+
 def environment(threads: int | None) -> dict[str, str]:
     """Of a pack's process: ours, with so many threads where it does not say; None leaves them to torch."""
     return ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | os.environ

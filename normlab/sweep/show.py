@@ -11,7 +11,7 @@ from typing import Any
 from normlab.store.plans import FAILURES, End, Job, Pack, Plan, log_of, run_of
 from normlab.store.query import examine
 from normlab.store.schema import DIVERGED, FINISHED, RUNNING, number
-from normlab.sweep.plan import has_ended, tokens_of
+from normlab.sweep.plan import has_ended, is_done, tokens_of
 from normlab.sweep.progress import MOST_LINES
 
 Row = dict[str, Any]
@@ -27,22 +27,27 @@ def plan_lines(plan: Plan, folder: Path, *, to_be_tried: bool = False) -> Iterat
     """
     ended = [has_ended(run_of(folder, job)) for job in plan.jobs]
     left = [job for job, done in zip(plan.jobs, ended, strict=True) if not done]
-    packs = [pack for pack in plan.packs if not all(ended[index] for index in pack.jobs)]
     yield f"sweep   {plan.name}"
     yield f"runs    {len(plan.jobs)}" + (
         f", {sum(ended)} of them ended already: used, not repeated" if any(ended) else ""
     )
-    largest = max((len(pack.jobs) for pack in packs), default=0)
-    if not packs:
+    if not left:
         yield "packs   none: nothing is left to train"
         return
-    of = "one run each" if largest == 1 else f"up to {largest} runs"
+    yield from pack_lines(plan, folder, to_be_tried=to_be_tried)
+    yield f"tokens  {sum(map(tokens_of, left)):,} to train on"
+
+
+def pack_lines(plan: Plan, folder: Path, *, to_be_tried: bool = False) -> Iterator[str]:
+    """How many packs are left to train, and what was tried before they were made."""
+    packs = [pack for pack in plan.packs if not is_done(folder, plan.members(pack))]
+    largest = max((len(pack.jobs) for pack in packs), default=0)
+    of = f"up to {largest} runs" if largest > 1 else "one run each"
     if to_be_tried and len(packs) > 1:
         of += ", unless more at once prove faster when it starts"
-    yield f"packs   {len(packs)}, {of} (sweep.pack={plan.pack})"
     for group in plan.tried:
         yield f"tried   {_tried(plan, group)}"
-    yield f"tokens  {sum(map(tokens_of, left)):,} to train on"
+    yield f"packs   {len(packs)}, {of} (sweep.pack={plan.pack})"
 
 
 def pack_rows(plan: Plan, folder: Path) -> list[Row]:
@@ -55,7 +60,7 @@ def pack_rows(plan: Plan, folder: Path) -> list[Row]:
             "words": _words(plan, pack),
         }
         for pack in plan.packs
-        if not all(has_ended(run_of(folder, job)) for job in plan.members(pack))
+        if not is_done(folder, plan.members(pack))
     ]
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,23 +60,44 @@ def try_pack(configs: Sequence[RunConfig], threads: int | None) -> Trial:
     """
     begun = time.monotonic()
     try:
-        process = subprocess.run(
-            [sys.executable, "-m", "normlab.sweep.trial"],
-            input=json.dumps([plain_tree(config) for config in configs]),
+        code, out, err = _run(json.dumps([plain_tree(config) for config in configs]), threads)
+    except subprocess.TimeoutExpired:
+        return Trial(len(configs), error=f"took longer than {PATIENCE_S:.0f} s")
+    if code:
+        words = err.strip().splitlines() or [f"exit code {code}"]
+        return Trial(len(configs), error=words[-1].removeprefix("error: "))
+    found = json.loads(out.splitlines()[-1])
+    first_s = time.monotonic() - begun - found.pop("timed_s")
+    return Trial(len(configs), first_s=first_s, **found)
+
+
+def _run(configs: str, threads: int | None) -> tuple[int, str, str]:
+    """Run the process to its end: its exit code and what it printed. It goes when this one does.
+
+    Raises:
+        subprocess.TimeoutExpired: It took too long, and was ended.
+    """
+    theirs, ours = os.pipe()  # theirs comes to its end when nobody holds ours any more
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "normlab.sweep.trial", str(theirs)],
+            input=configs,
             capture_output=True,
             text=True,
             env=environment(threads),
+            pass_fds=(theirs,),
             timeout=PATIENCE_S,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return Trial(len(configs), error=f"took longer than {PATIENCE_S:.0f} s")
-    if process.returncode:
-        words = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-        return Trial(len(configs), error=words[-1].removeprefix("error: "))
-    found = json.loads(process.stdout.splitlines()[-1])
-    first_s = time.monotonic() - begun - found.pop("timed_s")
-    return Trial(len(configs), first_s=first_s, **found)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    return done.returncode, done.stdout, done.stderr
+
+
+def _end_with_the_parent(pipe: int) -> None:
+    os.read(pipe, 1)
+    os._exit(1)
 
 
 def measured(configs: Sequence[RunConfig]) -> dict[str, Any]:
@@ -100,8 +122,8 @@ def measured(configs: Sequence[RunConfig]) -> dict[str, Any]:
     return {"step_s": median(timed), "timed_s": sum(timed), "peak_bytes": peak_memory(resolved.device)}
 
 
-def main() -> int:
-    """Read configs, print numbers; on an error its last line, and 1."""
+def main(pipe: int) -> int:
+    """Read configs, print numbers; on an error its last line, and 1. Ends as soon as the pipe does."""
     from normlab.config import config_of_record
     from normlab.errors import one_line
     from normlab.norms import base as norms
@@ -109,6 +131,7 @@ def main() -> int:
     from normlab.source import load_plugins
     from normlab.sweep.worker import be_the_first_to_go
 
+    threading.Thread(target=_end_with_the_parent, args=(pipe,), name="normlab parent", daemon=True).start()
     be_the_first_to_go()
     trees = json.load(sys.stdin)
     try:
@@ -123,4 +146,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

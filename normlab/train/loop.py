@@ -33,7 +33,7 @@ from normlab.train.bound import Alone, Bound, Pack
 from normlab.train.evaluate import Validation
 from normlab.train.looks import Looks
 from normlab.train.member import Member
-from normlab.train.optim import Hyper, branch_step, build_optimizer, hyper_of, is_decayed, stack_hyper
+from normlab.train.optim import Hyper, branch_step, build_optimizer, hyper_of, is_decayed
 from normlab.train.resolve import Resolved
 from normlab.train.signals import StopRequest
 from normlab.train.step import Step, StepOutput
@@ -80,7 +80,7 @@ class Loop:
         self.bound = Alone(models[0], compiled=compiled) if self.is_alone else Pack(models, compiled=compiled)
         # Of the model's own: a pack's have an axis more.
         decayed = [name for name, p in self.bound.model.named_parameters() if is_decayed(config.optim, p)]
-        optimizer = build_optimizer(config.optim, self.bound.params, decayed, self.bound.lead)
+        optimizer = build_optimizer(config.optim, self.bound.params, decayed)
         self.looks = Looks(config, self.bound, optimizer, self.validation, self.members[0].tell)
         self.step = Step(
             self.bound,
@@ -108,9 +108,9 @@ class Loop:
             return limits[0]
         return torch.tensor(limits, dtype=torch.float32, device=self.resolved.torch_device)
 
-    def _hyper(self, step: int) -> Hyper:
+    def _hyper(self, step: int) -> Hyper | list[Hyper]:
         hypers = [hyper_of(member.config.optim, self.config.train.steps, step) for member in self.members]
-        return hypers[0] if self.is_alone else stack_hyper(hypers, self.resolved.torch_device, torch.float32)
+        return hypers[0] if self.is_alone else hypers
 
     # The state, whole.
 

@@ -1,4 +1,4 @@
-"""Optimisers over a flat state, in place: fused kernels for a lone run, broadcast formulas for a pack.
+"""Optimisers over a flat state, in place: fused kernels, which go over the runs of a pack one after the other.
 
 An optimiser keeps its moments as dictionaries of tensors shaped like the parameters, and one count of the
 updates made. An update that would be spoiled (`alive` false) changes nothing, without asking the host.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +18,6 @@ from torch import Tensor
 from normlab.config import SGD, AdamW, OptimConfig
 
 Tensors = dict[str, Tensor]
-Number = float | Tensor
-"""A number for all runs, or one for each, shape (R,)."""
 
 
 def learning_rate(optim: OptimConfig, steps: int, step: int) -> float:
@@ -72,13 +69,13 @@ def lengths(tensors: Sequence[Tensor], lead: tuple[int, ...]) -> Tensor:
 
 @dataclass(slots=True)
 class Hyper:
-    """The numbers of one update: floats for a lone run, tensors of shape (R,) for a pack."""
+    """The numbers of one update of a run."""
 
-    lr: Number
-    weight_decay: Number
-    first: Number
+    lr: float
+    weight_decay: float
+    first: float
     """beta1, or momentum."""
-    second: Number
+    second: float
     """beta2; unused by SGD."""
 
 
@@ -92,10 +89,8 @@ class Optimizer:
         options: OptimConfig,
         params: Mapping[str, Tensor],
         decayed: Sequence[str],
-        lead: tuple[int, ...],
     ):
         self.options = options
-        self.lead = lead
         self.moments: dict[str, Tensors] = {
             kind: {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()} for kind in self.kinds
         }
@@ -104,43 +99,45 @@ class Optimizer:
         self.count = torch.zeros((), dtype=torch.float32, device=device)
         """Updates made, on the device."""
 
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], hyper: Hyper, alive: Tensor) -> None:
-        """Move the parameters, in place, where `alive`."""
+    def update(
+        self,
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        hyper: Hyper | Sequence[Hyper],
+        alive: Tensor,
+    ) -> None:
+        """Move the parameters, in place, where `alive`.
+
+        Args:
+            params: What is moved.
+            grads: The gradient of each, laid out in memory as it is: the kernels take both for flat arrays.
+            hyper: The numbers of a lone run, or those of each run of a pack.
+            alive: Whether the update is to be made, shape (...R).
+        """
         self.count += alive.any()  # a spoiled update is none
-        for names, weight_decay in zip(self.groups, (hyper.weight_decay, 0.0), strict=True):
+        spoiled = (~alive).float()
+        for names, decays in zip(self.groups, (True, False), strict=True):
             if not names:
                 continue
-            tensors = [params[name] for name in names], [grads[name] for name in names]
-            moments = [[self.moments[kind][name] for name in names] for kind in self.kinds]
-            if self.lead:
-                for p, g, *own in zip(*tensors, *moments, strict=True):
-                    self._stacked(p, g, own, weight_decay, hyper, alive)
-            else:
-                self._fused(*tensors, moments, weight_decay, hyper, (~alive).float())
+            tensors = [[of[name].detach() for name in names] for of in (params, grads, *self.moments.values())]
+            if isinstance(hyper, Hyper):
+                self._fused(tensors, hyper.weight_decay if decays else 0.0, hyper, spoiled)
+                continue
+            of_runs = [[tensor.unbind() for tensor in kind] for kind in tensors]
+            for run, own in enumerate(hyper):
+                its = [[tensor[run] for tensor in kind] for kind in of_runs]
+                self._fused(its, own.weight_decay if decays else 0.0, own, spoiled[run])
 
-    def _fused(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        moments: list[list[Tensor]],
-        weight_decay: Any,
-        hyper: Any,
-        spoiled: Tensor,
-    ) -> None:
-        """A lone run: all parameters of a group in one kernel, which does nothing where `spoiled` is 1."""
+    def _fused(self, tensors: list[list[Tensor]], weight_decay: float, hyper: Hyper, spoiled: Tensor) -> None:
+        """Move one run's parameters of a group in one kernel, which does nothing where `spoiled` is 1.
+
+        Args:
+            tensors: The parameters, their gradients, and the moments of each kind.
+            weight_decay: Of this group.
+            hyper: The run's numbers.
+            spoiled: 1 or 0.
+        """
         raise NotImplementedError
-
-    def _stacked(
-        self, p: Tensor, g: Tensor, moments: list[Tensor], weight_decay: Number, hyper: Hyper, alive: Tensor
-    ) -> None:
-        """A pack: one stacked parameter, every number broadcast over its runs."""
-        raise NotImplementedError
-
-
-def _per_run(value: Number, like: Tensor) -> Tensor:
-    """A number for each run, shaped to multiply a stacked tensor."""
-    value = value if isinstance(value, Tensor) else like.new_tensor([value])
-    return value.view(-1, *[1] * (like.dim() - 1))
 
 
 class AdamWOptimizer(Optimizer):
@@ -148,26 +145,14 @@ class AdamWOptimizer(Optimizer):
 
     kinds = ("mean", "square")
 
-    def _fused(self, params, grads, moments, weight_decay, hyper, spoiled) -> None:
+    def _fused(self, tensors, weight_decay, hyper, spoiled) -> None:
         assert isinstance(self.options, AdamW)
+        params, grads, mean, square = tensors
         torch._fused_adamw_(
-            params, grads, moments[0], moments[1], [], [self.count] * len(params),
+            params, grads, mean, square, [], [self.count] * len(params),
             lr=hyper.lr, beta1=hyper.first, beta2=hyper.second, weight_decay=weight_decay,
             eps=self.options.eps, amsgrad=False, maximize=False, found_inf=spoiled,
         )  # fmt: skip
-
-    def _stacked(self, p, g, moments, weight_decay, hyper, alive) -> None:
-        assert isinstance(self.options, AdamW)
-        mean, square = moments
-        lr, decay, first, second = (_per_run(n, p) for n in (hyper.lr, weight_decay, hyper.first, hyper.second))
-        new_mean = mean + (1 - first) * (g - mean)
-        new_square = second * square + (1 - second) * g * g
-        count = self.count.to(p.dtype)
-        root = (new_square / (1 - second**count)).sqrt() + self.options.eps
-        new_p = p * (1 - lr * decay) - lr / (1 - first**count) * new_mean / root
-        keep = _per_run(alive, p)
-        for old, new in ((p, new_p), (mean, new_mean), (square, new_square)):
-            old.copy_(torch.where(keep, new, old))
 
 
 class SGDOptimizer(Optimizer):
@@ -175,31 +160,19 @@ class SGDOptimizer(Optimizer):
 
     kinds = ("velocity",)
 
-    def _fused(self, params, grads, moments, weight_decay, hyper, spoiled) -> None:
+    def _fused(self, tensors, weight_decay, hyper, spoiled) -> None:
         assert isinstance(self.options, SGD)
-        velocity = moments[0] if hyper.first else []  # the kernel insists on none where there is no momentum
+        params, grads, velocity = tensors
+        velocity = velocity if hyper.first else []  # the kernel insists on none where there is no momentum
         torch._fused_sgd_(
             params, grads, velocity, weight_decay=weight_decay, momentum=hyper.first, lr=hyper.lr, dampening=0.0,
             nesterov=self.options.nesterov, maximize=False, is_first_step=False, found_inf=spoiled,
         )  # fmt: skip
 
-    def _stacked(self, p, g, moments, weight_decay, hyper, alive) -> None:
-        assert isinstance(self.options, SGD)
-        (velocity,) = moments
-        lr, decay, momentum = (_per_run(n, p) for n in (hyper.lr, weight_decay, hyper.first))
-        g = g + decay * p
-        new_velocity = momentum * velocity + g
-        step = g + momentum * new_velocity if self.options.nesterov else new_velocity
-        keep = _per_run(alive, p)
-        for old, new in ((p, p - lr * step), (velocity, new_velocity)):
-            old.copy_(torch.where(keep, new, old))
 
-
-def build_optimizer(
-    options: OptimConfig, params: Mapping[str, Tensor], decayed: Sequence[str], lead: tuple[int, ...]
-) -> Optimizer:
+def build_optimizer(options: OptimConfig, params: Mapping[str, Tensor], decayed: Sequence[str]) -> Optimizer:
     """The optimiser that the options name, with its moments at zero."""
-    return {"adamw": AdamWOptimizer, "sgd": SGDOptimizer}[options.name](options, params, decayed, lead)
+    return {"adamw": AdamWOptimizer, "sgd": SGDOptimizer}[options.name](options, params, decayed)
 
 
 def hyper_of(options: OptimConfig, steps: int, step: int) -> Hyper:
@@ -209,17 +182,3 @@ def hyper_of(options: OptimConfig, steps: int, step: int) -> Hyper:
         return Hyper(lr=lr, weight_decay=options.weight_decay, first=options.beta1, second=options.beta2)
     assert isinstance(options, SGD)
     return Hyper(lr=lr, weight_decay=options.weight_decay, first=options.momentum, second=0.0)
-
-
-def stack_hyper(hypers: Sequence[Hyper], device: torch.device, dtype: torch.dtype) -> Hyper:
-    """The numbers of a pack's update, each of shape (R,)."""
-
-    def stacked(name: str) -> Tensor:
-        return torch.tensor([getattr(hyper, name) for hyper in hypers], dtype=dtype).to(device)
-
-    return Hyper(
-        lr=stacked("lr"),
-        weight_decay=stacked("weight_decay"),
-        first=stacked("first"),
-        second=stacked("second"),
-    )

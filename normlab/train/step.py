@@ -8,7 +8,7 @@ Shapes: R runs (absent for a lone run), B batch, T time, `...R` marks an axis th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from normlab.stats.tap import mean_squares
 from normlab.train.bound import Bound
 from normlab.train.measure import Measure, Measured, Pass
-from normlab.train.optim import Hyper, Number, Optimizer, lengths
+from normlab.train.optim import Hyper, Optimizer, lengths
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Step:
     bound: Bound
     optimizer: Optimizer
     accumulation: int = 1
-    clip: Number | None = None
+    clip: float | Tensor | None = None
     """Largest gradient norm; one for each run of a pack, or none."""
     autocast: Callable[[], AbstractContextManager] = nullcontext
     project: Callable[[Mapping[str, Tensor]], None] | None = None
@@ -63,8 +63,13 @@ class Step:
             device = next(iter(self.bound.params.values())).device
             self.alive = torch.ones(self.bound.lead, dtype=torch.bool, device=device)
 
-    def __call__(self, tokens: Tensor, targets: Tensor, hyper: Hyper, *, measured: bool = False) -> StepOutput:
-        """One update from tokens and targets, shape (...R, B, T); with `measured`, what was seen inside."""
+    def __call__(
+        self, tokens: Tensor, targets: Tensor, hyper: Hyper | Sequence[Hyper], *, measured: bool = False
+    ) -> StepOutput:
+        """One update from tokens and targets, shape (...R, B, T), by the numbers of the run or of each in the pack.
+
+        With `measured` it also returns what was seen inside.
+        """
         bound, old_buffers = self.bound, self.bound.buffers
         look = self.measure if measured else None
         bound.train(True)
@@ -104,7 +109,7 @@ class Step:
                 )
             self._spent.clear()
             found = torch.autograd.grad(part.sum() / parts, [*params, *taps], materialize_grads=True)
-            grads, of_taps = list(found[: len(params)]), found[len(params) :]
+            grads, of_taps = list(map(_laid_out_as, found, params)), found[len(params) :]
             del found
             # Of the step's loss summed over its tokens, which is as many times their mean as there are.
             passes.append(Pass(reports, mean_squares(of_taps, batch_axis) * count**2 if of_taps else None))
@@ -152,3 +157,13 @@ class Step:
         if moved:
             kept = {name: torch.where(self._alive_for(new), new, old[name]) for name, new in moved.items()}
             self.bound.set_buffers(kept)
+
+
+def _laid_out_as(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient in the parameter's order in memory, which whatever goes over both as flat arrays relies on.
+
+    What is used transposed has a transposed gradient; `backward` would see to it, `autograd.grad` does not.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)

@@ -19,7 +19,7 @@ from normlab.model.init import build_model
 from normlab.stats.statistic import CORE, STATISTICS
 from normlab.train.bound import Alone, Pack
 from normlab.train.measure import Measure
-from normlab.train.optim import build_optimizer, hyper_of, is_decayed, stack_hyper
+from normlab.train.optim import build_optimizer, hyper_of, is_decayed
 from normlab.train.step import Step
 
 VOCAB = 16
@@ -55,7 +55,7 @@ class Case:
         alone = len(models) == 1
         bound = Alone(models[0], compiled=self.compiled) if alone else Pack(models, compiled=self.compiled)
         decayed = [name for name, p in bound.model.named_parameters() if is_decayed(config.optim, p)]
-        optimizer = build_optimizer(config.optim, bound.params, decayed, bound.lead)
+        optimizer = build_optimizer(config.optim, bound.params, decayed)
         return Step(
             bound, optimizer, accumulation=self.accumulation, clip=config.optim.clip,
             measure=Measure(bound, config.stats.names(CORE)),
@@ -71,7 +71,7 @@ class Case:
             if len(self.configs) == 1:
                 out = step(tokens[0], targets[0], hypers[0], measured=True)
             else:
-                out = step(tokens, targets, stack_hyper(hypers, tokens.device, self.dtype), measured=True)
+                out = step(tokens, targets, hypers, measured=True)
         values = out.measured.values.view(-1, len(self.configs)).T.tolist()
         return [dict(zip(map(tuple, out.measured.columns), own, strict=True)) for own in values]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from normlab.sweep import auto
 from normlab.sweep.trial import Trial, try_pack
 from normlab.train.start import train
 from tests.conftest import small_run
+from tests.sweep.watching import children_of, wait_for
 
 Command = Callable[..., tuple[int, str, str]]
 FIRST_S = 10.0
@@ -106,6 +109,52 @@ def test_a_trial_that_fails_says_why(tmp_path: Path) -> None:
     assert "\n" not in found.error
 
 
+SLEEPY = """
+import dataclasses, pathlib, time, torch
+from normlab.norms import base
+class Sleepy(torch.nn.Module):
+    def forward(self, x):
+        pathlib.Path("asleep").touch()
+        time.sleep(1e6)
+@base.register_norm
+@dataclasses.dataclass(kw_only=True, slots=True)
+class SleepyConfig(base.NormConfig):
+    name: str = "sleepy"
+    def build(self, width):
+        return Sleepy()
+"""
+
+
+def test_a_trial_goes_with_whoever_started_it(tmp_path: Path) -> None:
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    words = [*small_run(tmp_path / "results"), f"plugins=[{tmp_path / 'sleepy.py'}]", "norm=sleepy"]
+    code = f"from normlab.launch import compose_run; from normlab.sweep.trial import try_pack; c = compose_run({words})"
+    with subprocess.Popen([sys.executable, "-c", f"{code}; try_pack([c, c], 1)"], cwd=tmp_path) as parent:
+        wait_for((tmp_path / "asleep").exists)
+        (child,) = children_of(parent.pid)
+        parent.kill()
+    wait_for(lambda: not Path(f"/proc/{child}").exists())
+
+
+def test_two_starts_at_once_try_once(tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes second finds the sweep active before anything is tried."""
+    monkeypatch.setattr(auto, "SHARE", 1e9)
+    words = [*small_run(tmp_path / "results"), "seed=0,1", "sweep.name=x", "train.steps=2", "stats=off"]
+    tried: list[int] = []
+
+    def attempt(configs: Sequence[RunConfig], threads: int | None) -> Trial:
+        tried.append(len(configs))
+        if len(tried) == 1:
+            code, _, err = run_command("sweep", *words)
+            assert code == 2
+            assert "sweep x is active in process" in err
+        return Trial(len(configs), first_s=FIRST_S, step_s=1.0)
+
+    monkeypatch.setattr(auto.decide, "__defaults__", (attempt,))
+    assert run_command("sweep", *words)[0] == 0
+    assert tried == [1, 2]
+
+
 def test_what_was_measured_is_in_the_plan(
     tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +167,7 @@ def test_what_was_measured_is_in_the_plan(
     assert not (tmp_path / "results").exists()
     code, out, err = run_command("sweep", *words)
     assert code == 0, err
+    assert "packs   8, one run each, unless more at once prove faster when it starts (sweep.pack=auto)" in out
     assert "packs   2, up to 4 runs (sweep.pack=auto)" in out
     assert "tried   norm=rmsnorm (4 runs): 1 at once 10 ms a step of each, 2 at once 5 ms" in out
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()

@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from normlab.errors import ConfigError, StoreError
 from normlab.launch import compose_sweep
 from normlab.store.lock import hold
-from normlab.store.plans import End, Pack, Plan, lock_of, read_ends, read_plan, run_of, sweep_folder
+from normlab.store.plans import Pack, Plan, lock_of, read_ends, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweep import local, supervisor
 from normlab.sweep.ends import end_of
@@ -26,6 +25,7 @@ from normlab.sweep.options import SweepOptions
 from normlab.sweep.plan import make_plan
 from normlab.sweep.process import Worker
 from normlab.sweep.supervisor import Outcome, supervise
+from tests.sweep.watching import Silent, wait_for, workers_of
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -148,26 +148,6 @@ def test_neither_a_dead_parent_nor_ctrl_c_leaves_a_process_or_loses_a_step(words
     assert all([row["step"] for row in run.rows("train").rows] == list(range(run.status()["step"])) for run in runs())
 
 
-def wait_for(holds: Callable[[], bool], seconds: float = 180) -> None:
-    since = time.monotonic()
-    while not holds():
-        assert time.monotonic() - since < seconds
-        time.sleep(0.2)
-
-
-def workers_of(folder: Path) -> list[int]:
-    """The processes whose command line names a sweep's folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            line = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
-        except OSError:
-            continue
-        if b"normlab.sweep.worker" in line and os.fsencode(folder) in line:
-            found.append(int(entry.name))
-    return found
-
-
 def test_a_sweep_of_two_runs(words: list[str], run_command: Command, tmp_path: Path) -> None:
     """One path through all of it: what is trained is what `train` trains, one diverges, nothing is done twice."""
     grid = [*words, "norm=none", "optim=sgd", "optim.clip=null", "optim.lr=1e-3,1e9", "train.steps=8", "sweep.jobs=2"]
@@ -194,31 +174,6 @@ def test_a_sweep_of_two_runs(words: list[str], run_command: Command, tmp_path: P
 
 
 # With processes that only pretend.
-
-
-class Silent:
-    """A watcher that notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def begin(self, plan: Plan, waiting: Sequence[Pack], done: int, failed: Sequence[End]) -> None:
-        self.told.append(("begin", [pack.number for pack in waiting], done, [end.pack for end in failed]))
-
-    def started(self, pack: Pack) -> None:
-        self.told.append(("started", pack.number))
-
-    def ended(self, pack: Pack, end: End, halves: Sequence[Pack]) -> None:
-        self.told.append((end.cause, pack.number, [half.number for half in halves]))
-
-    def look(self) -> None:
-        pass
-
-    def say(self, line: str) -> None:
-        self.told.append(line)
-
-    def finish(self) -> None:
-        self.told.append("finish")
 
 
 class Pretender:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ from normlab.launch import compose_run
 from normlab.store.plans import read_ends, read_plan, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.train.start import train
+from tests.sweep.watching import workers_of
 
 Command = Callable[..., tuple[int, str, str]]
 GRID = ["norm=layernorm,rmsnorm", "optim.lr=1e-3,1e30", "seed=0,1"]
@@ -26,7 +28,7 @@ SWEEP = ["sweep", "sweep.name=packed", "sweep.pack=3", *GRID]
 
 
 def runs_of(results: Path) -> dict[str, RunFolder]:
-    return {folder.name: RunFolder(folder) for folder in sorted((results / "runs").iterdir())}
+    return {folder.name: RunFolder(folder) for folder in sorted((results / "runs").glob("*"))}
 
 
 def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
@@ -53,38 +55,31 @@ def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
     assert "1.0e-03" in out or "0.001" in out
 
 
+KILLS = 10
+
+
 @pytest.mark.slow
 def test_killed_at_any_time_with_all_its_processes_it_ends_as_if_undisturbed(words: list[str], tmp_path: Path) -> None:
-    """SIGKILL to the supervisor and its workers, five times at random; then to the end: every record bit for bit."""
-    command = [sys.executable, "-m", "normlab", *SWEEP, *words, "train.steps=120", "train.checkpoint_every=9"]
-    command += ["deterministic=true", "sweep.jobs=2"]
-    subprocess.run([*command, f"results_dir={tmp_path / 'calm'}"], check=True, capture_output=True, timeout=300)
-    draws, killed = random.Random(0), 0
+    """SIGKILL to the supervisor and its workers, ten times at random; then to the end: every record bit for bit.
+
+    Two packs at once, each of two runs that train and two that diverge; killed while they start and while they train.
+    """
+    command = [sys.executable, "-m", "normlab", "sweep", "sweep.name=packed", "sweep.pack=4", *GRID, *words]
+    command += ["train.steps=4000", "train.checkpoint_every=50", "deterministic=true", "sweep.jobs=2"]
+    subprocess.run([*command, f"results_dir={tmp_path / 'calm'}"], check=True, capture_output=True, timeout=600)
+    draws, reached = random.Random(0), []
     command.append(f"results_dir={tmp_path / 'wild'}")
-    while killed < 5:
+    for _ in range(KILLS):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(draws.uniform(4, 12))
-        if process.poll() is not None:
-            break
-        for pid in [*_workers_of(tmp_path / "wild"), process.pid]:
-            os.kill(pid, signal.SIGKILL)
+        assert process.poll() is None, f"over after {len(reached)} kills"
+        for pid in [process.pid, *workers_of(tmp_path / "wild")]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
-        killed += 1
-    assert killed >= 2, "it was over before it could be killed"
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+        reached.append(sum(run.size() for run in runs_of(tmp_path / "wild").values()))
+    assert len(set(reached)) > KILLS // 2, "it hardly went on between two kills"
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
     calm, wild = runs_of(tmp_path / "calm"), runs_of(tmp_path / "wild")
     assert calm.keys() == wild.keys()
     assert {name: differences(calm[name].path, wild[name].path) for name in calm} == {name: [] for name in calm}
-
-
-def _workers_of(results: Path) -> list[int]:
-    """The processes that train runs of a results folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"normlab.sweep.worker" in words and any(word.startswith(os.fsencode(results)) for word in words):
-            found.append(int(path.parent.name))
-    return found

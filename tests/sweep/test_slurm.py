@@ -20,39 +20,17 @@ from kill_and_resume import differences
 
 from normlab.errors import ConfigError, StoreError
 from normlab.launch import compose_sweep
-from normlab.store.plans import End, Pack, Plan, read_ends, read_plan, run_of, sweep_folder
-from normlab.store.queue import Handed, read_queue, write_end, write_queue
+from normlab.store.plans import End, read_ends, read_plan, run_of, sweep_folder
+from normlab.store.queue import Handed, read_end, read_queue, write_end, write_queue
 from normlab.store.runs import RunFolder
 from normlab.sweep import slurm, supervisor
 from normlab.sweep.plan import make_plan
 from normlab.sweep.supervisor import Outcome, supervise
+from tests.sweep.watching import Silent, children_of, wait_for
 
 Command = Callable[..., tuple[int, str, str]]
 HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1"]
 """In submitit's processes on this machine."""
-
-
-class Silent:
-    """A watcher that notes what it is told, and does something at each look."""
-
-    def __init__(self, act: Callable[[], None] = lambda: None) -> None:
-        self.told: list[Any] = []
-        self.look = act
-
-    def begin(self, plan: Plan, waiting: Sequence[Pack], done: int, failed: Sequence[End]) -> None:
-        self.told.append(("begin", [pack.number for pack in waiting], done, [end.pack for end in failed]))
-
-    def started(self, pack: Pack) -> None:
-        self.told.append(("started", pack.number))
-
-    def ended(self, pack: Pack, end: End, halves: Sequence[Pack]) -> None:
-        self.told.append((end.cause, pack.number, [half.number for half in halves]))
-
-    def say(self, line: str) -> None:
-        self.told.append(line)
-
-    def finish(self) -> None:
-        self.told.append("finish")
 
 
 def run_sweep(words: Sequence[str], act: Callable[[], None] = lambda: None) -> tuple[Outcome, list[Any], Path]:
@@ -102,10 +80,6 @@ def test_a_sweep_of_four_of_which_one_is_preempted_is_the_undisturbed_one(
     assert read_queue(folder) == {}
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def test_whoever_watches_may_go_and_come_back(words: list[str], tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Ctrl-C leaves what was handed over; the same command watches it, and hands over nothing twice."""
     grid = [*words, *HERE, "seed=0,1", "sweep.name=x", "stats=off"]
@@ -148,13 +122,6 @@ def end_all(jobs: list[int]) -> None:
 
 def runs_of(folder: Path) -> list[RunFolder]:
     return [run_of(folder, job) for job in read_plan(folder).jobs]
-
-
-def wait_for(holds: Callable[[], bool], seconds: float = 180) -> None:
-    since = time.monotonic()
-    while not holds():
-        assert time.monotonic() - since < seconds
-        time.sleep(0.2)
 
 
 # With programs that pretend to be Slurm's.
@@ -207,7 +174,9 @@ THERE = ["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.name=x"]
 
 
 def finish(folder: Path, number: int) -> None:
-    """What the task of a pack would do: its runs finish, it says so, and submitit keeps its result."""
+    """What the task of a pack would do, once: its runs finish, it says so, and submitit keeps its result."""
+    if read_end(folder, number) is not None:  # the supervisor has looked at us twice, and not yet at what is done
+        return
     plan = read_plan(folder)
     for job in plan.members(plan.pack_of(number)):
         run = RunFolder.create(run_of(folder, job).path, {"run_id": job.run_id})

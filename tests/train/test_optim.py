@@ -18,7 +18,6 @@ from normlab.train.optim import (
     hyper_of,
     is_decayed,
     learning_rate,
-    stack_hyper,
 )
 from normlab.train.step import Step
 
@@ -64,7 +63,7 @@ def test_a_lone_update_equals_torch_optim(options: AdamW | SGD) -> None:
     theirs = {n: p.clone().requires_grad_() for n, p in params.items()}
     decayed = [n for n, p in params.items() if is_decayed(options, p)]
     assert ("gain" in decayed) == (options.decay == "all")
-    ours = build_optimizer(options, params, decayed, ())
+    ours = build_optimizer(options, params, decayed)
     other = reference(options, theirs, decayed)
     for step in range(STEPS):
         grads = gradients(step, params)
@@ -84,14 +83,14 @@ def test_a_stacked_update_equals_the_lone_ones(options: AdamW | SGD) -> None:
     stacked = drawn(3)
     lone = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]
     decayed = [n for n, p in lone[0].items() if is_decayed(options, p)]
-    together = build_optimizer(options, stacked, decayed, (3,))
-    alone = [build_optimizer(run, lone[r], decayed, ()) for r, run in enumerate(runs)]
+    together = build_optimizer(options, stacked, decayed)
+    alone = [build_optimizer(run, lone[r], decayed) for r, run in enumerate(runs)]
     alive = torch.tensor([True, False, True])
     start = {n: p.clone() for n, p in stacked.items()}
     for step in range(STEPS):
         grads = gradients(step, stacked)
         hypers = [hyper_of(run, STEPS, step) for run in runs]
-        together.update(stacked, grads, stack_hyper(hypers, torch.device("cpu"), torch.float64), alive)
+        together.update(stacked, grads, hypers, alive)
         for r in (0, 2):
             alone[r].update(lone[r], {n: g[r] for n, g in grads.items()}, hypers[r], torch.tensor(True))
     for n, p in stacked.items():
@@ -103,7 +102,7 @@ def test_a_stacked_update_equals_the_lone_ones(options: AdamW | SGD) -> None:
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=["adamw", "adamw-all", "sgd"])
 def test_a_spoiled_update_changes_no_bit(options: AdamW | SGD) -> None:
     params = drawn()
-    optimizer = build_optimizer(options, params, list(params), ())
+    optimizer = build_optimizer(options, params, list(params))
     optimizer.update(params, gradients(0, params), hyper_of(options, STEPS, 0), torch.tensor(True))
     before = copy.deepcopy((params, optimizer.moments))
     spoiled = {n: torch.full_like(g, math.nan) for n, g in gradients(1, params).items()}
@@ -120,7 +119,7 @@ def test_clipping_equals_torch(clip: float) -> None:
     model = build_model(config, 20)
     tokens = torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     step = Step(
-        Alone(model, compiled=False), build_optimizer(config.optim, dict(model.named_parameters()), [], ()), clip=clip
+        Alone(model, compiled=False), build_optimizer(config.optim, dict(model.named_parameters()), []), clip=clip
     )
     other = copy.deepcopy(model)
     out = step(tokens[:, :-1], tokens[:, 1:], hyper_of(config.optim, 10, 0))

@@ -16,7 +16,7 @@ from normlab.model.init import build_model
 from normlab.stats.statistic import CORE
 from normlab.train.bound import Alone, Bound, Pack
 from normlab.train.measure import Measure
-from normlab.train.optim import build_optimizer, hyper_of, is_decayed, stack_hyper
+from normlab.train.optim import build_optimizer, hyper_of, is_decayed
 from normlab.train.start import train
 from normlab.train.step import Step
 
@@ -30,7 +30,7 @@ def config_of(*words: str) -> RunConfig:
 
 def step_of(config: RunConfig, bound: Bound) -> Step:
     decayed = [name for name, p in bound.model.named_parameters() if is_decayed(config.optim, p)]
-    optimizer = build_optimizer(config.optim, bound.params, decayed, bound.lead)
+    optimizer = build_optimizer(config.optim, bound.params, decayed)
     clip = torch.full(bound.lead, config.optim.clip, dtype=torch.float64) if bound.lead else config.optim.clip
     measure = Measure(bound, config.stats.names(CORE))
     return Step(bound, optimizer, clip=clip, project=config.placement.project, measure=measure)
@@ -77,7 +77,7 @@ def test_a_pack_equals_its_runs_alone(words: tuple[str, ...], compiled: bool) ->
         tokens, targets = cyclic_batch(generator, 2)
         hypers = [hyper_of(config.optim, 50, step) for config in configs]
         alone = [one(tokens[r], targets[r], hypers[r]) for r, one in enumerate(lone)]
-        together = pack(tokens, targets, stack_hyper(hypers, torch.device("cpu"), torch.float64))
+        together = pack(tokens, targets, hypers)
         losses = together.loss
         for name in ("loss", "grad_norm", "clip"):
             expected = torch.stack([getattr(out, name) for out in alone])
@@ -108,7 +108,7 @@ def test_a_run_of_a_pack_that_diverges_is_frozen_and_the_others_go_on() -> None:
                 pack.bound.params["embed.tokens.weight"][0, 0, 0] = math.inf
             frozen["embed.tokens.weight"] = pack.bound.params["embed.tokens.weight"][0].clone()
         hypers = [hyper_of(config.optim, 50, step) for config in configs]
-        out = pack(tokens, targets, stack_hyper(hypers, torch.device("cpu"), torch.float64))
+        out = pack(tokens, targets, hypers)
         alone = lone(tokens[1], targets[1], hypers[1])
         assert out.alive.tolist() == [step < 3, True]
         torch.testing.assert_close(out.loss[1], alone.loss, atol=1e-9, rtol=0)

@@ -14,7 +14,7 @@ from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
 from normlab.train.bound import Alone, Pack
-from normlab.train.optim import hyper_of, stack_hyper
+from normlab.train.optim import hyper_of
 
 # Of 32 channels the default looks at two, whose length may be next to nothing: then rounding alone grows to 1e-1.
 OPTIONS = {"prmsnorm": ("norm.fraction=0.5",)}
@@ -52,7 +52,7 @@ def losses(words: tuple[str, ...], steps: int, dtype: torch.dtype, *, nudge: boo
     for step in range(steps):
         tokens, targets = cyclic_batch(generator, 2)
         hypers = [hyper_of(config.optim, 50, step) for config in configs]
-        together = pack(tokens, targets, stack_hyper(hypers, torch.device("cpu"), dtype)).loss
+        together = pack(tokens, targets, hypers).loss
         apart = [one(tokens[r % 2], targets[r % 2], hypers[r % 2]).loss for r, one in enumerate(alone)]
         seen.append(torch.stack([*together, *apart]))
     return torch.stack(seen)

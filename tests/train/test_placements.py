@@ -18,7 +18,7 @@ from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all
 from normlab.train import start
 from normlab.train.bound import Alone, Pack
-from normlab.train.optim import hyper_of, stack_hyper
+from normlab.train.optim import hyper_of
 from normlab.train.step import StepOutput
 
 SCHEMES = [
@@ -66,8 +66,7 @@ def test_a_pack_equals_its_runs_alone(name: str, norm: str) -> None:
         tokens, targets = cyclic_batch(generator, 2)
         hypers = [hyper_of(config.optim, 10, step) for config in configs]
         alone = [one(tokens[r], targets[r], hypers[r], measured=step == 9) for r, one in enumerate(lone)]
-        stacked = stack_hyper(hypers, torch.device("cpu"), torch.float64)
-        together = pack(tokens, targets, stacked, measured=step == 9)
+        together = pack(tokens, targets, hypers, measured=step == 9)
         for word in ("loss", "grad_norm"):
             expected = torch.stack([getattr(out, word) for out in alone], dim=-1)
             torch.testing.assert_close(getattr(together, word), expected, atol=1e-9, rtol=0)

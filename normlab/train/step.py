@@ -108,8 +108,10 @@ class Step:
                     else bound.loss(some_tokens, some_targets, look.wanted, taps=look.taps)
                 )
             self._spent.clear()
-            found = torch.autograd.grad(part.sum() / parts, [*params, *taps], materialize_grads=True)
-            grads, of_taps = list(map(_laid_out_as, found, params)), found[len(params) :]
+            found = list(torch.autograd.grad(part.sum() / parts, [*params, *taps], materialize_grads=True))
+            for index, parameter in enumerate(params):  # one at a time: there are never two of all of them
+                found[index] = _laid_out_as(found[index], parameter)
+            grads, of_taps = found[: len(params)], found[len(params) :]
             del found
             # Of the step's loss summed over its tokens, which is as many times their mean as there are.
             passes.append(Pass(reports, mean_squares(of_taps, batch_axis) * count**2 if of_taps else None))

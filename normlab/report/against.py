@@ -61,10 +61,10 @@ def compare(
         None if base is None else (base, *_pairs(cell, lr(cell), base, lr(base)))
         for cell, base in zip(cells, baselines, strict=True)
     ]
-    tests = [paired(one[1]) if one and one[1] else None for one in found]
+    tests = [paired(one[1], both_diverged=one[2]) if one and one[1] else None for one in found]
     corrected = holm([test.p if test else None for test in tests])
     return [
-        Comparison(one[0], test, p, one[2]) if one else None
+        Comparison(one[0], test, p, one[3]) if one else None
         for one, test, p in zip(found, tests, corrected, strict=True)
     ]
 
@@ -75,13 +75,15 @@ def confounds(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
     return list(mixtures([*cell.outcomes, *baseline.outcomes], different).values())
 
 
-def _pairs(cell: Cell, lr: float | None, baseline: Cell, base_lr: float | None) -> tuple[list[float], int]:
-    """The differences, cell less baseline, in the order of the seeds; and how many seeds are on one side only."""
+def _pairs(cell: Cell, lr: float | None, baseline: Cell, base_lr: float | None) -> tuple[list[float], int, int]:
+    """The differences, cell less baseline, in the order of the seeds.
+
+    And of how many of them both runs diverged, whose difference stands as 0; and how many seeds are on one side only.
+    """
     if lr is None or base_lr is None:
-        return [], 0
+        return [], 0, 0
     ours, theirs = cell.losses.get(lr, {}), baseline.losses.get(base_lr, {})
     both = sorted(set(ours) & set(theirs), key=str)
-    differences = [
-        0.0 if math.isinf(ours[one]) and math.isinf(theirs[one]) else ours[one] - theirs[one] for one in both
-    ]
-    return differences, len(set(ours) ^ set(theirs))
+    diverged = [math.isinf(ours[one]) and math.isinf(theirs[one]) for one in both]
+    differences = [0.0 if equal else ours[one] - theirs[one] for one, equal in zip(both, diverged, strict=True)]
+    return differences, sum(diverged), len(set(ours) ^ set(theirs))

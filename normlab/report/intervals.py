@@ -58,15 +58,16 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
-def paired(differences: Sequence[float], level: float = LEVEL) -> Paired:
+def paired(differences: Sequence[float], level: float = LEVEL, *, both_diverged: int = 0) -> Paired:
     """Whether paired differences are other than zero, two-sided.
 
-    A difference is infinite where the run of one side diverged (+inf: the first one's), and 0 where both did.
+    A difference is infinite where the run of one side diverged (+inf: the first one's), and 0 where both did; of how
+    many that is so is `both_diverged`.
 
-    All finite: the paired t test, mean +- t(n - 1) s / sqrt(n). Exact for normal differences, and near enough for
+    None diverged: the paired t test, mean +- t(n - 1) s / sqrt(n). Exact for normal differences, and near enough for
     what seeds do to a loss; with three to five seeds a rank test could never reject at 5 %.
 
-    Some infinite: Wilcoxon's signed-rank test, its null distribution exact, by flipping every sign (ties share
+    Some diverged: Wilcoxon's signed-rank test, its null distribution exact, by flipping every sign (ties share
     their mean rank; a zero keeps its rank and has no sign, after Pratt 1959). An infinite difference has the
     highest rank, so a run that diverged is a loss by the most and no number need be made up for it. The interval
     inverts the test: it holds the shifts that are not rejected, bounded by two of the Walsh averages
@@ -82,8 +83,8 @@ def paired(differences: Sequence[float], level: float = LEVEL) -> Paired:
     n = len(differences)
     if not n or any(map(math.isnan, differences)):
         raise ValueError("paired differences must be numbers, and at least one")
-    if not all(map(math.isfinite, differences)):
-        return _signed_rank(list(differences), level)
+    if both_diverged or not all(map(math.isfinite, differences)):
+        return _signed_rank(list(differences), level, both_diverged)
     estimate, low, high, _ = mean_interval(differences, level)
     if n < 2:
         return Paired(estimate, None, None, None, n, "one pair")
@@ -111,10 +112,11 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def _signed_rank(differences: list[float], level: float) -> Paired:
+def _signed_rank(differences: list[float], level: float, both_diverged: int) -> Paired:
     n = len(differences)
-    infinite = sum(map(math.isinf, differences))
-    said = f"signed-rank ({infinite} of {n} {'pair' if n == 1 else 'pairs'} with a diverged run)"
+    diverged = sum(map(math.isinf, differences)) + both_diverged
+    both = f", {both_diverged} on both sides" if both_diverged else ""
+    said = f"signed-rank ({diverged} of {n} {'pair' if n == 1 else 'pairs'} with a diverged run{both})"
     low, high, estimate = _hodges_lehmann(differences, level)
     if n < 2:
         return Paired(estimate, None, None, None, n, said)

@@ -81,7 +81,8 @@ def sensitivity(losses: Losses, at_start: float | None) -> Sensitivity:
 
     l(lr) is the mean over replicates of min(loss, l0), so that a diverged run counts as the loss at
     initialisation l0, and l* the least l(lr) of the grid. Each divergence moves S by a step, and another grid has
-    another S: it is to be read with both.
+    another S: it is to be read with both. A learning rate at which a run diverged is never usable, however little there
+    was to lose; it is the edge where none below it, down to the best, is over the edge.
 
     Args:
         losses: Loss by learning rate and replicate.
@@ -97,10 +98,12 @@ def sensitivity(losses: Losses, at_start: float | None) -> Sensitivity:
     rates, best = list(means), min(means, key=lambda lr: (means[lr], lr))
     least = means[best]
     low = high = at = rates.index(best)
-    while low > 0 and means[rates[low - 1]] <= least + USABLE:
+    diverges = {lr for lr, own in losses.items() if not all(map(math.isfinite, own.values()))}
+    good = [means[lr] <= least + USABLE and lr not in diverges for lr in rates]
+    while low > 0 and good[low - 1]:
         low -= 1
-    while high < len(rates) - 1 and means[rates[high + 1]] <= least + USABLE:
+    while high < len(rates) - 1 and good[high + 1]:
         high += 1
-    edge = next((lr for lr in rates[at + 1 :] if means[lr] > least + EDGE), None)
+    edge = next((lr for lr in rates[at + 1 :] if means[lr] > least + EDGE or lr in diverges), None)
     value = math.fsum(means.values()) / len(means) - least
-    return Sensitivity(value, (rates[low], rates[high]), edge)
+    return Sensitivity(value, (rates[low], rates[high]) if good[at] else None, edge)

@@ -42,6 +42,8 @@ _CIRCUMSTANCES: dict[str, Callable[[Run], Any]] = {
         for key in ("compile", "deterministic", "threads", "instructions")
     },
     "numerics (torch)": lambda run: dig(run, "versions.torch"),
+    # Its speed and memory too are shared with them.
+    "numerics (runs in its pack)": lambda run: len(dig(run, "pack.runs") or [None]),
 }
 """What a loss depends on beside its config."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,20 @@ def append_end(folder: Path, end: End) -> None:
         raise refusal(path, "written", error) from error
 
 
+def set_ends_aside(folder: Path) -> None:
+    """Keep the ends of a plan that is gone under another name: the packs of the next one are others.
+
+    Raises:
+        StoreError: The system refused.
+    """
+    path = folder / ENDS_FILE
+    try:
+        if path.exists():
+            path.replace(folder / f"before_{time.time_ns()}_{ENDS_FILE}")
+    except OSError as error:
+        raise refusal(path, "renamed", error) from error
+
+
 def read_ends(folder: Path) -> list[End]:
     """Every end of a pack's process, oldest first; lines that cannot be read are left out.
 
@@ -193,4 +208,6 @@ def read_ends(folder: Path) -> list[End]:
     """
     names = [field.name for field in dataclasses.fields(End)]
     rows = read_rows(folder / ENDS_FILE).rows
-    return [End(**{name: row[name] for name in names}) for row in rows if all(name in row for name in names)]
+    whole = [End(**{name: row[name] for name in names}) for row in rows if all(name in row for name in names)]
+    known = (FINISHED, INTERRUPTED, *FAILURES)
+    return [end for end in whole if isinstance(end.pack, int) and isinstance(end.cause, str) and end.cause in known]

@@ -130,12 +130,16 @@ class RunFolder:
         was killed.
         """
         status = self.status()
-        if status["state"] == RUNNING and not is_held(self.path / LOCK_FILE):
+        if status["state"] == RUNNING and not self.is_active():
             # The writer may have written its last status and let go between the two looks.
             status = self.status()
             if status["state"] == RUNNING:
                 return KILLED, status
         return status["state"], status
+
+    def is_active(self) -> bool:
+        """Whether a process has the folder to itself now, whatever its status says."""
+        return is_held(self.path / LOCK_FILE)
 
     def state(self) -> str:
         """One of `STATES`, or killed."""

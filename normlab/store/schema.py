@@ -44,6 +44,8 @@ FINISHED = "finished"
 DIVERGED = "diverged"
 INTERRUPTED = "interrupted"
 FAILED = "failed"
+ENDED = (FINISHED, DIVERGED)
+"""Nothing is left to train of a run."""
 STATES = (RUNNING, FINISHED, DIVERGED, INTERRUPTED, FAILED)
 """The states that a run writes of itself."""
 

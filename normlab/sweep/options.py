@@ -85,6 +85,11 @@ class SweepOptions:
         """
         check(self, "sweep.")
         self.slurm.validate()
+        if self.on == "slurm" and self.slurm.cluster == "local" and self.jobs is not None:
+            raise ConfigError(
+                f"sweep.jobs={self.jobs}: has no effect with sweep.slurm.cluster=local, which starts all at once; "
+                "leave it out, or use sweep.on=local"
+            )
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):
             raise ConfigError(f"sweep.name={self.name}: is to name a folder; use letters, digits and . _ + = - only")
         if self.pack in ("auto", "off"):

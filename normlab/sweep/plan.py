@@ -15,7 +15,7 @@ from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.plans import Job, Pack, Plan, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DIVERGED, FINISHED
+from normlab.store.schema import ENDED
 from normlab.sweep.auto import Decision
 from normlab.sweep.options import SweepOptions
 from normlab.sweep.packs import alike, split
@@ -102,6 +102,8 @@ def make_plan(
     plan = Plan(name, options.pack, list(jobs.values()), [])
     if has_plan(folder):
         return Planned(plan_there(folder, plan), folder, list(doubts))
+    for job in plan.jobs:
+        _refuse_one_of_anothers_pack(run_of(folder, job), name)
     packs = [pack for group in _groups(plan, folder, configs) for pack in split(group, options.largest_pack)]
     return Planned(replace(plan, packs=_numbered(packs)), folder, list(doubts))
 
@@ -149,7 +151,8 @@ def _numbered(packs: Sequence[list[int]]) -> list[Pack]:
 def plan_there(folder: Path, made: Plan) -> Plan:
     """The plan that a sweep was begun with, where it is that of the same jobs.
 
-    A run that had ended when the plan was made is in no pack; where it is gone since, it gets one of its own.
+    A run that had ended when the plan was made is in no pack; where it is gone since, it gets one of its own. So does
+    one that is gone from a pack of which others have ended: they are not taken back to the start for it.
 
     Raises:
         ConfigError: It is a plan of other jobs, or other packs.
@@ -157,10 +160,18 @@ def plan_there(folder: Path, made: Plan) -> Plan:
     """
     plan = read_plan(folder)
     _refuse_another(plan, made)
+    runs = [run_of(folder, job) for job in plan.jobs]
     packed = {index for pack in plan.packs for index in pack.jobs}
-    lost = [index for index, job in enumerate(plan.jobs) if index not in packed and not has_ended(run_of(folder, job))]
+    lost = {index for index, run in enumerate(runs) if index not in packed and not has_ended(run)}
+    for pack in plan.packs:
+        gone = {index for index in pack.jobs if not runs[index].exists()}
+        if gone and any(has_ended(runs[index]) for index in pack.jobs):
+            lost |= gone
+    if not lost:
+        return plan
+    packs = [replace(pack, jobs=[index for index in pack.jobs if index not in lost]) for pack in plan.packs]
     after = max((pack.number for pack in plan.packs), default=0) + 1
-    return replace(plan, packs=[*plan.packs, *(Pack(number, [index]) for number, index in enumerate(lost, after))])
+    return replace(plan, packs=[*packs, *(Pack(number, [index]) for number, index in enumerate(sorted(lost), after))])
 
 
 def has_ended(run: RunFolder) -> bool:
@@ -169,7 +180,7 @@ def has_ended(run: RunFolder) -> bool:
     Raises:
         StoreError: Its status cannot be read.
     """
-    return run.exists() and run.status()["state"] in (FINISHED, DIVERGED)
+    return run.exists() and run.status()["state"] in ENDED
 
 
 def is_done(folder: Path, jobs: Sequence[Job]) -> bool:
@@ -201,6 +212,17 @@ def _made_name(options: SweepOptions, jobs: Sequence[Job]) -> str:
     what = json.dumps([sorted(job.run_id for job in jobs), options.pack])
     told = ".".join(keys)[:_LONGEST_KEYS].rstrip(".") or "sweep"
     return f"{told}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+
+
+def _refuse_one_of_anothers_pack(run: RunFolder, name: str) -> None:
+    if not run.exists() or has_ended(run):
+        return
+    pack = run.run().get("pack")
+    if pack is not None and pack.get("sweep") != name:
+        raise ConfigError(
+            f"run {run.run_id}: is one of {len(pack['runs'])} that train together in sweep {pack.get('sweep')}, and "
+            "has not ended; see that sweep to its end first, which makes the run one that is used, or leave it out"
+        )
 
 
 def _refuse_another(there: Plan, made: Plan) -> None:

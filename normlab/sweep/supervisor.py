@@ -31,6 +31,7 @@ from normlab.store.plans import (
     lock_of,
     read_ends,
     read_plan,
+    set_ends_aside,
     write_plan,
 )  # fmt: skip
 from normlab.store.queue import has_queue
@@ -106,13 +107,15 @@ class Outcome:
     """As it is now."""
     failed: dict[int, End]
     """The packs that have failed, now or before, and why."""
+    left: int = 0
+    """Packs that are not done and have not failed: something else stopped them."""
     signal: int | None = None
     """The signal that stopped it."""
 
     @property
     def code(self) -> int:
-        """The command's exit code: 0 where nothing failed, 1 where something did, 128 + n after signal n."""
-        return 128 + self.signal if self.signal else int(bool(self.failed))
+        """The command's exit code: 0 where all is done, 1 where something is not, 128 + n after signal n."""
+        return 128 + self.signal if self.signal else int(bool(self.failed or self.left))
 
 
 def supervise(
@@ -147,6 +150,8 @@ def supervise(
         sweep_temporaries(folder)
         # It may have been begun, or halved, since it was looked at.
         plan = plan_there(folder, plan) if has_plan(folder) else settle(plan)
+        if not has_plan(folder):
+            set_ends_aside(folder)
         if not has_plan(folder) or plan != read_plan(folder):
             write_plan(folder, plan)
         if has_queue(folder):
@@ -212,7 +217,8 @@ class _Supervisor:
         finally:
             self.place.close()
             self.watcher.finish()
-        return Outcome(self.plan, self.failed, self.signals[0] if self.signals else None)
+        left = sum(not (pack.number in self.failed or self._is_done(pack)) for pack in self.plan.packs)
+        return Outcome(self.plan, self.failed, left, self.signals[0] if self.signals else None)
 
     def _recover(self, last: dict[int, End]) -> None:
         """Halve what ran out of memory just before the supervisor was killed, or while there was none."""

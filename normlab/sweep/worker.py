@@ -13,7 +13,12 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from normlab.store.runs import RunFolder
 
 PATIENCE_S = 30.0
 """How long a run may take to its checkpoint after its supervisor has gone."""
@@ -37,6 +42,8 @@ def main(folder: Path, number: int) -> int:
         traceback.print_exc()
         code = OUT_OF_MEMORY if isinstance(error, MemoryError) else RAISED
         told = f"{type(error).__name__}: {error}"
+        if "randomness" in told:  # vmap's word
+            told = f"it draws random numbers, which runs that train together cannot; use sweep.pack=off ({told})"
     print(f"{ERROR}{one_line(told)}", file=sys.stderr, flush=True)
     return code
 
@@ -47,7 +54,7 @@ def _train(folder: Path, number: int) -> int:
     from normlab.norms import base as norms
     from normlab.placements import base as placements
     from normlab.source import load_plugins
-    from normlab.store.plans import Job, read_plan
+    from normlab.store.plans import Job, read_plan, run_of
     from normlab.sweep.plan import Identities
     from normlab.train import start
 
@@ -70,9 +77,17 @@ def _train(folder: Path, number: int) -> int:
         return config
 
     configs = [config_of(job) for job in plan.members(pack)]
+    _wait_for_the_one_before([run_of(folder, job) for job in plan.members(pack)])
     outcomes = start.train_pack(configs, pack={"sweep": plan.name, "number": number}, ends_process=True)
     stopped = next((outcome.signal for outcome in outcomes if outcome.signal), None)
     return 128 + stopped if stopped else 0
+
+
+def _wait_for_the_one_before(runs: Sequence[RunFolder]) -> None:
+    """A supervisor that was killed leaves processes that still write their checkpoints; the next one may be quick."""
+    until = time.monotonic() + PATIENCE_S + 5
+    while any(run.is_active() for run in runs) and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def _stop_with_the_parent() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from normlab.errors import StoreError
-from normlab.store.schema import DIVERGED, STATUS_FILE
+from normlab.store.schema import DIVERGED, ENDED, FINISHED, STATUS_FILE
 from normlab.train import checkpoint
 from normlab.train.loop import Loop
 from normlab.train.member import Member, Progress
@@ -17,6 +17,7 @@ from normlab.train.member import Member, Progress
 def go_to_checkpoint(loop: Loop) -> None:
     """Put the loop, and the records, at the newest step of which each run has a whole checkpoint, or at the start."""
     found = _of_one_step(loop.members)
+    _keep_what_has_finished(loop.members, found)
     if found is None:
         for member in loop.members:
             if member.folder.size():
@@ -35,6 +36,23 @@ def go_to_checkpoint(loop: Loop) -> None:
             say(lost)
         if damaged := folder.rows().damaged:
             say(f"{folder.metrics_path}: damaged rows: {damaged}; the run itself goes on from a whole checkpoint")
+
+
+def _keep_what_has_finished(members: Sequence[Member], found: Sequence[checkpoint.Checkpoint] | None) -> None:
+    """A run that has finished is not taken back for the sake of another one of its pack.
+
+    Raises:
+        StoreError: It would be.
+    """
+    finished = [member for member in members if member.folder.status()["state"] == FINISHED]
+    step = min((saved.step for saved in found or () if saved.meta.get("diverged") is None), default=0)
+    if finished and len(members) > 1 and step < finished[0].config.train.steps:
+        others = [member.folder.run_id for member in members if member.folder.status()["state"] not in ENDED]
+        raise StoreError(
+            f"run {finished[0].folder.run_id}: has finished, and would be taken back to step {step} with its pack, for "
+            f"of {', '.join(others)} there is no later checkpoint; put it back, or move that run's folder away: the "
+            "same command then trains it alone"
+        )
 
 
 def _of_one_step(members: Sequence[Member]) -> list[checkpoint.Checkpoint] | None:

@@ -19,7 +19,7 @@ from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import FOLDER as STATS_FOLDER
 from normlab.store.files import refusal, write_atomic
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DIVERGED, FINISHED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
+from normlab.store.schema import DIVERGED, ENDED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
 from normlab.store.series import series
 from normlab.tracking.background import Background
 from normlab.tracking.base import Sink
@@ -38,7 +38,6 @@ PLUGINS = "plugins"
 TOKENIZER_FILE = "tokenizer.json"
 UNFINISHED = "unfinished"
 """Stands in a folder while it is filled, so that what a kill left there is known from a run's remains."""
-ENDED = (FINISHED, DIVERGED)
 
 
 @dataclass(frozen=True, slots=True)

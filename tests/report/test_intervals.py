@@ -162,3 +162,12 @@ def test_in_a_simulation_holm_finds_one_of_ten_that_are_none_once_in_twenty_at_m
     tables = draw.normal(0, 0.01, (REPEATED // 4, 10, 4)).tolist()
     wrong = [min(holm([paired(row).p for row in table])) < 0.05 for table in tables]
     assert 0.02 <= np.mean(wrong) <= 0.05 + 3 * NOISE * 2
+
+
+def test_where_both_diverged_no_mean_is_made_of_it():
+    found = paired([0.0, 0.0, -0.1], both_diverged=2)
+    assert found.test == "signed-rank (2 of 3 pairs with a diverged run, 2 on both sides)"
+    assert (found.low, found.high) == (None, None)
+    assert found.p == 1.0  # one pair says something, and either sign of it is as likely
+    both = paired([0.0] * 7, both_diverged=7)
+    assert (both.estimate, both.p) == (0.0, 1.0)

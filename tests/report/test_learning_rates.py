@@ -49,6 +49,13 @@ def test_of_two_seeds_one_that_diverged_is_half_of_it():
     assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
 
 
+def test_where_one_diverged_is_never_usable_however_little_was_learned():
+    found = sensitivity(grid(a=[5.49], b=[inf]), 5.5)
+    assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
+    found = sensitivity(grid(a=[inf], b=[inf]), 5.5)
+    assert found.usable is None
+
+
 def test_a_loss_above_the_start_counts_as_the_start():
     assert sensitivity(grid(a=[2.0], b=[9.0]), 5.5).value == pytest.approx(1.75)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +21,10 @@ import pytest
 from normlab.errors import ConfigError, StoreError
 from normlab.launch import compose_sweep
 from normlab.store.lock import hold
-from normlab.store.plans import Pack, Plan, lock_of, read_ends, read_plan, run_of, sweep_folder
+from normlab.store.plans import End, Pack, Plan, lock_of, read_ends, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweep import local, supervisor
+from normlab.sweep import worker as a_worker
 from normlab.sweep.ends import end_of
 from normlab.sweep.options import SweepOptions
 from normlab.sweep.plan import make_plan
@@ -291,6 +296,66 @@ def test_a_run_that_is_gone_since_is_trained_again(pretend: Callable[..., Any]) 
     assert [(pack.number, pack.jobs) for pack in outcome.plan.packs] == [(1, [2]), (2, [1])]
     assert told == [("begin", [2], 1, []), ("started", 2), ("finished", 2, []), "finish"]
     assert read_plan(folder) == outcome.plan
+
+
+def test_what_is_gone_from_a_pack_takes_none_of_the_others_back(pretend: Callable[..., Any]) -> None:
+    outcome, _, folder = pretend("seed=range(3)", "sweep.pack=3", ways={})
+    gone, *others = outcome.plan.jobs
+    shutil.rmtree(run_of(folder, gone).path)
+    outcome, told, _ = pretend("seed=range(3)", "sweep.pack=3", ways={})
+    assert [(pack.number, pack.jobs) for pack in outcome.plan.packs] == [(1, [1, 2]), (2, [0])]
+    assert told == [("begin", [2], 1, []), ("started", 2), ("finished", 2, []), "finish"]
+    assert all(run_of(folder, job).state() == "finished" for job in (gone, *others))
+
+
+def test_the_ends_of_a_plan_that_is_gone_are_not_those_of_the_next(pretend: Callable[..., Any]) -> None:
+    outcome, _, folder = pretend("seed=range(2)", ways={1: "raise"})
+    assert outcome.code == 1
+    (folder / "plan.json").unlink()
+    outcome, _, _ = pretend("seed=1,2", ways={})
+    assert (outcome.code, outcome.failed) == (0, {})
+    assert [end.cause for end in read_ends(folder)] == ["finished"] * 2
+    assert len(list(folder.glob("before_*_ends.jsonl"))) == 1
+
+
+def test_a_process_waits_for_the_one_before_it_to_write_its_checkpoint(tmp_path: Path) -> None:
+    """Its supervisor was killed, and the next one was quick."""
+    run = RunFolder(tmp_path / "run")
+    held, until = threading.Event(), time.monotonic() + 0.5
+
+    def the_one_before() -> None:
+        with run.lock():
+            held.set()
+            time.sleep(until - time.monotonic())
+
+    thread = threading.Thread(target=the_one_before)
+    thread.start()
+    held.wait()
+    a_worker._wait_for_the_one_before([run])
+    assert time.monotonic() >= until
+    assert not run.is_active()
+    thread.join()
+
+
+def test_what_others_stop_is_not_done(pretend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM to a worker from outside: nothing failed, and the exit code says that something is left."""
+    monkeypatch.setattr(
+        local, "end_of", lambda worker, all_ended: End(worker.pack.number, "interrupted", "", 143, 0, 0)
+    )
+    outcome, _, _ = pretend("seed=0", ways={0: "kill"})
+    assert (outcome.code, outcome.failed, outcome.left) == (1, {}, 1)
+
+
+@pytest.mark.parametrize("line", ['{"pack":[1]}', "null", "[1]", '{"pack":1,"cause":"whim"}', '{"pack":"1"}'])
+def test_an_end_that_is_none_is_left_out(pretend: Callable[..., Any], line: str) -> None:
+    _, _, folder = pretend("seed=0", ways={0: "raise"})
+    (known,) = read_ends(folder)
+    whole = {field.name: getattr(known, field.name) for field in dataclasses.fields(known)}
+    told = json.loads(line)
+    with (folder / "ends.jsonl").open("a") as ends:
+        ends.write(json.dumps({**whole, **told} if isinstance(told, dict) else told) + "\n")
+    assert read_ends(folder) == [known]
+    assert pretend("seed=0", ways={})[0].code == 1
 
 
 def test_a_sweep_that_was_begun_by_others_in_between(pretend: Callable[..., Any], words: list[str]) -> None:

@@ -271,6 +271,21 @@ def test_a_plan_reads_back_and_a_changed_one_is_refused(tmp_path: Path) -> None:
         read_plan(folder)
 
 
+def test_a_run_that_trains_in_anothers_pack_is_told_before_anything_starts(plan: Callable[..., Planned]) -> None:
+    first = plan("seed=0,1", "sweep.pack=2", "sweep.name=first")
+    run = run_of(first.folder, first.plan.jobs[0])
+    RunFolder.create(run.path, {"run_id": run.run_id, "pack": {"sweep": "first", "number": 1, "runs": ["a", "b"]}})
+    with pytest.raises(ConfigError, match=r"is one of 2 that train together in sweep first, and has not ended"):
+        plan("seed=0", "sweep.name=second")
+    run.write_status({"state": "finished"})
+    assert plan("seed=0", "sweep.name=second").plan.packs == []
+
+
+def test_how_many_at_once_is_not_asked_of_what_starts_all(plan: Callable[..., Planned]) -> None:
+    with pytest.raises(ConfigError, match=r"sweep.jobs=1: has no effect with sweep.slurm.cluster=local"):
+        plan("sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.jobs=1")
+
+
 def test_halving(tmp_path: Path) -> None:
     _, made = stored(tmp_path, [Pack(1, [0, 1, 2]), Pack(2, [3, 4])])
     once = made.halved(made.packs[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -196,6 +197,15 @@ def test_a_pack_that_has_ended_has_nothing_to_do(undisturbed: list[RunFolder]) -
     outcomes = pack_of(configs_of(undisturbed[0].path.parents[1]))
     assert [(outcome.state, outcome.already) for outcome in outcomes] == [("finished", True)] * 3
     assert before == {path: path.read_bytes() for path in before}
+
+
+def test_what_has_finished_is_not_taken_back_for_another_one(tmp_path: Path) -> None:
+    folders = [outcome.folder for outcome in pack_of(configs_of(tmp_path))]
+    shutil.rmtree(folders[1].path)
+    before = {path: path.read_bytes() for folder in folders for path in folder.path.rglob("*") if path.is_file()}
+    with pytest.raises(StoreError, match=r"has finished, and would be taken back to step 0 with its pack"):
+        pack_of(configs_of(tmp_path))
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_member_is_gone_on_with_by_its_sweep_only(tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def notes(report: Report) -> list[str]:
     if any(row["lr_sensitivity"] is not None for row in rows):
         said.append(
             "S: mean over the learning rates of min(loss, ln V), less the least; a diverged run counts as ln V, so "
-            f"read it with n diverged. Edge: the lowest lr above the best that is more than {EDGE:g} above it, or diverges"
+            f"read it with n diverged. Edge: the lowest lr above the best that is more than {EDGE:g} above it, or at "
+            "which a run diverged"
         )
     if any(row.get("baseline") for row in rows):
         m = sum(row.get("p") is not None for row in rows)

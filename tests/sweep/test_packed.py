@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -50,12 +51,13 @@ def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
             rows, expected = runs[job.run_id].rows("train").rows, alone.folder.rows("train").rows
             losses, wanted = ([row["loss"] for row in of] for of in (rows, expected))
             assert losses == pytest.approx(wanted, abs=1e-5, nan_ok=True)
-    code, out, _ = run_command("summarize", str(folder), "--by", "norm", "--against", "norm=layernorm")
+    code, out, _ = run_command("summarize", str(folder), "--by", "norm", "--against", "norm=layernorm", "--format=json")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if line.startswith(("layernorm ", "rmsnorm "))] == [
-        "layernorm", "rmsnorm",
+    rows = json.loads(out)
+    assert [(row["norm"], row["lr"], row["edge_lr"]) for row in rows] == [
+        ("layernorm", 1e-3, 1e30), ("rmsnorm", 1e-3, 1e30),
     ]  # fmt: skip
-    assert out.count(" 1e+30\n") == 2, "the edge of both: there all diverge"
+    assert [row["pairs"] for row in rows] == [0, 2]
 
 
 KILLS = 10

@@ -1,0 +1,210 @@
+// Loss and gradient over training: runs, or a cell's seeds as a line and a band, smoothed with what was measured behind.
+
+const curves = { of: "loss", axis: "steps", logX: false, logY: false, halfLife: 0, ends: true };
+
+const QUANTITIES = {
+  loss: { name: "training loss", unit: "nats a token", formula: "mean cross entropy of the step's tokens, of every step, before its update" },
+  val: { name: "validation loss", unit: "nats a token", formula: "mean cross entropy over the held-out windows, at every evaluation" },
+  grad_norm: { name: "gradient norm", unit: "nats / of w", formula: "|g|_2 over all parameters, of every step, before clipping" },
+};
+const AXES = { steps: "step", tokens: "tokens", seconds: "seconds in steps, without evaluations and checkpoints" };
+const HALF_LIVES = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
+
+const DECODED = new WeakMap();
+
+/**
+ * A run's series: `steps` and `values` as they were kept, and of each bucket of the sampling its middle, its mean, its
+ * least and its largest. Of a series that was not sampled a bucket is a point. Null where there is none.
+ */
+function curveOf(run, of) {
+  const series = of === "val" ? run.evals : run[of];
+  if (!series || !(of === "val" ? series.steps.length : series.n)) return null;
+  if (!DECODED.has(series)) DECODED.set(series, of === "val" ? { steps: series.steps, values: series.values.map((value) => number(value) ?? NaN) } : decoded(series));
+  const own = DECODED.get(series);
+  own.middles ??= own.steps;
+  own.means ??= own.lows ??= own.highs ??= own.values;
+  own.lows ??= own.highs ??= own.values;
+  return own;
+}
+
+function decoded(series) {
+  const own = { steps: wholesOf(series.steps), values: floatsOf(series.values) };
+  if (!series.means) return own;
+  own.middles = floatsOf(series.mean_steps);
+  own.means = floatsOf(series.means);
+  own.lows = Float32Array.from(own.means);
+  own.highs = Float32Array.from(own.means);
+  let bucket = 0;
+  for (let i = 0; i < own.steps.length; i += 1) {
+    // Buckets follow one another: halfway between two middles one ends and the next begins.
+    while (bucket < own.middles.length - 1 && own.steps[i] > (own.middles[bucket] + own.middles[bucket + 1]) / 2) bucket += 1;
+    if (own.values[i] < own.lows[bucket]) own.lows[bucket] = own.values[i];
+    if (own.values[i] > own.highs[bucket]) own.highs[bucket] = own.values[i];
+  }
+  return own;
+}
+
+/** The mean that forgets half of itself in so many steps; a point that is no number is passed over, and stays one. */
+function smoothed(steps, values, halfLife) {
+  if (!halfLife) return values;
+  let sum = 0, weight = 0, last = 0;
+  return Array.from(values, (value, i) => {
+    if (!Number.isFinite(value)) return NaN;
+    const kept = weight ? 0.5 ** ((steps[i] - last) / halfLife) : 0;
+    sum = sum * kept + value;
+    weight = weight * kept + 1;
+    last = steps[i];
+    return sum / weight;
+  });
+}
+
+/** The values of a curve at other steps: straight between its own, nothing beyond its ends. */
+function valuesAt(grid, steps, values) {
+  if (grid === steps) return values;
+  let i = 0;
+  return Array.from(grid, (step) => {
+    if (step < steps[0] || step > steps[steps.length - 1]) return NaN;
+    while (i < steps.length - 1 && steps[i + 1] < step) i += 1;
+    if (step === steps[i] || i === steps.length - 1) return values[i];
+    const share = (step - steps[i]) / (steps[i + 1] - steps[i]);
+    return values[i] * (1 - share) + values[i + 1] * share;
+  });
+}
+
+/** A run's step on the axis that is chosen. */
+function along(run) {
+  if (curves.axis === "tokens") return (step) => (run.tokens_per_step === null ? NaN : step * run.tokens_per_step);
+  if (curves.axis === "seconds") {
+    const { steps, seconds } = run.paces;
+    const known = steps[0] === 0 ? [steps, seconds] : [[0, ...steps], [0, ...seconds]];
+    return (step) => (known[0].length < 2 ? NaN : valuesAt([Math.min(step, known[0].at(-1))], ...known)[0]);
+  }
+  return (step) => step;
+}
+
+function drawCurves(width) {
+  const kind = QUANTITIES[curves.of];
+  const traces = [], missing = [];
+  for (const group of groups()) {
+    const known = group.runs.map((run) => [run, curveOf(run, curves.of)]).filter(([, curve]) => curve);
+    if (!known.length) { missing.push(group.label); continue; }
+    traces.push(...(state.group === "runs" ? runTraces(group, ...known[0]) : groupTraces(group, known)));
+    if (curves.ends) traces.push(...known.flatMap(([run, curve]) => marks(run, curve)));
+  }
+  if (!traces.length) return { empty: `No run that is shown has a ${kind.name} on record.` };
+  const seeds = state.group === "cells" ? " A line is the mean over a cell's seeds at its own best learning rate (or at each, where that is chosen), its band from the least to the largest of them; dotted once a seed has diverged, of those that are left." : "";
+  const smooth = curves.halfLife && curves.of !== "val" ? ` Smoothed with a half-life of ${curves.halfLife} steps, what was measured behind.` : "";
+  return {
+    traces,
+    layout: {
+      height: width < NARROW ? 320 : 440,
+      xaxis: { title: { text: AXES[curves.axis] }, type: curves.logX ? "log" : "linear" },
+      yaxis: { title: { text: `${kind.name}, ${kind.unit}` }, type: curves.logY ? "log" : "linear" },
+    },
+    numbers: () => pointRows(["line", "kind", AXES[curves.axis], `${kind.name}, ${kind.unit}`], traces),
+    caption: `${kind.name[0].toUpperCase()}${kind.name.slice(1)}: ${kind.formula}; ${kind.unit}.${seeds}${smooth} ✕: diverged, △: a spike (${curves.of === "grad_norm" ? "gradient" : "loss"} ` +
+      `${DATA.spike_rules[curves.of === "grad_norm" ? "grad_norm" : "loss"].formula}; ${DATA.spike_rules.loss.source}). ${DATA.sampling}` +
+      (missing.length ? ` Without a record of it: ${missing.join(", ")}.` : ""),
+  };
+}
+
+function runTraces(group, run, curve) {
+  const { colour, dash } = styleOf(group.cell);
+  const at = along(run), name = plain(group.label);
+  const raw = line(Array.from(curve.steps, at), curve.values, { color: colour, width: 1.4, dash }, name, [group.label, "measured"]);
+  if (!curves.halfLife || curves.of === "val") return [raw];
+  const means = smoothed(curve.middles, curve.means, curves.halfLife);
+  return [
+    { ...raw, showlegend: false, opacity: 0.25, hoverinfo: "skip", hovertemplate: "", line: { ...raw.line, dash: "solid", width: 1 } },
+    line(Array.from(curve.middles, at), means, { color: colour, width: 2, dash }, name, [group.label, "smoothed"]),
+  ];
+}
+
+function groupTraces(group, known) {
+  const { colour, dash } = styleOf(group.cell);
+  const [longest, widest] = known.reduce((a, b) => (b[1].middles.at(-1) > a[1].middles.at(-1) ? b : a));
+  const grid = widest.middles, at = along(longest), x = Array.from(grid, at);
+  const halfLife = curves.of === "val" ? 0 : curves.halfLife;
+  const each = known.map(([, curve]) => valuesAt(grid, curve.middles, smoothed(curve.middles, curve.means, halfLife)));
+  const lows = known.map(([, curve]) => valuesAt(grid, curve.middles, curve.lows));
+  const highs = known.map(([, curve]) => valuesAt(grid, curve.middles, curve.highs));
+  const over = (columns, fold) => Array.from(grid, (_, i) => fold(columns.map((column) => column[i]).filter(Number.isFinite)));
+  const mean = over(each, (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : NaN));
+  const least = (values) => (values.length ? Math.min(...values) : NaN), most = (values) => (values.length ? Math.max(...values) : NaN);
+  const ends = known.map(([run, curve]) => (run.diverged_at === null ? Infinity : curve.middles.at(-1)));
+  const whole = Math.min(...ends);
+  const name = plain(labelled(group, known.length));
+  const found = [];
+  if (known.length > 1 || widest.lows !== widest.means || halfLife) found.push(band(x, over(lows, least), over(highs, most), colour, halfLife ? 0.1 : 0.18));
+  if (known.length > 1 && halfLife) found.push(band(x, over(each, least), over(each, most), colour, 0.22));
+  const before = mean.map((value, i) => (grid[i] <= whole ? value : NaN));
+  const columns = [group.label, `mean of ${known.length}`];
+  found.push(line(x, before, { color: colour, width: 2.2, dash }, name, columns, curves.of === "val" ? styleOf(group.cell).symbol : null));
+  if (known.length > 1 && ends.some((end) => end < grid.at(-1))) {
+    const after = mean.map((value, i) => (grid[i] >= whole ? value : NaN));
+    const left = ends.filter((end) => end > whole).length;
+    if (left) found.push({ ...line(x, after, { color: colour, width: 1.4, dash: "dot" }, name, [group.label, `mean of the ${left} that are left`]), showlegend: false });
+  }
+  return found;
+}
+
+function line(x, y, style, name, columns, symbol = null) {
+  return {
+    x, y: Array.from(y), type: "scatter", mode: symbol ? "lines+markers" : "lines", line: style, name, meta: { columns },
+    marker: symbol ? { symbol, size: 6, color: style.color } : {}, hovertemplate: "%{fullData.name}<br>%{x}: %{y:.4f}<extra></extra>",
+  };
+}
+
+/** The ground between two lines, left out where they are no numbers. */
+function band(x, low, high, colour, opacity) {
+  const there = [...x.keys()].filter((i) => Number.isFinite(low[i]) && Number.isFinite(high[i]) && Number.isFinite(x[i]));
+  const back = [...there].reverse();
+  return {
+    x: [...there, ...back].map((i) => x[i]), y: [...there.map((i) => high[i]), ...back.map((i) => low[i])],
+    type: "scatter", mode: "none", fill: "toself", fillcolor: translucent(colour, opacity), hoverinfo: "skip", showlegend: false,
+  };
+}
+
+function translucent(colour, opacity) {
+  const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+  return `rgba(${r},${g},${b},${opacity})`;
+}
+
+/** Where a run diverged, at its last finite value, and where it spiked. */
+function marks(run, curve) {
+  const { colour } = styleOf(run.cell);
+  const at = along(run), found = [];
+  const point = (steps, symbol, size, said) => ({
+    x: steps.map(at), y: steps.map((step) => nearestFinite(curve, step)), type: "scatter", mode: "markers", showlegend: false,
+    marker: { symbol, size, color: colour, line: { width: symbol === "x-thin" ? 3 : 1.5, color: colour } },
+    text: steps.map((step) => `${plain(called(run))} ${said} at step ${step}`), hovertemplate: "%{text}<extra></extra>", meta: { columns: [called(run), said] },
+  });
+  const spikes = curves.of === "val" ? [] : run.spikes[curves.of] ?? [];
+  if (spikes.length) found.push(point(spikes, "triangle-up-open", 9, "spiked"));
+  if (run.diverged_at !== null) found.push(point([run.diverged_at], "x-thin", 12, "diverged"));
+  return found;
+}
+
+/** The value at a step, or the last before it that is a number. */
+function nearestFinite(curve, step) {
+  let value = NaN;
+  for (let i = 0; i < curve.steps.length && curve.steps[i] <= step; i += 1) if (Number.isFinite(curve.values[i])) value = curve.values[i];
+  return value;
+}
+
+function addCurves() {
+  const own = () => redraw(picture);
+  const set = (key) => (value) => { curves[key] = value; own(); };
+  const told = make("output", { id: "half-life-told" }, "off");
+  const slider = make("input", {
+    type: "range", min: 0, max: HALF_LIVES.length - 1, step: 1, value: 0, id: "smooth", "aria-label": "smoothing: half-life in steps",
+    input: () => { curves.halfLife = HALF_LIVES[slider.value]; told.textContent = curves.halfLife ? `${curves.halfLife} steps` : "off"; slider.setAttribute("aria-valuetext", told.textContent); own(); },
+  });
+  byId("curves").append(make("div", { class: "controls" },
+    choice("of", Object.entries(QUANTITIES).map(([key, { name }]) => [key, name]), curves.of, set("of"), "quantity"),
+    choice("against", Object.keys(AXES).map((key) => [key, key]), curves.axis, set("axis"), "axis"),
+    tickBox("log x", curves.logX, set("logX")), tickBox("log y", curves.logY, set("logY")),
+    make("label", {}, "smoothing, half-life", slider, told),
+    tickBox("marks", curves.ends, set("ends"))));
+  const picture = addPicture("curves", "Loss and gradient norm over training", drawCurves);
+}

@@ -9,8 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Before anything imports the hub's libraries, which look once.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -98,3 +102,16 @@ def run_bound() -> Callable[..., tuple[int, str, str]]:
         return done.returncode, done.stdout, done.stderr
 
     return call
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real browser, for the tests of one module and no longer.
+
+    While Playwright's synchronous driver runs, its event loop is the thread's current one, and whatever calls
+    `asyncio.run` fails: a browser that stayed for the session would take later modules with it.
+    """
+    from browser import started  # here, so that only what asks for a browser needs Playwright
+
+    with started() as one:
+        yield one

@@ -1,0 +1,156 @@
+"""What benches and tests read in place of trained runs is what a trained run leaves, and says what it is to say."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from records import BASELINES, PLATEAU, Record, learning_rates, main, write_run, write_sweep
+from records_inside import Size, layout
+
+from normlab.config import AdamW
+from normlab.launch import compose_run
+from normlab.report.outcomes import outcome
+from normlab.stats.spikes import OLMO_CORE
+from normlab.stats.statistic import CORE
+from normlab.store.query import examine, find_planned
+from normlab.store.runs import RunFolder
+from normlab.store.schema import LOCK_FILE
+from normlab.store.series import series
+from normlab.train.optim import learning_rate
+from normlab.train.start import train
+
+SMALL = {"depth": 3, "width": 32, "context": 32, "steps": 60, "batch_size": 4, "warmup_steps": 10}
+
+
+@pytest.mark.parametrize(
+    ("norm", "placement"),
+    [("rmsnorm", "pre"), ("layernorm", "post"), ("dyt", "peri"), ("scalenorm", "deepnorm"), ("batchnorm", "pre")],
+)
+def test_columns_are_those_of_a_real_run(words, norm, placement):
+    told = [f"norm={norm}", f"placement={placement}", "model.depth=3", "train.steps=1", "stats.every=10"]
+    config = compose_run([*words, *told])
+    real = train(config, sinks=[]).folder.arrays.read(CORE)[0][0].layout
+    size = Size(
+        norm=norm, placement=placement, depth=3, width=config.model.width, context=config.model.context
+    )  # fmt: skip
+    assert layout(size) == real
+    assert set(size.parameters()) == set(real.families)
+
+
+def test_a_run_has_what_a_real_one_has(words, tmp_path):
+    real = train(compose_run(words), sinks=[]).folder
+    made = write_run(tmp_path / "made", Record(**SMALL))
+    assert {path.name for path in real.path.iterdir()} - {"checkpoints", "tokenizer.json"} == {
+        path.name for path in made.path.iterdir()
+    }
+    assert made.run().keys() == real.run().keys()
+    assert made.status().keys() == real.status().keys()
+    assert made.status()["spikes"].keys() == real.status()["spikes"].keys()
+    kinds = [{row["kind"]: tuple(row) for row in folder.rows().rows} for folder in (made, real)]
+    assert kinds[0] == kinds[1]
+    assert made.run()["config"].keys() == real.run()["config"].keys()
+    assert not made.arrays.missing(60)
+
+
+def test_rows_steps_and_tokens(tmp_path):
+    folder = write_run(tmp_path, Record(**SMALL))
+    rows = series(folder)
+    assert rows["step"].tolist() == list(range(60))
+    assert np.isfinite(rows["loss"]).all()
+    assert rows["clip"] == pytest.approx(np.minimum(1, 1 / rows["grad_norm"]), rel=1e-6)
+    optim = AdamW(lr=1e-3, schedule="cosine", warmup_steps=10, final_lr_fraction=0.1)
+    expected = [learning_rate(optim, 60, step) for step in range(60)]
+    assert learning_rates(Record(**SMALL), np.arange(60)) == pytest.approx(expected)
+    assert folder.status()["tokens"] == 60 * 4 * 32
+    assert [row["step"] for row in folder.rows("eval").rows] == [0, 60]
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "last"),
+    [
+        ({}, "finished", 60),
+        ({"outcome": "diverged", "at": 41}, "diverged", 42),
+        ({"outcome": "failed", "at": 20}, "failed", 20),
+        ({"outcome": "interrupted"}, "interrupted", 30),
+        ({"outcome": "running", "at": 15}, "killed", 15),
+        ({"outcome": PLATEAU}, "finished", 60),
+    ],
+)
+def test_outcomes(tmp_path, told, state, last):
+    folder = write_run(tmp_path, Record(**SMALL, **told))
+    seen = examine(folder)
+    assert (seen.state, seen.problem) == (state, "")
+    assert len(series(folder)["loss"]) == last
+    [inside], damaged = folder.arrays.read(CORE)
+    assert (inside.steps.tolist(), damaged) == (list(range(0, last, 10)), 0)
+    came_out = outcome(seen)
+    assert came_out is not None
+    assert came_out.on_plateau == (told.get("outcome") == PLATEAU)
+    if state == "diverged":
+        assert math.isnan(series(folder)["loss"][-1])
+        assert seen.status["diverged"]["step"] == 41
+        assert inside.one("resid_rms")[-1, -1] > 100 * inside.one("resid_rms")[0, -1]
+    elif told == {}:
+        assert came_out.loss < BASELINES["bigram"]
+
+
+def test_who_holds_the_lock_of_a_running_run_has_it_running(tmp_path):
+    folder = write_run(tmp_path, Record(**SMALL, outcome="running"))
+    assert (folder.path / LOCK_FILE).exists()
+    with RunFolder(folder.path).lock():
+        assert folder.state() == "running"
+
+
+def test_a_spike_is_where_it_was_put(tmp_path):
+    told = {**SMALL, "steps": 400, "spike_at": 300}
+    loss = series(write_run(tmp_path, Record(**told)))["loss"]
+    spikes = np.flatnonzero(OLMO_CORE(loss).spikes)
+    assert spikes[0] == 300
+    assert spikes[-1] < 320
+
+
+def test_the_same_choice_is_the_same_run(tmp_path):
+    one, again = (write_run(tmp_path / name, Record(**SMALL)) for name in "ab")
+    other = write_run(tmp_path / "a", Record(**SMALL, seed=1))
+    assert one.run_id == again.run_id != other.run_id
+    for name in ("metrics.jsonl", "stats/core.bin", "run.json"):
+        assert (one.path / name).read_bytes() == (again.path / name).read_bytes()
+        assert (one.path / name).read_bytes() != (other.path / name).read_bytes()
+
+
+def test_depth_is_told_as_the_field_tells_it(tmp_path):
+    inside = {
+        placement: write_run(tmp_path, Record(**{**SMALL, "depth": 12}, placement=placement)).arrays.read(CORE)[0][0]
+        for placement in ("pre", "post")
+    }
+    streams = {name: one.one("resid_rms")[-1] for name, one in inside.items()}
+    assert streams["pre"][13] > 3 * streams["pre"][1]
+    assert streams["post"][13] < 1.5 * streams["post"][2]
+    back = inside["post"].one("dresid_rms")[-1]
+    assert back[13] > 10 * back[1]
+
+
+def test_a_sweep_is_found_by_its_folder(tmp_path):
+    records = [Record(**SMALL, seed=seed, norm=norm) for seed in (0, 1) for norm in ("rmsnorm", "dyt")]
+    folder = write_sweep(tmp_path, "four", records)
+    entries, waiting = find_planned(folder)
+    assert [entry.folder.run_id for entry in entries] == [record.run_id for record in records]
+    assert waiting == []
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["records.py", str(tmp_path / "made"), "--runs", "24"])
+    main()
+    printed = capsys.readouterr().out.strip()
+    assert printed == str(tmp_path / "made" / "sweeps" / "demo24")
+    entries, _ = find_planned(printed)
+    configs = [entry.run["config"] for entry in entries]
+    choices = {
+        (c["norm"]["name"], c["placement"]["name"], c["model"]["depth"], c["optim"]["lr"], c["seed"]) for c in configs
+    }
+    assert len(entries) == len(choices) == 24
+    assert [len({choice[place] for choice in choices}) for place in range(5)] == [2, 2, 2, 1, 3]
+    assert json.loads((tmp_path / "made/sweeps/demo24/plan.json").read_text())["name"] == "demo24"

@@ -1,6 +1,6 @@
 // Loss and gradient over training: runs, or a cell's seeds as a line and a band, smoothed with what was measured behind.
 
-const curves = { of: "loss", axis: "steps", logX: false, logY: false, halfLife: 0, ends: true };
+const curves = { of: "loss", axis: "steps", logX: false, logY: false, halfLife: 0, marks: true, late: false };
 
 const QUANTITIES = {
   loss: { name: "training loss", unit: "nats a token", formula: "mean cross entropy of the step's tokens, of every step, before its update" },
@@ -9,6 +9,9 @@ const QUANTITIES = {
 };
 const AXES = { steps: "step", tokens: "tokens", seconds: "seconds in steps, without evaluations and checkpoints" };
 const HALF_LIVES = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
+const LONGEST = Math.max(0, ...RUNS.map((run) => run.step ?? 0));
+/** The first tenth of training is left out, where that is asked: what comes after it is seen larger. */
+const LATE = Math.floor(LONGEST / 10);
 
 const DECODED = new WeakMap();
 
@@ -44,18 +47,29 @@ function decoded(series) {
   return own;
 }
 
-/** The mean that forgets half of itself in so many steps; a point that is no number is passed over, and stays one. */
+/**
+ * The mean over the points around each, which counts half as much with every so many steps of distance, both ways: it does
+ * not lag behind. A point that is no number is passed over, and stays none.
+ */
 function smoothed(steps, values, halfLife) {
   if (!halfLife) return values;
-  let sum = 0, weight = 0, last = 0;
-  return Array.from(values, (value, i) => {
-    if (!Number.isFinite(value)) return NaN;
-    const kept = weight ? 0.5 ** ((steps[i] - last) / halfLife) : 0;
-    sum = sum * kept + value;
-    weight = weight * kept + 1;
-    last = steps[i];
-    return sum / weight;
-  });
+  const sums = new Float64Array(values.length), weights = new Float64Array(values.length);
+  const pass = (indices) => {
+    let sum = 0, weight = 0, last = 0;
+    for (const i of indices) {
+      if (!Number.isFinite(values[i])) continue;
+      const kept = weight ? 0.5 ** (Math.abs(steps[i] - last) / halfLife) : 0;
+      sums[i] += sum * kept;
+      weights[i] += weight * kept;
+      sum = sum * kept + values[i];
+      weight = weight * kept + 1;
+      last = steps[i];
+    }
+  };
+  const indices = [...values.keys()];
+  pass(indices);
+  pass(indices.reverse());
+  return Array.from(values, (value, i) => (Number.isFinite(value) ? (sums[i] + value) / (weights[i] + 1) : NaN));
 }
 
 /** The values of a curve at other steps: straight between its own, nothing beyond its ends. */
@@ -89,41 +103,49 @@ function drawCurves(width) {
     const known = group.runs.map((run) => [run, curveOf(run, curves.of)]).filter(([, curve]) => curve);
     if (!known.length) { missing.push(group.label); continue; }
     traces.push(...(state.group === "runs" ? runTraces(group, ...known[0]) : groupTraces(group, known)));
-    if (curves.ends) traces.push(...known.flatMap(([run, curve]) => marks(run, curve)));
+    if (curves.marks) traces.push(...known.flatMap(([run, curve]) => marks(run, curve)));
   }
   if (!traces.length) return { empty: `No run that is shown has a ${kind.name} on record.` };
+  const kept = curves.late ? traces.map(withoutStart).filter((trace) => trace.x.length) : traces;
   const seeds = state.group === "cells" ? " A line is the mean over a cell's seeds at its own best learning rate (or at each, where that is chosen), its band from the least to the largest of them; dotted once a seed has diverged, of those that are left." : "";
-  const smooth = curves.halfLife && curves.of !== "val" ? ` Smoothed with a half-life of ${curves.halfLife} steps, what was measured behind.` : "";
+  const smooth = curves.halfLife && curves.of !== "val" ? ` Smoothed: a mean over the steps around each, of half the weight with every ${curves.halfLife} steps of distance; what was measured is behind.` : "";
   return {
-    traces,
+    traces: kept,
     layout: {
       height: width < NARROW ? 320 : 440,
       xaxis: { title: { text: AXES[curves.axis] }, type: curves.logX ? "log" : "linear" },
       yaxis: { title: { text: `${kind.name}, ${kind.unit}` }, type: curves.logY ? "log" : "linear" },
     },
-    numbers: () => pointRows(["line", "kind", AXES[curves.axis], `${kind.name}, ${kind.unit}`], traces),
+    numbers: () => pointRows(["line", "kind", AXES[curves.axis], `${kind.name}, ${kind.unit}`], kept),
     caption: `${kind.name[0].toUpperCase()}${kind.name.slice(1)}: ${kind.formula}; ${kind.unit}.${seeds}${smooth} ✕: diverged, △: a spike (${curves.of === "grad_norm" ? "gradient" : "loss"} ` +
-      `${DATA.spike_rules[curves.of === "grad_norm" ? "grad_norm" : "loss"].formula}; ${DATA.spike_rules.loss.source}). ${DATA.sampling}` +
+      `${DATA.spike_rules[curves.of === "grad_norm" ? "grad_norm" : "loss"].formula}; ${DATA.spike_rules.loss.source}). Sampling: ${DATA.sampling}.` +
       (missing.length ? ` Without a record of it: ${missing.join(", ")}.` : ""),
   };
+}
+
+/** A trace from the first tenth of training on. */
+function withoutStart(trace) {
+  const there = [...trace.steps.keys()].filter((i) => trace.steps[i] >= LATE);
+  const picked = (values) => there.map((i) => values[i]);
+  return { ...trace, x: picked(trace.x), y: picked(trace.y), ...(trace.text ? { text: picked(trace.text) } : {}) };
 }
 
 function runTraces(group, run, curve) {
   const { colour, dash } = styleOf(group.cell);
   const at = along(run), name = plain(group.label);
-  const raw = line(Array.from(curve.steps, at), curve.values, { color: colour, width: 1.4, dash }, name, [group.label, "measured"]);
+  const raw = line(curve.steps, at, curve.values, { color: colour, width: 1.4, dash }, name, [group.label, "measured"]);
   if (!curves.halfLife || curves.of === "val") return [raw];
   const means = smoothed(curve.middles, curve.means, curves.halfLife);
   return [
     { ...raw, showlegend: false, opacity: 0.25, hoverinfo: "skip", hovertemplate: "", line: { ...raw.line, dash: "solid", width: 1 } },
-    line(Array.from(curve.middles, at), means, { color: colour, width: 2, dash }, name, [group.label, "smoothed"]),
+    line(curve.middles, at, means, { color: colour, width: 2, dash }, name, [group.label, "smoothed"]),
   ];
 }
 
 function groupTraces(group, known) {
   const { colour, dash } = styleOf(group.cell);
   const [longest, widest] = known.reduce((a, b) => (b[1].middles.at(-1) > a[1].middles.at(-1) ? b : a));
-  const grid = widest.middles, at = along(longest), x = Array.from(grid, at);
+  const grid = widest.middles, at = along(longest);
   const halfLife = curves.of === "val" ? 0 : curves.halfLife;
   const each = known.map(([, curve]) => valuesAt(grid, curve.middles, smoothed(curve.middles, curve.means, halfLife)));
   const lows = known.map(([, curve]) => valuesAt(grid, curve.middles, curve.lows));
@@ -135,24 +157,31 @@ function groupTraces(group, known) {
   const whole = Math.min(...ends);
   const name = plain(labelled(group, known.length));
   const found = [];
-  if (known.length > 1 || widest.lows !== widest.means || halfLife) found.push(band(x, over(lows, least), over(highs, most), colour, halfLife ? 0.1 : 0.18));
-  if (known.length > 1 && halfLife) found.push(band(x, over(each, least), over(each, most), colour, 0.22));
+  if (known.length > 1 || widest.lows !== widest.means || halfLife) found.push(stretch(grid, at, over(lows, least), over(highs, most), colour, halfLife ? 0.1 : 0.18));
+  if (known.length > 1 && halfLife) found.push(stretch(grid, at, over(each, least), over(each, most), colour, 0.22));
   const before = mean.map((value, i) => (grid[i] <= whole ? value : NaN));
   const columns = [group.label, `mean of ${known.length}`];
-  found.push(line(x, before, { color: colour, width: 2.2, dash }, name, columns, curves.of === "val" ? styleOf(group.cell).symbol : null));
+  found.push(line(grid, at, before, { color: colour, width: 2.2, dash }, name, columns, curves.of === "val" ? styleOf(group.cell).symbol : null));
   if (known.length > 1 && ends.some((end) => end < grid.at(-1))) {
     const after = mean.map((value, i) => (grid[i] >= whole ? value : NaN));
     const left = ends.filter((end) => end > whole).length;
-    if (left) found.push({ ...line(x, after, { color: colour, width: 1.4, dash: "dot" }, name, [group.label, `mean of the ${left} that are left`]), showlegend: false });
+    if (left) found.push({ ...line(grid, at, after, { color: colour, width: 1.4, dash: "dot" }, name, [group.label, `mean of the ${left} that are left`]), showlegend: false });
   }
   return found;
 }
 
-function line(x, y, style, name, columns, symbol = null) {
+function line(steps, at, y, style, name, columns, symbol = null) {
   return {
-    x, y: Array.from(y), type: "scatter", mode: symbol ? "lines+markers" : "lines", line: style, name, meta: { columns },
+    steps, x: Array.from(steps, at), y: Array.from(y), type: "scatter", mode: symbol ? "lines+markers" : "lines", line: style, name, meta: { columns },
     marker: symbol ? { symbol, size: 6, color: style.color } : {}, hovertemplate: "%{fullData.name}<br>%{x}: %{y:.4f}<extra></extra>",
   };
+}
+
+/** A band over steps. */
+function stretch(steps, at, low, high, colour, opacity) {
+  const there = [...low.keys()].filter((i) => Number.isFinite(low[i]) && Number.isFinite(high[i]));
+  const picked = (values) => there.map((i) => values[i]);
+  return { ...band(picked(Array.from(steps, at)), picked(low), picked(high), colour, opacity), steps: [...picked(steps), ...picked(steps).reverse()] };
 }
 
 /** The ground between two lines, left out where they are no numbers. */
@@ -175,7 +204,7 @@ function marks(run, curve) {
   const { colour } = styleOf(run.cell);
   const at = along(run), found = [];
   const point = (steps, symbol, size, said) => ({
-    x: steps.map(at), y: steps.map((step) => nearestFinite(curve, step)), type: "scatter", mode: "markers", showlegend: false,
+    steps, x: steps.map(at), y: steps.map((step) => nearestFinite(curve, step)), type: "scatter", mode: "markers", showlegend: false,
     marker: { symbol, size, color: colour, line: { width: symbol === "x-thin" ? 3 : 1.5, color: colour } },
     text: steps.map((step) => `${plain(called(run))} ${said} at step ${step}`), hovertemplate: "%{text}<extra></extra>", meta: { columns: [called(run), said] },
   });
@@ -194,17 +223,24 @@ function nearestFinite(curve, step) {
 
 function addCurves() {
   const own = () => redraw(picture);
+  // Noise of single steps hides what runs differ in: about a hundredth of training is smoothed over, to begin with.
+  curves.halfLife = HALF_LIVES.findLast((steps) => steps <= LONGEST / 100) ?? 0;
   const set = (key) => (value) => { curves[key] = value; own(); };
-  const told = make("output", { id: "half-life-told" }, "off");
+  const told = make("output", { id: "half-life-told" });
   const slider = make("input", {
-    type: "range", min: 0, max: HALF_LIVES.length - 1, step: 1, value: 0, id: "smooth", "aria-label": "smoothing: half-life in steps",
-    input: () => { curves.halfLife = HALF_LIVES[slider.value]; told.textContent = curves.halfLife ? `${curves.halfLife} steps` : "off"; slider.setAttribute("aria-valuetext", told.textContent); own(); },
+    type: "range", min: 0, max: HALF_LIVES.length - 1, step: 1, value: HALF_LIVES.indexOf(curves.halfLife), id: "smooth", "aria-label": "smoothing: half-life in steps",
+    input: () => { curves.halfLife = HALF_LIVES[slider.value]; tell(); own(); },
   });
+  const tell = () => {
+    told.textContent = curves.halfLife ? `${curves.halfLife} steps` : "off";
+    slider.setAttribute("aria-valuetext", told.textContent);
+  };
+  tell();
   byId("curves").append(make("div", { class: "controls" },
     choice("of", Object.entries(QUANTITIES).map(([key, { name }]) => [key, name]), curves.of, set("of"), "quantity"),
     choice("against", Object.keys(AXES).map((key) => [key, key]), curves.axis, set("axis"), "axis"),
     tickBox("log x", curves.logX, set("logX")), tickBox("log y", curves.logY, set("logY")),
     make("label", {}, "smoothing, half-life", slider, told),
-    tickBox("marks", curves.ends, set("ends"))));
+    tickBox("without the first tenth", curves.late, set("late")), tickBox("marks", curves.marks, set("marks"))));
   const picture = addPicture("curves", "Loss and gradient norm over training", drawCurves);
 }

@@ -21,9 +21,9 @@ function addPicture(section, title, draw) {
   const caption = make("figcaption");
   const file = `${fileName(DATA.title)}-${section}`;
   const own = { section, title, draw, plot, dirty: true, near: false, made: null };
-  const buttons = make("div", { class: "buttons", role: "group", "aria-label": `Files of: ${title}` },
-    make("button", { type: "button", click: () => save(`${file}.csv`, "text/csv", csvText(own.made.numbers())) }, "numbers (CSV)"),
-    ...["png", "svg"].map((format) => make("button", { type: "button", click: () => saveImage(own, format, file) }, `image (${format.toUpperCase()})`)));
+  const buttons = make("div", { class: "buttons", role: "group", "aria-label": `Its numbers and its image: ${title}` },
+    make("button", { type: "button", click: () => save(`${file}.csv`, "text/csv", csvText(own.made.numbers())) }, "CSV"),
+    ...["png", "svg"].map((format) => make("button", { type: "button", click: () => saveImage(own, format, file) }, format.toUpperCase())));
   const figure = make("figure", { "data-picture": section }, make("div", { class: "wide" }, plot), message, caption, buttons);
   Object.assign(own, { message, caption, buttons, figure });
   byId(section).append(figure);

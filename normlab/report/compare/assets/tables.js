@@ -38,7 +38,7 @@ function addTable(section, { name, columns, rows, runsOf, cellOf, sorted, first 
   const all = make("input", { type: "checkbox", "aria-label": `show all ${name} that are listed`, change: () => tick(rows().flatMap(runsOf), all.checked) });
   const table = make("table", {}, make("thead", {}, make("tr", {}, make("th", {}, all), ...heads)), body);
   const count = make("p", { class: "muted small", role: "status" });
-  const numbers = make("button", { type: "button", click: () => save(`${fileName(DATA.title)}-${name}.csv`, "text/csv", csvText([columns.map((column) => column.name), ...inOrder().map((row) => columns.map((column) => column.text(row)))])) }, "numbers (CSV)");
+  const numbers = make("button", { type: "button", click: () => save(`${fileName(DATA.title)}-${name}.csv`, "text/csv", csvText([columns.map((column) => column.name), ...inOrder().map((row) => columns.map((column) => column.text(row)))])) }, "CSV");
   byId(section).append(count, make("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": `table of ${name}` }, table), make("div", { class: "buttons" }, numbers));
 
   function tick(indices, on) {

@@ -1,0 +1,1 @@
+for (const line of DATA.answer) byId("compare").append(make("p", {}, line));

@@ -164,6 +164,44 @@ def summarize(
         typer.echo(f"normlab: {one_line(warning)}", err=True)
 
 
+@app.command()
+def compare(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SWEEP|RUN]...",
+            help="Sweeps, runs, results folders: by folder, name, id or its beginning; all of --results-dir if none.",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="One cell for each choice of these words; those that differ if not set.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option("--where", help="Only these runs: 'model.depth>=8,norm!=none'. = != < <= > >=")
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="The page (HTML); compare.html in the sweep's folder if not set."),
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="html, or png: its figures too, beside the page.")] = "html",
+    open: Annotated[bool, typer.Option("--open", help="Show it in a browser.")] = False,
+    results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
+) -> None:
+    """Runs side by side on one page that stands alone: which is best, how surely, and what happened inside.
+
+    Prints the answer and the page's path. Reads the records only; what is damaged is named and left out.
+    """
+    from normlab.report.compare.write import Options, write_compare
+
+    page = None if output is None else Path(output)
+    asked = Options(
+        by=by, where=where or (), output=page, format=format, open=open, results_dir=results_dir, version=__version__
+    )
+    written = write_compare(words or [], asked)
+    for line in (*written.answer, *written.paths):
+        typer.echo(line)
+
+
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, init, stats or runs.")],

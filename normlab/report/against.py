@@ -58,7 +58,7 @@ def compare(
 ) -> list[Comparison | None]:
     """Every cell against its baseline, each at the learning rate that is asked for it; p-values corrected together."""
     found = [
-        None if base is None else (base, *_pairs(cell, lr(cell), base, lr(base)))
+        None if base is None else (base, *pairs(cell, lr(cell), base, lr(base)))
         for cell, base in zip(cells, baselines, strict=True)
     ]
     tests = [paired(one[1], both_diverged=one[2]) if one and one[1] else None for one in found]
@@ -75,8 +75,8 @@ def confounds(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
     return list(mixtures([*cell.outcomes, *baseline.outcomes], different).values())
 
 
-def _pairs(cell: Cell, lr: float | None, baseline: Cell, base_lr: float | None) -> tuple[list[float], int, int]:
-    """The differences, cell less baseline, in the order of the seeds.
+def pairs(cell: Cell, lr: float | None, baseline: Cell, base_lr: float | None) -> tuple[list[float], int, int]:
+    """The differences of losses, cell less baseline, each at one learning rate, in the order of the seeds.
 
     And of how many of them both runs diverged, whose difference stands as 0; and how many seeds are on one side only.
     """

@@ -14,7 +14,7 @@ from normlab.report.learning_rates import shared_lr
 from normlab.report.outcomes import Outcome, outcome
 from normlab.report.settings import LR, check_words
 from normlab.report.where import chosen, parse
-from normlab.store.query import find_planned
+from normlab.store.query import Entry, find_planned
 
 Row = dict[str, Any]
 OWN, SHARED = "", "shared_"
@@ -46,6 +46,8 @@ class Report:
     """One a cell, all with the same keys: the words, then the cell's numbers and its warnings."""
     of_all: Sequence[str]
     """Warnings of the table as a whole."""
+    cells: Sequence[Cell]
+    """The runs that each row is of, in the order of the rows."""
 
     @property
     def warnings(self) -> list[str]:
@@ -68,13 +70,41 @@ def summarize_by(path: str | os.PathLike[str], by: Sequence[str], options: Optio
         ConfigError: A word is none of the runs', or a condition is none.
         StoreError: There is no run there, or none that can be read.
     """
-    options = options or Options()
+    check_by(by)
+    entries, missing = find_planned(path)
+    outcomes, warnings = outcomes_of(entries, len(missing))
+    if not outcomes:
+        raise StoreError(f"{os.fspath(path)}: no run there says what it was; `normlab summarize` tells why")
+    check_words(by, [one.entry.run for one in outcomes], "--by")
+    return report_of(outcomes, by, options, warnings)
+
+
+def check_by(by: Sequence[str]) -> None:
+    """Refuse words that make no cells.
+
+    Raises:
+        ConfigError: There is none, or one stands there twice.
+    """
     if not all(by) or not by or len(set(by)) < len(by):
         raise ConfigError(f"--by {','.join(by)}: name one word or more, each once, as norm,placement")
-    outcomes, warnings = _outcomes(path)
-    runs = [one.entry.run for one in outcomes]
-    check_words(by, runs, "--by")
-    kept = chosen(runs, parse(options.where, "--where"))
+
+
+def report_of(
+    outcomes: Sequence[Outcome], by: Sequence[str], options: Options | None = None, said: Sequence[str] = ()
+) -> Report:
+    """The cells of runs that say what they were.
+
+    Args:
+        outcomes: The runs.
+        by: The words that cells are made of.
+        options: What is asked for beside them.
+        said: Warnings that there are already.
+
+    Raises:
+        ConfigError: A condition, a baseline or a learning rate is none.
+    """
+    options, warnings = options or Options(), list(said)
+    kept = chosen([one.entry.run for one in outcomes], parse(options.where, "--where"))
     found = cells([one for one, keep in zip(outcomes, kept, strict=True) if keep], by)
     if different := between(found, by):
         warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(different)}")
@@ -87,21 +117,23 @@ def summarize_by(path: str | os.PathLike[str], by: Sequence[str], options: Optio
     rows = [_row(cell, by, shared, options) for cell in found]
     if options.against is not None:
         _compare(rows, found, by, shared, options.against)
-    return Report(by, rows, warnings)
+    return Report(by, rows, warnings, found)
 
 
-def _outcomes(path: str | os.PathLike[str]) -> tuple[list[Outcome], list[str]]:
-    """The runs that say what they were, and what is to be said of the others."""
-    entries, missing = find_planned(path)
-    said = [f"{len(missing)} of the sweep's {len(missing) + len(entries)} runs have not started"] if missing else []
+def outcomes_of(entries: Sequence[Entry], missing: int = 0) -> tuple[list[Outcome], list[str]]:
+    """The runs that say what they were, and what is to be said of the others.
+
+    Args:
+        entries: The runs as they were found.
+        missing: How many more a sweep has planned, which have not started.
+    """
+    said = [f"{missing} of the sweep's {missing + len(entries)} runs have not started"] if missing else []
     every = [(entry.folder.run_id, outcome(entry)) for entry in entries]
     outcomes = [one for _, one in every if one is not None]
     if unread := [run_id for run_id, one in every if one is None]:
         more = ", ..." if len(unread) > 3 else ""
         names = ", ".join(unread[:3]) + more
         said.append(f"{len(unread)} of {len(every)} runs do not say what they were, and are in no cell: {names}")
-    if not outcomes:
-        raise StoreError(f"{os.fspath(path)}: no run there says what it was; `normlab summarize` tells why")
     return outcomes, said
 
 

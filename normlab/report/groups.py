@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from functools import cached_property
 from normlab.report.learning_rates import Losses, arrange, best_lr
 from normlab.report.outcomes import UNFINISHED, Outcome
 from normlab.report.settings import Setting, differing, setting, shown
+from normlab.store.schema import number
 
 MOST_VALUES = 6
 """Values that a warning lists."""
@@ -103,5 +105,6 @@ def between(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
 
 def _order(value: Setting) -> tuple[int, float, str]:
     if isinstance(value, bool | int | float):
-        return 0, float(value), ""
+        known = number(int(value) if isinstance(value, bool) else value)
+        return 0, math.inf if known is None else float(known), ""  # a damaged record may hold what no float does
     return (2, 0.0, "") if value is None else (1, 0.0, value)

@@ -43,7 +43,7 @@ _CIRCUMSTANCES: dict[str, Callable[[Run], Any]] = {
     },
     "numerics (torch)": lambda run: dig(run, "versions.torch"),
     # Its speed and memory too are shared with them.
-    "numerics (runs in its pack)": lambda run: len(dig(run, "pack.runs") or [None]),
+    "numerics (runs in its pack)": lambda run: len(_list(dig(run, "pack.runs")) or [None]),
 }
 """What a loss depends on beside its config."""
 
@@ -66,7 +66,16 @@ def setting(run: Run, word: str) -> Setting:
     """What a run was told by a word; None where its record has no such word."""
     read = _NAMED.get(word)
     value = read(run) if read else dig(run, f"config.{word}")
+    return _plain(value)
+
+
+def _plain(value: Any) -> Setting:
+    """A leaf as it is; the JSON of what is none, as a list."""
     return value if isinstance(value, str | int | float | bool) or value is None else json.dumps(value)
+
+
+def _code_of(part: str) -> str:
+    return f"the {part}'s code"
 
 
 def shown(value: Setting) -> str:
@@ -120,9 +129,15 @@ def told(run: Run) -> dict[str, Any]:
     of_corpus = {word for word in options if word.startswith("data.")} if dig(run, "corpus.sha256") else set()
     for word in {LR, *REPLICATE} | of_corpus:
         options.pop(word, None)
-    circumstances = {word: read(run) for word, read in _CIRCUMSTANCES.items()}
-    code = {f"the {part}'s code": str(dig(run, f"identity.sources.{part}"))[:8] for part in _PARTS}
-    return circumstances | options | code | {"init": dig(run, "config.init"), _RULE: dig(run, "resolved.init")}
+    circumstances = {word: _plain(read(run)) for word, read in _CIRCUMSTANCES.items()}
+    code = {_code_of(part): str(dig(run, f"identity.sources.{part}"))[:8] for part in _PARTS}
+    rules = {"init": _plain(dig(run, "config.init")), _RULE: _plain(dig(run, "resolved.init"))}
+    return circumstances | options | code | rules
+
+
+def is_circumstance(word: str) -> bool:
+    """Whether a word of `told` is none of the command line: what the machine, the text or the code decided."""
+    return word in _CIRCUMSTANCES or word == _RULE or word in map(_code_of, _PARTS)
 
 
 def differing(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -148,7 +163,7 @@ def differing(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
             found[group] = names
     for part in _PARTS:
         if {part, "init", "model"} & {word.partition(".")[0] for word in found}:
-            found.pop(f"the {part}'s code", None)
+            found.pop(_code_of(part), None)
     return found
 
 
@@ -158,6 +173,10 @@ def _listed(values: Iterable[Any]) -> list[str]:
         different.setdefault(shown(value), value)
     numbers = all(isinstance(value, int | float) for value in different.values())
     return sorted(different, key=different.__getitem__) if numbers else sorted(different)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _corpus(run: Run) -> str | None:

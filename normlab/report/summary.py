@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from normlab.errors import StoreError
@@ -13,7 +13,7 @@ from normlab.report.render import render as render
 from normlab.report.settings import dig
 from normlab.report.where import chosen, parse
 from normlab.store.query import Entry, find_planned
-from normlab.store.reading import MENDING
+from normlab.store.reading import MENDING, Rows
 from normlab.store.schema import (
     DAMAGED,
     DIVERGED,
@@ -80,13 +80,19 @@ def read_rows(path: str | os.PathLike[str], where: Sequence[str] = ()) -> list[d
     if where:
         kept = chosen([entry.run for entry in entries], parse(where, "--where"))
         entries = [entry for entry, keep in zip(entries, kept, strict=True) if keep]
-    return [_row(entry) for entry in entries]
+    return [row_of(entry) for entry in entries]
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def row_of(entry: Entry, rows: Callable[[], Rows] | None = None) -> dict[str, Any]:
+    """A run's row: `COLUMNS` and `created`.
+
+    Args:
+        entry: The run as it was found.
+        rows: Gives its metrics, for who has read them already; may raise StoreError.
+    """
     run, status, lost = entry.run, entry.status, ""
     if _finite(status, "step") is None:
-        progress, lost = _progress(entry)
+        progress, lost = _progress(rows or entry.folder.rows)
         status = progress | status
     steps = _finite(status, "steps")
     val_loss = _number(status, "val_loss")
@@ -130,10 +136,10 @@ def _unknown(entry: Entry) -> str:
     return f"{len(fields)} unknown to this normlab: {', '.join(fields)}" if fields else ""
 
 
-def _progress(entry: Entry) -> tuple[dict[str, Any], str]:
+def _progress(rows: Callable[[], Rows]) -> tuple[dict[str, Any], str]:
     """What a status would say, from the metrics, and how much of them could not be read."""
     try:
-        record = entry.folder.rows()
+        record = rows()
     except StoreError as error:
         return {}, str(error)
     train = [row for row in record.rows if row.get("kind") == "train"]
@@ -148,8 +154,13 @@ def _progress(entry: Entry) -> tuple[dict[str, Any], str]:
         progress |= {"val_loss": losses[-1]}
     if finite:
         progress |= {"best_val_loss": min(finite)}
+    return progress, damaged_lines(record)
+
+
+def damaged_lines(record: Rows) -> str:
+    """How much of the metrics could not be read, in words; empty where nothing was damaged."""
     lines = "line" if record.damaged == 1 else "lines"
-    return progress, f"{record.damaged} {lines} of the metrics cannot be read" if record.damaged else ""
+    return f"{record.damaged} {lines} of the metrics cannot be read" if record.damaged else ""
 
 
 def _note(entry: Entry, row: dict[str, Any]) -> str:

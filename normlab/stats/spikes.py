@@ -8,7 +8,7 @@ Shapes: S steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -153,16 +153,17 @@ class Count(NamedTuple):
         return len(self.spikes) / self.scored if self.scored else None
 
 
-def count(series: Mapping[str, Series]) -> list[Count]:
+def count(series: Mapping[str, Series], rules: Sequence[SpikeRule] = RULES) -> list[Count]:
     """What each rule finds in a run's loss, gradient norm and clip factor, up to the first where one is not finite.
 
     Args:
         series: By name, (S,) each, from step 0 on.
+        rules: The rules that are asked.
     """
     found = []
     arrays = {of: np.asarray(series[of], dtype=np.float64) for of in dict.fromkeys(rule.of for rule in RULES)}
     broken = np.flatnonzero(~np.isfinite(np.stack([*arrays.values()])).all(axis=0))
-    for rule in RULES:
+    for rule in rules:
         values = arrays[rule.of][: broken[0]] if len(broken) else arrays[rule.of]
         scored, spikes = rule.judge(values)
         found.append(Count(rule, np.flatnonzero(spikes).tolist(), int(scored.sum())))

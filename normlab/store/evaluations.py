@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from normlab.store.runs import RunFolder
 from normlab.store.schema import number
@@ -24,11 +26,16 @@ def evaluations(folder: RunFolder) -> list[Evaluation]:
     Raises:
         StoreError: The metrics are there and cannot be opened.
     """
+    return evaluations_of(folder.rows(without="train").rows)
+
+
+def evaluations_of(rows: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
+    """Every evaluation among the rows of a run, oldest first."""
     found: list[Evaluation] = []
     seconds: dict[float, float | None] = {0: 0.0}
-    for row in folder.rows(without="train").rows:
+    for row in rows:
         step, loss = number(row.get("step")), number(row.get("loss"))
-        if step is None:
+        if step is None or not math.isfinite(step):
             continue
         if row.get("kind") == "pace":
             seconds[step] = number(row.get("seconds"))

@@ -40,7 +40,7 @@ def find_runs(path: str | os.PathLike[str]) -> list[Entry]:
         StoreError: The folder is there and cannot be read.
     """
     top = Path(path)
-    if _is_run(top):
+    if is_run(top):
         return [examine(RunFolder(top.absolute()))]
     # os.path, unlike Path, says no to a name that is too long for a file's.
     if os.path.isdir(top / RUNS_FOLDER):
@@ -51,7 +51,7 @@ def find_runs(path: str | os.PathLike[str]) -> list[Entry]:
         children = sorted(top.iterdir())
     except OSError as error:
         raise refusal(top, "read", error) from error
-    return [examine(RunFolder(child)) for child in children if _is_run(child)]
+    return [examine(RunFolder(child)) for child in children if is_run(child)]
 
 
 def find_planned(word: str | os.PathLike[str]) -> tuple[list[Entry], list[str]]:
@@ -72,7 +72,7 @@ def find_planned(word: str | os.PathLike[str]) -> tuple[list[Entry], list[str]]:
         raise StoreError(no_runs(word))
     jobs = read_plan(folder).jobs
     planned = [run_of(folder.absolute(), job) for job in jobs]
-    entries = [examine(run) for run in planned if _is_run(run.path)]
+    entries = [examine(run) for run in planned if is_run(run.path)]
     if not entries:
         raise StoreError(f"{os.fspath(word)}: none of the sweep's {len(planned)} runs has started")
     started = {entry.folder.run_id for entry in entries}
@@ -138,7 +138,7 @@ def _listed(entries: list[Entry], at_most: int = 8) -> str:
     return ", ".join(words[:at_most]) + more
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
     """Whether a folder says what it is or how it stands; one that may not be looked into is held for a run.
 
     A folder with neither is what a kill leaves that came before the run had begun.

@@ -1,1 +1,1 @@
-"""`normlab compare`: runs made into a page that answers which is better, and why."""
+"""`normlab compare`: everything that is known of some runs, side by side, in one page that stands alone."""

@@ -1,0 +1,190 @@
+"""What a comparison found, in sentences: which cell is best, how surely, and what did not come out.
+
+Never a mean that hides a diverged run: cells are ranked by `badness`, and a seed that diverged is told of wherever a
+number stands beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from normlab.report.against import pairs
+from normlab.report.by_text import loss_text
+from normlab.report.cell_row import losses_at
+from normlab.report.compare.comparable import incomparable
+from normlab.report.groups import Cell
+from normlab.report.intervals import LEVEL, mean_interval, paired
+from normlab.report.learning_rates import badness
+from normlab.report.outcomes import UNFINISHED, Outcome
+from normlab.store.schema import DIVERGED, FAILED
+
+ALL_DIVERGED = "every run that has come out diverged"
+
+
+def ranked(cells: Sequence[Cell]) -> list[int]:
+    """Cells with a result, best first, each at its own best learning rate; equals in the order in which they stand.
+
+    By the share of seeds that diverged, then by the mean final validation loss of the others.
+    """
+    known = {index: badness(_own(cell)) for index, cell in enumerate(cells) if cell.losses}
+    return sorted(known, key=lambda index: (known[index], index))
+
+
+def best(cells: Sequence[Cell]) -> int | None:
+    """The index of the cell that may be called the best of several; None where none may."""
+    order = ranked(cells)
+    if len(cells) < 2 or not order or not _mean_of_finite(cells[order[0]]) or incomparable(_came_out(cells)):
+        return None
+    return order[0]
+
+
+def answer(cells: Sequence[Cell], absent: Sequence[str] = ()) -> list[str]:
+    """The sentences.
+
+    Args:
+        cells: The runs.
+        absent: What became of each run that is in no cell, a word or two each: `damaged`, `not started`.
+    """
+    order = ranked(cells)
+    first = best(cells)
+    said: list[str] = []
+    if not order:
+        said.append("No run has come out: there is no loss to compare.")
+    elif first is not None:
+        said += [_best(cells, first), *_next(cells, order)]
+    else:
+        said.append(_no_best(cells, order))
+    said.append(_rest(cells, absent))
+    return [*said, *_selected(cells, first)]
+
+
+def _best(cells: Sequence[Cell], index: int) -> str:
+    cell = cells[index]
+    mixed = any(not math.isfinite(loss) for loss in _own(cell))
+    what = "is best, though seeds of every cell diverged" if mixed else "has the lowest final validation loss"
+    return f"{cell.name} {what}: {_loss(cell)}, {_rate(cell)}."
+
+
+def _next(cells: Sequence[Cell], order: Sequence[int]) -> list[str]:
+    """How the best stands against the next one, paired by seed and data order."""
+    if len(order) < 2:
+        return [f"No other of the {len(cells)} cells has a result."]
+    one, other = cells[order[0]], cells[order[1]]
+    differences, both, _ = pairs(one, one.best_lr, other, other.best_lr)
+    apart = f"Not told apart from the next, {other.name}"
+    if not differences:
+        return [f"{apart}: they have no seed in common ({_loss(other)})."]
+    found = paired(differences, both_diverged=both)
+    if found.low is None or found.high is None:
+        told = f"paired difference {_signed(found.estimate)}, n = {_seeds(found.n)}"
+        why = "too few for an interval" if found.test != "one pair" else "no interval"
+        return [f"{apart}: {told}, {why}{_diverged(other)}."]
+    test = "" if found.test == "paired t" else f", by {found.test}"
+    told = f"paired difference {_signed(found.estimate)} [{_signed(found.low)}, {_signed(found.high)}]"
+    told = f"{told}, n = {_seeds(found.n)}{test}"
+    if found.high < 0:
+        return [f"{_size(found.estimate)} below the next, {other.name} ({told}{_diverged(other)})."]
+    return [f"{apart}: the {LEVEL:.0%} interval of their difference does not lie below 0 ({told}{_diverged(other)})."]
+
+
+def _no_best(cells: Sequence[Cell], order: Sequence[int]) -> str:
+    cell = cells[order[0]]
+    if why := incomparable(_came_out(cells)):
+        return f"No cell is called the best: {why}."
+    if not _mean_of_finite(cell):
+        return f"No cell is called the best: {ALL_DIVERGED}."
+    return (
+        f"{cell.name}: final validation loss {_loss(cell)}, {_rate(cell)}; there is no other cell to compare it with."
+    )
+
+
+def _rest(cells: Sequence[Cell], absent: Sequence[str]) -> str:
+    """What diverged, failed, stayed on the plateau or has not ended, in numbers with names."""
+    total = sum(len(cell.outcomes) for cell in cells) + len(absent)
+    counts = {
+        "diverged": {cell.name: cell.count(DIVERGED) for cell in cells},
+        "failed": {cell.name: cell.count(FAILED) for cell in cells},
+        "never left the unigram plateau": {cell.name: sum(run.on_plateau for run in cell.outcomes) for cell in cells},
+        "fell back to the unigram plateau": {cell.name: sum(run.fell_back for run in cell.outcomes) for cell in cells},
+        "have not ended": {cell.name: cell.count(UNFINISHED) for cell in cells},
+        "are in no cell": Counter(absent),
+    }
+    parts = []
+    for what, by_name in counts.items():
+        if number := sum(by_name.values()):
+            names = ", ".join(f"{name} ({count})" for name, count in by_name.items() if count)
+            verb = what.replace("have", "has").replace("are", "is") if number == 1 else what
+            parts.append(f"{number} {verb}: {names}")
+    if not parts:
+        return "The one run came to its end." if total == 1 else f"All {total} runs came to their end."
+    first, *others = parts
+    number, _, rest = first.partition(" ")
+    return f"{'; '.join([f'{number} of {_runs(total)} {rest}', *others])}."
+
+
+def _selected(cells: Sequence[Cell], first: int | None) -> list[str]:
+    """That what is shown as best was chosen for it."""
+    rates = [len(cell.losses) for cell in cells if cell.losses]
+    chosen = ["each cell's learning rate"] if max(rates, default=0) > 1 else []
+    if first is not None and len(rates) > 2:
+        chosen.append(f"the best of {len(rates)} cells")
+    if not chosen:
+        return []
+    verb = "was" if len(chosen) == 1 else "were"
+    what = " and ".join(chosen)
+    return [f"{what[0].upper()}{what[1:]} {verb} chosen by the very loss that is shown, which flatters it."]
+
+
+def _own(cell: Cell) -> list[float]:
+    """The losses at a cell's own best learning rate."""
+    return [] if cell.best_lr is None else list(cell.losses[cell.best_lr].values())
+
+
+def _mean_of_finite(cell: Cell) -> bool:
+    """Whether a seed of it did not diverge."""
+    return any(map(math.isfinite, _own(cell)))
+
+
+def _came_out(cells: Sequence[Cell]) -> list[Outcome]:
+    return [run for cell in cells for run in cell.outcomes if run.came_out]
+
+
+def _loss(cell: Cell) -> str:
+    """`1.8321 ± 0.0102 nats a token (95 % interval over n = 3 seeds)`; of diverged runs how many they are."""
+    values = _own(cell)
+    if any(not math.isfinite(value) for value in values):
+        return f"{loss_text(losses_at(cell, cell.best_lr, ''), '', 'val_loss')} nats a token"
+    mean, _, high, n = mean_interval(values)
+    if high is None:
+        return f"{mean:.4f} nats a token (n = {_seeds(n)}, so without an interval)"
+    return f"{mean:.4f} ± {high - mean:.4f} nats a token ({LEVEL:.0%} interval over n = {_seeds(n)})"
+
+
+def _rate(cell: Cell) -> str:
+    tried = len(cell.losses)
+    rate = "" if cell.best_lr is None else f"{cell.best_lr:g}"
+    return f"at its own best learning rate {rate} (of {tried} tried)" if tried > 1 else f"at learning rate {rate}"
+
+
+def _diverged(cell: Cell) -> str:
+    """That seeds of the other diverged, where they did."""
+    lost = sum(not math.isfinite(loss) for loss in _own(cell))
+    return f"; {lost} of {_seeds(len(_own(cell)))} of it diverged" if lost else ""
+
+
+def _size(estimate: float) -> str:
+    return "Far" if math.isinf(estimate) else f"{-estimate:.4f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}"
+
+
+def _seeds(n: int) -> str:
+    return f"{n} seed" if n == 1 else f"{n} seeds"
+
+
+def _runs(n: int) -> str:
+    return f"{n} run" if n == 1 else f"{n} runs"

@@ -1,0 +1,165 @@
+"""Everything that the page of a comparison shows, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from normlab.report.by import Options, Report, check_by, outcomes_of, report_of
+from normlab.report.by_text import notes, table_rows
+from normlab.report.compare import curves, depths
+from normlab.report.compare.answer import answer, best
+from normlab.report.compare.comparable import banners, default_by, varied
+from normlab.report.compare.find import ABSENT, Found
+from normlab.report.compare.numbers import SPIKE_RULES, Numbers, read_numbers
+from normlab.report.compare.rates import matrix, rates
+from normlab.report.intervals import LEVEL
+from normlab.report.outcomes import Outcome
+from normlab.report.settings import check_words, dig, setting, shown
+from normlab.report.summary import COLUMNS, row_of
+from normlab.report.where import chosen, parse
+from normlab.stats.spikes import RULES
+from normlab.store.query import Entry
+from normlab.store.schema import RUNNING, number
+
+Row = dict[str, Any]
+
+MOST_SPIKES = 200
+"""Spikes of a run and a series whose steps are told; how many there are is told always."""
+STILL_RUNNING = "is still running: these are its numbers until now"
+MOST_PACES = 200
+"""Moments of a run whose time is told."""
+
+
+def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
+    """What the page shows.
+
+    Args:
+        found: The runs.
+        by: The words that cells are made of; those in which the runs differ unless given.
+        where: Conditions that the runs must meet.
+
+    Raises:
+        ConfigError: A word is none of the runs', or a condition is none.
+    """
+    if by is not None:
+        check_by(by)
+    entries = list(found.entries)
+    if where:
+        kept = chosen([entry.run for entry in entries], parse(where, "--where"))
+        entries = [entry for entry, keep in zip(entries, kept, strict=True) if keep]
+    began = [entry for entry in entries if entry.state not in ABSENT]
+    outcomes, said = outcomes_of(began)
+    words = list(by) if by is not None else default_by(outcomes)
+    if by is not None and outcomes:
+        check_words(words, [one.entry.run for one in outcomes], "--by")
+    report = report_of(outcomes, words, Options(), said) if outcomes else Report(words, [], said, [])
+
+    index = {entry.folder.path: place for place, entry in enumerate(entries)}
+    cell_of = {run.entry.folder.path: place for place, cell in enumerate(report.cells) for run in cell.outcomes}
+    differing = varied(outcomes)
+    by_path = {one.entry.folder.path: one for one in outcomes}
+    most = curves.points_for(len(entries))
+    runs = [
+        {**_run(entry, by_path.get(entry.folder.path), most, differing), "cell": cell_of.get(entry.folder.path)}
+        for entry in entries
+    ]
+    for place, run in enumerate(runs):
+        run["index"] = place
+    absent = [entry.state for entry in entries if entry.folder.path not in cell_of]
+    texts = table_rows(report) if report.rows else []
+    profiles, problems = depths.profiles(entries, report.cells, index, [run["warmup"] for run in runs])
+    for place, problem in problems:
+        runs[place]["problems"].append(problem)
+        runs[place]["note"] = _joined(runs[place]["note"], problem)
+    return {
+        "title": found.title if len(entries) == len(found.entries) else f"{found.title}: {len(entries)} runs",
+        "by": words,
+        "level": LEVEL,
+        "answer": answer(report.cells, absent),
+        "best": best(report.cells),
+        "banners": banners(outcomes),
+        "warnings": report.warnings,
+        "notes": notes(report) if report.rows else [],
+        "cells": [
+            {
+                **row,
+                "index": place,
+                "label": cell.name,
+                "runs": [index[run.entry.folder.path] for run in cell.outcomes],
+                "at_best": [index[run.entry.folder.path] for run in cell.at(cell.best_lr)],
+                "text": text,
+            }
+            for place, (row, cell, text) in enumerate(zip(report.rows, report.cells, texts, strict=True))
+        ],
+        "cell_columns": list(texts[0]) if texts else [],
+        "runs": runs,
+        "differing": differing,
+        "matrix": matrix(outcomes, index),
+        "rates": rates(report.cells, index),
+        "profiles": profiles,
+        "spike_rules": {
+            of: {"name": rule.name, "formula": rule.formula, "source": rule.source}
+            for of, name in SPIKE_RULES.items()
+            for rule in RULES
+            if rule.name == name
+        },
+        "sampling": curves.SAMPLING,
+    }
+
+
+def _run(entry: Entry, one: Outcome | None, most: int, differing: Sequence[str]) -> Row:
+    """A run's row of `summarize`, and what the page shows besides."""
+    read = read_numbers(entry.folder)
+    row = row_of(entry, read.rows)
+    problems = [problem for problem in (entry.problem, read.problem) if problem]
+    told = [STILL_RUNNING] if entry.state == RUNNING else []
+    note = _joined(row["note"], *(problem for problem in told + problems if problem not in row["note"]))
+    return {
+        **{key: row[key] for key in COLUMNS},
+        "note": note,
+        "problems": problems,
+        "settings": {word: shown(setting(entry.run, word)) for word in differing},
+        "came_out": one is not None and one.came_out,
+        "on_plateau": one is not None and one.on_plateau,
+        "fell_back": one is not None and one.fell_back,
+        "warmup": _count(dig(entry.run, "config.optim.warmup_steps")),
+        "tokens_per_step": _tokens(entry),
+        "diverged_at": _count(dig(entry.status, "diverged.step")),
+        "spikes": {of: steps[:MOST_SPIKES] for of, steps in _spikes(read).items()},
+        "spike_counts": {of: len(steps) for of, steps in _spikes(read).items()},
+        "loss": curves.curve(read.steps, read.loss, most),
+        "grad_norm": curves.curve(read.steps, read.grad_norm, most),
+        "evals": {
+            "steps": [seen.step for seen in read.evaluations],
+            "values": [seen.loss for seen in read.evaluations],
+        },
+        "paces": _paces(read),
+    }
+
+
+def _spikes(read: Numbers) -> dict[str, list[int]]:
+    return {of: read.spikes.get(of, []) for of in SPIKE_RULES}
+
+
+def _paces(read: Numbers) -> Row:
+    """When the run was where; the first and the last moment among them."""
+    last, most = len(read.paces) - 1, min(len(read.paces), MOST_PACES)
+    kept = [read.paces[round(at * last / max(most - 1, 1))] for at in range(most)]
+    return {"steps": [step for step, _ in kept], "seconds": [seconds for _, seconds in kept]}
+
+
+def _tokens(entry: Entry) -> int | None:
+    """Tokens of an update; the batch is that of all its micro-batches."""
+    batch, context = (_count(dig(entry.run, f"config.{word}")) for word in ("train.batch_size", "model.context"))
+    return None if batch is None or context is None else batch * context
+
+
+def _count(value: Any) -> int | None:
+    """A whole number of the record; None for any other."""
+    known = number(value)
+    return int(known) if known is not None and known >= 0 and known % 1 == 0 else None
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))

@@ -1,0 +1,127 @@
+"""Which runs are compared: what words mean, and every folder and every plan that should have been a run and is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from normlab.errors import StoreError
+from normlab.store.files import refusal
+from normlab.store.plans import Job, has_plan, read_plan, run_of, sweep_folder
+from normlab.store.query import Entry, examine, find_runs, is_run, no_runs, resolve_run
+from normlab.store.runs import RunFolder
+from normlab.store.schema import RUNS_FOLDER
+
+EMPTY = "empty"
+"""What a folder among the runs is called that says neither what it is nor how it stands."""
+NOT_STARTED = "not started"
+"""What a run is called that a sweep has planned, and of which there is no folder yet."""
+ABSENT = (EMPTY, NOT_STARTED)
+"""The states of what is no run yet: in no cell, and in no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The runs that some words mean."""
+
+    entries: Sequence[Entry]
+    """Each once, in the order in which it was found; those that are no run yet among them, with a state of `ABSENT`."""
+    title: str
+    """The sweep's name, or how many runs there are."""
+    home: Path
+    """The folder that a page of them belongs in."""
+
+    @property
+    def runs(self) -> list[Entry]:
+        """Those that are runs, however damaged."""
+        return [entry for entry in self.entries if entry.state not in ABSENT]
+
+    @property
+    def not_started(self) -> int:
+        """How many were planned and have not begun."""
+        return sum(entry.state == NOT_STARTED for entry in self.entries)
+
+
+def find(words: Sequence[str], results_dir: str | os.PathLike[str]) -> Found:
+    """The runs of several words together.
+
+    Args:
+        words: Each a results folder, its runs, a run (its folder, its id, the beginning of it, or its name), or a
+            sweep (its folder or its name). None: the results folder.
+        results_dir: Where names are looked up.
+
+    Raises:
+        StoreError: A word means nothing, a sweep's plan cannot be read, or there is no run at all.
+    """
+    found = [_find(word, results_dir) for word in words or [os.fspath(results_dir)]]
+    entries: dict[Path, Entry] = {}
+    for entry in (entry for one in found for entry in one.entries):
+        entries.setdefault(entry.folder.path.resolve(), entry)
+    if all(entry.state in ABSENT for entry in entries.values()):
+        raise StoreError(_none(words, results_dir, list(entries.values())))
+    alone = found[0] if len(found) == 1 else None
+    return Found(
+        list(entries.values()),
+        (alone and alone.title) or ("1 run" if len(entries) == 1 else f"{len(entries)} runs"),
+        alone.home if alone else Path(results_dir),
+    )
+
+
+def _find(word: str, results_dir: str | os.PathLike[str]) -> Found:
+    """What one word means; its title is empty unless it is a sweep."""
+    folder = Path(word)
+    named = sweep_folder(results_dir, word) if len(folder.parts) == 1 else folder
+    if has_plan(folder):
+        return _sweep(folder)
+    if is_run(folder):
+        return Found(find_runs(folder), "", Path(results_dir))
+    if os.path.isdir(folder) and (entries := _below(folder)):
+        return Found(entries, "", folder.parent if folder.name == RUNS_FOLDER else folder)
+    if has_plan(named):
+        return _sweep(named)
+    if os.path.isdir(folder):
+        raise StoreError(no_runs(word))
+    return Found([examine(resolve_run(word, results_dir))], "", Path(results_dir))
+
+
+def _below(folder: Path) -> list[Entry]:
+    """Every run of a results folder or of its runs, and the folders beside them that hold none."""
+    runs = folder / RUNS_FOLDER if os.path.isdir(folder / RUNS_FOLDER) else folder
+    found = find_runs(folder)
+    if runs.name != RUNS_FOLDER:
+        return found  # any folder may have others beside the runs
+    try:
+        children = sorted(child for child in runs.iterdir() if os.path.isdir(child) and not is_run(child))
+    except OSError as error:
+        raise refusal(runs, "read", error) from error
+    return found + [_empty(RunFolder(child)) for child in children]
+
+
+def _sweep(folder: Path) -> Found:
+    """Every run of a sweep, begun or not."""
+    plan = read_plan(folder)
+    return Found([_planned(folder, job, plan.name) for job in plan.jobs], plan.name, folder)
+
+
+def _planned(folder: Path, job: Job, sweep: str) -> Entry:
+    run = run_of(folder.absolute(), job)
+    if is_run(run.path):
+        return examine(run)
+    if os.path.isdir(run.path):
+        return _empty(run, job)
+    waits = f"planned by the sweep {sweep}, and has not started"
+    return Entry(run, {"config": job.config}, {}, NOT_STARTED, waits)
+
+
+def _empty(folder: RunFolder, job: Job | None = None) -> Entry:
+    told = "the folder holds no run: what is left where one was killed before it had begun; the same words begin it"
+    return Entry(folder, {"config": job.config} if job else {}, {}, EMPTY, told)
+
+
+def _none(words: Sequence[str], results_dir: str | os.PathLike[str], entries: Sequence[Entry]) -> str:
+    """What to say where nothing was found that is a run."""
+    where = ", ".join(words) or os.fspath(results_dir)
+    waiting = sum(entry.state == NOT_STARTED for entry in entries)
+    return f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs(where)

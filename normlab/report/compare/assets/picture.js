@@ -50,8 +50,13 @@ function redrawAll() {
   for (const own of PICTURES) redraw(own);
 }
 
-/** Draw a picture now. Returns when it is drawn. */
-async function drawNow(own) {
+/** Draw a picture now; `drawn` is kept when it is. */
+function drawNow(own) {
+  own.drawn = draw(own);
+  return own.drawn;
+}
+
+async function draw(own) {
   own.dirty = false;
   const room = own.figure.clientWidth;
   const made = own.draw(room);

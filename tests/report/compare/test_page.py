@@ -1,0 +1,576 @@
+"""The page of a sweep, in a real browser: what it draws is what `normlab summarize` says, and every control works."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import PHONE, WIDE, opened
+from records import PLATEAU, Record, write_run, write_sweep
+
+from normlab.store.schema import DIVERGED, RUNS_FOLDER
+
+STEPS = 400
+BY = "norm,placement,model.depth"
+SECTIONS = ("answer", "curves", "rates", "matrix", "profiles", "heatmaps", "signatures")
+DIVERGING = {"norm": "rmsnorm", "placement": "post", "depth": 4, "lr": 1e-2, "seed": 1}
+
+
+def grid() -> list[Record]:
+    """24 runs in eight cells: two learning rates at depth 4, one at depth 8, two seeds; one diverges, one spikes."""
+    runs = []
+    for norm in ("layernorm", "rmsnorm"):
+        for placement in ("pre", "post"):
+            for depth, lr in ((4, 1e-3), (4, 1e-2), (8, 1e-3)):
+                for seed in (0, 1):
+                    told = {"norm": norm, "placement": placement, "depth": depth, "lr": lr, "seed": seed}
+                    more: dict[str, Any] = {}
+                    if told == DIVERGING:
+                        more = {"outcome": DIVERGED, "at": 250}
+                    elif (norm, placement, lr, seed) == ("layernorm", "post", 1e-2, 0):
+                        more = {"outcome": PLATEAU}
+                    elif (norm, placement, depth, lr, seed) == ("rmsnorm", "pre", 4, 1e-3, 0):
+                        more = {"spike_at": 301}
+                    runs.append(Record(steps=STEPS, **told, **more))
+    return runs
+
+
+def normlab(*words: str) -> str:
+    """What a command prints."""
+    done = subprocess.run([sys.executable, "-m", "normlab", *words], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    write_sweep(folder, "two norms", grid())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sweep(results) -> Path:
+    return results / "sweeps" / "two norms"
+
+
+@pytest.fixture(scope="module")
+def path(sweep, tmp_path_factory) -> Path:
+    """The page."""
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    assert normlab("compare", str(sweep), "-o", str(path)).splitlines()[-1] == str(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def cells(sweep) -> list[dict[str, Any]]:
+    """What `summarize` says of the cells."""
+    return json.loads(normlab("summarize", str(sweep), "--by", BY, "--format", "json"))
+
+
+@pytest.fixture(scope="module")
+def runs(sweep) -> list[dict[str, Any]]:
+    """What `summarize` says of the runs."""
+    return json.loads(normlab("summarize", str(sweep), "--format", "json"))
+
+
+def ready(page):
+    page.wait_for_function("document.documentElement.dataset.ready === 'yes'")
+    return page
+
+
+def drawn(page, section: str) -> dict[str, Any]:
+    """What a picture draws, once it is in view: Plotly's own traces and layout, and its caption."""
+    page.locator(f"[data-picture={section}]").scroll_into_view_if_needed()
+    page.wait_for_function("s => PICTURES.find((p) => p.section === s).dirty === false", arg=section)
+    return page.evaluate(
+        """async (section) => {
+          const own = PICTURES.find((picture) => picture.section === section);
+          const plain = (key, value) => ArrayBuffer.isView(value) ? Array.from(value) : value;
+          await own.drawn;
+          const whole = own.made.empty ? {data: [], layout: {}} : {data: own.plot.data, layout: own.plot.layout};
+          return {...JSON.parse(JSON.stringify(whole, plain)), empty: own.made.empty, caption: own.caption.textContent};
+        }""",
+        section,
+    )
+
+
+def lines(page, section: str = "curves", kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of a picture that have a name of their own."""
+    return [
+        trace
+        for trace in drawn(page, section)["data"]
+        if "lines" in trace.get("mode", "") and trace.get("meta") and kind in (None, trace["meta"]["columns"][1])
+    ]
+
+
+def saved(page, section: str, button: str) -> bytes:
+    """The file that a picture's button gives."""
+    figure = page.locator(f"[data-picture={section}]")
+    figure.scroll_into_view_if_needed()
+    with page.expect_download() as download:
+        figure.get_by_role("button", name=button, exact=True).click()
+    return Path(download.value.path()).read_bytes()
+
+
+def row_of(page, section: str, text: str):
+    """A table's row."""
+    return page.locator(f"#{section} tbody tr", has_text=text).first
+
+
+def test_it_opens_and_every_picture_is_drawn(browser, path):
+    with opened(browser, path) as page:  # which asserts that nothing was asked for, and nothing said
+        ready(page)
+        for section in SECTIONS:
+            seen = drawn(page, section)
+            assert seen["data"], section
+            assert len(seen["caption"]) > 80, section
+        assert page.title() == "two norms"
+
+
+def test_the_answer_draws_the_cells_of_summarize(browser, path, cells):
+    with opened(browser, path) as page:
+        marks = [trace for trace in drawn(ready(page), "answer")["data"] if trace.get("meta")]
+        told = {row["cell"]: row for row in cells}
+        assert {trace["name"] for trace in marks} == set(told)
+        for trace in marks:
+            row = told[trace["name"]]
+            assert trace["x"] == [row["val_loss"]]
+            assert trace["error_x"]["array"][0] == row["val_loss_high"] - row["val_loss"]
+            assert trace["error_x"]["arrayminus"][0] == row["val_loss"] - row["val_loss_low"]
+        best = min(cells, key=lambda row: row["val_loss"])
+        assert page.locator("#sentences p").first.inner_text().startswith(f"{best['cell']} has the lowest")
+        assert f"{best['val_loss']:.4f}" in page.locator("#sentences").inner_text()
+        assert "1 of 24 runs diverged" in page.locator("#sentences").inner_text()
+
+
+def test_the_tables_hold_what_summarize_says(browser, path, cells, runs):
+    with opened(browser, path) as page:
+        ready(page)
+        for row in cells:
+            shown = row_of(page, "cells", "").page.locator("#cells tbody tr").all_inner_texts()
+            assert any(
+                f"{row['val_loss']:.4f} ± {row['val_loss_high'] - row['val_loss']:.4f} (n=2)" in text for text in shown
+            )
+        shown = page.locator("#runs tbody tr").all_inner_texts()
+        assert len(shown) == len(runs) == 24
+        for row in runs:
+            (text,) = [text for text in shown if row["id"] in text]
+            assert row["state"] in text
+            loss = row["val_loss"]
+            assert (f"{loss:.4f}" if isinstance(loss, float) else "") in text
+        assert "diverged at step 250" in row_of(page, "runs", "diverged").inner_text()
+        assert page.locator("#runs tbody tr", has_text="plateau").count() == 1
+
+
+def test_the_rates_are_those_of_summarize(browser, path, sweep, cells):
+    by_rate = json.loads(normlab("summarize", str(sweep), "--by", f"{BY},optim.lr", "--format", "json"))
+    with opened(browser, path) as page:
+        traces = drawn(ready(page), "rates")["data"]
+        curves = [trace for trace in traces if trace.get("meta") and "cell" in trace["meta"]]
+        bars = [trace for trace in traces if trace.get("meta") and trace["meta"].get("sensitivity")]
+    told = {(row["norm"], row["placement"], row["model.depth"], row["optim.lr"]): row for row in by_rate}
+    for trace in curves:
+        norm, placement, depth = trace["name"].split()
+        for lr, loss, high in zip(trace["x"], trace["y"], trace["error_y"]["array"], strict=True):
+            row = told.pop((norm, placement, int(depth), lr))
+            if row["seeds_diverged"]:
+                assert row["val_loss"] == "inf"
+                assert loss is None
+            else:
+                assert loss == row["val_loss"]
+                assert high == row["val_loss_high"] - row["val_loss"]
+    assert not told
+    assert dict(zip(bars[0]["y"], bars[0]["x"], strict=True)) == {
+        row["cell"]: row["lr_sensitivity"] for row in cells if row["lr_sensitivity"] is not None
+    }
+    (crossed,) = [trace for trace in traces if trace.get("text") == ["1/2"]]
+    assert crossed["x"] == [1e-2]
+
+
+def test_the_matrix_is_that_of_summarize(browser, path, cells):
+    with opened(browser, path) as page:
+        seen = drawn(ready(page), "matrix")
+    told = {(row["norm"], row["placement"], row["model.depth"]): row["val_loss"] for row in cells}
+    found = {
+        (norm, placement, panel["meta"]["depth"]): value
+        for panel in seen["data"]
+        for placement, values in zip(panel["y"], panel["z"], strict=True)
+        for norm, value in zip(panel["x"], values, strict=True)
+    }
+    assert found == told
+    texts = [one["text"] for one in seen["layout"]["annotations"]]
+    assert sum("1 diverged" in text for text in texts) == 1
+    assert all(any(f"{loss:.4f}" in text for text in texts) for loss in told.values())
+
+
+def test_the_curves_are_the_records(browser, path, results):
+    with opened(browser, path) as page:
+        ready(page).get_by_label("a line is").select_option("runs")
+        page.locator("#smooth").fill("0")
+        found = {trace["meta"]["columns"][0]: trace for trace in lines(page)}
+        assert len(found) == 24
+        for record in grid():
+            rows = [json.loads(line) for line in (results / RUNS_FOLDER / record.run_id / "metrics.jsonl").open()]
+            trained = [row for row in rows if row["kind"] == "train"]
+            told = [row["loss"] if isinstance(row["loss"], float) else None for row in trained]
+            assert found[record.run_id]["x"] == [row["step"] for row in trained]
+            assert found[record.run_id]["y"] == pytest.approx(told, rel=1e-6)  # float32
+        page.get_by_label("of", exact=True).first.select_option("val")
+        for record in grid():
+            rows = [json.loads(line) for line in (results / RUNS_FOLDER / record.run_id / "metrics.jsonl").open()]
+            held = [(row["step"], row["loss"]) for row in rows if row["kind"] == "eval"]
+            (line,) = [trace for trace in lines(page) if trace["meta"]["columns"][0] == record.run_id]
+            assert list(zip(line["x"], line["y"], strict=True)) == held
+
+
+def test_seeds_are_a_line_and_a_band(browser, path, results):
+    with opened(browser, path) as page:
+        ready(page).locator("#smooth").fill("0")
+        traces = drawn(page, "curves")["data"]
+    own = [record for record in grid() if (record.norm, record.placement, record.depth) == ("layernorm", "pre", 8)]
+    losses = []
+    for record in own:
+        rows = [json.loads(line) for line in (results / RUNS_FOLDER / record.run_id / "metrics.jsonl").open()]
+        losses.append([row["loss"] for row in rows if row["kind"] == "train"])
+    (line,) = [trace for trace in traces if trace.get("name") == "layernorm pre 8 (n=2)"]
+    assert line["y"] == pytest.approx([sum(pair) / 2 for pair in zip(*losses, strict=True)], rel=1e-6)
+    band = traces[traces.index(line) - 1]
+    assert band["fill"] == "toself"
+    assert band["y"][:STEPS] == pytest.approx([max(pair) for pair in zip(*losses, strict=True)], rel=1e-6)
+    assert band["y"][STEPS:][::-1] == pytest.approx([min(pair) for pair in zip(*losses, strict=True)], rel=1e-6)
+
+
+def test_what_diverged_and_what_spiked_is_marked(browser, path):
+    with opened(browser, path) as page:
+        ready(page).get_by_label("a line is").select_option("runs")
+        traces = drawn(page, "curves")["data"]
+        marks = {trace["meta"]["columns"][1]: trace for trace in traces if trace.get("mode") == "markers"}
+        assert marks["diverged"]["x"] == [250]
+        assert math.isfinite(marks["diverged"]["y"][0])
+        assert 301 in marks["spiked"]["x"]
+        page.get_by_label("marks").uncheck()
+        assert not [trace for trace in drawn(page, "curves")["data"] if trace.get("mode") == "markers"]
+
+
+def test_smoothing_is_the_mean_of_both_sides_with_what_was_measured_behind(browser, path):
+    with opened(browser, path) as page:
+        ready(page).get_by_label("a line is").select_option("runs")
+        page.locator("#smooth").fill("3")
+        assert page.locator("#half-life-told").inner_text() == "5 steps"
+        traces = drawn(page, "curves")["data"]
+    smooth = next(trace for trace in traces if trace.get("meta") and trace["meta"]["columns"][1] == "smoothed")
+    name = smooth["meta"]["columns"][0]
+    raw = next(trace for trace in traces if trace.get("meta") and trace["meta"]["columns"] == [name, "measured"])
+    assert raw["opacity"] < 0.5
+    assert traces.index(raw) < traces.index(smooth)
+    for at in (0, 7, 200, STEPS - 1):
+        weights = [0.5 ** (abs(step - at) / 5) for step in range(STEPS)]
+        mean = sum(w * y for w, y in zip(weights, raw["y"], strict=True)) / sum(weights)
+        assert smooth["y"][at] == pytest.approx(mean, rel=1e-6)
+
+
+def test_axes(browser, path):
+    with opened(browser, path) as page:
+        ready(page)
+        steps = lines(page)[0]["x"]
+        page.get_by_label("against").select_option("tokens")
+        seen = drawn(page, "curves")
+        assert lines(page)[0]["x"] == [step * 8 * 128 for step in steps]
+        assert seen["layout"]["xaxis"]["title"]["text"] == "tokens"
+        page.get_by_label("against").select_option("seconds")
+        seconds = lines(page)[0]["x"]
+        assert seconds == sorted(seconds)
+        assert seconds[0] == 0
+        assert seconds[-1] > 1
+        page.get_by_label("log x").check()
+        page.get_by_label("log y").check()
+        layout = drawn(page, "curves")["layout"]
+        assert (layout["xaxis"]["type"], layout["yaxis"]["type"]) == ("log", "log")
+        page.get_by_label("against").select_option("steps")
+        page.get_by_label("without the first tenth").check()
+        assert min(lines(page)[0]["x"]) == STEPS // 10
+
+
+def test_a_tick_hides_in_every_picture_and_no_number_changes(browser, path, cells):
+    with opened(browser, path) as page:
+        ready(page)
+        name = "rmsnorm pre 4"
+        held = {section: json.dumps(drawn(page, section)["data"]) for section in SECTIONS}
+        assert all(
+            name in held[section] for section in ("answer", "curves", "rates", "profiles", "heatmaps", "signatures")
+        )
+        row = page.get_by_role("checkbox", name="show rmsnorm").and_(page.locator("#cells input")).nth(0)
+        first = page.locator("#cells tbody tr").first
+        assert "rmsnorm" in first.inner_text()
+        assert "pre" in first.inner_text()
+        row.uncheck()
+        hidden = " ".join(first.inner_text().split()[:3])
+        for section in SECTIONS:
+            seen = drawn(page, section)
+            data = json.dumps(seen["data"]) + json.dumps(seen["layout"].get("annotations"))
+            assert f'"{hidden}' not in data, section
+        marks = {trace["name"]: trace["x"] for trace in drawn(page, "answer")["data"] if trace.get("meta")}
+        assert marks == {row["cell"]: [row["val_loss"]] for row in cells if row["cell"] != hidden}
+        page.get_by_role("button", name="show all").click()
+        assert {section: json.dumps(drawn(page, section)["data"]) for section in SECTIONS} == held
+
+
+def test_a_run_that_is_hidden_leaves_the_band_and_says_so(browser, path):
+    with opened(browser, path) as page:
+        ready(page)
+        run = page.locator("#runs tbody tr").first
+        name = run.locator("td").nth(1).inner_text()
+        run.get_by_role("checkbox").uncheck()
+        named = [trace["name"] for trace in lines(page)]
+        assert sum("(n=1 of 2)" in one for one in named) == 1
+        page.get_by_label("a line is").select_option("runs")
+        assert name not in [trace["name"] for trace in lines(page)]
+
+
+def test_the_filter_narrows_tables_and_pictures(browser, path):
+    with opened(browser, path) as page:
+        ready(page).get_by_role("searchbox").fill("rmsnorm depth=8")
+        assert page.locator("#runs tbody tr").count() == 4
+        assert page.locator("#cells tbody tr").count() == 2
+        assert {trace["name"] for trace in drawn(page, "answer")["data"] if trace.get("meta")} == {
+            "rmsnorm pre 8",
+            "rmsnorm post 8",
+        }
+        page.get_by_role("searchbox").fill("no such thing")
+        assert page.locator("#runs tbody tr").count() == 0
+        assert "No cell is shown" in drawn(page, "answer")["empty"]
+        assert not page.locator("[data-picture=answer] .buttons").is_visible()
+
+
+def test_sorting(browser, path):
+    with opened(browser, path) as page:
+        ready(page)
+        heads = page.locator("#cells thead th").all_inner_texts()
+        column = next(place for place, head in enumerate(heads) if head.startswith("val loss")) + 1
+        cell = f"#cells tbody tr td:nth-child({column})"
+
+        def losses() -> list[float]:
+            return [float(text.split()[0]) for text in page.locator(cell).all_inner_texts()]
+
+        assert losses() == sorted(losses())  # the best first
+        sort = page.locator("#cells thead").get_by_role("button", name="val loss", exact=True)
+        sort.click()
+        sort.click()
+        assert losses() == sorted(losses(), reverse=True)
+        assert page.locator("#cells th[aria-sort=descending]").count() == 1
+        # Pictures that are in the cells' order follow it.
+        page.locator("#cells thead").get_by_role("button", name="norm", exact=True).click()
+        panels = [trace["meta"]["label"] for trace in drawn(page, "heatmaps")["data"]]
+        assert panels == sorted(panels, key=lambda label: label.split()[0])
+
+
+def test_learning_rates_apart(browser, path):
+    with opened(browser, path) as page:
+        ready(page).get_by_label("at", exact=True).select_option("all")
+        names = [trace["name"] for trace in lines(page)]
+        assert "rmsnorm pre 4 lr 0.01 (n=2)" in names
+        assert len({name.split(" (")[0] for name in names}) == 12
+        dotted = [trace for trace in lines(page) if "that are left" in trace["meta"]["columns"][1]]
+        assert [trace["meta"]["columns"] for trace in dotted] == [
+            ["rmsnorm post 4 lr 0.01", "mean of the 1 that are left"]
+        ]
+        (solid,) = [
+            trace for trace in lines(page) if trace["name"] == "rmsnorm post 4 lr 0.01 (n=2)" and trace not in dotted
+        ]
+        assert all(y is None for x, y in zip(solid["x"], solid["y"], strict=True) if x > 250)
+
+
+def inspected(results: Path, record: Record, statistic: str) -> list[dict[str, Any]]:
+    """What `inspect` says of a statistic of a run."""
+    return json.loads(normlab("inspect", record.run_id, statistic, "--json", "--results-dir", str(results)))
+
+
+@pytest.mark.parametrize("statistic", ["resid_rms", "dresid_rms", "attn_ratio"])
+def test_profiles_are_those_of_inspect(browser, path, results, statistic):
+    record = next(record for record in grid() if (record.norm, record.placement, record.depth) == ("rmsnorm", "pre", 8))
+    rows = inspected(results, record, statistic)
+    with opened(browser, path) as page:
+        ready(page).get_by_label("a line is").select_option("runs")
+        page.locator("#statistic").select_option(statistic)
+        page.locator("#step").fill("0")
+        step = int(page.locator("#step-told").inner_text())
+        seen = [trace for trace in drawn(page, "profiles")["data"] if trace.get("meta")]
+        moments = {
+            "at init": 0,
+            "after warm-up": next(at for at in rows[0]["steps"] if at >= 50),
+            "at the end": rows[0]["steps"][-1],
+            f"at step {step}": step,
+        }
+        for moment, at in moments.items():
+            (line,) = [trace for trace in seen if trace["meta"]["columns"] == [moment, record.run_id]]
+            assert line["y"] == pytest.approx([row["values"][row["steps"].index(at)] for row in rows], rel=1e-6)
+        panels = drawn(page, "heatmaps")["data"]
+        (panel,) = [trace for trace in panels if trace["meta"]["label"] == record.run_id]
+        for place, values in zip(rows, panel["z"], strict=True):
+            told = [place["values"][place["steps"].index(at)] for at in panel["x"]]
+            assert values == pytest.approx([math.log10(value) for value in told], rel=1e-5, abs=1e-6)
+        assert len(panel["x"]) <= 32
+
+
+def test_the_slider_moves_the_last_panel(browser, path):
+    with opened(browser, path) as page:
+        ready(page)
+
+        def last() -> list[Any]:
+            own = [trace for trace in drawn(page, "profiles")["data"] if trace.get("meta")]
+            return [trace["y"] for trace in own if trace["meta"]["columns"][0].startswith("at step")]
+
+        end = last()
+        page.locator("#step").focus()
+        page.keyboard.press("ArrowLeft")
+        assert last() != end
+        page.keyboard.press("End")
+        assert last() == end
+
+
+def test_every_core_statistic_can_be_drawn(browser, path):
+    with opened(browser, path) as page:
+        ready(page)
+        names = page.locator("#statistic option").evaluate_all("options => options.map((option) => option.value)")
+        assert {"resid_rms", "resid_growth", "grad_norm", "update_ratio", "norm_gain"} <= set(names)
+        for name in names:
+            page.locator("#statistic").select_option(name)
+            seen = drawn(page, "profiles")
+            assert seen["data"] or seen["empty"], name
+            assert name in seen["caption"] or seen["empty"], name
+        page.locator("#statistic").select_option("grad_norm")
+        sites = page.locator("#site option").evaluate_all("options => options.map((option) => option.value)")
+        assert len(sites) > 3
+        before = drawn(page, "profiles")["data"]
+        page.locator("#site").select_option(sites[2])
+        assert drawn(page, "profiles")["data"] != before
+        page.get_by_label("depth as a share").check()
+        xs = [trace["x"] for trace in drawn(page, "profiles")["data"]]
+        assert all(0 <= x <= 1 for own in xs for x in own)
+
+
+def test_files_hold_what_is_drawn(browser, path, cells):
+    with opened(browser, path) as page:
+        ready(page)
+        rows = list(csv.DictReader(io.StringIO(saved(page, "answer", "CSV").decode())))
+        assert {row["cell"]: (row["val loss"], row["low"], row["n"]) for row in rows} == {
+            row["cell"]: (repr(row["val_loss"]), repr(row["val_loss_low"]), str(row["seeds"])) for row in cells
+        }
+        traces = lines(page)
+        rows = list(csv.DictReader(io.StringIO(saved(page, "curves", "CSV").decode())))
+        own = [row for row in rows if row["line"] == traces[0]["meta"]["columns"][0] and row["kind"].startswith("mean")]
+        assert [float(row["step"]) for row in own] == traces[0]["x"]
+        for section in SECTIONS:
+            assert saved(page, section, "PNG").startswith(b"\x89PNG\r\n\x1a\n"), section
+            assert saved(page, section, "SVG").startswith(b"<svg"), section
+            assert len(saved(page, section, "CSV").splitlines()) > 4, section
+        with page.expect_download() as download:
+            page.locator("#runs").get_by_role("button", name="CSV").click()
+        assert len(Path(download.value.path()).read_text().splitlines()) == 25
+
+
+def test_the_theme(browser, path):
+    with opened(browser, path, theme="dark") as page:
+        ready(page)
+        dark = drawn(page, "answer")["layout"]["paper_bgcolor"]
+        page.get_by_label("theme").select_option("light")
+        assert drawn(page, "answer")["layout"]["paper_bgcolor"] != dark
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_nothing_is_cut(browser, path, size):
+    with opened(browser, path, size) as page:
+        ready(page)
+        for section in SECTIONS:
+            drawn(page, section)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        cut = page.evaluate(
+            """() => [...document.querySelectorAll('.plot .main-svg text')].filter((text) => {
+              const own = text.getBoundingClientRect(), around = text.closest('.plot').getBoundingClientRect();
+              const wide = own.left < around.left - 1 || own.right > around.right + 1;
+              return own.width && (wide || own.top < around.top - 1 || own.bottom > around.bottom + 1);
+            }).map((text) => text.closest('figure').dataset.picture + ': ' + text.textContent)"""
+        )
+        assert cut == []
+
+
+def test_it_is_used_by_keyboard(browser, path):
+    """Every control is reached by Tab, says what it is, and shows that it has the focus."""
+    with opened(browser, path) as page:
+        ready(page)
+        for section in SECTIONS:
+            drawn(page, section)
+        controls = page.locator("main :is(button, select, input):visible")
+        expected = controls.count()
+        unnamed = controls.evaluate_all(
+            """all => all.filter((one) => !(one.labels?.length || one.ariaLabel || one.textContent.trim()))
+              .map((one) => one.outerHTML)"""
+        )
+        assert unnamed == []
+        page.evaluate("window.scrollTo(0, 0)")
+        reached = set()
+        for _ in range(expected + 40):
+            page.keyboard.press("Tab")
+            reached.add(
+                page.evaluate(
+                    "[...document.querySelectorAll('main :is(button, select, input)')].indexOf(document.activeElement)"
+                )
+            )
+        assert len(reached - {-1}) == expected
+        page.get_by_label("log y").focus()
+        page.keyboard.press("Space")
+        assert drawn(page, "curves")["layout"]["yaxis"]["type"] == "log"
+
+
+def test_a_name_is_text(browser, tmp_path):
+    """What a run is called, wherever it is shown, is never markup."""
+    name = "<img src=x onerror=alert(1)>"
+    record = Record(steps=40, stats_every=10)
+    folder = write_run(tmp_path / "results" / RUNS_FOLDER, record)
+    written = (folder.path / "run.json").read_text()
+    from normlab.store.files import write_atomic
+    from normlab.store.schema import seal
+
+    run = {key: value for key, value in json.loads(written).items() if key != "sha256"}
+    write_atomic(
+        folder.path / "run.json",
+        seal({**run, "name": name, "config": {**run["config"], "norm": {"preset": name, "name": "x"}}}),
+    )
+    page_path = tmp_path / "page.html"
+    normlab("compare", str(tmp_path / "results"), "-o", str(page_path))
+    with opened(browser, page_path) as page:
+        page.on("dialog", lambda dialog: pytest.fail("a script of the name has run"))
+        ready(page).get_by_label("a line is").select_option("runs")
+        for section in SECTIONS:
+            drawn(page, section)
+        assert page.locator("img").count() == 0
+        assert name in page.locator("#runs tbody").inner_text()
+        assert name in page.locator("#cells tbody").inner_text()
+        assert name in page.locator("[data-picture=answer] svg").first.evaluate("svg => svg.textContent")
+        drawings = page.locator(".plot .legendtext").evaluate_all("all => all.map((one) => one.textContent)")
+        assert any(name in text for text in drawings)
+
+
+def test_nothing_to_draw_is_said(browser, tmp_path):
+    """Of runs that are all damaged, empty or not begun there is a page, which says so."""
+    broken = tmp_path / RUNS_FOLDER / "broken"
+    broken.mkdir(parents=True)
+    (broken / "run.json").write_text("{")
+    (tmp_path / RUNS_FOLDER / "empty").mkdir()
+    normlab("compare", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    with opened(browser, tmp_path / "page.html") as page:
+        ready(page)
+        for section in SECTIONS:
+            assert drawn(page, section)["empty"], section
+        text = page.locator("#runs").inner_text()
+        assert "broken" in text
+        assert "is damaged" in text
+        assert "empty" in text

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
+from normlab.errors import ConfigError, StatisticsError
 from normlab.report.bars import bars
+from normlab.report.histories import History, history, read_statistics
 from normlab.stats import options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Array, Profiles
 from normlab.stats.spikes import count
-from normlab.stats.statistic import OF, PROBE, STATISTICS, in_order, places_of, values_of
+from normlab.stats.statistic import OF, PROBE, STATISTICS, in_order
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, RUNNING
 from normlab.store.series import series
 
 Row = dict[str, Any]
-
-SPIKES = "spikes"
-"""The word for what is counted in every step's loss and gradient norm."""
 
 MOST_STEPS = 5
 """Steps that a table shows; --json has all."""
@@ -36,17 +31,6 @@ OVERVIEW = (
     "part_ratio", "sharpness", "sharpness_pre", "layer_drop", "erank", "jac_gain",
 )  # fmt: skip
 """What is shown of a run when no statistic is named."""
-
-
-class History(NamedTuple):
-    """A statistic at one site, at every step that it was measured at."""
-
-    site: str
-    steps: list[int]
-    values: Array
-    """(S, L + 2), or (S,)."""
-    places: list[int]
-    """Where it is, of the L + 2."""
 
 
 def check(name: str | None, *, probe: bool) -> None:
@@ -86,11 +70,11 @@ def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
         StatisticsError: It was not measured.
     """
     if name is not None:
-        return list(_rows(name, _history(profiles, name)))
+        return list(_rows(name, history(profiles, name)))
     rows: list[Row] = []
     for each in in_order():
         try:
-            rows += _rows(each.name, _history(profiles, each.name))
+            rows += _rows(each.name, history(profiles, each.name))
         except StatisticsError:
             continue
     return rows
@@ -207,77 +191,18 @@ def _ends(own: Sequence[Row], step: int) -> str:
 
 def _read(folder: RunFolder) -> list[Profiles]:
     """What was measured; what is damaged or missing is said."""
-    try:  # before the rows: what it counts on is among them
-        state, status = folder.observe()
-    except StoreError:
-        state, status = DAMAGED, {}
-    arrays, problems = folder.arrays, list[str]()
-    described = list(arrays.parts(problems))
-    # A row that is being written is half there for a moment.
-    torn = [] if state == RUNNING else [part.path for _, part in described if part.torn()]
-    problems += [f"{path}: half a row stands at its end, and is left out" for path in torn]
-    found: list[Profiles] = []
-    for tier in dict.fromkeys(tier for tier, _ in described):
-        parts, damaged = arrays.read(tier)
-        if damaged:
-            problems.append(f"{arrays.path}: damaged rows, left out: {damaged}")
-        found += [part for part in parts if len(part.steps)]
-    # What was measured before it is on the disk, and stays there when the run goes on.
-    saved = status.get("checkpoint") or 0
-    missing = arrays.told_missing(saved)
-    for problem in problems + (missing if found else []):
-        print(f"normlab: {problem}", file=sys.stderr)
-    if found:
-        return found
-    ended = state in (FINISHED, DIVERGED)
-    if problems or missing or (described and (saved or ended)) or (saved and _begun_with_statistics(folder)):
-        raise StoreError(f"{arrays.path}: the rows of run {folder.run_id} are gone; put back a copy")
-    raise StoreError(
-        f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
-    )
-
-
-def _begun_with_statistics(folder: RunFolder) -> bool:
-    """Whether a run measured its first step."""
+    problems: list[str] = []
     try:
-        run = folder.run()
-        # The steps that it took over from another may not have been measured.
-        return run["config"]["stats"]["every"] is not None and "continued_from" not in run
-    except (StoreError, KeyError, TypeError):
-        return False
+        return read_statistics(folder, problems)
+    finally:
+        for problem in problems:
+            print(f"normlab: {problem}", file=sys.stderr)
 
 
-def _history(profiles: Sequence[Profiles], name: str) -> list[History]:
-    """A statistic over all parts of a run, in the order of their steps."""
-    if name not in STATISTICS and not any(name in part for part in profiles):
-        raise ConfigError(unknown("statistic", name, [*STATISTICS, SPIKES]))
-    found: dict[str, list[tuple[Profiles, Array]]] = {}
-    places: dict[str, set[int]] = {}
-    problem: StatisticsError | None = None
-    for part in profiles:
-        try:
-            for site, values in values_of(part, name).items():
-                found.setdefault(site, []).append((part, values))
-            for site, there in places_of(part, name).items():
-                places.setdefault(site, set()).update(np.flatnonzero(there).tolist())
-        except StatisticsError as error:
-            problem = error
-    if not found:
-        assert problem is not None
-        raise problem
-    return [_joined(site, parts, sorted(places.get(site, ()))) for site, parts in found.items()]
-
-
-def _joined(site: str, parts: Sequence[tuple[Profiles, Array]], places: list[int]) -> History:
-    steps = np.concatenate([part.steps for part, _ in parts])
-    order = np.argsort(steps, kind="stable")
-    return History(site, steps[order].tolist(), np.concatenate([values for _, values in parts])[order], places)
-
-
-def _rows(name: str, history: Sequence[History]) -> Iterator[Row]:
+def _rows(name: str, histories: Sequence[History]) -> Iterator[Row]:
     one = STATISTICS.get(name)
     told: Mapping[str, Any] = {"formula": one.formula, "unit": one.unit} if one else {}
-    for site, steps, values, places in history:
+    for site, steps, values, places in histories:
         whole = one is not None and one.of == "model"
         columns = {"": values} if values.ndim == 1 else {"": values[:, -1]} if whole else dict(_places(values, places))
         for place, column in columns.items():

@@ -85,7 +85,7 @@ def packed(values: NDArray[Any], kind: str = "<f4") -> str:
     """An array as base64 of its bytes."""
     if kind == "<f4":
         values = np.where(np.isfinite(values), np.clip(values, -LARGEST, LARGEST), values)
-    return base64.b64encode(np.ascontiguousarray(values, dtype=kind)).decode()
+    return base64.b64encode(values.astype(kind).tobytes()).decode()
 
 
 def _bucketed(values: NDArray[Any], size: int, filler: Any) -> NDArray[Any]:

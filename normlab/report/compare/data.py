@@ -68,10 +68,10 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
         run["index"] = place
     absent = [entry.state for entry in entries if entry.folder.path not in cell_of]
     texts = table_rows(report) if report.rows else []
-    profiles, problems = depths.profiles(entries, report.cells, index, [run["warmup"] for run in runs])
-    for place, problem in problems:
-        runs[place]["problems"].append(problem)
+    profiles, unmeasured = depths.profiles(entries, report.cells, [run["warmup"] for run in runs])
+    for place, problem in unmeasured:
         runs[place]["note"] = _joined(runs[place]["note"], problem)
+        runs[place]["problems"] += [] if problem == depths.UNMEASURED else [problem]
     return {
         "title": found.title if len(entries) == len(found.entries) else f"{found.title}: {len(entries)} runs",
         "by": words,

@@ -1,0 +1,125 @@
+"""What was measured inside a run, read from its record: every statistic over training, whatever parts it lies in.
+
+Shapes: S measured steps, L blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
+from normlab.stats import options  # noqa: F401  (with it every statistic is known)
+from normlab.stats.profiles import Array, Profiles
+from normlab.stats.statistic import STATISTICS, places_of, values_of
+from normlab.store.runs import RunFolder
+from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, RUNNING, number
+
+SPIKES = "spikes"
+"""The word for what is counted in every step's loss and gradient norm."""
+
+
+class NothingMeasured(StoreError):
+    """A run that has no statistics, and should have none."""
+
+
+class History(NamedTuple):
+    """A statistic at one site, at every step that it was measured at."""
+
+    site: str
+    steps: list[int]
+    values: Array
+    """(S, L + 2), or (S,)."""
+    places: list[int]
+    """Where it is, of the L + 2."""
+
+
+def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
+    """What was measured in a run, part by part.
+
+    Args:
+        folder: The run's.
+        problems: Is told of what is damaged or missing, a line each.
+
+    Raises:
+        NothingMeasured: It was not asked for, or not yet.
+        StoreError: It is gone, or cannot be read.
+    """
+    try:  # before the rows: what it counts on is among them
+        state, status = folder.observe()
+    except StoreError:
+        state, status = DAMAGED, {}
+    arrays, unread = folder.arrays, list[str]()
+    described = list(arrays.parts(unread))
+    # A row that is being written is half there for a moment.
+    torn = [] if state == RUNNING else [part.path for _, part in described if part.torn()]
+    unread += [f"{path}: half a row stands at its end, and is left out" for path in torn]
+    found: list[Profiles] = []
+    for tier in dict.fromkeys(tier for tier, _ in described):
+        parts, damaged = arrays.read(tier)
+        if damaged:
+            unread.append(f"{arrays.path}: damaged rows, left out: {damaged}")
+        found += [part for part in parts if len(part.steps)]
+    # What was measured before it is on the disk, and stays there when the run goes on.
+    saved = _whole(status.get("checkpoint"))
+    missing = arrays.told_missing(saved)
+    problems += unread + (missing if found else [])
+    if found:
+        return found
+    ended = state in (FINISHED, DIVERGED)
+    if unread or missing or (described and (saved or ended)) or (saved and _begun_with_statistics(folder)):
+        raise StoreError(f"{arrays.path}: the rows of run {folder.run_id} are gone; put back a copy")
+    raise NothingMeasured(
+        f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
+    )
+
+
+def _whole(value: object) -> int:
+    """How many updates a status says; 0 where it says none."""
+    known = number(value)
+    return int(known) if known is not None and math.isfinite(known) else 0
+
+
+def _begun_with_statistics(folder: RunFolder) -> bool:
+    """Whether a run measured its first step."""
+    try:
+        run = folder.run()
+        # The steps that it took over from another may not have been measured.
+        return run["config"]["stats"]["every"] is not None and "continued_from" not in run
+    except (StoreError, KeyError, TypeError):
+        return False
+
+
+def history(profiles: Sequence[Profiles], name: str) -> list[History]:
+    """A statistic over all parts of a run, in the order of their steps.
+
+    Raises:
+        ConfigError: There is no statistic of that name.
+        StatisticsError: It was not measured.
+    """
+    if name not in STATISTICS and not any(name in part for part in profiles):
+        raise ConfigError(unknown("statistic", name, [*STATISTICS, SPIKES]))
+    found: dict[str, list[tuple[Profiles, Array]]] = {}
+    places: dict[str, set[int]] = {}
+    problem: StatisticsError | None = None
+    for part in profiles:
+        try:
+            for site, values in values_of(part, name).items():
+                found.setdefault(site, []).append((part, values))
+            for site, there in places_of(part, name).items():
+                places.setdefault(site, set()).update(np.flatnonzero(there).tolist())
+        except StatisticsError as error:
+            problem = error
+    if not found:
+        assert problem is not None
+        raise problem
+    return [_joined(site, parts, sorted(places.get(site, ()))) for site, parts in found.items()]
+
+
+def _joined(site: str, parts: Sequence[tuple[Profiles, Array]], places: list[int]) -> History:
+    steps = np.concatenate([part.steps for part, _ in parts])
+    order = np.argsort(steps, kind="stable")
+    return History(site, steps[order].tolist(), np.concatenate([values for _, values in parts])[order], places)

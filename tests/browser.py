@@ -55,9 +55,11 @@ def opened(browser: Browser, path: Path, size: tuple[int, int] = WIDE, theme: st
     page.on("pageerror", lambda error: said.append(f"error: {error}"))
     page.on("request", lambda request: asked.append(request.url))
     page.goto(path.absolute().as_uri())
-    yield page
-    page.wait_for_timeout(50)
-    context.close()
+    try:
+        yield page
+        page.wait_for_timeout(50)
+    finally:
+        context.close()
     own = (path.absolute().as_uri(), "data:", "blob:")
     assert not [url for url in asked if not url.startswith(own)]
     assert not said

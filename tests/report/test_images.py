@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import stat
 import struct
 import time
 import zlib
@@ -134,15 +133,23 @@ def test_a_page_that_never_comes_to_an_end(write, monkeypatch, body):
     assert time.monotonic() - since < 15
 
 
-def test_a_browser_that_dies(write, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rest", ["", "; echo '#0 0x5581c8d0' >&2"])
+def test_a_browser_that_dies(write, tmp_path, monkeypatch, rest):
     program = tmp_path / "bin" / "chromium"
     program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'no usable display' >&2\nexit 3\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program.write_text(f"#!/bin/sh\necho 'FATAL: no usable display' >&2{rest}\nexit 3\n")
+    program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     said = refused(write(DRAWS, sizes=[]))
     assert str(program) in said
     assert "no usable display" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's Chromium says whether it has a sandbox")
+def test_who_is_not_root_keeps_the_sandbox(write, monkeypatch):
+    executable()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "without --no-sandbox is not supported" in refused(write(DRAWS, sizes=[]))
 
 
 def test_without_a_browser(write, monkeypatch):

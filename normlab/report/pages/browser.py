@@ -88,4 +88,5 @@ def _reason(message: str) -> str:
     """Why, of what Playwright says: the browser's own last words where they are told, else the first line."""
     lines = message.splitlines()
     own = [line.rpartition("[err]")[2] for line in lines if "[err]" in line]
-    return one_line((own or lines[:1] or ["no reason was given"])[-1])
+    fatal = [line for line in own if "FATAL" in line]  # a trace of addresses follows it
+    return one_line((fatal or own or lines[:1] or ["no reason was given"])[-1])

@@ -236,7 +236,7 @@ def _curve(record: Record, step: NDArray[np.int64], chance: np.random.Generator)
     floor += 0.25 * math.log10(record.lr / best) ** 2
     floor += 0.015 * np.random.default_rng(record.seed).standard_normal()  # what all runs of a seed share
     floor += 0.01 * chance.standard_normal()
-    return floor + (start - floor) * (0.7 * np.exp(-scaled / 40) + 0.3 * (1 + scaled / 60) ** -0.6)
+    return floor + (start - floor) * (0.6 * np.exp(-scaled / 40) + 0.4 * (1 + scaled / 150) ** -0.8)
 
 
 def _scaled(record: Record, step: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -6,7 +6,6 @@ Where `NORMLAB_BROWSER=required` is set, as in CI, its absence is a failure; els
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +13,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+from normlab.report.pages.browser import FLAGS, NAMES, find_browser
+
 WIDE, PHONE = (1280, 900), (375, 812)
 
 
 def executable() -> str:
     """The browser's program; skips, or fails where it is required."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
+    found = find_browser()
     if found is None:
         give_up = pytest.fail if os.environ.get("NORMLAB_BROWSER") == "required" else pytest.skip
         give_up(f"there is no {NAMES[0]} here: apt-get install chromium")

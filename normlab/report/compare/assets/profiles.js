@@ -36,7 +36,7 @@ function drawMoments(width, found) {
       });
     }
     const { x, y } = gridded(place);
-    layout[`xaxis${suffix}`] = { domain: x, anchor: `y${suffix}`, title: { text: inside.share ? "share of depth" : "place: 0 the embeddings, 1 to L the blocks, L + 1 the head", font: { size: 11 } } };
+    layout[`xaxis${suffix}`] = { domain: x, anchor: `y${suffix}`, title: { text: inside.share ? "share of depth" : narrow ? "place" : "place: 0 embeddings, 1 to L blocks, L + 1 head", font: { size: 11 }, standoff: 4 } };
     layout[`yaxis${suffix}`] = { domain: y, anchor: `x${suffix}`, ...(place ? { matches: "y" } : {}) };
     layout.annotations.push({ x: x[0], y: y[1], xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false, text: `<b>${title}</b>` });
   });
@@ -46,7 +46,7 @@ function drawMoments(width, found) {
   return {
     traces, layout: { ...layout, height: down * 270 + 40 },
     numbers: () => pointRows(["moment", "line", inside.share ? "share of depth" : "place", statistic], traces),
-    caption: statisticText(statistic, site) + unitsText() + (inside.logged && !logged ? " Drawn on a linear axis: not all of it is above zero." : "") + " The first measured step, the first after the warm-up, and the last.",
+    caption: statisticText(statistic, site) + unitsText() + (inside.logged && !logged ? " Drawn on a linear axis: not all of it is above zero." : "") + " The moments: the first measured step, the first after the warm-up, the last, and the one chosen. Places: 0 the embeddings, 1 to L the blocks, L + 1 the head.",
   };
 }
 

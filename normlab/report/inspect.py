@@ -11,6 +11,7 @@ from typing import Any
 
 from normlab.errors import ConfigError, StatisticsError
 from normlab.report.bars import bars
+from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, history, read_statistics
 from normlab.stats import options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Array, Profiles

@@ -99,7 +99,8 @@ def _columns_of(depth: int, groups: tuple[Group, ...], families: tuple[tuple[str
         for site, values in _values(ones, one.name).items() if one.tier == CORE else ():
             alone = values.ndim == 1 or one.of == "model"
             there = (None,) if alone else tuple(np.flatnonzero(~np.isnan(values[0])).tolist())
-            columns.append(Column(one.name, site, there))
+            if there:
+                columns.append(Column(one.name, site, there))
     return tuple(columns)
 
 

@@ -59,7 +59,9 @@ def read_numbers(folder: RunFolder) -> Numbers:
         record = folder.rows()
     except StoreError as error:
         return Numbers(problem=str(error))
-    seen = series_of([row for row in record.rows if row.get("kind") == "train"])
+    trained = [row for row in record.rows if row.get("kind") == "train"]
+    others = [row for row in record.rows if row.get("kind") != "train"]
+    seen = series_of(trained)
     known = (seen["step"] >= 0) & (seen["step"] <= _LAST_STEP) & (seen["step"] % 1 == 0)
     seen = {name: values[known] for name, values in seen.items()}
     if (np.diff(seen["step"]) < 0).any():  # a damaged row may say another step than its own
@@ -72,8 +74,8 @@ def read_numbers(folder: RunFolder) -> Numbers:
         steps=steps,
         loss=seen["loss"],
         grad_norm=seen["grad_norm"],
-        evaluations=evaluations_of(record.rows),
-        paces=_paces(record.rows),
+        evaluations=evaluations_of(others),
+        paces=_paces(others),
         spikes={found.rule.of: steps[found.spikes].tolist() for found in count(seen, _RULES)} if len(steps) else {},
         problem="; ".join(filter(None, [damaged_lines(record), strange])),
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from normlab import catalogue
+from normlab.explain.mathematics import mathematics
 from normlab.explain.matrix import CHANNELS, ORIGINAL, TOKENS
 from normlab.norms.base import load_all
 
@@ -48,11 +49,13 @@ LIVE: tuple[dict[str, Any], ...] = (
         "see": "The statistician's form asks of each feature how far a sample is from the others. Every column then "
         "has mean 0 and variance 1, and the large channel 5 looks like any other. Taken over each row, as norm=zscore "
         "takes it, it is layer norm but for where eps stands.",
+        "causal": "over a row; not over a column, which has later tokens in it",
     },
     {
         "key": "minmax", "title": "Min-max", "norm": "minmax", "over": "column",
         "see": "The smallest value of a group becomes 0 and the largest 1; the rest lie between. One extreme value "
         "presses all others of its group together: take it over each row, and channel 5 does so in every token.",
+        "causal": "over a row; not over a column, which has later tokens in it",
     },
     {
         "key": "batchnorm", "title": "BatchNorm, in training", "norm": "batchnorm", "over": "column",
@@ -60,9 +63,12 @@ LIVE: tuple[dict[str, Any], ...] = (
         "whole column moves, so that a token is told something of the tokens after it.",
     },
     {
+        "said": "nothing is measured: each value by itself, with the mean and variance that were kept for its channel",
         "key": "batchnorm_eval", "title": "BatchNorm, in evaluation", "norm": "batchnorm", "over": "value",
         "see": "The batch is not measured any more: what training kept is used. Edit one value: only its own output "
         "moves. But what is unlike the training batches is not brought to mean 0 and variance 1.",
+        "formula": "(x - running_mean) / sqrt(running_var + eps) * gain + bias",
+        "causal": "yes, once training is over", "blind_to": [],
     },
     {
         "key": "layernorm", "title": "LayerNorm", "norm": "layernorm", "over": "row",
@@ -87,10 +93,8 @@ def live_norms() -> list[Norm]:
         options = _options(each["norm"])
         numbers = {name: getattr(options, name) for name in ("eps", "momentum") if hasattr(options, name)}
         entry = entries[each["norm"]]
-        formula = entry["formula"]
-        if each["key"] == "batchnorm_eval":
-            formula = "(x - running_mean) / sqrt(running_var + eps) * gain + bias"
-        shown.append({**each, **numbers, **_told(entry), "formula": formula})
+        told = {**numbers, **_told(entry), "formula": entry["formula"], **each}
+        shown.append({**told, "math": mathematics(told["formula"])})
     return shown
 
 
@@ -174,7 +178,8 @@ def _shown(name: str, entry: catalogue.Entry) -> Norm:
     return {
         "name": name, "result": y_TD.tolist(), "reads": made_of, "kind": kind_of(made_of),
         "weights": _weights(module), "set": [f"{word}={value}" for word, value in OPTIONS.get(name, {}).items()],
-        "batch": _batch(name, entry), "about": entry["about"], "formula": entry["formula"], **_told(entry),
+        "batch": _batch(name, entry), "about": entry["about"], "formula": entry["formula"],
+        "math": mathematics(entry["formula"]), **_told(entry),
         "equals": entry["equals"], "pitfalls": list(entry.get("pitfalls") or ()),
     }  # fmt: skip
 

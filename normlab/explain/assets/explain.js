@@ -3,6 +3,16 @@
 /** A formula as it stands in the catalogue. */
 const formulaOf = (text, end = "") => make("code", {}, text + end);
 
+/** The same as mathematics, from its tree; nothing where it is made of words too. */
+function mathOf(tree) {
+  if (!tree) return null;
+  const [name, ...children] = tree;
+  const element = document.createElementNS("http://www.w3.org/1998/Math/MathML", name);
+  if (name === "math") element.setAttribute("display", "block");
+  element.append(...children.map((child) => (typeof child === "string" ? child : mathOf(child))));
+  return element;
+}
+
 /** A norm as its module computed it, closed until it is asked for. */
 function normCard(norm) {
   const table = matrixTable(ROWS, COLUMNS, `${norm.name} of the original matrix`);
@@ -11,18 +21,20 @@ function normCard(norm) {
   const live = DATA.live.filter((each) => each.norm === norm.name);
   return make("details", { class: "card", id: `norm-${norm.name}`, "data-norm": norm.name },
     make("summary", {}, make("span", { class: "name" }, norm.name), " ", formulaOf(norm.formula)),
-    make("p", {}, norm.about),
-    live.length ? make("p", { class: "small" }, "It follows your numbers above: ",
-      ...live.flatMap((each, at) => [at ? ", " : "", make("a", { href: `#live-${each.key}` }, each.title)]), ".") : null,
-    overWhat(norm.reads, norm.kind), table.element,
-    norm.batch ? make("p", { class: "small" }, norm.batch) : null,
-    facts([
-      ["weights here", norm.weights.join("; ") || "none"], ["options here", norm.set.join(", ") || "the default ones"],
-      ["learns", norm.learns], ["causal", norm.causal], ["unmoved by", norm.blind_to.map((word) => BLIND[word]).join("; ")],
-      ["equals", norm.equals], ["source", norm.source],
-    ]),
-    norm.pitfalls.length ? make("div", { class: "small" }, make("strong", {}, "What others got wrong in it, or take it for"),
-      make("ul", {}, ...norm.pitfalls.map((text) => make("li", {}, text)))) : null);
+    make("div", { class: "split" },
+      make("div", {}, overWhat(norm.reads, DATA.groups[norm.kind]), table.element, norm.batch ? make("p", { class: "small" }, norm.batch) : null),
+      make("div", {},
+        mathOf(norm.math),
+        make("p", {}, norm.about),
+        live.length ? make("p", { class: "small" }, "It follows your numbers above: ",
+          ...live.flatMap((each, at) => [at ? ", " : "", make("a", { href: `#live-${each.key}` }, each.title)]), ".") : null,
+        facts([
+          ["weights here", norm.weights.join("; ") || "none"], ["options here", norm.set.join(", ") || "the default ones"],
+          ["learns", norm.learns], ["causal", norm.causal], ["unmoved by", unmovedBy(norm)],
+          ["equals", norm.equals], ["source", norm.source],
+        ]),
+        norm.pitfalls.length ? make("div", { class: "small" }, make("p", {}, make("strong", {}, "What others got wrong in it, or take it for")),
+          make("ul", {}, ...norm.pitfalls.map((text) => make("li", {}, text)))) : null)));
 }
 
 /** Open what a link leads to. */

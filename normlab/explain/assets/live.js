@@ -113,6 +113,17 @@ function keptStatistics(norm) {
         make("tbody", {}, ...rows.map((name, line) => make("tr", {}, make("th", { scope: "row" }, name), ...cells[line]))))));
 }
 
+const BLIND = { scale: "a group times a positive number", shift: "a group plus one number" };
+
+/** What changes nothing, in words. */
+function unmovedBy(norm) {
+  const words = norm.blind_to.map((word) => BLIND[word]);
+  return words.length ? `${words.join("; ")} (but for eps)` : "";
+}
+
+/** A small number as people write it: 1e-6. */
+const small = (value) => value.toExponential().replace("-", "\u2212");
+
 /** A normaliser: what it does, over what, and what it makes of the matrix as it is. */
 function liveCard(norm) {
   let over = norm.over;
@@ -125,7 +136,7 @@ function liveCard(norm) {
     const first = NORMALISERS[norm.key](ORIGINAL, options()).flat();
     table.update(result);
     table.outline(readsOver(over));
-    where.replaceChildren(overWhat(readsOver(over), over));
+    where.replaceChildren(overWhat(readsOver(over), norm.said ?? DATA.groups[over]));
     const isOriginal = String(current) === String(ORIGINAL);
     const change = Math.max(...result.flat().map((value, at) => Math.abs(value - first[at])));
     moved.textContent = isOriginal ? "" : `Largest change from what it makes of the original matrix: ${shown(change)}`;
@@ -133,21 +144,21 @@ function liveCard(norm) {
   FOLLOWERS.push(update);
   const choice = ["zscore", "minmax"].includes(norm.key) && make("label", {}, "over", make("select", {
     "aria-label": `${norm.title}: over`, change: (event) => { over = event.target.value; update(); },
-  }, make("option", { value: "column" }, "each column: a feature over the samples, the classical form"),
-    make("option", { value: "row" }, `each row: a token over its channels, norm=${norm.norm}`)));
+  }, make("option", { value: "column" }, "each column (the classical form)"),
+    make("option", { value: "row" }, `each row (as norm=${norm.norm} does)`)));
   return make("article", { class: "card", id: `live-${norm.key}`, "data-live": norm.key },
     make("h3", {}, norm.title),
+    mathOf(norm.math),
     make("p", { class: "formula" }, formulaOf(norm.formula)),
     make("p", {}, norm.see),
     choice ? make("div", { class: "controls" }, choice) : null,
     norm.key === "batchnorm_eval" ? keptStatistics(norm) : null,
     where, table.element, moved,
     facts([
-      ["eps", `${norm.eps}, as norm=${norm.norm} has it; gain 1, bias 0`],
-      ["unmoved by", norm.key === "batchnorm_eval" ? "" : norm.blind_to.map((word) => BLIND[word]).join("; ")],
-      ["learns", norm.learns], ["causal", norm.key === "batchnorm_eval" ? "yes, once training is over" : over === "column" && norm.key !== "batchnorm" ? "" : norm.causal],
+      ["eps", `${small(norm.eps)}, as norm=${norm.norm} has it; gain 1, bias 0`],
+      ["unmoved by", unmovedBy(norm)],
+      ["learns", norm.learns], ["causal", norm.causal],
       ["source", norm.source],
     ]));
 }
 
-const BLIND = { scale: "a group times a positive number", shift: "a group plus one number" };

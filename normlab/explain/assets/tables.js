@@ -31,9 +31,9 @@ function setColour(cell, value, largest) {
   cell.style.setProperty("--share", `${(100 * share).toFixed(1)}%`);
 }
 
-/** Which value belongs to which group, from what each is made of; nothing where that is no division into groups. */
+/** Which value belongs to which group, from what each is made of; nothing where there are no groups of several. */
 function division(reads) {
-  const divided = reads.every((group) => group.length && group.every((at) => String(reads[at]) === String(group)));
+  const divided = reads.every((group) => group.length > 1 && group.every((at) => String(reads[at]) === String(group)));
   return divided ? reads.map((group) => group[0]) : null;
 }
 
@@ -123,10 +123,10 @@ function readsMap(reads, rows, columns, words) {
 }
 
 /** Over what a norm is taken: the map, and the same in words. */
-function overWhat(reads, kind) {
+function overWhat(reads, words) {
   const [rows, columns] = [DATA.original.length, DATA.original[0].length];
-  return make("div", { class: "over" }, readsMap(reads, rows, columns, DATA.groups[kind]),
-    make("p", { class: "small" }, make("strong", {}, "Over what: "), `${DATA.groups[kind]}.`));
+  return make("div", { class: "over" }, readsMap(reads, rows, columns, words),
+    make("p", { class: "small" }, make("strong", {}, "Over what: "), `${words}.`));
 }
 
 /** Facts as a list of terms; those without a text are left out. */

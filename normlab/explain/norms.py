@@ -73,13 +73,13 @@ LIVE: tuple[dict[str, Any], ...] = (
     {
         "key": "layernorm", "title": "LayerNorm", "norm": "layernorm", "over": "row",
         "see": "Each token is measured over its own channels, whatever the other tokens are. Every row has mean 0 and "
-        "variance 1: neither ten times token 2 nor 3 more in every channel changes anything. Columns keep their "
-        "differences, and channel 5 stays the large one.",
+        "variance 1: neither ten times token 2 nor 3 more in every channel changes anything, but for eps. Columns keep "
+        "their differences, and channel 5 stays the large one.",
     },
     {
         "key": "rmsnorm", "title": "RMSNorm", "norm": "rmsnorm", "over": "row",
         "see": "Each token is divided by its root mean square, and no mean is taken away: every row has RMS 1, signs "
-        "stay, and ten times token 2 changes nothing. Adding 3 does change it: shifted tokens look alike.",
+        "stay, and ten times token 2 changes nothing, but for eps. Adding 3 does change it: shifted tokens look alike.",
     },
 )  # fmt: skip
 """What is computed anew at each change: over what to begin with, and what to see."""

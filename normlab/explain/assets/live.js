@@ -155,7 +155,8 @@ function liveCard(norm) {
     norm.key === "batchnorm_eval" ? keptStatistics(norm) : null,
     where, table.element, moved,
     facts([
-      ["eps", `${small(norm.eps)}, as norm=${norm.norm} has it; gain 1, bias 0`],
+      ["eps", `${small(norm.eps)}, as norm=${norm.norm} has it`],
+      ["weights here", ["gain", "bias"].filter((word) => norm.formula.includes(word)).map((word) => `${word} ${word === "gain" ? 1 : 0}`).join(", ")],
       ["unmoved by", unmovedBy(norm)],
       ["learns", norm.learns], ["causal", norm.causal],
       ["source", norm.source],

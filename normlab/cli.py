@@ -276,6 +276,26 @@ def probe(
         look.write_page(rows, Path(page))
 
 
+@app.command()
+def explain(
+    output: Annotated[str, typer.Option("--output", "-o", help="The page to write (HTML).")] = "explain.html",
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Write a page that teaches: a matrix to edit, what each norm makes of it, and every placement drawn."""
+    from normlab.report.pages.shell import check_page
+
+    path = Path(output)
+    check_page(path, "-o")
+    from normlab.explain import page
+
+    page.write(path)
+    typer.echo(path)
+    if open_it:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+
+
 @app.command(context_settings={"ignore_unknown_options": True})
 def sweep(
     words: Annotated[list[str] | None, typer.Argument(help="norm=rmsnorm,dyt 'seed=range(3)': a grid.")] = None,

@@ -9,7 +9,7 @@ from typing import Any
 from normlab.report.groups import Cell
 from normlab.report.intervals import mean_interval
 from normlab.report.learning_rates import USABLE, sensitivity
-from normlab.report.outcomes import ENDED, UNFINISHED, Outcome
+from normlab.report.outcomes import ENDED, UNFINISHED, Outcome, loss_of
 from normlab.report.settings import dig
 from normlab.store.evaluations import evaluations
 from normlab.store.schema import DIVERGED, FAILED, number
@@ -54,7 +54,7 @@ def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
 
 def sensitivity_of(cell: Cell) -> Row:
     """LR sensitivity with its grid, the learning rates that are usable, and where they end."""
-    starts = [number(dig(run.entry.run, "corpus.baselines.uniform")) for run in cell.outcomes]
+    starts = [loss_of(dig(run.entry.run, "corpus.baselines.uniform")) for run in cell.outcomes]
     at_start = max((start for start in starts if start is not None), default=None)
     found = sensitivity(cell.losses, at_start)
     return {
@@ -73,7 +73,7 @@ def costs(cell: Cell) -> Row:
     speeds = [speed for status in ended if (speed := number(status.get("tokens_per_s"))) is not None]
     memory = [peak for status in ended if (peak := number(status.get("peak_memory_bytes"))) is not None]
     return {
-        "tokens_per_s": math.fsum(speeds) / len(speeds) if speeds else None,
+        "tokens_per_s": _mean(speeds) if speeds else None,
         "peak_memory_bytes": max(memory, default=None),
     }
 
@@ -93,7 +93,7 @@ def to_target(cell: Cell, target: float) -> Row:
         "target_runs": len(runs),
         "target_reached": len(there),
         "steps_to_target": sum(seen.step for seen in there) / len(there) if every else None,
-        "seconds_to_target": math.fsum(seconds) / len(seconds) if every and len(seconds) == len(runs) else None,
+        "seconds_to_target": _mean(seconds) if every and len(seconds) == len(runs) else None,
     }
 
 
@@ -128,6 +128,13 @@ def _spikes_of(run: Outcome, count_again: bool) -> dict[str, Any]:
         found.rule.name: {"spikes": len(found.spikes), "of_steps": found.scored}
         for found in count(series(run.entry.folder))
     }
+
+
+def _mean(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # a damaged record may hold what has no sum
+        return math.nan
 
 
 def values(outcomes: Sequence[Outcome], word: str) -> list[str]:

@@ -14,6 +14,8 @@ from normlab.store.schema import DAMAGED, DIVERGED, FAILED, FINISHED, number
 ENDED, UNFINISHED = "ended", "unfinished"
 """Ended: to its last step, with a loss that is a number. Beside these two a run has diverged, or failed."""
 
+LARGEST = 3.5e38
+"""What no finite loss is above: the largest float32 is just below."""
 PLATEAU = 0.99
 """A loss from this share of the corpus's unigram cross entropy on is no lower than the plateau.
 
@@ -64,7 +66,7 @@ def outcome(entry: Entry) -> Outcome | None:
     status = entry.status
     ending = _ending(entry)
     final, best, unigram = (
-        number(value)
+        loss_of(value)
         for value in (status.get("val_loss"), status.get("best_val_loss"), dig(entry.run, "corpus.baselines.unigram"))
     )
     loss = {ENDED: final, DIVERGED: math.inf}.get(ending)
@@ -86,6 +88,12 @@ def outcome(entry: Entry) -> Outcome | None:
     )
 
 
+def loss_of(value: Any) -> float | None:
+    """A loss of the record; None for what is none, and for a number that no training in float32 can give."""
+    known = number(value)
+    return None if known is None or LARGEST < abs(known) < math.inf else known
+
+
 def _ending(entry: Entry) -> str:
     if entry.state in (FAILED, DAMAGED):
         return FAILED
@@ -93,7 +101,7 @@ def _ending(entry: Entry) -> str:
         return DIVERGED
     if entry.state != FINISHED:
         return UNFINISHED
-    final = number(entry.status.get("val_loss"))
+    final = loss_of(entry.status.get("val_loss"))
     if final is None:  # a record that does not say how good the run was
         return FAILED
     # Trained to its end on finite losses, and is none where it is judged (running statistics can do that).

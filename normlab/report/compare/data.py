@@ -10,7 +10,7 @@ from normlab.report.by_text import notes, table_rows
 from normlab.report.compare import curves, depths
 from normlab.report.compare.answer import answer, best
 from normlab.report.compare.comparable import banners, default_by, varied
-from normlab.report.compare.find import ABSENT, Found
+from normlab.report.compare.find import ABSENT, Found, not_started
 from normlab.report.compare.numbers import SPIKE_RULES, Numbers, read_numbers
 from normlab.report.compare.rates import matrix, rates
 from normlab.report.intervals import LEVEL
@@ -50,6 +50,7 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
         entries = [entry for entry, keep in zip(entries, kept, strict=True) if keep]
     began = [entry for entry in entries if entry.state not in ABSENT]
     outcomes, said = outcomes_of(began)
+    said = [*not_started([entry.state for entry in entries]), *said]
     words = list(by) if by is not None else default_by(outcomes)
     if by is not None and outcomes:
         check_words(words, [one.entry.run for one in outcomes], "--by")

@@ -33,16 +33,6 @@ class Found:
     home: Path
     """The folder that a page of them belongs in."""
 
-    @property
-    def runs(self) -> list[Entry]:
-        """Those that are runs, however damaged."""
-        return [entry for entry in self.entries if entry.state not in ABSENT]
-
-    @property
-    def not_started(self) -> int:
-        """How many were planned and have not begun."""
-        return sum(entry.state == NOT_STARTED for entry in self.entries)
-
 
 def find(words: Sequence[str], results_dir: str | os.PathLike[str]) -> Found:
     """The runs of several words together.
@@ -67,6 +57,12 @@ def find(words: Sequence[str], results_dir: str | os.PathLike[str]) -> Found:
         (alone and alone.title) or ("1 run" if len(entries) == 1 else f"{len(entries)} runs"),
         alone.home if alone else Path(results_dir),
     )
+
+
+def not_started(states: Sequence[str]) -> list[str]:
+    """How many runs were planned and have not begun, in a line; none where all have."""
+    waiting = states.count(NOT_STARTED)
+    return [f"{waiting} of {len(states)} runs {'has' if waiting == 1 else 'have'} not started"] if waiting else []
 
 
 def _find(word: str, results_dir: str | os.PathLike[str]) -> Found:

@@ -62,7 +62,7 @@ def read_numbers(folder: RunFolder) -> Numbers:
     trained = [row for row in record.rows if row.get("kind") == "train"]
     others = [row for row in record.rows if row.get("kind") != "train"]
     seen = series_of(trained)
-    known = (seen["step"] >= 0) & (seen["step"] <= _LAST_STEP) & (seen["step"] % 1 == 0)
+    known = (seen["step"] >= 0) & (seen["step"] <= _LAST_STEP) & (np.floor(seen["step"]) == seen["step"])
     seen = {name: values[known] for name, values in seen.items()}
     if (np.diff(seen["step"]) < 0).any():  # a damaged row may say another step than its own
         order = np.argsort(seen["step"], kind="stable")

@@ -46,6 +46,8 @@ def _point(cell: Cell, lr: float, index: Indices) -> Row:
 
 def matrix(outcomes: Sequence[Outcome], index: Indices) -> Row:
     """Every norm in every placement at every depth: the same rows, by these three words."""
+    if not outcomes:
+        return {"norms": [], "placements": [], "depths": [], "cells": []}
     report = report_of(outcomes, FIRST)
     cells = [
         {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from normlab.errors import ConfigError, one_line, unknown
 from normlab.report.compare.data import Row, data
-from normlab.report.compare.find import NOT_STARTED, find
+from normlab.report.compare.find import NOT_STARTED, find, not_started
 from normlab.report.pages.shell import check_page, page, write_page
 from normlab.store.files import write_atomic
 
@@ -87,11 +87,8 @@ def write_compare(words: Sequence[str], options: Options | None = None) -> Writt
 
 def _problems(shown: Row) -> list[str]:
     """A line for each run of which something cannot be read, and how many have not started."""
-    waiting = sum(run["state"] == NOT_STARTED for run in shown["runs"])
-    told = (
-        [f"{waiting} of {len(shown['runs'])} runs {'has' if waiting == 1 else 'have'} not started"] if waiting else []
-    )
     broken = [run for run in shown["runs"] if run["problems"] and run["state"] != NOT_STARTED]
+    told = not_started([run["state"] for run in shown["runs"]])
     return [*told, *(f"run {run['id']}: {'; '.join(run['problems'])}" for run in broken)]
 
 

@@ -1,0 +1,201 @@
+"""Records that are damaged, half there, foreign or absurd: each is listed and says why; none stops the page."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import time
+
+import numpy as np
+import pytest
+
+from normlab.report.compare.find import find
+from normlab.report.compare.write import Options, write_compare
+from normlab.stats.profiles import Profiles
+from normlab.store.plans import Job, Plan, sweep_folder, write_plan
+from normlab.store.runs import RunFolder
+from normlab.store.schema import seal
+
+IMG = "<img src=x onerror=alert(1)>"
+ODD = [
+    None, True, -1, 0, 1.5, 10**30, 10**400, 1e308, -1e308, "", "x", "nan", "-inf", "\u0000\u202e", IMG, [], [1], [[]],
+    [None, {}], {}, {"a": 1}, {"lr": {"x": []}}, "</script><script>alert(1)</script>", "\ud800", ["a"] * 50,
+]  # fmt: skip
+
+
+def reseal(path, record):
+    path.write_bytes(seal({key: value for key, value in record.items() if key != "sha256"}))
+
+
+def leaves(tree, path=()):
+    for key, value in tree.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, key))
+
+
+def put(tree, path, value):
+    for key in path[:-1]:
+        tree = tree[key]
+    tree[path[-1]] = value
+
+
+def test_what_is_no_run_yet_and_what_is_none_any_more(trained, compare, run_command, tmp_path):
+    good, bare = trained("good", measured=[0, 5]), trained("bare", measured=[0, 5], seed=1)
+    (bare.path / "run.json").write_text("{")
+    (tmp_path / "runs" / "hollow").mkdir()
+    (tmp_path / "runs" / "hollow" / "lock").touch()
+    (tmp_path / "runs" / "a_file").write_text("x")
+    trained("killed", state="running", seed=2)
+    running = trained("running", state="running", seed=3)
+    torn = trained("torn", seed=4)
+    with torn.metrics_path.open("ab") as file:
+        file.write(b'{"kind":"train","step":20,"lo')
+    lines = torn.metrics_path.read_bytes().split(b"\n")
+    lines[5], lines[8] = b"\xff\x00[", b'{"kind": "train", "step": "x", "loss": [1]}'
+    torn.metrics_path.write_bytes(b"\n".join(lines))
+    names = ("good", "bare", "hollow", "killed", "running", "torn", "new")
+    jobs = [Job(one, [], good.run()["config"]) for one in names]
+    sweep_folder(tmp_path, "mine").mkdir(parents=True)
+    write_plan(sweep_folder(tmp_path, "mine"), Plan("mine", "1", jobs, []))
+    with running.lock():
+        shown = compare("mine")
+        _, _, err = run_command("compare", "mine", "--results-dir", str(tmp_path))
+    runs = {run["id"]: run for run in shown["runs"]}
+    assert {name: run["state"] for name, run in runs.items()} == {
+        "good": "finished", "bare": "damaged", "hollow": "empty", "killed": "killed", "running": "running",
+        "torn": "finished", "new": "not started",
+    }  # fmt: skip
+    assert runs["good"]["note"] == ""
+    assert "is damaged (no JSON object)" in runs["bare"]["note"]
+    assert "holds no run" in runs["hollow"]["note"]
+    assert runs["killed"]["note"].startswith("killed at step 20 of 100")
+    assert runs["running"]["note"].startswith("is still running")
+    assert runs["torn"]["note"].startswith("2 lines of the metrics cannot be read; 1 rows of the metrics name no step")
+    assert runs["new"]["note"] == "planned by the sweep mine, and has not started"
+    assert runs["new"]["norm"] == "rmsnorm"
+    assert {name for name, run in runs.items() if run["cell"] is None} == {"bare", "hollow", "new"}
+    assert runs["torn"]["loss"]["n"] == 18
+    assert shown["title"] == "mine"
+    lines = ["1 of 7 runs has not started", "run bare", "run hollow", "run torn"]
+    assert [line.split(": ")[:2] for line in err.splitlines()] == [["normlab", line] for line in lines]
+    assert "3 are in no cell: damaged (1), empty (1), not started (1)" in shown["answer"][1]
+    assert [run["id"] for run in compare(str(tmp_path))["runs"] if run["state"] == "empty"] == ["hollow"]
+
+
+def test_no_run_says_what_it_was(trained, compare):
+    for name in "ab":
+        (trained(name).path / "run.json").write_text("no")
+    shown = compare()
+    assert shown["cells"] == []
+    assert (shown["best"], shown["matrix"]["cells"], shown["rates"]["curves"]) == (None, [], [])
+    assert shown["answer"] == [
+        "No run has come out: there is no loss to compare.", "2 of 2 runs are in no cell: damaged (2).",
+    ]  # fmt: skip
+    assert [run["state"] for run in shown["runs"]] == ["damaged", "damaged"]
+
+
+def test_names_are_text(trained, compare, tmp_path):
+    trained("a", norm=IMG, run={"name": IMG})
+    trained("b", placement="</script>", run={"name": "</script><script>alert(1)</script>"})
+    shown = compare()
+    text = (tmp_path / "page.html").read_text()
+    assert IMG not in text
+    assert "<script>alert" not in text
+    assert shown["runs"][0]["run"] == IMG
+    assert IMG in shown["answer"][0] + shown["answer"][1]
+
+
+@pytest.mark.parametrize("file", ["run.json", "status.json"])
+@pytest.mark.parametrize("seed", range(4))
+def test_absurd_records(trained, tmp_path, file, seed):
+    """Well sealed, and none that normlab wrote."""
+    draw = random.Random(f"{file} {seed}")
+    spikes = {"loss_olmo_core": {"spikes": 1, "of_steps": 9}}
+    status = {"diverged": {"step": 5, "loss": "nan"}, "spikes": spikes, "checkpoint": 10, "elsewhere": ["b"]}
+    status |= {"error": "e", "peak_memory_bytes": 5}
+    more = {"pack": {"runs": ["a", "b"]}, "versions": {"torch": "2"}, "identity": {"sources": {"norm": "a"}}}
+    made = [trained(f"run{number:02}", 2 + number / 9, measured=[0, 4, 8], norm="rn"[number % 2], seed=number,
+            status=status, run=more) for number in range(30)]  # fmt: skip
+    sound = json.loads((made[0].path / file).read_bytes())
+    paths = [path for path in leaves(sound) if path[0] not in ("version", "sha256")]
+    for folder in made[2:]:
+        record = json.loads((folder.path / file).read_bytes())
+        for _ in range(draw.choice([1, 1, 2, 5])):
+            changed = copy.deepcopy(record)
+            try:
+                put(changed, draw.choice(paths), draw.choice(ODD))
+            except (TypeError, KeyError):
+                continue
+            record = changed
+        reseal(folder.path / file, record)
+    for by in (None, "norm,placement", "optim.lr,init", "model.depth,precision"):
+        written = write_compare([str(tmp_path)], Options(by=by))
+        assert written.paths[-1].is_file()
+    assert len(find([str(tmp_path)], tmp_path).entries) == 30
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_absurd_rows(trained, compare, value):
+    folder = trained("a", measured=[0, 5])
+    with folder.metrics_path.open("ab") as file:
+        for kind in ("train", "eval", "pace"):
+            for row in (
+                {"kind": kind, "step": value, "loss": 1.0, "seconds": 1.0},
+                {"kind": kind, "step": 30, "loss": value, "grad_norm": value, "clip": value, "seconds": value},
+            ):
+                file.write(json.dumps(row).encode() + b"\n")
+        file.write(json.dumps({"kind": value}).encode() + b"\n" + json.dumps([value]).encode() + b"\n[[[[\n")
+    (run,) = compare()["runs"]
+    assert run["state"] == "finished"
+    assert run["loss"]["n"] >= 21
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_absurd_statistics(trained, compare, seed):
+    draw = random.Random(seed)
+    for number in range(16):
+        folder = trained(f"run{number:02}", measured=[0, 5, 10], seed=number)
+        path = folder.path / "stats" / "core.json"
+        record = json.loads(path.read_bytes())
+        what = draw.choice(["depth", "groups", "families", "group", "bytes"])
+        if what == "group":
+            put(record["groups"][draw.randrange(3)], [draw.choice(["statistic", "site", "places"])], draw.choice(ODD))
+        elif what == "bytes":
+            rows = folder.path / "stats" / "core.bin"
+            content = bytearray(rows.read_bytes())
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+            rows.write_bytes(content[: draw.randrange(len(content))])
+        else:
+            record[what] = draw.choice([*ODD, 10**6, 3, 0])
+        reseal(path, record)
+    trained("sound", measured=[0, 5, 10], seed=99)
+    shown = compare()
+    assert len(shown["runs"]) == 17
+    assert shown["profiles"]["units"][-1]["label"] == "sound"
+
+
+def test_statistics_that_overflow(trained, compare):
+    folder = trained("a", measured=[0])
+    (part,), _ = folder.arrays.read("core")
+    with folder.lock():
+        for step, value in ((5, np.inf), (6, np.nan), (7, 3e38), (8, 0.0)):
+            values = np.full((1, part.layout.width), value)
+            folder.arrays.append("core", Profiles(part.layout, np.array([step]), values))
+    (unit,) = compare()["profiles"]["units"]
+    assert unit["steps"] == [0, 5, 6, 7, 8]
+
+
+def test_two_hundred_runs(trained, tmp_path):
+    """Of 2,000 steps, measured every tenth: the bar is twelve seconds on an idle machine."""
+    chance = np.random.default_rng(0)
+    losses = (5 - np.arange(2000) / 1000 + chance.normal(0, 0.05, 2000)).tolist()
+    for number in range(200):
+        options = {"norm": "abcde"[number % 5], "lr": (1e-3, 1e-2)[number // 5 % 2], "seed": number // 10}
+        trained(f"run{number:03}", 2 + number / 999, losses=losses, measured=range(0, 2000, 10), steps=2000, **options)
+    since = time.process_time()
+    written = write_compare([str(tmp_path)])
+    assert time.process_time() - since < 24
+    assert written.paths[-1].stat().st_size < 20 * 2**20
+    assert all(isinstance(RunFolder(path).run(), dict) for path in (tmp_path / "runs").iterdir())

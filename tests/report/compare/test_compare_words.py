@@ -1,0 +1,140 @@
+"""The words of `normlab compare`: what they mean, where the page goes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from normlab.store.plans import Job, Plan, sweep_folder, write_plan
+
+
+def page_data(page: Path):
+    found = re.search(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+@pytest.fixture
+def sweeps(trained, tmp_path, monkeypatch):
+    """Three runs and two sweeps of them in `results`, which is where names are looked up."""
+    monkeypatch.chdir(tmp_path)
+    made = [trained(f"abc{number}", seed=number, run={"name": f"name{number}"}) for number in range(3)]
+    Path("results").mkdir()
+    Path("runs").rename("results/runs")
+    config = json.loads(Path("results/runs/abc0/run.json").read_bytes())["config"]
+    for name, ids in (("first", ["abc0", "abc1"]), ("second", ["abc1", "abc2"]), ("later", ["xyz0"])):
+        sweep_folder("results", name).mkdir(parents=True)
+        write_plan(sweep_folder("results", name), Plan(name, "1", [Job(one, [], config) for one in ids], []))
+    return made
+
+
+def ids(page: str) -> list[str]:
+    return sorted(run["id"] for run in page_data(Path(page))["runs"])
+
+
+@pytest.mark.parametrize(
+    ("words", "page", "runs", "title"),
+    [
+        ([], "results/compare.html", ["abc0", "abc1", "abc2"], "3 runs"),
+        (["results"], "results/compare.html", ["abc0", "abc1", "abc2"], "3 runs"),
+        (["results/runs"], "results/compare.html", ["abc0", "abc1", "abc2"], "3 runs"),
+        (["first"], "results/sweeps/first/compare.html", ["abc0", "abc1"], "first"),
+        (["results/sweeps/second"], "results/sweeps/second/compare.html", ["abc1", "abc2"], "second"),
+        (["first", "second"], "results/compare.html", ["abc0", "abc1", "abc2"], "3 runs"),
+        (["name2"], "results/compare.html", ["abc2"], "1 run"),
+        (["abc0", "results/runs/abc2"], "results/compare.html", ["abc0", "abc2"], "2 runs"),
+        (["first", "abc2", "results/runs/abc0"], "results/compare.html", ["abc0", "abc1", "abc2"], "3 runs"),
+        (["first", "later"], "results/compare.html", ["abc0", "abc1", "xyz0"], "3 runs"),
+    ],
+)
+def test_what_words_mean(sweeps, run_command, words, page, runs, title):
+    code, out, _ = run_command("compare", *words)
+    assert code == 0
+    assert out.splitlines()[-1] == page
+    shown = page_data(Path(page))
+    assert sorted(run["id"] for run in shown["runs"]) == runs
+    assert [run["index"] for run in shown["runs"]] == list(range(len(runs)))
+    assert shown["title"] == title
+    assert shown["command"] == " ".join(["normlab", "compare", *words])
+    assert out.splitlines()[:-1] == shown["answer"]
+
+
+def test_a_results_folder_elsewhere(sweeps, run_command, tmp_path):
+    Path("results").rename("o ther")
+    code, out, _ = run_command("compare", "first", "--results-dir", "o ther", "--by", "seed", "-o", "deep/in/page.htm")
+    assert code == 0
+    assert out.splitlines()[-1] == "deep/in/page.htm"
+    assert ids("deep/in/page.htm") == ["abc0", "abc1"]
+    command = "normlab compare first --by seed -o deep/in/page.htm --results-dir 'o ther'"
+    assert command in Path("deep/in/page.htm").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["abc"], "run 'abc' could be abc0 (name0), abc1 (name1), abc2 (name2); give more of the id"),
+        (["nane0"], "no run 'nane0' in results (did you mean 'name0'?)"),
+        (["later"], "later: none of the sweep's 1 runs has started"),
+        (["deserted"], "no runs in deserted: make one"),
+        (["results", "--results-dir", "nowhere", "-o", "x.pdf"], "-o x.pdf: a page is written as HTML"),
+        (["-o", "results"], "-o results: is a folder"),
+        (["--format", "pdf"], "--format pdf: unknown format 'pdf'"),
+        (["--by", "norm,"], "--by norm,: name one word or more"),
+        (["--by", "narm"], "--by narm: no run has such a word (did you mean 'norm'?)"),
+        (["--where", "norm=dyt"], "--where norm=dyt: no run is so"),
+        (["--where", "norm"], "--where 'norm': write word"),
+        (["--results-dir", "nowhere"], "no runs in nowhere: make one"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(sweeps, run_command, words, told):
+    Path("deserted").mkdir()
+    before = sorted(Path().rglob("*"))
+    code, out, err = run_command("compare", *words)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith(f"error: {told}")
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_only_some_runs(sweeps, run_command):
+    code, _, _ = run_command("compare", "--where", "seed>=1,seed!=2")
+    assert code == 0
+    assert ids("results/compare.html") == ["abc1"]
+
+
+def test_a_damaged_plan(sweeps, run_command):
+    Path("results/sweeps/first/plan.json").write_text("{")
+    code, _, err = run_command("compare", "first")
+    assert code == 2
+    assert "plan.json: is damaged" in err
+
+
+def test_it_is_shown(sweeps, run_command, monkeypatch):
+    shown = []
+    monkeypatch.setattr(webbrowser, "open", shown.append)
+    assert run_command("compare", "first", "--open")[0] == 0
+    assert shown == [Path("results/sweeps/first/compare.html").resolve().as_uri()]
+
+
+def test_pictures_are_beside_the_page(sweeps, run_command, monkeypatch):
+    module = types.ModuleType("normlab.report.pages.browser")
+    module.export_images = lambda page: {"answer": b"1", "curves": b"2"} if page.is_file() else {}  # pyright: ignore
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    code, out, _ = run_command("compare", "first", "--format", "png", "-o", "a/my.html")
+    assert code == 0
+    assert out.splitlines()[-3:] == ["a/my-answer.png", "a/my-curves.png", "a/my.html"]
+    assert Path("a/my-curves.png").read_bytes() == b"2"
+
+
+def test_a_page_that_cannot_be_written(sweeps, run_command):
+    Path("blocked").write_text("x")
+    code, _, err = run_command("compare", "-o", "blocked/page.html")
+    assert code == 2
+    assert err.startswith("error: blocked")
+    assert len(err.splitlines()) == 1

@@ -27,7 +27,7 @@ Row = dict[str, Any]
 MOST_SPIKES = 200
 """Spikes of a run and a series whose steps are told; how many there are is told always."""
 STILL_RUNNING = "is still running: these are its numbers until now"
-MOST_PACES = 200
+MOST_PACES = 50
 """Moments of a run whose time is told."""
 
 

@@ -60,5 +60,5 @@ def opened(browser: Browser, path: Path, size: tuple[int, int] = WIDE, theme: st
     finally:
         context.close()
     own = (path.absolute().as_uri(), "data:", "blob:")
-    assert not [url for url in asked if not url.startswith(own)]
-    assert not said
+    assert [url for url in asked if not url.startswith(own)] == []
+    assert said == []

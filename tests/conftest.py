@@ -22,6 +22,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # bits depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# What a page asked for, or said, is to be seen where a test fails.
+pytest.register_assert_rewrite("browser")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Begun in the background by a shell: what the tests start would inherit that, and some of it is sent Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)

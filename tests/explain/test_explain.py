@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from browser import PHONE, opened, started
+from browser import PHONE, opened
 from playwright.sync_api import Browser, Page
 
 from normlab import catalogue
@@ -71,12 +71,6 @@ TORCH = {
     "layernorm": lambda x: F.layer_norm(x, (6,), eps=1e-5),
     "rmsnorm": lambda x: F.rms_norm(x, (6,), eps=1e-6),
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with started() as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

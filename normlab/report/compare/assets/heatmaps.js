@@ -26,7 +26,7 @@ function drawHeatmaps(width) {
   panels.forEach(({ group, steps, places, depth, rows }, place) => {
     const suffix = place ? String(place + 1) : "";
     traces.push({
-      x: steps, y: places, z: rows.map((row) => row.map(told)), type: "heatmap", coloraxis: "coloraxis", xaxis: `x${suffix}`, yaxis: `y${suffix}`, name: plain(group.label), showlegend: false, meta: { label: group.label },
+      x: edged(steps), y: edged(places), z: rows.map((row) => row.map(told)), type: "heatmap", coloraxis: "coloraxis", xaxis: `x${suffix}`, yaxis: `y${suffix}`, name: plain(group.label), showlegend: false, meta: { label: group.label },
       text: rows.map((row, at) => row.map((value) => `${placeName(places[at], depth)}: ${Number(value).toPrecision(4)}`)), hovertemplate: "%{fullData.name}<br>step %{x}, %{text}<extra></extra>",
     });
     const { x, y } = gridded(place);
@@ -42,6 +42,9 @@ function drawHeatmaps(width) {
       (state.group === "cells" ? " A panel is the mean over a cell's n runs at its own best learning rate." : "") + (left ? ` ${left} more are not drawn: untick some of these to see them.` : ""),
   };
 }
+
+/** Of a single row or column the two edges, since its neighbours cannot tell how high or wide it is. */
+const edged = (values) => (values.length === 1 ? [values[0] - 0.5, values[0] + 0.5] : values);
 
 /** A text of at most so many letters. */
 const short = (text, most) => (text.length > most ? `${text.slice(0, Math.max(4, Math.floor(most) - 3))}...` : text);

@@ -32,8 +32,8 @@ function addTheRest() {
   addPicture("rates", "Final loss against learning rate", drawRates);
   addPicture("matrix", "Final loss by norm, placement and depth", drawMatrix);
   addProfiles();
-  addPicture("signatures", "The stream and the gradient, placement by placement", drawSignatures);
-  if (!MEASURED.size) byId("heatmaps").hidden = true;
+  if (MEASURED.size) addPicture("signatures", "The stream and the gradient, placement by placement", drawSignatures);
+  else byId("heatmaps").hidden = byId("signatures").hidden = true;
   addNotes();
   LISTENERS.push(redrawAll);
   THEME_LISTENERS.push(redrawAll);

@@ -74,7 +74,7 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
         runs[place]["note"] = _joined(runs[place]["note"], problem)
         runs[place]["problems"] += [] if problem == depths.UNMEASURED else [problem]
     return {
-        "title": found.title if len(entries) == len(found.entries) else f"{found.title}: {len(entries)} runs",
+        "title": _title(found, len(entries)),
         "by": words,
         "level": LEVEL,
         "answer": answer(report.cells, absent),
@@ -107,6 +107,13 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
         },
         "sampling": curves.SAMPLING,
     }
+
+
+def _title(found: Found, kept: int) -> str:
+    """The sweep's name, or how many runs there are; of how many, where conditions left some out."""
+    total = len(found.entries)
+    count = f"{kept} of {total} runs" if kept < total else "1 run" if total == 1 else f"{total} runs"
+    return found.name if found.name and kept == total else f"{found.name}: {count}" if found.name else count
 
 
 def _run(entry: Entry, one: Outcome | None, most: int, differing: Sequence[str]) -> Row:

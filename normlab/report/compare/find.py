@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normlab.errors import StoreError
+from normlab.errors import StoreError, one_line
 from normlab.store.files import refusal
 from normlab.store.plans import Job, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.query import Entry, examine, find_runs, is_run, no_runs, resolve_run
@@ -100,7 +100,8 @@ def _below(folder: Path) -> list[Entry]:
 def _sweep(folder: Path) -> Found:
     """Every run of a sweep, begun or not."""
     plan = read_plan(folder)
-    return Found([_planned(folder, job, plan.name) for job in plan.jobs], plan.name, folder)
+    name = one_line(plan.name)
+    return Found([_planned(folder, job, name) for job in plan.jobs], name, folder)
 
 
 def _planned(folder: Path, job: Job, sweep: str) -> Entry:

@@ -100,7 +100,7 @@ def candidates(line: str, commands: dict[str, list[str]]) -> list[str]:
     elif before[0] == "completion":
         found = list(SCRIPTS)
     elif before[-1] == "--format":
-        found = ["table", "json", "csv", "markdown"]
+        found = ["html", "png"] if before[0] == "compare" else ["table", "json", "csv", "markdown"]
     else:
         found = commands.get(before[0], [])
     return sorted({word for word in found if word.startswith(last)})

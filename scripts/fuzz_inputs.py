@@ -699,6 +699,7 @@ def records(draw: random.Random, lab: Lab) -> Case:
 
     calls = [
         *(["summarize", "results", "--format", name] for name in ("json", "table", "csv", "markdown")),
+        ["compare", "results", "-o", "page.html"],
         ["list", "runs"],
         ["list", "runs", "results", "--json"],
         ["sample", "rmsnorm", "--prompt", "the", "--tokens", "8", "--seed", "1"],

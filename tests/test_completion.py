@@ -26,6 +26,7 @@ COMMANDS = {
     "train": [],
     "sweep": ["--dry-run", "--retry-failed"],
     "summarize": ["--format"],
+    "compare": ["--format"],
     "list": ["--json"],
     "sample": ["--prompt", "--tokens"],
 }
@@ -64,6 +65,7 @@ def candidates(line: str) -> list[str]:
         ("normlab list pl", ["placements"]),
         ("normlab list ini", ["init"]),
         ("normlab summarize --format m", ["markdown"]),
+        ("normlab compare first --format p", ["png"]),
         ("normlab sample run --to", ["--tokens"]),
         ("normlab completion z", ["zsh"]),
         ("normlab nothing of ours", []),

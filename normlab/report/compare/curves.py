@@ -15,6 +15,8 @@ MOST_POINTS, FEWEST_POINTS = 2_000, 400
 """Points of a curve, of few runs and of many."""
 POINTS_OF_ALL = 120_000
 """Points of one curve of every run together, above which each has fewer."""
+MOST_MOMENTS, FEWEST_MOMENTS, MOMENTS_OF_ALL = 200, 20, 10_000
+"""Moments of a run whose time is told, as for points."""
 LARGEST = float(np.finfo(np.float32).max)
 
 SAMPLING = (
@@ -28,6 +30,11 @@ SAMPLING = (
 def points_for(runs: int) -> int:
     """How many points each curve of so many runs may have."""
     return min(MOST_POINTS, max(FEWEST_POINTS, POINTS_OF_ALL // max(runs, 1)))
+
+
+def moments_for(runs: int) -> int:
+    """How many moments of each of so many runs have their time told."""
+    return min(MOST_MOMENTS, max(FEWEST_MOMENTS, MOMENTS_OF_ALL // max(runs, 1)))
 
 
 def sample(values: NDArray[np.float64], most: int) -> tuple[NDArray[np.intp], int]:

@@ -20,15 +20,13 @@ from normlab.report.summary import COLUMNS, row_of
 from normlab.report.where import chosen, parse
 from normlab.stats.spikes import RULES
 from normlab.store.query import Entry
-from normlab.store.schema import RUNNING, number
+from normlab.store.schema import DAMAGED, RUNNING, number
 
 Row = dict[str, Any]
 
 MOST_SPIKES = 200
 """Spikes of a run and a series whose steps are told; how many there are is told always."""
 STILL_RUNNING = "is still running: these are its numbers until now"
-MOST_PACES = 50
-"""Moments of a run whose time is told."""
 
 
 def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
@@ -60,21 +58,20 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
     cell_of = {run.entry.folder.path: place for place, cell in enumerate(report.cells) for run in cell.outcomes}
     differing = varied(outcomes)
     by_path = {one.entry.folder.path: one for one in outcomes}
-    most = curves.points_for(len(entries))
     runs = [
-        {**_run(entry, by_path.get(entry.folder.path), most, differing), "cell": cell_of.get(entry.folder.path)}
+        {**_run(entry, by_path.get(entry.folder.path), len(entries), differing), "cell": cell_of.get(entry.folder.path)}
         for entry in entries
     ]
     for place, run in enumerate(runs):
         run["index"] = place
-    absent = [entry.state for entry in entries if entry.folder.path not in cell_of]
+    absent = [_absence(entry) for entry in entries if entry.folder.path not in cell_of]
     texts = table_rows(report) if report.rows else []
     profiles, unmeasured = depths.profiles(entries, report.cells, [run["warmup"] for run in runs])
     for place, problem in unmeasured:
         runs[place]["note"] = _joined(runs[place]["note"], problem)
         runs[place]["problems"] += [] if problem == depths.UNMEASURED else [problem]
     return {
-        "title": found.title if len(entries) == len(found.entries) else f"{found.title}: {len(entries)} runs",
+        "title": _title(found, len(entries)),
         "by": words,
         "level": LEVEL,
         "answer": answer(report.cells, absent),
@@ -109,8 +106,21 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
     }
 
 
-def _run(entry: Entry, one: Outcome | None, most: int, differing: Sequence[str]) -> Row:
-    """A run's row of `summarize`, and what the page shows besides."""
+def _title(found: Found, kept: int) -> str:
+    """The sweep's name, or how many runs there are; of how many, where conditions left some out."""
+    total = len(found.entries)
+    count = f"{kept} of {total} runs" if kept < total else "1 run" if total == 1 else f"{total} runs"
+    return found.name if found.name and kept == total else f"{found.name}: {count}" if found.name else count
+
+
+def _absence(entry: Entry) -> str:
+    """Why a run is in no cell."""
+    return entry.state if entry.state in (*ABSENT, DAMAGED) else "does not say what it was"
+
+
+def _run(entry: Entry, one: Outcome | None, runs: int, differing: Sequence[str]) -> Row:
+    """The row that `summarize` has of one of so many runs, and what the page shows besides."""
+    most = curves.points_for(runs)
     read = read_numbers(entry.folder)
     row = row_of(entry, read.rows)
     problems = [problem for problem in (entry.problem, read.problem) if problem]
@@ -135,7 +145,7 @@ def _run(entry: Entry, one: Outcome | None, most: int, differing: Sequence[str])
             "steps": [seen.step for seen in read.evaluations],
             "values": [seen.loss for seen in read.evaluations],
         },
-        "paces": _paces(read),
+        "paces": _paces(read, curves.moments_for(runs)),
     }
 
 
@@ -143,9 +153,9 @@ def _spikes(read: Numbers) -> dict[str, list[int]]:
     return {of: read.spikes.get(of, []) for of in SPIKE_RULES}
 
 
-def _paces(read: Numbers) -> Row:
-    """When the run was where; the first and the last moment among them."""
-    last, most = len(read.paces) - 1, min(len(read.paces), MOST_PACES)
+def _paces(read: Numbers, most: int) -> Row:
+    """When the run was where, evenly thinned; the first and the last moment among them."""
+    last, most = len(read.paces) - 1, min(len(read.paces), most)
     kept = [read.paces[round(at * last / max(most - 1, 1))] for at in range(most)]
     return {"steps": [step for step, _ in kept], "seconds": [seconds for _, seconds in kept]}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normlab.errors import StoreError
+from normlab.errors import StoreError, one_line
 from normlab.store.files import refusal
 from normlab.store.plans import Job, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.query import Entry, examine, find_runs, is_run, no_runs, resolve_run
@@ -28,8 +28,8 @@ class Found:
 
     entries: Sequence[Entry]
     """Each once, in the order in which it was found; those that are no run yet among them, with a state of `ABSENT`."""
-    title: str
-    """The sweep's name, or how many runs there are."""
+    name: str
+    """The sweep's, where they are those of one; else empty."""
     home: Path
     """The folder that a page of them belongs in."""
 
@@ -54,7 +54,7 @@ def find(words: Sequence[str], results_dir: str | os.PathLike[str]) -> Found:
     alone = found[0] if len(found) == 1 else None
     return Found(
         list(entries.values()),
-        (alone and alone.title) or ("1 run" if len(entries) == 1 else f"{len(entries)} runs"),
+        alone.name if alone else "",
         alone.home if alone else Path(results_dir),
     )
 
@@ -66,7 +66,7 @@ def not_started(states: Sequence[str]) -> list[str]:
 
 
 def _find(word: str, results_dir: str | os.PathLike[str]) -> Found:
-    """What one word means; its title is empty unless it is a sweep."""
+    """What one word means."""
     folder = Path(word)
     named = sweep_folder(results_dir, word) if len(folder.parts) == 1 else folder
     if has_plan(folder):
@@ -79,7 +79,9 @@ def _find(word: str, results_dir: str | os.PathLike[str]) -> Found:
         return _sweep(named)
     if os.path.isdir(folder):
         raise StoreError(no_runs(word))
-    return Found([examine(resolve_run(word, results_dir))], "", Path(results_dir))
+    exact = Path(results_dir) / RUNS_FOLDER / word  # looked for first: a name is found by reading every run
+    run = RunFolder(exact.absolute()) if folder.name == word and is_run(exact) else resolve_run(word, results_dir)
+    return Found([examine(run)], "", Path(results_dir))
 
 
 def _below(folder: Path) -> list[Entry]:
@@ -98,7 +100,8 @@ def _below(folder: Path) -> list[Entry]:
 def _sweep(folder: Path) -> Found:
     """Every run of a sweep, begun or not."""
     plan = read_plan(folder)
-    return Found([_planned(folder, job, plan.name) for job in plan.jobs], plan.name, folder)
+    name = one_line(plan.name)
+    return Found([_planned(folder, job, name) for job in plan.jobs], name, folder)
 
 
 def _planned(folder: Path, job: Job, sweep: str) -> Entry:

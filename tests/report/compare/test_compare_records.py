@@ -107,6 +107,28 @@ def test_names_are_text(trained, compare, tmp_path):
     assert IMG in shown["answer"][0] + shown["answer"][1]
 
 
+def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
+    trained("a", norm="\x1b[31mred", run={"name": "\ud800\n"})
+    trained("b", norm="\ud800\u202e")
+    path = sweep_folder(tmp_path, "mine")
+    path.mkdir(parents=True)
+    config = {"norm": {"name": "\x1b[2J"}}
+    for name in ("\ud800\x1b[2J", 5, None):
+        write_plan(path, Plan(name, "1", [Job(one, [], config) for one in "abc"], []))  # pyright: ignore
+        code, out, err = run_command("compare", str(path))
+        assert code == 0
+        assert "\x1b" not in out + err
+        assert out.splitlines()[-1] == str(path / "compare.html")
+
+
+def test_a_run_that_does_not_say_what_it_was(trained, compare):
+    trained("a")
+    trained("b", run={"config": 7})
+    shown = compare()
+    assert shown["answer"][1] == "1 of 2 runs is in no cell: does not say what it was (1)."
+    assert shown["warnings"] == ["1 of 2 runs do not say what they were, and are in no cell: b"]
+
+
 @pytest.mark.parametrize("file", ["run.json", "status.json"])
 @pytest.mark.parametrize("seed", range(4))
 def test_absurd_records(trained, tmp_path, file, seed):

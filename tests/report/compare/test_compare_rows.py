@@ -76,6 +76,16 @@ def test_what_a_run_shows_besides(trained, compare):
     assert one["note"] == ""
 
 
+def test_times_are_thinned_and_keep_both_ends(trained, compare):
+    folder = trained("a")
+    with folder.lock():
+        folder.append({"kind": "pace", "step": step, "seconds": step / 7} for step in range(21, 1021))
+    paces = compare()["runs"][0]["paces"]
+    assert len(paces["steps"]) == 200
+    assert (paces["steps"][0], paces["steps"][-1], paces["seconds"][-1]) == (20, 1020, 1020 / 7)
+    assert max(np.diff(paces["steps"])) == 6
+
+
 def test_spikes_are_at_their_steps(trained, compare, run_command, tmp_path):
     chance = np.random.default_rng(0)
     losses = 3 + chance.normal(0, 0.01, 3000)

@@ -1,0 +1,53 @@
+"""Rows that are read all at once are those that are read one by one, whatever is done to the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from normlab.store import reading
+from normlab.store.schema import to_json
+
+PIECES = [
+    b"\n", b"{", b"}", b'"', b",", b"[", b"]", b":", b'{"kind":"eval"}', b"\n\n", b"\xff", b"\x00", b"\\", b"nan",
+    b'"nan"', b'"\\u006ean"', b"NaN", b"1e999", b'},{"a":1', b'","', b" ", b"\r", b"\xef\xbb\xbf", b"9" * 5000,
+]  # fmt: skip
+
+
+def content(draw):
+    rows = [{"kind": "eval", "step": 0, "loss": 5.5}]
+    for step in range(draw.randint(0, 9)):
+        loss = draw.choice([1.5, 2, math.nan, math.inf, -math.inf, 1e300, None, "a {b}", "é"])
+        rows.append({"kind": draw.choice(["train", "pace"]), "step": step, "loss": loss})
+    return b"".join(map(to_json, rows))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_at_once_is_one_by_one(tmp_path, monkeypatch, seed):
+    draw, path, quick = random.Random(seed), tmp_path / "metrics.jsonl", 0
+    at_once = reading._at_once
+    for _ in range(200):
+        made = content(draw)
+        for _ in range(draw.choice([0, 0, 1, 2, 5])):
+            at = draw.randrange(len(made) + 1)
+            made = made[:at] + draw.choice([*PIECES, b""]) + made[at + draw.choice([0, 0, 1, 3]) :]
+        path.write_bytes(made)
+        for words in ({}, {"kind": "train"}, {"without": "train"}):
+            monkeypatch.setattr(reading, "_at_once", at_once)
+            found = reading.read_rows(path, **words)
+            quick += at_once([line for line in made.split(b"\n") if line]) is not None
+            monkeypatch.setattr(reading, "_at_once", lambda lines: None)
+            assert repr(found) == repr(reading.read_rows(path, **words)), made
+    assert quick > 100
+
+
+def test_what_a_run_writes_is_read_at_once():
+    rows = [{"kind": "train", "step": step, "loss": math.nan if step == 3 else 0.5} for step in range(5)]
+    lines = [json.dumps(row).replace("NaN", '"nan"').encode() for row in rows]
+    found = reading._at_once(lines)
+    assert found is not None
+    assert math.isnan(found[3]["loss"])
+    assert [row["step"] for row in found] == [0, 1, 2, 3, 4]

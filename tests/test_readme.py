@@ -124,10 +124,12 @@ def test_the_demo(folder: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "demo: 8 runs, 8 finished" in done.stdout
-    cells = done.stdout.rpartition("norm placement model.depth")[2]
+    cells = done.stdout.rpartition("norm placement model.depth  ")[2]
     for cell in ("layernorm pre 1", "layernorm post 1", "rmsnorm pre 1", "rmsnorm post 1"):
         assert re.search(rf"^{cell} +2 .*\(n=2\)", cells, flags=re.MULTILINE)
-    assert done.stdout.rstrip().endswith(f"The results are in {folder / 'results'}")
+    page = folder / "results" / "compare.html"
+    assert done.stdout.rstrip().endswith(f"The results are in {folder / 'results'}; open {page} in a browser")
+    assert page.stat().st_size > 4e6
 
 
 def test_every_file_that_it_names_is_there() -> None:

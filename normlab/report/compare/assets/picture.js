@@ -116,6 +116,7 @@ function imageOf(own, format, width) {
 
 /** Every picture that there is something in, for print: light, and of one width. For `normlab compare --format png`. */
 async function exportPictures() {
+  while (document.documentElement.dataset.ready !== "yes") await new Promise((go) => setTimeout(go, 20));
   chosenTheme = "light";
   applyTheme();
   const images = [];

@@ -1,0 +1,86 @@
+"""Pages as a person sees them, light and dark, wide and at phone width.
+
+    python scripts/screenshots.py compare=PAGE.html explain=PAGE.html --to results/pages
+
+Each is the whole page from top to bottom in a headless Chromium without a network: NAME-light-wide.png (1280 pixels),
+NAME-light-phone.png (375 pixels), and both dark. Exit code 1 where a page has something to say on its console, or is
+wider than its window. Needs `pip install '.[images]' pillow` and Debian's package chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import os
+import sys
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+from normlab.report.pages.browser import FLAGS, find_browser
+
+SIZES = {"wide": (1280, 900), "phone": (375, 812)}
+THEMES = ("light", "dark")
+COLOURS = 128
+"""Of the palette that the file is kept in: a third of the size, and to the eye the same."""
+
+
+def screenshot(browser: Browser, path: Path, theme: str, size: tuple[int, int]) -> tuple[bytes, list[str]]:
+    """A page as a PNG, and what is wrong with it."""
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme, offline=True)
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(path.absolute().as_uri())
+    at = 0
+    while at < page.evaluate("document.body.scrollHeight"):  # pictures are drawn when they come into view
+        page.evaluate("at => window.scrollTo(0, at)", at)
+        page.wait_for_timeout(300)
+        at += height // 2
+    page.evaluate("window.scrollTo(0, 0)")
+    page.wait_for_timeout(300)
+    if (seen := page.evaluate("document.documentElement.scrollWidth")) > width:
+        wrong.append(f"it is {seen} pixels wide")
+    png = page.screenshot(full_page=True)
+    context.close()
+    return png, wrong
+
+
+def smaller(png: bytes) -> bytes:
+    """The picture in a palette."""
+    content = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS).save(content, "PNG", optimize=True)
+    return content.getvalue()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", metavar="NAME=PAGE.html")
+    parser.add_argument("--to", type=Path, default=Path("results/pages"))
+    args = parser.parse_args()
+    program = find_browser()
+    if program is None:
+        parser.error("there is no browser: apt-get install chromium")
+    args.to.mkdir(parents=True, exist_ok=True)
+    code = 0
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=program, args=list(FLAGS), chromium_sandbox=os.geteuid() != 0
+        )
+        for page, (size, pixels), theme in itertools.product(args.pages, SIZES.items(), THEMES):
+            name, _, path = page.partition("=")
+            png, wrong = screenshot(browser, Path(path), theme, pixels)
+            target = args.to / f"{name}-{theme}-{size}.png"
+            target.write_bytes(smaller(png))
+            print(target, f"{target.stat().st_size / 1e3:.0f} kB", *wrong, sep="  ")
+            code |= bool(wrong)
+        browser.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -138,6 +138,8 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
         ["list", "norms", "zzz"],
         ["summarize", "--format", "xml"],
         ["summarize", "nowhere"],
+        ["compare", "nowhere"],
+        ["compare", "-o", "page.pdf"],
         ["sample", "nothing"],
         ["--nonsense"],
     ],
@@ -522,6 +524,7 @@ def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
         ["list", "init"],
         ["list", "placements", "hybrid"],
         ["summarize", "."],
+        ["compare", "."],
     ],
 )
 def test_what_needs_no_torch_loads_none(arguments: list[str], tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     python scripts/screenshots.py compare=PAGE.html explain=PAGE.html --to results/pages
 
 Each is the whole page from top to bottom in a headless Chromium without a network: NAME-light-wide.png (1280 pixels),
-NAME-light-phone.png (375 pixels), and both dark. Exit code 1 where a page has something to say on its console, or is
+NAME-light-phone.png (375 pixels), and both dark; and NAME.png, the first screen. Exit code 1 where a page has something to say on its console, or is
 wider than its window. Needs `pip install '.[images]' pillow` and Debian's package chromium.
 """
 
@@ -23,12 +23,14 @@ from normlab.report.pages.browser import FLAGS, find_browser
 
 SIZES = {"wide": (1280, 900), "phone": (375, 812)}
 THEMES = ("light", "dark")
-COLOURS = 128
+COLOURS = 256
 """Of the palette that the file is kept in: a third of the size, and to the eye the same."""
 
 
-def screenshot(browser: Browser, path: Path, theme: str, size: tuple[int, int]) -> tuple[bytes, list[str]]:
-    """A page as a PNG, and what is wrong with it."""
+def screenshot(
+    browser: Browser, path: Path, theme: str, size: tuple[int, int], *, whole: bool = True
+) -> tuple[bytes, list[str]]:
+    """A page as a PNG, or its first screen, and what is wrong with it."""
     width, height = size
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme, offline=True)
     page = context.new_page()
@@ -45,7 +47,7 @@ def screenshot(browser: Browser, path: Path, theme: str, size: tuple[int, int]) 
     page.wait_for_timeout(300)
     if (seen := page.evaluate("document.documentElement.scrollWidth")) > width:
         wrong.append(f"it is {seen} pixels wide")
-    png = page.screenshot(full_page=True)
+    png = page.screenshot(full_page=whole)
     context.close()
     return png, wrong
 
@@ -53,7 +55,11 @@ def screenshot(browser: Browser, path: Path, theme: str, size: tuple[int, int]) 
 def smaller(png: bytes) -> bytes:
     """The picture in a palette."""
     content = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS).save(content, "PNG", optimize=True)
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    # Of every third pixel: of tens of millions Pillow's sums overflow.
+    few = image.resize((image.width // 3, image.height // 3), Image.Resampling.NEAREST)
+    palette = few.quantize(COLOURS, kmeans=2)
+    image.quantize(palette=palette, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
     return content.getvalue()
 
 
@@ -71,13 +77,18 @@ def main() -> int:
         browser = playwright.chromium.launch(
             executable_path=program, args=list(FLAGS), chromium_sandbox=os.geteuid() != 0
         )
-        for page, (size, pixels), theme in itertools.product(args.pages, SIZES.items(), THEMES):
+        for page in args.pages:
             name, _, path = page.partition("=")
-            png, wrong = screenshot(browser, Path(path), theme, pixels)
-            target = args.to / f"{name}-{theme}-{size}.png"
-            target.write_bytes(smaller(png))
-            print(target, f"{target.stat().st_size / 1e3:.0f} kB", *wrong, sep="  ")
-            code |= bool(wrong)
+            pictures = {
+                f"{name}-{theme}-{size}": screenshot(browser, Path(path), theme, pixels)
+                for (size, pixels), theme in itertools.product(SIZES.items(), THEMES)
+            }
+            pictures[name] = screenshot(browser, Path(path), "light", SIZES["wide"], whole=False)
+            for target, (png, wrong) in pictures.items():
+                file = args.to / f"{target}.png"
+                file.write_bytes(smaller(png))
+                print(file, f"{file.stat().st_size / 1e3:.0f} kB", *wrong, sep="  ")
+                code |= bool(wrong)
         browser.close()
     return code
 

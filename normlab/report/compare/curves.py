@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 MOST_POINTS, FEWEST_POINTS = 2_000, 400
 """Points of a curve, of few runs and of many."""
-POINTS_OF_ALL = 120_000
+POINTS_OF_ALL = 80_000
 """Points of one curve of every run together, above which each has fewer."""
 MOST_MOMENTS, FEWEST_MOMENTS, MOMENTS_OF_ALL = 200, 20, 10_000
 """Moments of a run whose time is told, as for points."""

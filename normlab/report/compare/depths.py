@@ -26,7 +26,7 @@ MOST_RUNS = 50
 """Runs that are shown each by itself; of more, the mean of each cell."""
 MOST_STEPS, FEWEST_STEPS = 32, 6
 """Measured steps of each: so many, and fewer where all of it would be more than `MOST_BYTES`."""
-MOST_BYTES = 3_000_000
+MOST_BYTES = 2_500_000
 UNMEASURED = "nothing was measured inside it"
 """What is said of a run that has no statistics, and should have none."""
 

@@ -35,7 +35,7 @@ function drawSignatures(width) {
   return {
     traces, layout,
     numbers: () => pointRows(["statistic", "placement", "line", "block", "step", "value"], traces),
-    caption: "The stream that enters the first, the middle and the last block, and the gradient that arrives there, over training: pre-norm's stream grows with every block, post-norm's gradient is largest at the top. " +
+    caption: "The stream that enters the first, the middle and the last block, and the gradient that arrives there, over training. Expected of deep models: pre-norm's stream grows with every block; post-norm's stays as it is, and its gradient is largest at the top when training begins (Xiong et al. 2020, arXiv:2002.04745). " +
       rows.map(([name]) => statisticText(name, "")).join(" ") + " Solid: the first block; dashed: the middle one; dotted: the last." + unitsText().replace(", its band from the least to the largest", ""),
   };
 }

@@ -8,7 +8,8 @@ const MEASURED = new Map();
 for (const layout of PROFILES.layouts) {
   let offset = 0;
   layout.at = new Map();
-  for (const [statistic, site, places] of layout.columns) {
+  for (const [statistic, site, all] of layout.columns) {
+    const places = all.filter((place) => place !== null); // one that is a single number a step has none
     layout.at.set(`${statistic}\n${site}`, { offset, places });
     offset += Math.max(1, places.length);
     if (!MEASURED.has(statistic)) MEASURED.set(statistic, []);

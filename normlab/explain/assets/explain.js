@@ -19,22 +19,54 @@ function normCard(norm) {
   table.update(norm.result.map((row) => row.map(number)));
   table.outline(norm.reads);
   const live = DATA.live.filter((each) => each.norm === norm.name);
-  return make("details", { class: "card", id: `norm-${norm.name}`, "data-norm": norm.name },
+  return make(
+    "details",
+    { class: "card", id: `norm-${norm.name}`, "data-norm": norm.name },
     make("summary", {}, make("span", { class: "name" }, norm.name), " ", formulaOf(norm.formula)),
-    make("div", { class: "split" },
-      make("div", {}, overWhat(norm.reads, DATA.groups[norm.kind]), table.element, norm.batch ? make("p", { class: "small" }, norm.batch) : null),
-      make("div", {},
+    make(
+      "div",
+      { class: "split" },
+      make(
+        "div",
+        {},
+        overWhat(norm.reads, DATA.groups[norm.kind]),
+        table.element,
+        norm.batch ? make("p", { class: "small" }, norm.batch) : null,
+      ),
+      make(
+        "div",
+        {},
         mathOf(norm.math),
         make("p", {}, norm.about),
-        live.length ? make("p", { class: "small" }, "It follows your numbers above: ",
-          ...live.flatMap((each, at) => [at ? ", " : "", make("a", { href: `#live-${each.key}` }, each.title)]), ".") : null,
+        live.length
+          ? make(
+              "p",
+              { class: "small" },
+              "It follows your numbers above: ",
+              ...live.flatMap((each, at) => [at ? ", " : "", make("a", { href: `#live-${each.key}` }, each.title)]),
+              ".",
+            )
+          : null,
         facts([
-          ["weights here", norm.weights.join("; ") || "none"], ["options here", norm.set.join(", ") || "the default ones"],
-          ["learns", norm.learns], ["causal", norm.causal], ["unmoved by", unmovedBy(norm)],
-          ["equals", norm.equals], ["source", norm.source],
+          ["weights here", norm.weights.join("; ") || "none"],
+          ["options here", norm.set.join(", ") || "the default ones"],
+          ["learns", norm.learns],
+          ["causal", norm.causal],
+          ["unmoved by", unmovedBy(norm)],
+          ["equals", norm.equals],
+          ["source", norm.source],
         ]),
-        norm.pitfalls.length ? make("div", { class: "small" }, make("p", {}, make("strong", {}, "What others got wrong in it, or take it for")),
-          make("ul", {}, ...norm.pitfalls.map((text) => make("li", {}, text)))) : null)));
+        norm.pitfalls.length
+          ? make(
+              "div",
+              { class: "small" },
+              make("p", {}, make("strong", {}, "What others got wrong in it, or take it for")),
+              make("ul", {}, ...norm.pitfalls.map((text) => make("li", {}, text))),
+            )
+          : null,
+      ),
+    ),
+  );
 }
 
 /** Open what a link leads to. */
@@ -50,11 +82,18 @@ follow();
 
 const normList = byId("norm-list");
 const everyNorm = () => [...normList.querySelectorAll("details")];
-const openAll = (open) => () => { for (const each of everyNorm()) each.open = open; };
+const openAll = (open) => () => {
+  for (const each of everyNorm()) each.open = open;
+};
 normList.append(
-  make("div", { class: "controls" },
-    make("button", { type: "button", click: openAll(true) }, "open all"), make("button", { type: "button", click: openAll(false) }, "close all")),
-  ...DATA.norms.map(normCard));
+  make(
+    "div",
+    { class: "controls" },
+    make("button", { type: "button", click: openAll(true) }, "open all"),
+    make("button", { type: "button", click: openAll(false) }, "close all"),
+  ),
+  ...DATA.norms.map(normCard),
+);
 
 byId("flow-legend").append(flowLegend());
 byId("placement-links").append(...DATA.placements.map(({ name }) => make("a", { href: `#placement-${name}` }, name)));

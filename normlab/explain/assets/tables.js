@@ -43,14 +43,16 @@ function outline(cells, reads) {
   const [rows, columns] = [cells.length, cells[0].length];
   const at = (row, column) =>
     row < 0 || column < 0 || row >= rows || column >= columns ? -1 : group[row * columns + column];
-  cells.forEach((line, row) => line.forEach((cell, column) => {
-    const own = group ? at(row, column) : null;
-    const unlike = (down, right) => Boolean(group) && at(row + down, column + right) !== own;
-    cell.classList.toggle("edge-top", unlike(-1, 0));
-    cell.classList.toggle("edge-bottom", unlike(1, 0));
-    cell.classList.toggle("edge-left", unlike(0, -1));
-    cell.classList.toggle("edge-right", unlike(0, 1));
-  }));
+  cells.forEach((line, row) =>
+    line.forEach((cell, column) => {
+      const own = group ? at(row, column) : null;
+      const unlike = (down, right) => Boolean(group) && at(row + down, column + right) !== own;
+      cell.classList.toggle("edge-top", unlike(-1, 0));
+      cell.classList.toggle("edge-bottom", unlike(1, 0));
+      cell.classList.toggle("edge-left", unlike(0, -1));
+      cell.classList.toggle("edge-right", unlike(0, 1));
+    }),
+  );
 }
 
 /**
@@ -60,28 +62,66 @@ function outline(cells, reads) {
  */
 function matrixTable(rows, columns, caption, cell = null) {
   const statCell = (of, at, name) => make("td", { class: "stat", "data-of": of, "data-at": at, "data-stat": name });
-  const cells = Array.from({ length: rows }, (_, row) => Array.from({ length: columns }, (_, column) =>
-    make("td", { class: "value", "data-row": row, "data-column": column }, cell && cell(row, column))));
+  const cells = Array.from({ length: rows }, (_, row) =>
+    Array.from({ length: columns }, (_, column) =>
+      make("td", { class: "value", "data-row": row, "data-column": column }, cell && cell(row, column)),
+    ),
+  );
   const ofRows = cells.map((_, row) => STATISTICS.map((name) => statCell("row", row, name)));
   const ofColumns = STATISTICS.map((name) => cells[0].map((_, column) => statCell("column", column, name)));
-  const table = make("table", { class: "matrix" },
+  const table = make(
+    "table",
+    { class: "matrix" },
     make("caption", { class: "hidden" }, caption),
-    make("thead", {}, make("tr", {},
-      make("td", { class: "corner" }),
-      ...cells[0].map((_, column) => make("th", { scope: "col", "aria-label": `channel ${column + 1}` }, `ch ${column + 1}`)),
-      ...STATISTICS.map((name) => make("th", { scope: "col", class: "stat-head", "aria-label": `${name} of the row` }, SHORT[name])))),
-    make("tbody", {}, ...cells.map((line, row) => make("tr", {},
-      make("th", { scope: "row" }, `token ${row + 1}`), ...line, ...ofRows[row]))),
-    make("tfoot", {}, ...ofColumns.map((line, at) => make("tr", {},
-      make("th", { scope: "row", class: "stat-head", "aria-label": `${STATISTICS[at]} of the column` }, SHORT[STATISTICS[at]]), ...line))));
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        make("td", { class: "corner" }),
+        ...cells[0].map((_, column) =>
+          make("th", { scope: "col", "aria-label": `channel ${column + 1}` }, `ch ${column + 1}`),
+        ),
+        ...STATISTICS.map((name) =>
+          make("th", { scope: "col", class: "stat-head", "aria-label": `${name} of the row` }, SHORT[name]),
+        ),
+      ),
+    ),
+    make(
+      "tbody",
+      {},
+      ...cells.map((line, row) =>
+        make("tr", {}, make("th", { scope: "row" }, `token ${row + 1}`), ...line, ...ofRows[row]),
+      ),
+    ),
+    make(
+      "tfoot",
+      {},
+      ...ofColumns.map((line, at) =>
+        make(
+          "tr",
+          {},
+          make(
+            "th",
+            { scope: "row", class: "stat-head", "aria-label": `${STATISTICS[at]} of the column` },
+            SHORT[STATISTICS[at]],
+          ),
+          ...line,
+        ),
+      ),
+    ),
+  );
 
   const update = (values) => {
     const largest = Math.max(...values.flat().map((value) => (Number.isFinite(value) ? Math.abs(value) : 0)));
-    values.forEach((line, row) => line.forEach((value, column) => {
-      const place = cells[row][column];
-      if (!cell) setNumber(place, value);
-      setColour(place, value, largest);
-    }));
+    values.forEach((line, row) =>
+      line.forEach((value, column) => {
+        const place = cells[row][column];
+        if (!cell) setNumber(place, value);
+        setColour(place, value, largest);
+      }),
+    );
     values.forEach((line, row) => {
       const of = statistics(line);
       ofRows[row].forEach((place) => setNumber(place, of[place.dataset.stat]));
@@ -111,26 +151,48 @@ function draw(tag, attributes = {}, ...children) {
 function readsMap(reads, rows, columns, words) {
   const size = 15;
   const chosen = RING.row * columns + RING.column;
-  const squares = Array.from({ length: rows * columns }, (_, at) => draw("rect", {
-    x: 2 + size * (at % columns), y: 2 + size * Math.floor(at / columns), width: size - 3, height: size - 3, rx: 2,
-    class: `${reads[chosen].includes(at) ? "read" : "unread"}${at === chosen ? " ring" : ""}`,
-  }));
+  const squares = Array.from({ length: rows * columns }, (_, at) =>
+    draw("rect", {
+      x: 2 + size * (at % columns),
+      y: 2 + size * Math.floor(at / columns),
+      width: size - 3,
+      height: size - 3,
+      rx: 2,
+      class: `${reads[chosen].includes(at) ? "read" : "unread"}${at === chosen ? " ring" : ""}`,
+    }),
+  );
   const label = `Token ${RING.row + 1}, channel ${RING.column + 1} is made of ${reads[chosen].length} values; ${words}`;
-  return draw("svg", {
-    class: "map", viewBox: `0 0 ${columns * size + 1} ${rows * size + 1}`, width: columns * size + 1, height: rows * size + 1,
-    role: "img", "aria-label": label,
-  }, ...squares);
+  return draw(
+    "svg",
+    {
+      class: "map",
+      viewBox: `0 0 ${columns * size + 1} ${rows * size + 1}`,
+      width: columns * size + 1,
+      height: rows * size + 1,
+      role: "img",
+      "aria-label": label,
+    },
+    ...squares,
+  );
 }
 
 /** Over what a norm is taken: the map, and the same in words. */
 function overWhat(reads, words) {
   const [rows, columns] = [DATA.original.length, DATA.original[0].length];
-  return make("div", { class: "over" }, readsMap(reads, rows, columns, words),
-    make("p", { class: "small" }, make("strong", {}, "Over what: "), `${words}.`));
+  return make(
+    "div",
+    { class: "over" },
+    readsMap(reads, rows, columns, words),
+    make("p", { class: "small" }, make("strong", {}, "Over what: "), `${words}.`),
+  );
 }
 
 /** Facts as a list of terms; those without a text are left out. */
 function facts(pairs) {
   const told = pairs.filter(([, text]) => text !== "" && text !== null && text !== undefined);
-  return make("dl", { class: "facts small" }, ...told.flatMap(([term, text]) => [make("dt", {}, term), make("dd", {}, text)]));
+  return make(
+    "dl",
+    { class: "facts small" },
+    ...told.flatMap(([term, text]) => [make("dt", {}, term), make("dd", {}, text)]),
+  );
 }

@@ -22,8 +22,8 @@ PAGE = "compare.html"
 """What the page is called unless a name is given."""
 ASSETS = Path(__file__).parent / "assets"
 NAMES = (
-    "compare.css", "state.js", "picture.js", "answer.js", "tables.js", "curves.js", "rates.js", "matrix.js", "units.js",
-    "profiles.js", "heatmaps.js", "signatures.js", "start.js",
+    "compare.css", "state.js", "picture.js", "answer.js", "table.js", "tables.js", "series.js", "curves.js", "rates.js",
+    "matrix.js", "units.js", "profiles.js", "heatmaps.js", "signatures.js", "start.js",
 )  # fmt: skip
 """Its styles and its scripts, in the order in which they are read: what is shown, a picture, each picture, the page."""
 

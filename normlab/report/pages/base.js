@@ -62,7 +62,17 @@ const themed = (name) => getComputedStyle(document.documentElement).getPropertyV
 /** The control that chooses the theme. */
 function themeControl() {
   const options = THEMES.map((theme) => make("option", { value: theme }, theme));
-  const select = make("select", { id: "theme", change: () => { chosenTheme = select.value; applyTheme(); } }, ...options);
+  const select = make(
+    "select",
+    {
+      id: "theme",
+      change: () => {
+        chosenTheme = select.value;
+        applyTheme();
+      },
+    },
+    ...options,
+  );
   return make("label", {}, "theme", select);
 }
 

@@ -5,9 +5,15 @@ const MOST_CELLS = 40;
 
 /** 1.8321 ± 0.0102 (n=3), or what became of the runs. */
 function lossText(row) {
-  const mean = number(row.val_loss), n = row.seeds, diverged = row.seeds_diverged;
+  const mean = number(row.val_loss),
+    n = row.seeds,
+    diverged = row.seeds_diverged;
   if (mean === null) return "no result";
-  if (diverged) return `${diverged} of ${n} diverged` + (row.val_loss_of_others === null ? "" : `, others ${row.val_loss_of_others.toFixed(4)}`);
+  if (diverged)
+    return (
+      `${diverged} of ${n} diverged` +
+      (row.val_loss_of_others === null ? "" : `, others ${row.val_loss_of_others.toFixed(4)}`)
+    );
   const high = number(row.val_loss_high);
   return high === null ? `${mean.toFixed(4)} (n=${n})` : `${mean.toFixed(4)} ± ${(high - mean).toFixed(4)} (n=${n})`;
 }
@@ -25,51 +31,118 @@ function ranked(cells) {
 function drawAnswer(width) {
   const all = ranked(visibleCells());
   const cells = all.slice(0, MOST_CELLS);
-  if (!cells.length) return { empty: CELLS.length ? "No cell is shown: tick one, or empty the filter." : "No run here has a result yet." };
+  if (!cells.length)
+    return {
+      empty: CELLS.length ? "No cell is shown: tick one, or empty the filter." : "No run here has a result yet.",
+    };
   const narrow = width < NARROW;
-  const traces = [], rows = [["cell", "learning rate", "val loss", "low", "high", "n", "diverged", "of others"]];
+  const traces = [],
+    rows = [["cell", "learning rate", "val loss", "low", "high", "n", "diverged", "of others"]];
   const annotations = [];
   cells.forEach((cell, place) => {
     const y = cells.length - place;
     const { colour, symbol } = styleOf(cell.index);
-    const mean = number(cell.val_loss), finite = Number.isFinite(mean ?? NaN);
+    const mean = number(cell.val_loss),
+      finite = Number.isFinite(mean ?? NaN);
     const at = finite ? mean : number(cell.val_loss_of_others);
     const high = number(cell.val_loss_high);
-    rows.push([cell.label, cell.lr, cell.val_loss, cell.val_loss_low, cell.val_loss_high, cell.seeds, cell.seeds_diverged, cell.val_loss_of_others]);
-    const seeds = cell.at_best.map((index) => RUNS[index]).filter((run) => visible(run) && Number.isFinite(number(run.val_loss) ?? NaN));
+    rows.push([
+      cell.label,
+      cell.lr,
+      cell.val_loss,
+      cell.val_loss_low,
+      cell.val_loss_high,
+      cell.seeds,
+      cell.seeds_diverged,
+      cell.val_loss_of_others,
+    ]);
+    const seeds = cell.at_best
+      .map((index) => RUNS[index])
+      .filter((run) => visible(run) && Number.isFinite(number(run.val_loss) ?? NaN));
     traces.push({
-      x: seeds.map((run) => run.val_loss), y: seeds.map(() => y), mode: "markers", type: "scatter", showlegend: false,
+      x: seeds.map((run) => run.val_loss),
+      y: seeds.map(() => y),
+      mode: "markers",
+      type: "scatter",
+      showlegend: false,
       marker: { color: colour, size: 12, opacity: 0.7, symbol: "line-ns", line: { width: 1.5, color: colour } },
-      text: seeds.map((run) => plain(called(run))), hovertemplate: "%{text}: %{x:.4f}<extra></extra>",
+      text: seeds.map((run) => plain(called(run))),
+      hovertemplate: "%{text}: %{x:.4f}<extra></extra>",
     });
     if (at !== null && at !== undefined) {
       traces.push({
-        x: [at], y: [y], mode: "markers", type: "scatter", showlegend: false, name: plain(cell.label), meta: { cell: cell.index },
-        marker: { color: colour, size: 11, symbol: finite ? symbol : `${symbol}-open`, line: { width: 2, color: colour } },
-        error_x: high === null || !finite ? {} : { type: "data", array: [high - mean], arrayminus: [mean - number(cell.val_loss_low)], color: colour, thickness: 2, width: 5 },
+        x: [at],
+        y: [y],
+        mode: "markers",
+        type: "scatter",
+        showlegend: false,
+        name: plain(cell.label),
+        meta: { cell: cell.index },
+        marker: {
+          color: colour,
+          size: 11,
+          symbol: finite ? symbol : `${symbol}-open`,
+          line: { width: 2, color: colour },
+        },
+        error_x:
+          high === null || !finite
+            ? {}
+            : {
+                type: "data",
+                array: [high - mean],
+                arrayminus: [mean - number(cell.val_loss_low)],
+                color: colour,
+                thickness: 2,
+                width: 5,
+              },
         hovertemplate: `${plain(cell.label)}: ${plain(lossText(cell))}<br>lr ${cell.lr}<extra></extra>`,
       });
     }
     annotations.push({
-      x: 0, xref: "paper", xanchor: narrow ? "left" : "right", xshift: narrow ? 2 : -8, y, yshift: narrow ? 15 : 0, showarrow: false,
-      text: `${cell.index === DATA.best ? "<b>" : ""}${plain(cell.label)}${cell.index === DATA.best ? "</b>" : ""}` + (narrow ? `: ${plain(lossText(cell))}` : ""),
+      x: 0,
+      xref: "paper",
+      xanchor: narrow ? "left" : "right",
+      xshift: narrow ? 2 : -8,
+      y,
+      yshift: narrow ? 15 : 0,
+      showarrow: false,
+      text:
+        `${cell.index === DATA.best ? "<b>" : ""}${plain(cell.label)}${cell.index === DATA.best ? "</b>" : ""}` +
+        (narrow ? `: ${plain(lossText(cell))}` : ""),
       font: { size: narrow ? 11 : 13 },
     });
-    if (!narrow) annotations.push({ x: 1, xref: "paper", xanchor: "left", xshift: 8, y, showarrow: false, text: plain(lossText(cell)), font: { size: 12 } });
+    if (!narrow)
+      annotations.push({
+        x: 1,
+        xref: "paper",
+        xanchor: "left",
+        xshift: 8,
+        y,
+        showarrow: false,
+        text: plain(lossText(cell)),
+        font: { size: 12 },
+      });
   });
-  const widest = Math.max(...cells.map((cell) => cell.label.length)), said = Math.max(...cells.map((cell) => lossText(cell).length));
-  const margin = narrow ? { l: 12, r: 12, t: 24 } : { l: Math.min(7.4 * widest + 20, width * 0.35), r: Math.min(6.6 * said + 20, width * 0.35), t: 12 };
+  const widest = Math.max(...cells.map((cell) => cell.label.length)),
+    said = Math.max(...cells.map((cell) => lossText(cell).length));
+  const margin = narrow
+    ? { l: 12, r: 12, t: 24 }
+    : { l: Math.min(7.4 * widest + 20, width * 0.35), r: Math.min(6.6 * said + 20, width * 0.35), t: 12 };
   const left = all.length - cells.length;
   return {
     traces,
     layout: {
-      height: Math.max(150, cells.length * (narrow ? 38 : 30) + 80), margin, annotations,
+      height: Math.max(150, cells.length * (narrow ? 38 : 30) + 80),
+      margin,
+      annotations,
       xaxis: { title: { text: "final validation loss, nats a token" }, zeroline: false },
       yaxis: { visible: false, range: [0.4, cells.length + (narrow ? 0.9 : 0.6)], fixedrange: true },
     },
     numbers: () => rows,
-    caption: `${LOSS}, of each cell (${DATA.by.join(", ")}) at its own best learning rate: the mean with its ${(DATA.level * 100).toFixed(0)}% interval over n seeds (Student's t); ` +
+    caption:
+      `${LOSS}, of each cell (${DATA.by.join(", ")}) at its own best learning rate: the mean with its ${(DATA.level * 100).toFixed(0)}% interval over n seeds (Student's t); ` +
       "strokes are the seeds. A hollow mark is the mean of the seeds that did not diverge. The best learning rate was chosen by this very loss. " +
-      `Source: the runs' records, as \`normlab summarize --by ${DATA.by.join(",")}\`.` + (left ? ` ${left} more cells are in the table.` : ""),
+      `Source: the runs' records, as \`normlab summarize --by ${DATA.by.join(",")}\`.` +
+      (left ? ` ${left} more cells are in the table.` : ""),
   };
 }

@@ -3,9 +3,21 @@
 const curves = { of: "loss", axis: "steps", logX: false, logY: false, halfLife: 0, marks: true, late: false };
 
 const QUANTITIES = {
-  loss: { name: "training loss", unit: "nats a token", formula: "mean cross entropy of the step's tokens, of every step, before its update" },
-  val: { name: "validation loss", unit: "nats a token", formula: "mean cross entropy over the held-out windows, at every evaluation" },
-  grad_norm: { name: "gradient norm", unit: "nats / of w", formula: "|g|_2 over all parameters, of every step, before clipping" },
+  loss: {
+    name: "training loss",
+    unit: "nats a token",
+    formula: "mean cross entropy of the step's tokens, of every step, before its update",
+  },
+  val: {
+    name: "validation loss",
+    unit: "nats a token",
+    formula: "mean cross entropy over the held-out windows, at every evaluation",
+  },
+  grad_norm: {
+    name: "gradient norm",
+    unit: "nats / of w",
+    formula: "|g|_2 over all parameters, of every step, before clipping",
+  },
 };
 const AXES = { steps: "step", tokens: "tokens", seconds: "seconds in steps, without evaluations and checkpoints" };
 const HALF_LIVES = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
@@ -13,84 +25,18 @@ const LONGEST = Math.max(0, ...RUNS.map((run) => run.step ?? 0));
 /** The first tenth of training is left out, where that is asked: what comes after it is seen larger. */
 const LATE = Math.floor(LONGEST / 10);
 
-const DECODED = new WeakMap();
-
-/**
- * A run's series: `steps` and `values` as they were kept, and of each bucket of the sampling its middle, its mean, its
- * least and its largest. Of a series that was not sampled a bucket is a point. Null where there is none.
- */
-function curveOf(run, of) {
-  const series = of === "val" ? run.evals : run[of];
-  if (!series || !(of === "val" ? series.steps.length : series.n)) return null;
-  if (!DECODED.has(series)) DECODED.set(series, of === "val" ? { steps: series.steps, values: series.values.map((value) => number(value) ?? NaN) } : decoded(series));
-  const own = DECODED.get(series);
-  own.middles ??= own.steps;
-  own.means ??= own.lows ??= own.highs ??= own.values;
-  own.lows ??= own.highs ??= own.values;
-  return own;
-}
-
-function decoded(series) {
-  const own = { steps: wholesOf(series.steps), values: floatsOf(series.values) };
-  if (!series.means) return own;
-  own.middles = floatsOf(series.mean_steps);
-  own.means = floatsOf(series.means);
-  own.lows = Float32Array.from(own.means);
-  own.highs = Float32Array.from(own.means);
-  let bucket = 0;
-  for (let i = 0; i < own.steps.length; i += 1) {
-    // Buckets follow one another: halfway between two middles one ends and the next begins.
-    while (bucket < own.middles.length - 1 && own.steps[i] > (own.middles[bucket] + own.middles[bucket + 1]) / 2) bucket += 1;
-    if (own.values[i] < own.lows[bucket]) own.lows[bucket] = own.values[i];
-    if (own.values[i] > own.highs[bucket]) own.highs[bucket] = own.values[i];
-  }
-  return own;
-}
-
-/**
- * The mean over the points around each, which counts half as much with every so many steps of distance, both ways: it does
- * not lag behind. A point that is no number is passed over, and stays none.
- */
-function smoothed(steps, values, halfLife) {
-  if (!halfLife) return values;
-  const sums = new Float64Array(values.length), weights = new Float64Array(values.length);
-  const pass = (indices) => {
-    let sum = 0, weight = 0, last = 0;
-    for (const i of indices) {
-      if (!Number.isFinite(values[i])) continue;
-      const kept = weight ? 0.5 ** (Math.abs(steps[i] - last) / halfLife) : 0;
-      sums[i] += sum * kept;
-      weights[i] += weight * kept;
-      sum = sum * kept + values[i];
-      weight = weight * kept + 1;
-      last = steps[i];
-    }
-  };
-  const indices = [...values.keys()];
-  pass(indices);
-  pass(indices.reverse());
-  return Array.from(values, (value, i) => (Number.isFinite(value) ? (sums[i] + value) / (weights[i] + 1) : NaN));
-}
-
-/** The values of a curve at other steps: straight between its own, nothing beyond its ends. */
-function valuesAt(grid, steps, values) {
-  if (grid === steps) return values;
-  let i = 0;
-  return Array.from(grid, (step) => {
-    if (step < steps[0] || step > steps[steps.length - 1]) return NaN;
-    while (i < steps.length - 1 && steps[i + 1] < step) i += 1;
-    if (step === steps[i] || i === steps.length - 1) return values[i];
-    const share = (step - steps[i]) / (steps[i + 1] - steps[i]);
-    return values[i] * (1 - share) + values[i + 1] * share;
-  });
-}
-
 /** A run's step on the axis that is chosen. */
 function along(run) {
   if (curves.axis === "tokens") return (step) => (run.tokens_per_step === null ? NaN : step * run.tokens_per_step);
   if (curves.axis === "seconds") {
     const { steps, seconds } = run.paces;
-    const known = steps[0] === 0 ? [steps, seconds] : [[0, ...steps], [0, ...seconds]];
+    const known =
+      steps[0] === 0
+        ? [steps, seconds]
+        : [
+            [0, ...steps],
+            [0, ...seconds],
+          ];
     return (step) => (known[0].length < 2 ? NaN : valuesAt([Math.min(step, known[0].at(-1))], ...known)[0]);
   }
   return (step) => step;
@@ -98,17 +44,27 @@ function along(run) {
 
 function drawCurves(width) {
   const kind = QUANTITIES[curves.of];
-  const traces = [], missing = [];
+  const traces = [],
+    missing = [];
   for (const group of groups()) {
     const known = group.runs.map((run) => [run, curveOf(run, curves.of)]).filter(([, curve]) => curve);
-    if (!known.length) { missing.push(group.label); continue; }
+    if (!known.length) {
+      missing.push(group.label);
+      continue;
+    }
     traces.push(...(state.group === "runs" ? runTraces(group, ...known[0]) : groupTraces(group, known)));
     if (curves.marks) traces.push(...known.flatMap(([run, curve]) => marks(run, curve)));
   }
   if (!traces.length) return { empty: `No run that is shown has a ${kind.name} on record.` };
   const kept = curves.late ? traces.map(withoutStart).filter((trace) => trace.x.length) : traces;
-  const seeds = state.group === "cells" ? " A line is the mean over a cell's seeds at its own best learning rate (or at each, where that is chosen), its band from the least to the largest of them; dotted once a seed has diverged, of those that are left." : "";
-  const smooth = curves.halfLife && curves.of !== "val" ? ` Smoothed: a mean over the steps around each, of half the weight with every ${curves.halfLife} steps of distance; what was measured is behind.` : "";
+  const seeds =
+    state.group === "cells"
+      ? " A line is the mean over a cell's seeds at its own best learning rate (or at each, where that is chosen), its band from the least to the largest of them; dotted once a seed has diverged, of those that are left."
+      : "";
+  const smooth =
+    curves.halfLife && curves.of !== "val"
+      ? ` Smoothed: a mean over the steps around each, of half the weight with every ${curves.halfLife} steps of distance; what was measured is behind.`
+      : "";
   return {
     traces: kept,
     layout: {
@@ -117,7 +73,8 @@ function drawCurves(width) {
       yaxis: { title: { text: `${kind.name}, ${kind.unit}` }, type: curves.logY ? "log" : "linear" },
     },
     numbers: () => pointRows(["line", "kind", AXES[curves.axis], `${kind.name}, ${kind.unit}`], kept),
-    caption: `${kind.name[0].toUpperCase()}${kind.name.slice(1)}: ${kind.formula}; ${kind.unit}.${seeds}${smooth} ✕: diverged, △: a spike (${curves.of === "grad_norm" ? "gradient" : "loss"} ` +
+    caption:
+      `${kind.name[0].toUpperCase()}${kind.name.slice(1)}: ${kind.formula}; ${kind.unit}.${seeds}${smooth} ✕: diverged, △: a spike (${curves.of === "grad_norm" ? "gradient" : "loss"} ` +
       `${DATA.spike_rules[curves.of === "grad_norm" ? "grad_norm" : "loss"].formula}; ${DATA.spike_rules.loss.source}). Sampling: ${DATA.sampling}.` +
       (missing.length ? ` Without a record of it: ${missing.join(", ")}.` : ""),
   };
@@ -132,12 +89,20 @@ function withoutStart(trace) {
 
 function runTraces(group, run, curve) {
   const { colour, dash } = styleOf(group.cell);
-  const at = along(run), name = plain(group.label);
+  const at = along(run),
+    name = plain(group.label);
   const raw = line(curve.steps, at, curve.values, { color: colour, width: 1.4, dash }, name, [group.label, "measured"]);
   if (!curves.halfLife || curves.of === "val") return [raw];
   const means = smoothed(curve.middles, curve.means, curves.halfLife);
   return [
-    { ...raw, showlegend: false, opacity: 0.25, hoverinfo: "skip", hovertemplate: "", line: { ...raw.line, dash: "solid", width: 1 } },
+    {
+      ...raw,
+      showlegend: false,
+      opacity: 0.25,
+      hoverinfo: "skip",
+      hovertemplate: "",
+      line: { ...raw.line, dash: "solid", width: 1 },
+    },
     line(curve.middles, at, means, { color: colour, width: 2, dash }, name, [group.label, "smoothed"]),
   ];
 }
@@ -145,35 +110,64 @@ function runTraces(group, run, curve) {
 function groupTraces(group, known) {
   const { colour, dash } = styleOf(group.cell);
   const [longest, widest] = known.reduce((a, b) => (b[1].middles.at(-1) > a[1].middles.at(-1) ? b : a));
-  const grid = widest.middles, at = along(longest);
+  const grid = widest.middles,
+    at = along(longest);
   const halfLife = curves.of === "val" ? 0 : curves.halfLife;
   const each = known.map(([, curve]) => valuesAt(grid, curve.middles, smoothed(curve.middles, curve.means, halfLife)));
   const lows = known.map(([, curve]) => valuesAt(grid, curve.middles, curve.lows));
   const highs = known.map(([, curve]) => valuesAt(grid, curve.middles, curve.highs));
-  const over = (columns, fold) => Array.from(grid, (_, i) => fold(columns.map((column) => column[i]).filter(Number.isFinite)));
+  const over = (columns, fold) =>
+    Array.from(grid, (_, i) => fold(columns.map((column) => column[i]).filter(Number.isFinite)));
   const mean = over(each, (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : NaN));
-  const least = (values) => (values.length ? Math.min(...values) : NaN), most = (values) => (values.length ? Math.max(...values) : NaN);
+  const least = (values) => (values.length ? Math.min(...values) : NaN),
+    most = (values) => (values.length ? Math.max(...values) : NaN);
   const ends = known.map(([run, curve]) => (run.diverged_at === null ? Infinity : curve.middles.at(-1)));
   const whole = Math.min(...ends);
   const name = plain(labelled(group, known.length));
   const found = [];
-  if (known.length > 1 || widest.lows !== widest.means || halfLife) found.push(stretch(grid, at, over(lows, least), over(highs, most), colour, halfLife ? 0.1 : 0.18));
+  if (known.length > 1 || widest.lows !== widest.means || halfLife)
+    found.push(stretch(grid, at, over(lows, least), over(highs, most), colour, halfLife ? 0.1 : 0.18));
   if (known.length > 1 && halfLife) found.push(stretch(grid, at, over(each, least), over(each, most), colour, 0.22));
   const before = mean.map((value, i) => (grid[i] <= whole ? value : NaN));
   const columns = [group.label, `mean of ${known.length}`];
-  found.push(line(grid, at, before, { color: colour, width: 2.2, dash }, name, columns, curves.of === "val" ? styleOf(group.cell).symbol : null));
+  found.push(
+    line(
+      grid,
+      at,
+      before,
+      { color: colour, width: 2.2, dash },
+      name,
+      columns,
+      curves.of === "val" ? styleOf(group.cell).symbol : null,
+    ),
+  );
   if (known.length > 1 && ends.some((end) => end < grid.at(-1))) {
     const after = mean.map((value, i) => (grid[i] >= whole ? value : NaN));
     const left = ends.filter((end) => end > whole).length;
-    if (left) found.push({ ...line(grid, at, after, { color: colour, width: 1.4, dash: "dot" }, name, [group.label, `mean of the ${left} that are left`]), showlegend: false });
+    if (left)
+      found.push({
+        ...line(grid, at, after, { color: colour, width: 1.4, dash: "dot" }, name, [
+          group.label,
+          `mean of the ${left} that are left`,
+        ]),
+        showlegend: false,
+      });
   }
   return found;
 }
 
 function line(steps, at, y, style, name, columns, symbol = null) {
   return {
-    steps, x: Array.from(steps, at), y: Array.from(y), type: "scatter", mode: symbol ? "lines+markers" : "lines", line: style, name, meta: { columns },
-    marker: symbol ? { symbol, size: 6, color: style.color } : {}, hovertemplate: "%{fullData.name}<br>%{x}: %{y:.4f}<extra></extra>",
+    steps,
+    x: Array.from(steps, at),
+    y: Array.from(y),
+    type: "scatter",
+    mode: symbol ? "lines+markers" : "lines",
+    line: style,
+    name,
+    meta: { columns },
+    marker: symbol ? { symbol, size: 6, color: style.color } : {},
+    hovertemplate: "%{fullData.name}<br>%{x}: %{y:.4f}<extra></extra>",
   };
 }
 
@@ -181,16 +175,27 @@ function line(steps, at, y, style, name, columns, symbol = null) {
 function stretch(steps, at, low, high, colour, opacity) {
   const there = [...low.keys()].filter((i) => Number.isFinite(low[i]) && Number.isFinite(high[i]));
   const picked = (values) => there.map((i) => values[i]);
-  return { ...band(picked(Array.from(steps, at)), picked(low), picked(high), colour, opacity), steps: [...picked(steps), ...picked(steps).reverse()] };
+  return {
+    ...band(picked(Array.from(steps, at)), picked(low), picked(high), colour, opacity),
+    steps: [...picked(steps), ...picked(steps).reverse()],
+  };
 }
 
 /** The ground between two lines, left out where they are no numbers. */
 function band(x, low, high, colour, opacity) {
-  const there = [...x.keys()].filter((i) => Number.isFinite(low[i]) && Number.isFinite(high[i]) && Number.isFinite(x[i]));
+  const there = [...x.keys()].filter(
+    (i) => Number.isFinite(low[i]) && Number.isFinite(high[i]) && Number.isFinite(x[i]),
+  );
   const back = [...there].reverse();
   return {
-    x: [...there, ...back].map((i) => x[i]), y: [...there.map((i) => high[i]), ...back.map((i) => low[i])],
-    type: "scatter", mode: "none", fill: "toself", fillcolor: translucent(colour, opacity), hoverinfo: "skip", showlegend: false,
+    x: [...there, ...back].map((i) => x[i]),
+    y: [...there.map((i) => high[i]), ...back.map((i) => low[i])],
+    type: "scatter",
+    mode: "none",
+    fill: "toself",
+    fillcolor: translucent(colour, opacity),
+    hoverinfo: "skip",
+    showlegend: false,
   };
 }
 
@@ -202,45 +207,78 @@ function translucent(colour, opacity) {
 /** Where a run diverged, at its last finite value, and where it spiked. */
 function marks(run, curve) {
   const { colour } = styleOf(run.cell);
-  const at = along(run), found = [];
+  const at = along(run),
+    found = [];
   const point = (steps, symbol, size, said) => ({
-    steps, x: steps.map(at), y: steps.map((step) => nearestFinite(curve, step)), type: "scatter", mode: "markers", showlegend: false,
+    steps,
+    x: steps.map(at),
+    y: steps.map((step) => nearestFinite(curve, step)),
+    type: "scatter",
+    mode: "markers",
+    showlegend: false,
     marker: { symbol, size, color: colour, line: { width: symbol === "x-thin" ? 3 : 1.5, color: colour } },
-    text: steps.map((step) => `${plain(called(run))} ${said} at step ${step}`), hovertemplate: "%{text}<extra></extra>", meta: { columns: [called(run), said] },
+    text: steps.map((step) => `${plain(called(run))} ${said} at step ${step}`),
+    hovertemplate: "%{text}<extra></extra>",
+    meta: { columns: [called(run), said] },
   });
-  const spikes = curves.of === "val" ? [] : run.spikes[curves.of] ?? [];
+  const spikes = curves.of === "val" ? [] : (run.spikes[curves.of] ?? []);
   if (spikes.length) found.push(point(spikes, "triangle-up-open", 9, "spiked"));
   if (run.diverged_at !== null) found.push(point([run.diverged_at], "x-thin", 12, "diverged"));
   return found;
-}
-
-/** The value at a step, or the last before it that is a number. */
-function nearestFinite(curve, step) {
-  let value = NaN;
-  for (let i = 0; i < curve.steps.length && curve.steps[i] <= step; i += 1) if (Number.isFinite(curve.values[i])) value = curve.values[i];
-  return value;
 }
 
 function addCurves() {
   const own = () => redraw(picture);
   // Noise of single steps hides what runs differ in: about a hundredth of training is smoothed over, to begin with.
   curves.halfLife = HALF_LIVES.findLast((steps) => steps <= LONGEST / 100) ?? 0;
-  const set = (key) => (value) => { curves[key] = value; own(); };
+  const set = (key) => (value) => {
+    curves[key] = value;
+    own();
+  };
   const told = make("output", { id: "half-life-told" });
   const slider = make("input", {
-    type: "range", min: 0, max: HALF_LIVES.length - 1, step: 1, value: HALF_LIVES.indexOf(curves.halfLife), id: "smooth", "aria-label": "smoothing: half-life in steps",
-    input: () => { curves.halfLife = HALF_LIVES[slider.value]; tell(); own(); },
+    type: "range",
+    min: 0,
+    max: HALF_LIVES.length - 1,
+    step: 1,
+    value: HALF_LIVES.indexOf(curves.halfLife),
+    id: "smooth",
+    "aria-label": "smoothing: half-life in steps",
+    input: () => {
+      curves.halfLife = HALF_LIVES[slider.value];
+      tell();
+      own();
+    },
   });
   const tell = () => {
     told.textContent = curves.halfLife ? `${curves.halfLife} steps` : "off";
     slider.setAttribute("aria-valuetext", told.textContent);
   };
   tell();
-  byId("curves").append(make("div", { class: "controls" },
-    choice("of", Object.entries(QUANTITIES).map(([key, { name }]) => [key, name]), curves.of, set("of"), "quantity"),
-    choice("against", Object.keys(AXES).map((key) => [key, key]), curves.axis, set("axis"), "axis"),
-    tickBox("log x", curves.logX, set("logX")), tickBox("log y", curves.logY, set("logY")),
-    make("label", {}, "smoothing, half-life", slider, told),
-    tickBox("without the first tenth", curves.late, set("late")), tickBox("marks", curves.marks, set("marks"))));
+  byId("curves").append(
+    make(
+      "div",
+      { class: "controls" },
+      choice(
+        "of",
+        Object.entries(QUANTITIES).map(([key, { name }]) => [key, name]),
+        curves.of,
+        set("of"),
+        "quantity",
+      ),
+      choice(
+        "against",
+        Object.keys(AXES).map((key) => [key, key]),
+        curves.axis,
+        set("axis"),
+        "axis",
+      ),
+      tickBox("log x", curves.logX, set("logX")),
+      tickBox("log y", curves.logY, set("logY")),
+      make("label", {}, "smoothing, half-life", slider, told),
+      tickBox("without the first tenth", curves.late, set("late")),
+      tickBox("marks", curves.marks, set("marks")),
+    ),
+  );
   const picture = addPicture("curves", "Loss and gradient norm over training", drawCurves);
 }

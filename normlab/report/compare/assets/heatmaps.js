@@ -4,14 +4,25 @@ const MOST_PANELS = 24;
 
 function drawHeatmaps(width) {
   const { statistic, site } = inside;
-  const all = insideGroups().filter((group) => group.units.some((unit) => measuredOf(unit, statistic, site)?.places.length));
-  if (!all.length) return { empty: PROFILES.units.some(unitVisible) ? `${statistic} is one number a step: it has no blocks.` : NOTHING_INSIDE };
+  const all = insideGroups().filter((group) =>
+    group.units.some((unit) => measuredOf(unit, statistic, site)?.places.length),
+  );
+  if (!all.length)
+    return {
+      empty: PROFILES.units.some(unitVisible) ? `${statistic} is one number a step: it has no blocks.` : NOTHING_INSIDE,
+    };
   const found = all.slice(0, MOST_PANELS);
   const panels = found.map((group) => {
     const longest = group.units.reduce((a, b) => (b.steps.at(-1) > a.steps.at(-1) ? b : a));
     const columns = longest.steps.map((step) => across(group, statistic, site, (unit) => indexAt(unit, step)));
     const { places, depth } = columns.find(Boolean);
-    return { group, steps: longest.steps, places, depth, rows: places.map((_, at) => columns.map((seen) => (seen ? seen.mean[at] : NaN))) };
+    return {
+      group,
+      steps: longest.steps,
+      places,
+      depth,
+      rows: places.map((_, at) => columns.map((seen) => (seen ? seen.mean[at] : NaN))),
+    };
   });
   const values = panels.flatMap((panel) => panel.rows.flat()).filter(Number.isFinite);
   if (!values.length) return { empty: `${statistic} is nowhere a finite number.` };
@@ -21,25 +32,80 @@ function drawHeatmaps(width) {
   const cross = width < NARROW ? 1 : Math.min(panels.length, Math.max(2, Math.floor(width / 300)));
   const down = Math.ceil(panels.length / cross);
   const gridded = panelGrid(cross, down, { x: 0.18, y: 0.42 });
-  const traces = [], layout = { annotations: [], height: down * 210 + 40, margin: { r: 90 } };
-  layout.coloraxis = { colorscale: SCALE, cmin: least, cmax: most, colorbar: { thickness: 12, len: Math.min(1, 300 / (down * 210)), y: 1, yanchor: "top", ...(logged ? powers(least, most) : {}) } };
+  const traces = [],
+    layout = { annotations: [], height: down * 210 + 40, margin: { r: 90 } };
+  layout.coloraxis = {
+    colorscale: SCALE,
+    cmin: least,
+    cmax: most,
+    colorbar: {
+      thickness: 12,
+      len: Math.min(1, 300 / (down * 210)),
+      y: 1,
+      yanchor: "top",
+      ...(logged ? powers(least, most) : {}),
+    },
+  };
   panels.forEach(({ group, steps, places, depth, rows }, place) => {
     const suffix = place ? String(place + 1) : "";
     traces.push({
-      x: edged(steps), y: edged(places), z: rows.map((row) => row.map(told)), type: "heatmap", coloraxis: "coloraxis", xaxis: `x${suffix}`, yaxis: `y${suffix}`, name: plain(group.label), showlegend: false, meta: { label: group.label },
-      text: rows.map((row, at) => row.map((value) => `${placeName(places[at], depth)}: ${Number(value).toPrecision(4)}`)), hovertemplate: "%{fullData.name}<br>step %{x}, %{text}<extra></extra>",
+      x: edged(steps),
+      y: edged(places),
+      z: rows.map((row) => row.map(told)),
+      type: "heatmap",
+      coloraxis: "coloraxis",
+      xaxis: `x${suffix}`,
+      yaxis: `y${suffix}`,
+      name: plain(group.label),
+      showlegend: false,
+      meta: { label: group.label },
+      text: rows.map((row, at) =>
+        row.map((value) => `${placeName(places[at], depth)}: ${Number(value).toPrecision(4)}`),
+      ),
+      hovertemplate: "%{fullData.name}<br>step %{x}, %{text}<extra></extra>",
     });
     const { x, y } = gridded(place);
-    layout[`xaxis${suffix}`] = { domain: x, anchor: `y${suffix}`, title: { text: "step", font: { size: 11 }, standoff: 4 }, showgrid: false, nticks: 5 };
-    layout[`yaxis${suffix}`] = { domain: y, anchor: `x${suffix}`, title: { text: "place", font: { size: 11 }, standoff: 4 }, showgrid: false, nticks: 6, zeroline: false };
-    layout.annotations.push({ x: x[0], y: y[1], xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false, text: plain(`${short(group.label, width / cross / 8)} (n=${group.n})`), font: { size: 12 } });
+    layout[`xaxis${suffix}`] = {
+      domain: x,
+      anchor: `y${suffix}`,
+      title: { text: "step", font: { size: 11 }, standoff: 4 },
+      showgrid: false,
+      nticks: 5,
+    };
+    layout[`yaxis${suffix}`] = {
+      domain: y,
+      anchor: `x${suffix}`,
+      title: { text: "place", font: { size: 11 }, standoff: 4 },
+      showgrid: false,
+      nticks: 6,
+      zeroline: false,
+    };
+    layout.annotations.push({
+      x: x[0],
+      y: y[1],
+      xref: "paper",
+      yref: "paper",
+      xanchor: "left",
+      yanchor: "bottom",
+      showarrow: false,
+      text: plain(`${short(group.label, width / cross / 8)} (n=${group.n})`),
+      font: { size: 12 },
+    });
   });
   const left = all.length - found.length;
   return {
-    traces, layout,
-    numbers: () => [["panel", "place", "step", statistic], ...panels.flatMap(({ group, steps, places, rows }) => places.flatMap((at, row) => steps.map((step, i) => [group.label, at, step, rows[row][i]])))],
-    caption: `${statisticText(statistic, site)} Places: 0 the embeddings, 1 to L the blocks, L + 1 the head. One colour scale for all panels${logged ? ", logarithmic" : ""}.` +
-      (state.group === "cells" ? " A panel is the mean over a cell's n runs at its own best learning rate." : "") + (left ? ` ${left} more are not drawn: untick some of these to see them.` : ""),
+    traces,
+    layout,
+    numbers: () => [
+      ["panel", "place", "step", statistic],
+      ...panels.flatMap(({ group, steps, places, rows }) =>
+        places.flatMap((at, row) => steps.map((step, i) => [group.label, at, step, rows[row][i]])),
+      ),
+    ],
+    caption:
+      `${statisticText(statistic, site)} Places: 0 the embeddings, 1 to L the blocks, L + 1 the head. One colour scale for all panels${logged ? ", logarithmic" : ""}.` +
+      (state.group === "cells" ? " A panel is the mean over a cell's n runs at its own best learning rate." : "") +
+      (left ? ` ${left} more are not drawn: untick some of these to see them.` : ""),
   };
 }
 
@@ -52,7 +118,11 @@ const short = (text, most) => (text.length > most ? `${text.slice(0, Math.max(4,
 /** The ticks of a colour bar of powers of ten. */
 function powers(least, most) {
   const whole = [];
-  for (let power = Math.ceil(least); power <= Math.floor(most); power += Math.max(1, Math.ceil((most - least) / 6))) whole.push(power);
+  for (let power = Math.ceil(least); power <= Math.floor(most); power += Math.max(1, Math.ceil((most - least) / 6)))
+    whole.push(power);
   const at = whole.length > 1 ? whole : [least, (least + most) / 2, most];
-  return { tickvals: at, ticktext: at.map((power) => (Number.isInteger(power) ? `10<sup>${power}</sup>` : (10 ** power).toPrecision(2))) };
+  return {
+    tickvals: at,
+    ticktext: at.map((power) => (Number.isInteger(power) ? `10<sup>${power}</sup>` : (10 ** power).toPrecision(2))),
+  };
 }

@@ -12,46 +12,130 @@ function drawMatrix(width) {
   const narrow = width < NARROW;
   const across = narrow ? 1 : Math.min(panels.length, Math.max(1, Math.floor(width / (norms.length * 92 + 130))));
   const down = Math.ceil(panels.length / across);
-  const traces = [], annotations = [];
+  const traces = [],
+    annotations = [];
   const gridded = panelGrid(across, down, { x: narrow ? 0.3 : 0.12, y: 80 / (placements.length * 58 + 80) });
-  const layout = { annotations, coloraxis: { colorscale: SCALE, cmin: least, cmax: most, colorbar: { title: { text: "nats", side: "right" }, thickness: 12, len: Math.min(1, 260 / (down * 200)), y: 1, yanchor: "top" } } };
+  const layout = {
+    annotations,
+    coloraxis: {
+      colorscale: SCALE,
+      cmin: least,
+      cmax: most,
+      colorbar: {
+        title: { text: "nats", side: "right" },
+        thickness: 12,
+        len: Math.min(1, 260 / (down * 200)),
+        y: 1,
+        yanchor: "top",
+      },
+    },
+  };
   panels.forEach((depth, place) => {
     const suffix = place ? String(place + 1) : "";
-    const at = (norm, placement) => cells.find((cell) => cell.depth === depth && cell.norm === norm && cell.placement === placement);
-    const z = placements.map((placement) => norms.map((norm) => { const mean = number(at(norm, placement)?.val_loss ?? null); return Number.isFinite(mean ?? NaN) ? mean : null; }));
-    traces.push({ z, x: norms.map(plain), y: placements.map(plain), type: "heatmap", xaxis: `x${suffix}`, yaxis: `y${suffix}`, coloraxis: "coloraxis", xgap: 2, ygap: 2, hoverinfo: "skip", showlegend: false, meta: { depth } });
-    placements.forEach((placement, row) => norms.forEach((norm, column) => {
-      const cell = at(norm, placement);
-      if (!cell) return;
-      const mean = z[row][column];
-      const light = mean !== null && (most > least ? (mean - least) / (most - least) : 1) > 0.55;
-      annotations.push({
-        x: column, y: row, xref: `x${suffix}`, yref: `y${suffix}`, showarrow: false, text: matrixText(cell), align: "center",
-        font: { size: 11, color: mean === null ? themed("text") : light ? "#111111" : "#ffffff" },
-      });
-    }));
+    const at = (norm, placement) =>
+      cells.find((cell) => cell.depth === depth && cell.norm === norm && cell.placement === placement);
+    const z = placements.map((placement) =>
+      norms.map((norm) => {
+        const mean = number(at(norm, placement)?.val_loss ?? null);
+        return Number.isFinite(mean ?? NaN) ? mean : null;
+      }),
+    );
+    traces.push({
+      z,
+      x: norms.map(plain),
+      y: placements.map(plain),
+      type: "heatmap",
+      xaxis: `x${suffix}`,
+      yaxis: `y${suffix}`,
+      coloraxis: "coloraxis",
+      xgap: 2,
+      ygap: 2,
+      hoverinfo: "skip",
+      showlegend: false,
+      meta: { depth },
+    });
+    placements.forEach((placement, row) =>
+      norms.forEach((norm, column) => {
+        const cell = at(norm, placement);
+        if (!cell) return;
+        const mean = z[row][column];
+        const light = mean !== null && (most > least ? (mean - least) / (most - least) : 1) > 0.55;
+        annotations.push({
+          x: column,
+          y: row,
+          xref: `x${suffix}`,
+          yref: `y${suffix}`,
+          showarrow: false,
+          text: matrixText(cell),
+          align: "center",
+          font: { size: 11, color: mean === null ? themed("text") : light ? "#111111" : "#ffffff" },
+        });
+      }),
+    );
     const { x, y } = gridded(place);
-    layout[`xaxis${suffix}`] = { domain: x, anchor: `y${suffix}`, type: "category", showgrid: false, fixedrange: true, tickangle: 0 };
-    layout[`yaxis${suffix}`] = { domain: y, anchor: `x${suffix}`, type: "category", showgrid: false, fixedrange: true, autorange: "reversed" };
-    annotations.push({ x: x[0], y: y[1], xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false, text: `depth ${depth}`, font: { size: 13 } });
+    layout[`xaxis${suffix}`] = {
+      domain: x,
+      anchor: `y${suffix}`,
+      type: "category",
+      showgrid: false,
+      fixedrange: true,
+      tickangle: 0,
+    };
+    layout[`yaxis${suffix}`] = {
+      domain: y,
+      anchor: `x${suffix}`,
+      type: "category",
+      showgrid: false,
+      fixedrange: true,
+      autorange: "reversed",
+    };
+    annotations.push({
+      x: x[0],
+      y: y[1],
+      xref: "paper",
+      yref: "paper",
+      xanchor: "left",
+      yanchor: "bottom",
+      showarrow: false,
+      text: `depth ${depth}`,
+      font: { size: 13 },
+    });
   });
   return {
-    traces, layout: { ...layout, height: down * (placements.length * 58 + 80) + 40 },
+    traces,
+    layout: { ...layout, height: down * (placements.length * 58 + 80) + 40 },
     width: across * norms.length * 78 + 150,
-    numbers: () => [["norm", "placement", "depth", "learning rate", "val loss", "low", "high", "n", "diverged", "of others", "runs"], ...cells.map((cell) => [cell.norm, cell.placement, cell.depth, cell.lr, cell.val_loss, cell.val_loss_low, cell.val_loss_high, cell.seeds, cell.seeds_diverged, cell.val_loss_of_others, cell.runs.length])],
+    numbers: () => [
+      ["norm", "placement", "depth", "learning rate", "val loss", "low", "high", "n", "diverged", "of others", "runs"],
+      ...cells.map((cell) => [
+        cell.norm,
+        cell.placement,
+        cell.depth,
+        cell.lr,
+        cell.val_loss,
+        cell.val_loss_low,
+        cell.val_loss_high,
+        cell.seeds,
+        cell.seeds_diverged,
+        cell.val_loss_of_others,
+        cell.runs.length,
+      ]),
+    ],
     caption: `${LOSS}, at each combination's own best learning rate: mean ± its ${(DATA.level * 100).toFixed(0)}% interval over n seeds, and how many of all its runs diverged. Darker is lower. A cell in which a seed diverged has no mean and no colour. Source: the runs' records, as \`normlab summarize --by norm,placement,model.depth\`.`,
   };
 }
 
 /** What stands in a cell of the matrix. */
 function matrixText(cell) {
-  const mean = number(cell.val_loss), high = number(cell.val_loss_high);
+  const mean = number(cell.val_loss),
+    high = number(cell.val_loss_high);
   const lines = [];
   if (mean === null) lines.push("no result");
   else if (!Number.isFinite(mean)) {
     lines.push(`${cell.seeds_diverged} of ${cell.seeds}`, "diverged");
     if (cell.val_loss_of_others !== null) lines.push(`others ${cell.val_loss_of_others.toFixed(3)}`);
-  } else lines.push(`<b>${mean.toFixed(4)}</b>`, (high === null ? "" : `±${(high - mean).toFixed(4)} `) + `n=${cell.seeds}`);
+  } else
+    lines.push(`<b>${mean.toFixed(4)}</b>`, (high === null ? "" : `±${(high - mean).toFixed(4)} `) + `n=${cell.seeds}`);
   if (cell.diverged && Number.isFinite(mean ?? NaN)) lines.push(`${cell.diverged} diverged`);
   return lines.join("<br>");
 }
@@ -59,9 +143,12 @@ function matrixText(cell) {
 /** Where each of several panels lies: its domains, left to right and from the top down, with shares of room between. */
 function panelGrid(across, down, gap) {
   return (place) => {
-    const column = place % across, row = Math.floor(place / across);
-    const wide = 1 / (across + gap.x * (across - 1)), high = 1 / (down + gap.y * (down - 1));
-    const left = column * wide * (1 + gap.x), top = 1 - row * high * (1 + gap.y);
+    const column = place % across,
+      row = Math.floor(place / across);
+    const wide = 1 / (across + gap.x * (across - 1)),
+      high = 1 / (down + gap.y * (down - 1));
+    const left = column * wide * (1 + gap.x),
+      top = 1 - row * high * (1 + gap.y);
     return { x: [left, left + wide], y: [Math.max(0, top - high), top] };
   };
 }

@@ -21,10 +21,26 @@ function addPicture(section, title, draw) {
   const caption = make("figcaption");
   const file = `${fileName(DATA.title)}-${section}`;
   const own = { section, title, draw, plot, dirty: true, near: false, made: null };
-  const buttons = make("div", { class: "buttons", role: "group", "aria-label": `Its numbers and its image: ${title}` },
-    make("button", { type: "button", click: () => save(`${file}.csv`, "text/csv", csvText(own.made.numbers())) }, "CSV"),
-    ...["png", "svg"].map((format) => make("button", { type: "button", click: () => saveImage(own, format, file) }, format.toUpperCase())));
-  const figure = make("figure", { "data-picture": section }, make("div", { class: "wide" }, plot), message, caption, buttons);
+  const buttons = make(
+    "div",
+    { class: "buttons", role: "group", "aria-label": `Its numbers and its image: ${title}` },
+    make(
+      "button",
+      { type: "button", click: () => save(`${file}.csv`, "text/csv", csvText(own.made.numbers())) },
+      "CSV",
+    ),
+    ...["png", "svg"].map((format) =>
+      make("button", { type: "button", click: () => saveImage(own, format, file) }, format.toUpperCase()),
+    ),
+  );
+  const figure = make(
+    "figure",
+    { "data-picture": section },
+    make("div", { class: "wide" }, plot),
+    message,
+    caption,
+    buttons,
+  );
   Object.assign(own, { message, caption, buttons, figure });
   byId(section).append(figure);
   PICTURES.push(own);
@@ -32,13 +48,16 @@ function addPicture(section, title, draw) {
   return own;
 }
 
-const IN_VIEW = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    const own = PICTURES.find((picture) => picture.figure === entry.target);
-    own.near = entry.isIntersecting;
-    if (own.near && own.dirty) drawNow(own);
-  }
-}, { rootMargin: "600px" });
+const IN_VIEW = new IntersectionObserver(
+  (entries) => {
+    for (const entry of entries) {
+      const own = PICTURES.find((picture) => picture.figure === entry.target);
+      own.near = entry.isIntersecting;
+      if (own.near && own.dirty) drawNow(own);
+    }
+  },
+  { rootMargin: "600px" },
+);
 
 /** Have a picture drawn anew: now where it is in view, else when it comes into view. */
 function redraw(own) {
@@ -72,23 +91,47 @@ async function draw(own) {
 
 /** A drawing in the page's colours and of a width, with room below for its legend. */
 function dressed({ traces, layout }, width) {
-  const text = themed("text"), line = themed("line"), ground = themed("ground");
-  const axis = { gridcolor: line, zerolinecolor: line, linecolor: themed("strong"), automargin: true, exponentformat: "power" };
+  const text = themed("text"),
+    line = themed("line"),
+    ground = themed("ground");
+  const axis = {
+    gridcolor: line,
+    zerolinecolor: line,
+    linecolor: themed("strong"),
+    automargin: true,
+    exponentformat: "power",
+  };
   const margin = { l: 56, r: 16, t: 28, b: 48, ...layout.margin };
-  const rows = legendRows(traces.filter((trace) => trace.showlegend !== false && trace.name).map((trace) => trace.name), width - margin.l - margin.r);
+  const rows = legendRows(
+    traces.filter((trace) => trace.showlegend !== false && trace.name).map((trace) => trace.name),
+    width - margin.l - margin.r,
+  );
   const inner = layout.height ?? 380;
   const legend = rows ? rows * 20 + 16 : 0;
   const whole = {
     ...layout,
-    width, height: inner + legend, autosize: false,
+    width,
+    height: inner + legend,
+    autosize: false,
     margin: { ...margin, b: margin.b + legend, autoexpand: true },
-    paper_bgcolor: ground, plot_bgcolor: ground,
+    paper_bgcolor: ground,
+    plot_bgcolor: ground,
     font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: text },
     hoverlabel: { bgcolor: themed("panel"), bordercolor: themed("strong"), font: { color: text }, namelength: -1 },
-    hovermode: "closest", dragmode: width < NARROW ? false : "zoom",
+    hovermode: "closest",
+    dragmode: width < NARROW ? false : "zoom",
     legend: {
-      orientation: "h", x: 0, xanchor: "left", xref: "container", y: 0, yanchor: "bottom", yref: "container",
-      itemclick: false, itemdoubleclick: false, font: { size: 12 }, tracegroupgap: 0,
+      orientation: "h",
+      x: 0,
+      xanchor: "left",
+      xref: "container",
+      y: 0,
+      yanchor: "bottom",
+      yref: "container",
+      itemclick: false,
+      itemdoubleclick: false,
+      font: { size: 12 },
+      tracegroupgap: 0,
     },
   };
   for (const key of Object.keys(whole)) if (/^[xy]axis\d*$/.test(key)) whole[key] = { ...axis, ...whole[key] };
@@ -104,14 +147,19 @@ function legendRows(names, width) {
 
 async function saveImage(own, format, file) {
   const url = await imageOf(own, format, own.plot.clientWidth);
-  const content = await (format === "svg" ? new Blob([decodeURIComponent(url.slice(url.indexOf(",") + 1))]).text() : bytesOf(url.slice(url.indexOf(",") + 1)));
+  const content = await (format === "svg"
+    ? new Blob([decodeURIComponent(url.slice(url.indexOf(",") + 1))]).text()
+    : bytesOf(url.slice(url.indexOf(",") + 1)));
   save(`${file}.${format}`, format === "svg" ? "image/svg+xml" : "image/png", content);
 }
 
 /** A picture as an image, a data: URL. */
 function imageOf(own, format, width) {
   const { traces, layout } = dressed(own.draw(width), width);
-  return Plotly.toImage({ data: traces, layout, config: CONFIG }, { format, width: layout.width, height: layout.height, scale: format === "png" ? 2 : 1 });
+  return Plotly.toImage(
+    { data: traces, layout, config: CONFIG },
+    { format, width: layout.width, height: layout.height, scale: format === "png" ? 2 : 1 },
+  );
 }
 
 /** Every picture that there is something in, for print: light, and of one width. For `normlab compare --format png`. */
@@ -122,7 +170,8 @@ async function exportPictures() {
   const images = [];
   for (const own of PICTURES) {
     const made = own.draw(1000);
-    if (!made.empty) images.push({ name: own.section, png: await imageOf(own, "png", Math.max(1000, made.width ?? 0)) });
+    if (!made.empty)
+      images.push({ name: own.section, png: await imageOf(own, "png", Math.max(1000, made.width ?? 0)) });
   }
   return images;
 }
@@ -157,7 +206,10 @@ function tickBox(label, checked, change) {
 
 /** A choice of few, with its label; options are [value, text]. */
 function choice(label, options, value, change, id) {
-  const select = make("select", { id, change: () => change(select.value) },
-    ...options.map(([key, text]) => make("option", { value: key, selected: key === value }, text)));
+  const select = make(
+    "select",
+    { id, change: () => change(select.value) },
+    ...options.map(([key, text]) => make("option", { value: key, selected: key === value }, text)),
+  );
   return make("label", {}, label, select);
 }

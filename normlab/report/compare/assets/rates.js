@@ -1,50 +1,118 @@
 // Final loss against the learning rate, a line a cell, with how much each cell's loss depends on it beside.
 
 function drawRates(width) {
-  const cells = visibleCells().map((cell) => [cell, DATA.rates.curves.find((curve) => curve.cell === cell.index)]).filter(([, curve]) => curve?.points.length);
-  if (!cells.length) return { empty: CELLS.length ? "No cell that is shown has a result." : "No run here has a result yet." };
-  if (cells.every(([, curve]) => curve.points.length < 2)) return { empty: "Each cell was trained at one learning rate: sweep optim.lr=1e-3,3e-3,1e-2 to see how much it matters." };
+  const cells = visibleCells()
+    .map((cell) => [cell, DATA.rates.curves.find((curve) => curve.cell === cell.index)])
+    .filter(([, curve]) => curve?.points.length);
+  if (!cells.length)
+    return { empty: CELLS.length ? "No cell that is shown has a result." : "No run here has a result yet." };
+  if (cells.every(([, curve]) => curve.points.length < 2))
+    return {
+      empty: "Each cell was trained at one learning rate: sweep optim.lr=1e-3,3e-3,1e-2 to see how much it matters.",
+    };
   const narrow = width < NARROW;
   const finite = (values) => values.map(number).filter((value) => Number.isFinite(value));
   const points = cells.flatMap(([, curve]) => curve.points);
-  const seen = finite(points.flatMap((point) => [point.mean, point.of_others, ...point.losses.map(({ loss }) => loss)]));
+  const seen = finite(
+    points.flatMap((point) => [point.mean, point.of_others, ...point.losses.map(({ loss }) => loss)]),
+  );
   const [least, most] = seen.length ? [Math.min(...seen), Math.max(...seen)] : [0, 1];
   // Of two seeds an interval may be ten times as wide as all that was seen: it may take as much room again, not more.
   const room = most - least || 0.1 * Math.abs(most) || 1;
   const low = Math.max(least - room, Math.min(least, ...finite(points.map((point) => point.low))));
   const high = Math.min(most + room, Math.max(most, ...finite(points.map((point) => point.high))));
   const above = high + 0.08 * (high - low);
-  const traces = [], rows = [["cell", "learning rate", "mean val loss", "low", "high", "n", "diverged", "of others"]];
+  const traces = [],
+    rows = [["cell", "learning rate", "mean val loss", "low", "high", "n", "diverged", "of others"]];
   for (const [cell, { points }] of cells) {
     const { colour, dash, symbol } = styleOf(cell.index);
     const mean = (point) => number(point.mean);
-    rows.push(...points.map((point) => [cell.label, point.lr, point.mean, point.low, point.high, point.n, point.diverged, point.of_others]));
+    rows.push(
+      ...points.map((point) => [
+        cell.label,
+        point.lr,
+        point.mean,
+        point.low,
+        point.high,
+        point.n,
+        point.diverged,
+        point.of_others,
+      ]),
+    );
     traces.push({
-      x: points.map((point) => point.lr), y: points.map((point) => (Number.isFinite(mean(point)) ? mean(point) : NaN)), type: "scatter", mode: "lines+markers",
-      name: plain(cell.label), line: { color: colour, dash, width: 2 }, marker: { color: colour, symbol, size: 8 }, connectgaps: false,
+      x: points.map((point) => point.lr),
+      y: points.map((point) => (Number.isFinite(mean(point)) ? mean(point) : NaN)),
+      type: "scatter",
+      mode: "lines+markers",
+      name: plain(cell.label),
+      line: { color: colour, dash, width: 2 },
+      marker: { color: colour, symbol, size: 8 },
+      connectgaps: false,
       error_y: {
-        type: "data", symmetric: false, color: colour, thickness: 1.2, width: 4, array: points.map((point) => (number(point.high) === null ? 0 : point.high - point.mean)),
+        type: "data",
+        symmetric: false,
+        color: colour,
+        thickness: 1.2,
+        width: 4,
+        array: points.map((point) => (number(point.high) === null ? 0 : point.high - point.mean)),
         arrayminus: points.map((point) => (number(point.low) === null ? 0 : point.mean - point.low)),
       },
-      text: points.map((point) => `n=${point.n}`), hovertemplate: "%{fullData.name}<br>lr %{x:g}: %{y:.4f} (%{text})<extra></extra>", meta: { cell: cell.index },
+      text: points.map((point) => `n=${point.n}`),
+      hovertemplate: "%{fullData.name}<br>lr %{x:g}: %{y:.4f} (%{text})<extra></extra>",
+      meta: { cell: cell.index },
     });
-    const seeds = points.flatMap((point) => point.losses.filter(({ run, loss }) => visible(RUNS[run]) && Number.isFinite(number(loss))).map(({ run, loss }) => [point.lr, loss, called(RUNS[run])]));
+    const seeds = points.flatMap((point) =>
+      point.losses
+        .filter(({ run, loss }) => visible(RUNS[run]) && Number.isFinite(number(loss)))
+        .map(({ run, loss }) => [point.lr, loss, called(RUNS[run])]),
+    );
     traces.push({
-      x: seeds.map(([lr]) => lr), y: seeds.map(([, loss]) => loss), text: seeds.map(([, , name]) => plain(name)), type: "scatter", mode: "markers", showlegend: false,
-      marker: { color: colour, size: 4, opacity: 0.5 }, hovertemplate: "%{text}<br>lr %{x:g}: %{y:.4f}<extra></extra>",
+      x: seeds.map(([lr]) => lr),
+      y: seeds.map(([, loss]) => loss),
+      text: seeds.map(([, , name]) => plain(name)),
+      type: "scatter",
+      mode: "markers",
+      showlegend: false,
+      marker: { color: colour, size: 4, opacity: 0.5 },
+      hovertemplate: "%{text}<br>lr %{x:g}: %{y:.4f}<extra></extra>",
     });
     const diverged = points.filter((point) => point.diverged);
     traces.push({
-      x: diverged.map((point) => point.lr), y: diverged.map(() => above), type: "scatter", mode: "markers+text", showlegend: false,
-      marker: { color: colour, symbol: "x-thin", size: 10, line: { width: 3, color: colour } }, text: diverged.map((point) => `${point.diverged}/${point.n}`), textposition: "top center",
-      textfont: { size: 10 }, hovertemplate: diverged.map((point) => `${plain(cell.label)}<br>lr ${point.lr}: ${point.diverged} of ${point.n} diverged<extra></extra>`),
+      x: diverged.map((point) => point.lr),
+      y: diverged.map(() => above),
+      type: "scatter",
+      mode: "markers+text",
+      showlegend: false,
+      marker: { color: colour, symbol: "x-thin", size: 10, line: { width: 3, color: colour } },
+      text: diverged.map((point) => `${point.diverged}/${point.n}`),
+      textposition: "top center",
+      textfont: { size: 10 },
+      hovertemplate: diverged.map(
+        (point) => `${plain(cell.label)}<br>lr ${point.lr}: ${point.diverged} of ${point.n} diverged<extra></extra>`,
+      ),
     });
   }
-  const known = cells.map(([cell]) => cell).filter((cell) => cell.lr_sensitivity !== null).reverse();
+  const known = cells
+    .map(([cell]) => cell)
+    .filter((cell) => cell.lr_sensitivity !== null)
+    .reverse();
   traces.push({
-    x: known.map((cell) => cell.lr_sensitivity), y: known.map((cell) => plain(cell.label)), type: "bar", orientation: "h", xaxis: "x2", yaxis: "y2", showlegend: false,
-    marker: { color: known.map((cell) => styleOf(cell.index).colour) }, text: known.map((cell) => cell.lr_sensitivity.toFixed(3)), textposition: "auto",
-    cliponaxis: false, hovertemplate: known.map((cell) => `${plain(cell.label)}: S = %{x:.4f}<br>usable ${cell.text["usable lr"] || "none"}; edge ${cell.text["edge lr"] || "not in the grid"}<extra></extra>`), meta: { sensitivity: true },
+    x: known.map((cell) => cell.lr_sensitivity),
+    y: known.map((cell) => plain(cell.label)),
+    type: "bar",
+    orientation: "h",
+    xaxis: "x2",
+    yaxis: "y2",
+    showlegend: false,
+    marker: { color: known.map((cell) => styleOf(cell.index).colour) },
+    text: known.map((cell) => cell.lr_sensitivity.toFixed(3)),
+    textposition: "auto",
+    cliponaxis: false,
+    hovertemplate: known.map(
+      (cell) =>
+        `${plain(cell.label)}: S = %{x:.4f}<br>usable ${cell.text["usable lr"] || "none"}; edge ${cell.text["edge lr"] || "not in the grid"}<extra></extra>`,
+    ),
+    meta: { sensitivity: true },
   });
   const bars = Math.max(120, known.length * 24 + 60);
   const height = narrow ? 340 + bars + 60 : Math.max(420, bars);
@@ -54,13 +122,26 @@ function drawRates(width) {
     traces,
     layout: {
       height,
-      xaxis: { type: "log", title: { text: "learning rate" }, domain: narrow ? [0, 1] : [0, 0.6], anchor: "y", tickvals: [...new Set(cells.flatMap(([, { points }]) => points.map((point) => point.lr)))], tickformat: "~g" },
-      yaxis: { title: { text: "final validation loss, nats a token" }, range: [low - 0.05 * (high - low), points.some((point) => point.diverged) ? above + 0.1 * (high - low) : above], domain: narrow ? [split + 0.14, 1] : [0, 1], anchor: "x" },
+      xaxis: {
+        type: "log",
+        title: { text: "learning rate" },
+        domain: narrow ? [0, 1] : [0, 0.6],
+        anchor: "y",
+        tickvals: [...new Set(cells.flatMap(([, { points }]) => points.map((point) => point.lr)))],
+        tickformat: "~g",
+      },
+      yaxis: {
+        title: { text: "final validation loss, nats a token" },
+        range: [low - 0.05 * (high - low), points.some((point) => point.diverged) ? above + 0.1 * (high - low) : above],
+        domain: narrow ? [split + 0.14, 1] : [0, 1],
+        anchor: "x",
+      },
       xaxis2: { title: { text: "S, nats" }, domain: narrow ? [0, 1] : [0.74, 1], anchor: "y2", rangemode: "tozero" },
       yaxis2: { domain: narrow ? [0, split] : [0, 1], anchor: "x2", fixedrange: true },
     },
     numbers: () => rows,
-    caption: `${LOSS}, at each learning rate: the mean with its ${(DATA.level * 100).toFixed(0)}% interval over n seeds, and the seeds; one that leaves the picture is wider than it. ✕: so many of its seeds diverged; such a rate has no mean. ` +
+    caption:
+      `${LOSS}, at each learning rate: the mean with its ${(DATA.level * 100).toFixed(0)}% interval over n seeds, and the seeds; one that leaves the picture is wider than it. ✕: so many of its seeds diverged; such a rate has no mean. ` +
       "S = mean over the learning rates of min(loss, ln V) less the least of them, nats; a diverged run counts as ln V (Wortsman et al. 2023, arXiv:2309.14322). Read it with what diverged; of another grid it is another number.",
   };
 }

@@ -1,20 +1,74 @@
 // The page: what stands at its top, what all pictures share, and the pictures in their order.
 
 byId("title").textContent = DATA.title;
-byId("about").textContent = `${DATA.command} · normlab ${DATA.version} · ${new Date(DATA.written * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC · ${RUNS.length} ${RUNS.length === 1 ? "run" : "runs"}, ${CELLS.length} ${CELLS.length === 1 ? "cell" : "cells"} of ${DATA.by.join(", ")}`;
+byId("about").textContent =
+  `${DATA.command} · normlab ${DATA.version} · ${new Date(DATA.written * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC · ${RUNS.length} ${RUNS.length === 1 ? "run" : "runs"}, ${CELLS.length} ${CELLS.length === 1 ? "cell" : "cells"} of ${DATA.by.join(", ")}`;
 byId("theme-place").append(themeControl());
 byId("sentences").append(...DATA.answer.map((sentence, place) => make("p", { class: place ? "" : "lead" }, sentence)));
-if (DATA.banners.length) byId("banners").append(make("div", { class: "note", role: "note" }, ...DATA.banners.map((text) => make("p", {}, text))));
+if (DATA.banners.length)
+  byId("banners").append(
+    make("div", { class: "note", role: "note" }, ...DATA.banners.map((text) => make("p", {}, text))),
+  );
 
-const filter = make("input", { type: "search", id: "filter", size: 18, placeholder: "pre depth=8", "aria-label": "filter: names, or word=value", input: () => { state.filter = filter.value; changed(); } });
+const filter = make("input", {
+  type: "search",
+  id: "filter",
+  size: 18,
+  placeholder: "pre depth=8",
+  "aria-label": "filter: names, or word=value",
+  input: () => {
+    state.filter = filter.value;
+    changed();
+  },
+});
 byId("bar").append(
   make("label", {}, "filter", filter),
-  choice("a line is", [["cells", "a cell"], ["runs", "a run"]], state.group, (value) => { state.group = value; changed(); }, "group"),
+  choice(
+    "a line is",
+    [
+      ["cells", "a cell"],
+      ["runs", "a run"],
+    ],
+    state.group,
+    (value) => {
+      state.group = value;
+      changed();
+    },
+    "group",
+  ),
 );
 if (CELLS.some((cell) => cell.learning_rates.length > 1)) {
-  byId("bar").append(choice("at", [["best", "each cell's best learning rate"], ["all", "every learning rate"]], state.rates, (value) => { state.rates = value; changed(); }, "which-rates"));
+  byId("bar").append(
+    choice(
+      "at",
+      [
+        ["best", "each cell's best learning rate"],
+        ["all", "every learning rate"],
+      ],
+      state.rates,
+      (value) => {
+        state.rates = value;
+        changed();
+      },
+      "which-rates",
+    ),
+  );
 }
-byId("bar").append(make("button", { type: "button", id: "show-all", click: () => { state.ticked = new Set(RUNS.map((run) => run.index)); state.filter = filter.value = ""; changed(); } }, "show all"));
+byId("bar").append(
+  make(
+    "button",
+    {
+      type: "button",
+      id: "show-all",
+      click: () => {
+        state.ticked = new Set(RUNS.map((run) => run.index));
+        state.filter = filter.value = "";
+        changed();
+      },
+    },
+    "show all",
+  ),
+);
 
 state.order = ranked(CELLS).map((cell) => cell.index);
 const first = addPicture("answer", "Final validation loss of each cell", drawAnswer);
@@ -27,7 +81,13 @@ drawNow(first).then(() => {
 
 function addTheRest() {
   addTables();
-  byId("cells").append(make("p", { class: "muted small" }, "A tick shows a run, or a cell's runs, or hides them, here and in every picture. It leaves nothing out of a number: a cell's mean and interval are of all its runs, so that no seed can be dropped to taste. To leave runs out of the numbers too: --where."));
+  byId("cells").append(
+    make(
+      "p",
+      { class: "muted small" },
+      "A tick shows a run, or a cell's runs, or hides them, here and in every picture. It leaves nothing out of a number: a cell's mean and interval are of all its runs, so that no seed can be dropped to taste. To leave runs out of the numbers too: --where.",
+    ),
+  );
   addCurves();
   addPicture("rates", "Final loss against learning rate", drawRates);
   addPicture("matrix", "Final loss by norm, placement and depth", drawMatrix);
@@ -43,15 +103,25 @@ function addTheRest() {
 
 /** What is to be known of the numbers, and what is wrong with runs. */
 function addNotes() {
-  const list = (title, texts) => (texts.length ? [make("h3", {}, title), make("ul", {}, ...texts.map((text) => make("li", {}, text)))] : []);
-  byId("notes").append(...list("What must be known before they are believed", DATA.warnings), ...list("What they are", DATA.notes));
+  const list = (title, texts) =>
+    texts.length ? [make("h3", {}, title), make("ul", {}, ...texts.map((text) => make("li", {}, text)))] : [];
+  byId("notes").append(
+    ...list("What must be known before they are believed", DATA.warnings),
+    ...list("What they are", DATA.notes),
+  );
   const wrong = RUNS.filter((run) => run.note);
-  byId("notes").append(...list("What happened to runs", wrong.map((run) => `${called(run)}: ${run.note}`)));
+  byId("notes").append(
+    ...list(
+      "What happened to runs",
+      wrong.map((run) => `${called(run)}: ${run.note}`),
+    ),
+  );
 }
 
 /** A function that is called once when calls of it have ceased for a moment, and only where the width is another. */
 function later(call) {
-  let waiting = null, width = document.body.clientWidth;
+  let waiting = null,
+    width = document.body.clientWidth;
   return () => {
     if (document.body.clientWidth === width) return;
     width = document.body.clientWidth;

@@ -31,20 +31,29 @@ const called = (run) => CALLED.get(run.index);
 
 /** Whether a run meets every term of the filter: `depth=8` is a word and its value, anything else part of a name. */
 function meets(run) {
-  return state.filter.toLowerCase().split(/\s+/).filter(Boolean).every((term) => {
-    const [word, value] = term.split("=");
-    if (value !== undefined) {
-      const known = Object.entries({ ...run.settings, state: run.state });
-      return known.some(([key, of]) => (key === word || key.endsWith(`.${word}`)) && String(of).toLowerCase() === value);
-    }
-    return [called(run), run.id, run.state, ...Object.values(run.settings)].some((of) => String(of).toLowerCase().includes(term));
-  });
+  return state.filter
+    .toLowerCase()
+    .split(/\s+/)
+    .filter(Boolean)
+    .every((term) => {
+      const [word, value] = term.split("=");
+      if (value !== undefined) {
+        const known = Object.entries({ ...run.settings, state: run.state });
+        return known.some(
+          ([key, of]) => (key === word || key.endsWith(`.${word}`)) && String(of).toLowerCase() === value,
+        );
+      }
+      return [called(run), run.id, run.state, ...Object.values(run.settings)].some((of) =>
+        String(of).toLowerCase().includes(term),
+      );
+    });
 }
 
 const visible = (run) => state.ticked.has(run.index) && meets(run);
 
 /** The cells of which a run is visible, in the order of their table. */
-const visibleCells = () => state.order.map((index) => CELLS[index]).filter((cell) => cell.runs.some((index) => visible(RUNS[index])));
+const visibleCells = () =>
+  state.order.map((index) => CELLS[index]).filter((cell) => cell.runs.some((index) => visible(RUNS[index])));
 
 // Styles: eight colours that the colour-blind tell apart (Okabe and Ito, with a grey and a violet), then dashes; and a
 // symbol each, so that a colour is never alone in telling who is who.
@@ -79,11 +88,13 @@ function groups() {
   return visibleCells().flatMap((cell) => {
     const known = cell.at_best.length ? cell.at_best : cell.runs;
     const sets = state.rates === "best" ? [[null, known]] : byRate(cell);
-    return sets.map(([rate, indices]) => {
-      const runs = indices.map((index) => RUNS[index]).filter(visible);
-      const label = rate === null ? cell.label : `${cell.label} lr ${rate}`;
-      return { label, cell: cell.index, runs, of: indices.length };
-    }).filter((group) => group.runs.length);
+    return sets
+      .map(([rate, indices]) => {
+        const runs = indices.map((index) => RUNS[index]).filter(visible);
+        const label = rate === null ? cell.label : `${cell.label} lr ${rate}`;
+        return { label, cell: cell.index, runs, of: indices.length };
+      })
+      .filter((group) => group.runs.length);
   });
 }
 

@@ -25,7 +25,11 @@ function measuredOf(unit, statistic, site) {
   if (!known) return null;
   unit.decoded ??= floatsOf(unit.values);
   const many = Math.max(1, known.places.length);
-  return { ...known, depth: layout.depth, at: (index) => unit.decoded.subarray(index * layout.size + known.offset, index * layout.size + known.offset + many) };
+  return {
+    ...known,
+    depth: layout.depth,
+    at: (index) => unit.decoded.subarray(index * layout.size + known.offset, index * layout.size + known.offset + many),
+  };
 }
 
 const unitVisible = (unit) => unit.runs.some((index) => visible(RUNS[index]));
@@ -37,14 +41,20 @@ const unitVisible = (unit) => unit.runs.some((index) => visible(RUNS[index]));
  */
 function insideGroups() {
   const units = PROFILES.units.filter(unitVisible);
-  if (state.group === "runs") return units.map((unit) => ({ label: unit.label, cell: unit.cell, units: [unit], n: unit.n }));
+  if (state.group === "runs")
+    return units.map((unit) => ({ label: unit.label, cell: unit.cell, units: [unit], n: unit.n }));
   const found = new Map();
   const order = new Map(state.order.map((cell, place) => [cell, place]));
   for (const unit of [...units].sort((a, b) => (order.get(a.cell) ?? 1e9) - (order.get(b.cell) ?? 1e9))) {
     const best = unit.cell === null ? [] : CELLS[unit.cell].at_best;
     if (best.length && !unit.runs.some((index) => best.includes(index))) continue;
     const key = unit.cell === null ? `alone ${unit.label}` : `${unit.cell} ${unit.layout}`;
-    const group = found.get(key) ?? { label: unit.cell === null || PROFILES.of === "cell" ? unit.label : CELLS[unit.cell].label, cell: unit.cell, units: [], n: 0 };
+    const group = found.get(key) ?? {
+      label: unit.cell === null || PROFILES.of === "cell" ? unit.label : CELLS[unit.cell].label,
+      cell: unit.cell,
+      units: [],
+      n: 0,
+    };
     group.units.push(unit);
     group.n += unit.n;
     found.set(key, group);
@@ -55,29 +65,44 @@ function insideGroups() {
 /** The index of the last sampled step that is not after a step; null where the unit had ended, by more than a sample. */
 function indexAt(unit, step) {
   const { steps } = unit;
-  if (step > steps.at(-1)) return unit.runs.every((index) => RUNS[index].diverged_at !== null) ? null : steps.length - 1;
+  if (step > steps.at(-1))
+    return unit.runs.every((index) => RUNS[index].diverged_at !== null) ? null : steps.length - 1;
   let index = 0;
   while (index < steps.length - 1 && steps[index + 1] <= step) index += 1;
   return index;
 }
 
-const MOMENTS = [["at init", (unit) => unit.init], ["after warm-up", (unit) => unit.warmup], ["at the end", (unit) => unit.end]];
+const MOMENTS = [
+  ["at init", (unit) => unit.init],
+  ["after warm-up", (unit) => unit.warmup],
+  ["at the end", (unit) => unit.end],
+];
 
 /** Over a group's units, place by place: the mean, the least and the largest of what is finite. */
 function across(group, statistic, site, indexOf) {
   const columns = [];
-  let places = null, depth = 0;
+  let places = null,
+    depth = 0;
   for (const unit of group.units) {
-    const measured = measuredOf(unit, statistic, site), index = measured && indexOf(unit);
+    const measured = measuredOf(unit, statistic, site),
+      index = measured && indexOf(unit);
     if (!measured || index === null || index === undefined) continue;
     ({ places, depth } = measured);
     columns.push(measured.at(index));
   }
   if (!columns.length) return null;
-  const fold = (of) => Array.from(columns[0], (_, i) => { const known = columns.map((column) => column[i]).filter(Number.isFinite); return known.length ? of(known) : NaN; });
+  const fold = (of) =>
+    Array.from(columns[0], (_, i) => {
+      const known = columns.map((column) => column[i]).filter(Number.isFinite);
+      return known.length ? of(known) : NaN;
+    });
   return {
-    places, depth, n: columns.length, mean: fold((known) => known.reduce((a, b) => a + b, 0) / known.length),
-    low: fold((known) => Math.min(...known)), high: fold((known) => Math.max(...known)),
+    places,
+    depth,
+    n: columns.length,
+    mean: fold((known) => known.reduce((a, b) => a + b, 0) / known.length),
+    low: fold((known) => Math.min(...known)),
+    high: fold((known) => Math.max(...known)),
   };
 }
 
@@ -95,5 +120,7 @@ const allPositive = (values) => values.every((value) => !Number.isFinite(value) 
 /** What the units are, for captions. */
 function unitsText() {
   if (PROFILES.of === "cell") return " A line is a cell: the mean over its runs at its own best learning rate.";
-  return state.group === "cells" ? " A line is the mean over a cell's seeds at its own best learning rate, its band from the least to the largest." : "";
+  return state.group === "cells"
+    ? " A line is the mean over a cell's seeds at its own best learning rate, its band from the least to the largest."
+    : "";
 }

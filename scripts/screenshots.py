@@ -4,7 +4,7 @@
 
 Each is the whole page from top to bottom in a headless Chromium without a network: NAME-light-wide.png (1280 pixels),
 NAME-light-phone.png (375 pixels), and both dark; and NAME.png, the first screen. Exit code 1 where a page has something
-to say on its console, or is wider than its window. Needs `pip install '.[images]' pillow` and Debian's package chromium.
+to say on its console, or is wider than its window. Needs `pip install '.[images]'`, pillow and chromium.
 """
 
 from __future__ import annotations

@@ -484,6 +484,26 @@ def test_files_hold_what_is_drawn(browser, path, cells):
         assert len(Path(download.value.path()).read_text().splitlines()) == 25
 
 
+def test_pictures_for_a_paper(sweep, tmp_path):
+    """`--format png`: the pictures that the buttons give, each a file, none of them blank."""
+    import struct
+    import zlib
+
+    normlab("compare", str(sweep), "-o", str(tmp_path / "paper.html"), "--format", "png")
+    assert {path.name for path in tmp_path.iterdir()} == {"paper.html", *(f"paper-{name}.png" for name in SECTIONS)}
+    for path in tmp_path.glob("*.png"):
+        content = path.read_bytes()
+        width, height = struct.unpack(">II", content[16:24])
+        assert (width, content[:8]) == (2000, b"\x89PNG\r\n\x1a\n")
+        assert height > 400
+        at, pixels = 8, b""
+        while at < len(content):
+            (size,) = struct.unpack(">I", content[at : at + 4])
+            pixels += content[at + 8 : at + 8 + size] if content[at + 4 : at + 8] == b"IDAT" else b""
+            at += 12 + size
+        assert len(set(zlib.decompress(pixels))) > 50, path.name
+
+
 def test_the_theme(browser, path):
     with opened(browser, path, theme="dark") as page:
         ready(page)

@@ -14,7 +14,7 @@ function drawMatrix(width) {
   const down = Math.ceil(panels.length / across);
   const traces = [],
     annotations = [];
-  const gridded = panelGrid(across, down, { x: narrow ? 0.3 : 0.12, y: 80 / (placements.length * 58 + 80) });
+  const gridded = panelGrid(across, down, { x: narrow ? 0.3 : 0.06, y: 80 / (placements.length * 58 + 80) });
   const layout = {
     annotations,
     coloraxis: {
@@ -88,6 +88,7 @@ function drawMatrix(width) {
       showgrid: false,
       fixedrange: true,
       autorange: "reversed",
+      showticklabels: place % across === 0, // the same beside every panel
     };
     annotations.push({
       x: x[0],

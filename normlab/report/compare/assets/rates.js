@@ -1,5 +1,7 @@
 // Final loss against the learning rate, a line a cell, with how much each cell's loss depends on it beside.
 
+const MOST_BARS = 30;
+
 function drawRates(width) {
   const cells = visibleCells()
     .map((cell) => [cell, DATA.rates.curves.find((curve) => curve.cell === cell.index)])
@@ -92,10 +94,8 @@ function drawRates(width) {
       ),
     });
   }
-  const known = cells
-    .map(([cell]) => cell)
-    .filter((cell) => cell.lr_sensitivity !== null)
-    .reverse();
+  const all = cells.map(([cell]) => cell).filter((cell) => cell.lr_sensitivity !== null);
+  const known = all.slice(0, MOST_BARS).reverse();
   traces.push({
     x: known.map((cell) => cell.lr_sensitivity),
     y: known.map((cell) => plain(cell.label)),
@@ -114,10 +114,10 @@ function drawRates(width) {
     ),
     meta: { sensitivity: true },
   });
-  const bars = Math.max(120, known.length * 24 + 60);
+  const bars = Math.max(120, known.length * 22 + 60);
   const height = narrow ? 340 + bars + 60 : Math.max(420, bars);
   const split = narrow ? (bars + 10) / height : 0;
-  rows.push([], ["cell", "S"], ...known.map((cell) => [cell.label, cell.lr_sensitivity]));
+  rows.push([], ["cell", "S"], ...all.map((cell) => [cell.label, cell.lr_sensitivity]));
   return {
     traces,
     layout: {
@@ -142,6 +142,7 @@ function drawRates(width) {
     numbers: () => rows,
     caption:
       `${LOSS}, at each learning rate: the mean with its ${(DATA.level * 100).toFixed(0)}% interval over n seeds, and the seeds; one that leaves the picture is wider than it. ✕: so many of its seeds diverged; such a rate has no mean. ` +
-      "S = mean over the learning rates of min(loss, ln V) less the least of them, nats; a diverged run counts as ln V (Wortsman et al. 2023, arXiv:2309.14322). Read it with what diverged; of another grid it is another number.",
+      "S = mean over the learning rates of min(loss, ln V) less the least of them, nats; a diverged run counts as ln V (Wortsman et al. 2023, arXiv:2309.14322). Read it with what diverged; of another grid it is another number." +
+      (all.length > known.length ? ` S of ${all.length - known.length} more cells is in the table.` : ""),
   };
 }

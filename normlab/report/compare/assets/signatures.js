@@ -30,15 +30,18 @@ function drawSignatures(width) {
       "",
       ends,
     )) {
+      const [group, block] = trace.meta.columns;
       values.get(name).push(...trace.y);
       traces.push({
         ...trace,
         xaxis: `x${suffix}`,
         yaxis: `y${suffix}`,
-        showlegend: !named.has(trace.name),
-        meta: { columns: [title, placement, ...trace.meta.columns] },
+        name: plain(group),
+        showlegend: !named.has(group), // once a line: the dashes say which block, and the caption what they mean
+        hovertemplate: `%{fullData.name}, ${block} block<br>step %{x}: %{y:.4g}<extra></extra>`,
+        meta: { columns: [title, placement, group, block] },
       });
-      named.add(trace.name);
+      named.add(group);
     }
     const { x, y } = gridded(place);
     layout[`xaxis${suffix}`] = {

@@ -5,6 +5,10 @@ byId("about").textContent =
   `${DATA.command} · normlab ${DATA.version} · ${new Date(DATA.written * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC · ${RUNS.length} ${RUNS.length === 1 ? "run" : "runs"}, ${CELLS.length} ${CELLS.length === 1 ? "cell" : "cells"} of ${DATA.by.join(", ")}`;
 byId("theme-place").append(themeControl());
 byId("sentences").append(...DATA.answer.map((sentence, place) => make("p", { class: place ? "" : "lead" }, sentence)));
+if (DATA.warnings.length) {
+  const many = DATA.warnings.length === 1 ? "One thing is" : `${DATA.warnings.length} things are`;
+  byId("sentences").append(make("p", {}, make("a", { href: "#notes" }, `${many} to be known before these are believed.`)));
+}
 if (DATA.banners.length)
   byId("banners").append(
     make("div", { class: "note", role: "note" }, ...DATA.banners.map((text) => make("p", {}, text))),

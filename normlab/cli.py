@@ -265,10 +265,11 @@ def probe(
     """Signal propagation at initialisation: stream, gradient and update, block by block, without training."""
     from normlab import probe as look
     from normlab.launch import compose_grid
+    from normlab.report.pages.shell import check_page
     from normlab.report.render import render
 
     if page is not None:
-        look.check_page(Path(page))
+        check_page(Path(page), "--page")
     rows = list(look.probe(compose_grid(words or []), seeds, _progress_line))
     typer.echo(render(rows if json else [look.table_row(row) for row in rows], "json" if json else "table"))
     if not json:

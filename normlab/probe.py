@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from normlab.config import RunConfig
-from normlab.errors import ConfigError
 from normlab.options import leaves
 from normlab.report.bars import bars
-from normlab.store.files import refusal, write_atomic
+from normlab.report.pages import shell as pages
 from normlab.train.optim import build_optimizer, hyper_of, is_decayed
 from normlab.verify.signal import measure, slope
 
@@ -136,16 +135,6 @@ def _called(row: Row) -> str:
     return f"{row['norm']} {row['placement']}{words} (init {row['init']})"
 
 
-def check_page(path: Path) -> None:
-    """Refuse a page's name before anything is measured.
-
-    Raises:
-        ConfigError: It says that the file is something else.
-    """
-    if path.suffix.lower() not in ("", ".html", ".htm"):
-        raise ConfigError(f"--page {path}: a page is written as HTML; give it a name that ends in .html")
-
-
 def write_page(rows: Sequence[Row], path: Path) -> None:
     """One HTML file that needs nothing else: each profile over depth, a line a row, colour for kind and dash for depth.
 
@@ -179,11 +168,7 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
     seeds = rows[0]["seeds"]
     title = "At initialisation, " + ("one seed" if seeds == 1 else f"the mean of {seeds} seeds")
     figure.update_layout(height=340 * len(PROFILES), template="plotly_white", title=title)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, figure.to_html(include_plotlyjs=True, full_html=True).encode())
-    except OSError as error:
-        raise refusal(path, "written", error) from error
+    pages.write_page(path, figure.to_html(include_plotlyjs=True, full_html=True))
 
 
 def _once(config: RunConfig) -> Row:

@@ -23,7 +23,7 @@ PAGE = "compare.html"
 ASSETS = Path(__file__).parent / "assets"
 NAMES = (
     "compare.css", "state.js", "picture.js", "answer.js", "table.js", "tables.js", "series.js", "curves.js", "rates.js",
-    "matrix.js", "units.js", "profiles.js", "heatmaps.js", "signatures.js", "start.js",
+    "panels.js", "matrix.js", "units.js", "profiles.js", "heatmaps.js", "signatures.js", "start.js",
 )  # fmt: skip
 """Its styles and its scripts, in the order in which they are read: what is shown, a picture, each picture, the page."""
 

@@ -31,7 +31,7 @@ function drawHeatmaps(width) {
   const [least, most] = [told(values.reduce((a, b) => Math.min(a, b))), told(values.reduce((a, b) => Math.max(a, b)))];
   const cross = width < NARROW ? 1 : Math.min(panels.length, Math.max(2, Math.floor(width / 300)));
   const down = Math.ceil(panels.length / cross);
-  const gridded = panelGrid(cross, down, { x: 0.18, y: 0.42 });
+  const panel = panelsOf(cross, down, { x: 0.18, y: 0.42 });
   const traces = [],
     layout = { annotations: [], height: down * 210 + 40, margin: { r: 90 } };
   layout.coloraxis = {
@@ -47,15 +47,20 @@ function drawHeatmaps(width) {
     },
   };
   panels.forEach(({ group, steps, places, depth, rows }, place) => {
-    const suffix = place ? String(place + 1) : "";
+    const axes = panel(
+      layout,
+      place,
+      plain(`${short(group.label, width / cross / 8)} (n=${group.n})`),
+      { title: axisTitle("step"), showgrid: false, nticks: 5 },
+      { title: axisTitle("place"), showgrid: false, nticks: 6, zeroline: false },
+    );
     traces.push({
       x: edged(steps),
       y: edged(places),
       z: rows.map((row) => row.map(told)),
       type: "heatmap",
       coloraxis: "coloraxis",
-      xaxis: `x${suffix}`,
-      yaxis: `y${suffix}`,
+      ...axes,
       name: plain(group.label),
       showlegend: false,
       meta: { label: group.label },
@@ -63,33 +68,6 @@ function drawHeatmaps(width) {
         row.map((value) => `${placeName(places[at], depth)}: ${Number(value).toPrecision(4)}`),
       ),
       hovertemplate: "%{fullData.name}<br>step %{x}, %{text}<extra></extra>",
-    });
-    const { x, y } = gridded(place);
-    layout[`xaxis${suffix}`] = {
-      domain: x,
-      anchor: `y${suffix}`,
-      title: { text: "step", font: { size: 11 }, standoff: 4 },
-      showgrid: false,
-      nticks: 5,
-    };
-    layout[`yaxis${suffix}`] = {
-      domain: y,
-      anchor: `x${suffix}`,
-      title: { text: "place", font: { size: 11 }, standoff: 4 },
-      showgrid: false,
-      nticks: 6,
-      zeroline: false,
-    };
-    layout.annotations.push({
-      x: x[0],
-      y: y[1],
-      xref: "paper",
-      yref: "paper",
-      xanchor: "left",
-      yanchor: "bottom",
-      showarrow: false,
-      text: plain(`${short(group.label, width / cross / 8)} (n=${group.n})`),
-      font: { size: 12 },
     });
   });
   const left = all.length - found.length;

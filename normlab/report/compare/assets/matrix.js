@@ -7,14 +7,14 @@ function drawMatrix(width) {
   const cells = DATA.matrix.cells.filter((cell) => cell.runs.some((index) => visible(RUNS[index])));
   if (!cells.length) return { empty: "No run that is shown says what it was." };
   const means = cells.map((cell) => number(cell.val_loss)).filter((value) => Number.isFinite(value));
-  const [least, most] = [Math.min(...means), Math.max(...means)];
+  const [least, most] = means.length ? [Math.min(...means), Math.max(...means)] : [0, 1];
   const panels = depths.filter((depth) => cells.some((cell) => cell.depth === depth));
   const narrow = width < NARROW;
   const across = narrow ? 1 : Math.min(panels.length, Math.max(1, Math.floor(width / (norms.length * 92 + 130))));
   const down = Math.ceil(panels.length / across);
   const traces = [],
     annotations = [];
-  const gridded = panelGrid(across, down, { x: narrow ? 0.3 : 0.06, y: 80 / (placements.length * 58 + 80) });
+  const panel = panelsOf(across, down, { x: narrow ? 0.3 : 0.06, y: 80 / (placements.length * 58 + 80) });
   const layout = {
     annotations,
     coloraxis: {
@@ -31,7 +31,19 @@ function drawMatrix(width) {
     },
   };
   panels.forEach((depth, place) => {
-    const suffix = place ? String(place + 1) : "";
+    const axes = panel(
+      layout,
+      place,
+      `depth ${depth}`,
+      { type: "category", showgrid: false, fixedrange: true, tickangle: 0 },
+      {
+        type: "category",
+        showgrid: false,
+        fixedrange: true,
+        autorange: "reversed",
+        showticklabels: place % across === 0, // the same beside every panel
+      },
+    );
     const at = (norm, placement) =>
       cells.find((cell) => cell.depth === depth && cell.norm === norm && cell.placement === placement);
     const z = placements.map((placement) =>
@@ -45,8 +57,7 @@ function drawMatrix(width) {
       x: norms.map(plain),
       y: placements.map(plain),
       type: "heatmap",
-      xaxis: `x${suffix}`,
-      yaxis: `y${suffix}`,
+      ...axes,
       coloraxis: "coloraxis",
       xgap: 2,
       ygap: 2,
@@ -63,8 +74,8 @@ function drawMatrix(width) {
         annotations.push({
           x: column,
           y: row,
-          xref: `x${suffix}`,
-          yref: `y${suffix}`,
+          xref: axes.xaxis,
+          yref: axes.yaxis,
           showarrow: false,
           text: matrixText(cell),
           align: "center",
@@ -72,35 +83,6 @@ function drawMatrix(width) {
         });
       }),
     );
-    const { x, y } = gridded(place);
-    layout[`xaxis${suffix}`] = {
-      domain: x,
-      anchor: `y${suffix}`,
-      type: "category",
-      showgrid: false,
-      fixedrange: true,
-      tickangle: 0,
-    };
-    layout[`yaxis${suffix}`] = {
-      domain: y,
-      anchor: `x${suffix}`,
-      type: "category",
-      showgrid: false,
-      fixedrange: true,
-      autorange: "reversed",
-      showticklabels: place % across === 0, // the same beside every panel
-    };
-    annotations.push({
-      x: x[0],
-      y: y[1],
-      xref: "paper",
-      yref: "paper",
-      xanchor: "left",
-      yanchor: "bottom",
-      showarrow: false,
-      text: `depth ${depth}`,
-      font: { size: 13 },
-    });
   });
   return {
     traces,
@@ -139,17 +121,4 @@ function matrixText(cell) {
     lines.push(`<b>${mean.toFixed(4)}</b>`, (high === null ? "" : `±${(high - mean).toFixed(4)} `) + `n=${cell.seeds}`);
   if (cell.diverged && Number.isFinite(mean ?? NaN)) lines.push(`${cell.diverged} diverged`);
   return lines.join("<br>");
-}
-
-/** Where each of several panels lies: its domains, left to right and from the top down, with shares of room between. */
-function panelGrid(across, down, gap) {
-  return (place) => {
-    const column = place % across,
-      row = Math.floor(place / across);
-    const wide = 1 / (across + gap.x * (across - 1)),
-      high = 1 / (down + gap.y * (down - 1));
-    const left = column * wide * (1 + gap.x),
-      top = 1 - row * high * (1 + gap.y);
-    return { x: [left, left + wide], y: [Math.max(0, top - high), top] };
-  };
 }

@@ -21,58 +21,44 @@ function drawMoments(width, found) {
   const narrow = width < NARROW,
     cross = narrow ? 1 : 2,
     down = Math.ceil(panels.length / cross);
-  const gridded = panelGrid(cross, down, { x: 0.12, y: 0.26 });
+  const panel = panelsOf(cross, down, { x: 0.12, y: 0.26 });
   const traces = [],
     layout = { annotations: [] },
-    values = [];
+    values = [],
+    named = new Set();
   panels.forEach(([title, indexOf], place) => {
-    const suffix = place ? String(place + 1) : "";
+    const places = narrow ? "place" : "place: 0 embeddings, 1 to L blocks, L + 1 head";
+    const axes = panel(
+      layout,
+      place,
+      `<b>${title}</b>`,
+      { title: axisTitle(inside.share ? "share of depth" : places) },
+      place ? { matches: "y" } : {},
+    );
     for (const group of found) {
       const seen = across(group, statistic, site, indexOf);
       if (!seen) continue;
       const { colour, dash, symbol } = styleOf(group.cell);
       const x = seen.places.map((at) => (inside.share ? at / (seen.depth + 1) : at));
       values.push(...seen.low);
-      if (seen.n > 1)
-        traces.push({ ...band(x, seen.low, seen.high, colour, 0.18), xaxis: `x${suffix}`, yaxis: `y${suffix}` });
+      if (seen.n > 1) traces.push({ ...band(x, seen.low, seen.high, colour, 0.18), ...axes });
       traces.push({
         x,
         y: seen.mean,
         type: "scatter",
         mode: "lines+markers",
-        xaxis: `x${suffix}`,
-        yaxis: `y${suffix}`,
+        ...axes,
         name: plain(`${group.label} (n=${group.n})`),
         legendgroup: group.label,
-        showlegend: place === 0,
+        showlegend: !named.has(group),
         line: { color: colour, dash, width: 2 },
         marker: { color: colour, symbol, size: 5 },
         meta: { columns: [title, group.label] },
         text: seen.places.map((at) => placeName(at, seen.depth)),
         hovertemplate: "%{fullData.name}<br>%{text}: %{y:.4g}<extra></extra>",
       });
+      named.add(group);
     }
-    const { x, y } = gridded(place);
-    layout[`xaxis${suffix}`] = {
-      domain: x,
-      anchor: `y${suffix}`,
-      title: {
-        text: inside.share ? "share of depth" : narrow ? "place" : "place: 0 embeddings, 1 to L blocks, L + 1 head",
-        font: { size: 11 },
-        standoff: 4,
-      },
-    };
-    layout[`yaxis${suffix}`] = { domain: y, anchor: `x${suffix}`, ...(place ? { matches: "y" } : {}) };
-    layout.annotations.push({
-      x: x[0],
-      y: y[1],
-      xref: "paper",
-      yref: "paper",
-      xanchor: "left",
-      yanchor: "bottom",
-      showarrow: false,
-      text: `<b>${title}</b>`,
-    });
   });
   if (!traces.length) return { empty: `No run that is shown has measured ${statistic}${site ? ` of ${site}` : ""}.` };
   const logged = inside.logged && allPositive(values);

@@ -16,14 +16,21 @@ function drawSignatures(width) {
   for (let start = 0; start < placements.length; start += cross)
     for (const row of rows) for (let at = start; at < start + cross; at += 1) panels.push([row, placements[at]]);
   const down = panels.length / cross;
-  const gridded = panelGrid(cross, down, { x: 0.16, y: 0.3 });
+  const panel = panelsOf(cross, down, { x: 0.16, y: 0.3 });
   const traces = [],
     layout = { annotations: [], height: down * 250 + 40 },
     values = new Map(rows.map(([name]) => [name, []])),
     named = new Set();
   panels.forEach(([[name, title], placement], place) => {
     if (placement === undefined) return;
-    const suffix = place ? String(place + 1) : "";
+    const same = panels.findIndex(([row]) => row[0] === name); // panels of one statistic share its axis
+    const axes = panel(
+      layout,
+      place,
+      `<b>${plain(placement)}</b>: ${title}`,
+      { title: axisTitle("step") },
+      same === place ? {} : { matches: `y${same ? same + 1 : ""}` },
+    );
     for (const trace of overSteps(
       found.filter((group) => placementOf(group) === placement),
       name,
@@ -34,8 +41,7 @@ function drawSignatures(width) {
       values.get(name).push(...trace.y);
       traces.push({
         ...trace,
-        xaxis: `x${suffix}`,
-        yaxis: `y${suffix}`,
+        ...axes,
         name: plain(group),
         showlegend: !named.has(group), // once a line: the dashes say which block, and the caption what they mean
         hovertemplate: `%{fullData.name}, ${block} block<br>step %{x}: %{y:.4g}<extra></extra>`,
@@ -43,29 +49,6 @@ function drawSignatures(width) {
       });
       named.add(group);
     }
-    const { x, y } = gridded(place);
-    layout[`xaxis${suffix}`] = {
-      domain: x,
-      anchor: `y${suffix}`,
-      title: { text: "step", font: { size: 11 }, standoff: 4 },
-    };
-    const same = panels.findIndex(([row]) => row[0] === name); // panels of one statistic share its axis
-    layout[`yaxis${suffix}`] = {
-      domain: y,
-      anchor: `x${suffix}`,
-      ...(same === place ? {} : { matches: `y${same ? same + 1 : ""}` }),
-    };
-    layout.annotations.push({
-      x: x[0],
-      y: y[1],
-      xref: "paper",
-      yref: "paper",
-      xanchor: "left",
-      yanchor: "bottom",
-      showarrow: false,
-      text: `<b>${plain(placement)}</b>: ${title}`,
-      font: { size: 12 },
-    });
   });
   panels.forEach(([[name]], place) => {
     const axis = layout[`yaxis${place ? place + 1 : ""}`];

@@ -7,7 +7,9 @@ byId("theme-place").append(themeControl());
 byId("sentences").append(...DATA.answer.map((sentence, place) => make("p", { class: place ? "" : "lead" }, sentence)));
 if (DATA.warnings.length) {
   const many = DATA.warnings.length === 1 ? "One thing is" : `${DATA.warnings.length} things are`;
-  byId("sentences").append(make("p", {}, make("a", { href: "#notes" }, `${many} to be known before these are believed.`)));
+  byId("sentences").append(
+    make("p", {}, make("a", { href: "#notes" }, `${many} to be known before these are believed.`)),
+  );
 }
 if (DATA.banners.length)
   byId("banners").append(

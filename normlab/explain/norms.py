@@ -101,7 +101,7 @@ def live_norms() -> list[Norm]:
 def all_norms() -> list[Norm]:
     """Every norm of the registry: what its module makes of the original matrix, and of what each value is made."""
     entries = {entry["name"]: entry for entry in catalogue.norms()}
-    return [_shown(name, entries[name]) for name in load_all()]
+    return [_shown(name, entries[name]) for name in load_all() if name in entries]
 
 
 def apply(name: str) -> tuple[Tensor, nn.Module]:

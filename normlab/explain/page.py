@@ -48,7 +48,7 @@ def data() -> dict[str, Any]:
 
 
 def placements() -> list[dict[str, Any]]:
-    """Every placement of the registry: what the catalogue says of it, and its drawings."""
+    """Every placement of the catalogue: what it says of it, and its drawings; a plugin's are in none."""
     entries = {entry["name"]: entry for entry in catalogue.placements()}
     return [
         {
@@ -62,4 +62,5 @@ def placements() -> list[dict[str, Any]]:
             "flows": [layout(flow) for flow in flows(placement)],
         }
         for name, placement in load_all().items()
+        if name in entries
     ]

@@ -56,17 +56,17 @@ function drawAnswer(width) {
       cell.seeds_diverged,
       cell.val_loss_of_others,
     ]);
-    const seeds = cell.at_best
-      .map((index) => RUNS[index])
-      .filter((run) => visible(run) && Number.isFinite(number(run.val_loss) ?? NaN));
+    const point = DATA.rates.curves.find((curve) => curve.cell === cell.index)?.points.find(({ lr }) => lr === cell.lr);
+    // Of a run that diverged there is no final loss, whatever its last evaluation was.
+    const seeds = (point?.losses ?? []).filter(({ run, loss }) => visible(RUNS[run]) && Number.isFinite(number(loss)));
     traces.push({
-      x: seeds.map((run) => run.val_loss),
+      x: seeds.map(({ loss }) => loss),
       y: seeds.map(() => y),
       mode: "markers",
       type: "scatter",
       showlegend: false,
       marker: { color: colour, size: 12, opacity: 0.7, symbol: "line-ns", line: { width: 1.5, color: colour } },
-      text: seeds.map((run) => plain(called(run))),
+      text: seeds.map(({ run }) => plain(called(RUNS[run]))),
       hovertemplate: "%{text}: %{x:.4f}<extra></extra>",
     });
     if (at !== null && at !== undefined) {
@@ -95,9 +95,13 @@ function drawAnswer(width) {
                 thickness: 2,
                 width: 5,
               },
-        hovertemplate: `${plain(cell.label)}: ${plain(lossText(cell))}<br>lr ${cell.lr}<extra></extra>`,
+        text: [`${plain(lossText(cell))}<br>lr ${cell.lr}`],
+        hovertemplate: "%{fullData.name}: %{text}<extra></extra>",
       });
     }
+    // As much of a name as there is room for: on a phone beside its number, else to the left of the picture.
+    const letters = narrow ? (width - 30) / 6 - lossText(cell).length - 2 : (width * 0.35 - 20) / 7.4;
+    const name = plain(short(cell.label, letters));
     annotations.push({
       x: 0,
       xref: "paper",
@@ -106,9 +110,7 @@ function drawAnswer(width) {
       y,
       yshift: narrow ? 15 : 0,
       showarrow: false,
-      text:
-        `${cell.index === DATA.best ? "<b>" : ""}${plain(cell.label)}${cell.index === DATA.best ? "</b>" : ""}` +
-        (narrow ? `: ${plain(lossText(cell))}` : ""),
+      text: (cell.index === DATA.best ? `<b>${name}</b>` : name) + (narrow ? `: ${plain(lossText(cell))}` : ""),
       font: { size: narrow ? 11 : 13 },
     });
     if (!narrow)
@@ -135,7 +137,11 @@ function drawAnswer(width) {
       height: Math.max(150, cells.length * (narrow ? 38 : 30) + 80),
       margin,
       annotations,
-      xaxis: { title: { text: "final validation loss, nats a token" }, zeroline: false },
+      xaxis: {
+        title: { text: "final validation loss, nats a token" },
+        zeroline: false,
+        visible: traces.some((trace) => trace.x.length),
+      },
       yaxis: { visible: false, range: [0.4, cells.length + (narrow ? 0.9 : 0.6)], fixedrange: true },
     },
     numbers: () => rows,

@@ -56,6 +56,9 @@ function drawCurves(width) {
     if (curves.marks) traces.push(...known.flatMap(([run, curve]) => marks(run, curve)));
   }
   if (!traces.length) return { empty: `No run that is shown has a ${kind.name} on record.` };
+  const unmarked = groups()
+    .flatMap((group) => group.runs)
+    .reduce((sum, run) => sum + (run.spike_counts[curves.of] ?? 0) - (run.spikes[curves.of]?.length ?? 0), 0);
   const kept = curves.late ? traces.map(withoutStart).filter((trace) => trace.x.length) : traces;
   const seeds =
     state.group === "cells"
@@ -63,19 +66,27 @@ function drawCurves(width) {
       : "";
   const smooth =
     curves.halfLife && curves.of !== "val"
-      ? ` Smoothed: a mean over the steps around each, of half the weight with every ${curves.halfLife} steps of distance; what was measured is behind.`
+      ? ` Smoothed: a line fitted to the steps around each, of half the weight with every ${curves.halfLife} steps of distance; what was measured is behind.`
       : "";
   return {
     traces: kept,
     layout: {
       height: width < NARROW ? 320 : 440,
       xaxis: { title: { text: AXES[curves.axis] }, type: curves.logX ? "log" : "linear" },
-      yaxis: { title: { text: `${kind.name}, ${kind.unit}` }, type: curves.logY ? "log" : "linear" },
+      yaxis: {
+        title: { text: `${kind.name}, ${kind.unit}` },
+        ...scaled(
+          curves.logY,
+          kept.filter((trace) => trace.fill !== "toself").flatMap((trace) => trace.y),
+        ),
+      },
+      uirevision: [curves.of, curves.axis, curves.logX, curves.logY, curves.late].join(),
     },
     numbers: () => pointRows(["line", "kind", AXES[curves.axis], `${kind.name}, ${kind.unit}`], kept),
     caption:
       `${kind.name[0].toUpperCase()}${kind.name.slice(1)}: ${kind.formula}; ${kind.unit}.${seeds}${smooth} ✕: diverged, △: a spike (${curves.of === "grad_norm" ? "gradient" : "loss"} ` +
       `${DATA.spike_rules[curves.of === "grad_norm" ? "grad_norm" : "loss"].formula}; ${DATA.spike_rules.loss.source}). Sampling: ${DATA.sampling}.` +
+      (unmarked ? ` ${unmarked} more spikes have no mark: a run's first ones have.` : "") +
       (missing.length ? ` Without a record of it: ${missing.join(", ")}.` : ""),
   };
 }

@@ -90,9 +90,6 @@ function drawHeatmaps(width) {
 /** Of a single row or column the two edges, since its neighbours cannot tell how high or wide it is. */
 const edged = (values) => (values.length === 1 ? [values[0] - 0.5, values[0] + 0.5] : values);
 
-/** A text of at most so many letters. */
-const short = (text, most) => (text.length > most ? `${text.slice(0, Math.max(4, Math.floor(most) - 3))}...` : text);
-
 /** The ticks of a colour bar of powers of ten. */
 function powers(least, most) {
   const whole = [];

@@ -10,8 +10,15 @@ function drawMatrix(width) {
   const [least, most] = means.length ? [Math.min(...means), Math.max(...means)] : [0, 1];
   const panels = depths.filter((depth) => cells.some((cell) => cell.depth === depth));
   const narrow = width < NARROW;
-  const across = narrow ? 1 : Math.min(panels.length, Math.max(1, Math.floor(width / (norms.length * 92 + 130))));
+  const room = (names, least) =>
+    Math.max(least, ...names.map((name) => 7.2 * Math.min(name.length, MOST_LETTERS) + 14));
+  const column = room(norms, 80),
+    side = room(placements, 50);
+  const across = narrow
+    ? 1
+    : Math.min(panels.length, Math.max(1, Math.floor((width - side - 80) / (norms.length * column + 20))));
   const down = Math.ceil(panels.length / across);
+  const mixed = [...new Set(cells.map(mixes))].filter(Boolean);
   const traces = [],
     annotations = [];
   const panel = panelsOf(across, down, { x: narrow ? 0.3 : 0.06, y: 80 / (placements.length * 58 + 80) });
@@ -35,12 +42,20 @@ function drawMatrix(width) {
       layout,
       place,
       `depth ${depth}`,
-      { type: "category", showgrid: false, fixedrange: true, tickangle: 0 },
       {
         type: "category",
+        categoryarray: norms.map(plain), // with nothing to colour Plotly would not know of them
+        range: [-0.5, norms.length - 0.5],
         showgrid: false,
         fixedrange: true,
-        autorange: "reversed",
+        tickangle: 0,
+      },
+      {
+        type: "category",
+        categoryarray: placements.map(plain),
+        range: [placements.length - 0.5, -0.5],
+        showgrid: false,
+        fixedrange: true,
         showticklabels: place % across === 0, // the same beside every panel
       },
     );
@@ -87,7 +102,7 @@ function drawMatrix(width) {
   return {
     traces,
     layout: { ...layout, height: down * (placements.length * 58 + 80) + 40 },
-    width: across * norms.length * 78 + 150,
+    width: across * (norms.length * column + 20) + side + 80,
     numbers: () => [
       ["norm", "placement", "depth", "learning rate", "val loss", "low", "high", "n", "diverged", "of others", "runs"],
       ...cells.map((cell) => [
@@ -104,9 +119,18 @@ function drawMatrix(width) {
         cell.runs.length,
       ]),
     ],
-    caption: `${LOSS}, at each combination's own best learning rate: mean ± its ${(DATA.level * 100).toFixed(0)}% interval over n seeds, and how many of all its runs diverged. Darker is lower. A cell in which a seed diverged has no mean and no colour. Source: the runs' records, as \`normlab summarize --by norm,placement,model.depth\`.`,
+    caption:
+      `${LOSS}, at each combination's own best learning rate: mean ± its ${(DATA.level * 100).toFixed(0)}% interval over n seeds, and how many of all its runs diverged. Darker is lower. A cell in which a seed diverged has no mean and no colour. Source: the runs' records, as \`normlab summarize --by norm,placement,model.depth\`.` +
+      (mixed.length ? ` * is the mean of runs that differ in more: ${mixed.join("; ")}.` : ""),
   };
 }
+
+/** What a cell of the matrix holds that should not be averaged: it has runs of every width, say, that was swept. */
+const mixes = (cell) =>
+  cell.warnings
+    .filter((warning) => warning.startsWith("mixes "))
+    .map((warning) => warning.replace("mixes ", ""))
+    .join(", ");
 
 /** What stands in a cell of the matrix. */
 function matrixText(cell) {
@@ -118,7 +142,10 @@ function matrixText(cell) {
     lines.push(`${cell.seeds_diverged} of ${cell.seeds}`, "diverged");
     if (cell.val_loss_of_others !== null) lines.push(`others ${cell.val_loss_of_others.toFixed(3)}`);
   } else
-    lines.push(`<b>${mean.toFixed(4)}</b>`, (high === null ? "" : `±${(high - mean).toFixed(4)} `) + `n=${cell.seeds}`);
+    lines.push(
+      `<b>${mean.toFixed(4)}${mixes(cell) ? "*" : ""}</b>`,
+      (high === null ? "" : `±${(high - mean).toFixed(4)} `) + `n=${cell.seeds}`,
+    );
   if (cell.diverged && Number.isFinite(mean ?? NaN)) lines.push(`${cell.diverged} diverged`);
   return lines.join("<br>");
 }

@@ -1,11 +1,26 @@
 // A picture: Plotly's drawing in a figure with its caption and its files; drawn when it comes into view.
 
 const PICTURES = [];
+const NOTHING_SHOWN = "Nothing is shown: tick a run, or empty the filter.";
 const CONFIG = { displayModeBar: false, doubleClick: "reset", showTips: false };
 const NARROW = 640;
+const MOST_LETTERS = 80;
+const MOST_LEGEND_ROWS = 14;
 
-/** A text as Plotly takes it: it reads a little HTML in labels, which no name of a run is meant to be. */
-const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+/** A text of at most so many letters. */
+const short = (text, most) => (text.length > most ? `${text.slice(0, Math.max(4, Math.floor(most) - 3))}...` : text);
+
+/**
+ * A text as Plotly takes it, not too long for a legend. In labels it reads a little HTML, templates (%{x}) and, where
+ * there are two dollars, mathematics: none of it is what the name of a run is meant to be.
+ */
+const plain = (text) =>
+  short(String(text), MOST_LETTERS)
+    .replaceAll("&", "&amp;")
+    .replaceAll("<", "&lt;")
+    .replaceAll(">", "&gt;")
+    .replaceAll("$", "&#36;")
+    .replaceAll("%{", "%&#123;");
 
 /**
  * Put a picture into a section.
@@ -24,11 +39,7 @@ function addPicture(section, title, draw) {
   const buttons = make(
     "div",
     { class: "buttons", role: "group", "aria-label": `Its numbers and its image: ${title}` },
-    make(
-      "button",
-      { type: "button", click: () => save(`${file}.csv`, "text/csv", csvText(own.made.numbers())) },
-      "CSV",
-    ),
+    make("button", { type: "button", click: () => saveNumbers(own, file) }, "CSV"),
     ...["png", "svg"].map((format) =>
       make("button", { type: "button", click: () => saveImage(own, format, file) }, format.toUpperCase()),
     ),
@@ -78,7 +89,7 @@ function drawNow(own) {
 async function draw(own) {
   own.dirty = false;
   const room = own.figure.clientWidth;
-  const made = own.draw(room);
+  const made = RUNS.some(visible) || !RUNS.length ? own.draw(room) : { empty: NOTHING_SHOWN };
   own.made = made;
   own.message.hidden = !made.empty;
   own.plot.hidden = own.buttons.hidden = Boolean(made.empty);
@@ -86,6 +97,8 @@ async function draw(own) {
   own.caption.textContent = made.empty ? "" : made.caption;
   if (made.empty) return;
   const { traces, layout } = dressed(made, Math.max(room, made.width ?? 0));
+  if (!layout.showlegend)
+    own.caption.textContent += " Its lines are too many to be named below; pointed at they say what they are.";
   await Plotly.react(own.plot, traces, layout, CONFIG);
 }
 
@@ -107,12 +120,18 @@ function dressed({ traces, layout }, width) {
     width - margin.l - margin.r,
   );
   const inner = layout.height ?? 380;
-  const legend = rows ? rows * 20 + 16 : 0;
+  const named = rows <= MOST_LEGEND_ROWS;
+  // A name with an entity in it is left whole: it must not be cut in the middle of one.
+  const fitting = (name) => (name.includes("&") ? name : short(name, (width - 70) / 6.6));
+  traces = traces.map((trace) => (trace.name ? { ...trace, name: fitting(trace.name) } : trace));
+  const legend = rows && named ? rows * 20 + 16 : 0;
   const whole = {
     ...layout,
     width,
     height: inner + legend,
     autosize: false,
+    showlegend: named,
+    uirevision: layout.uirevision ?? "same", // what was zoomed stays so, whatever else is redrawn
     margin: { ...margin, b: margin.b + legend, autoexpand: true },
     paper_bgcolor: ground,
     plot_bgcolor: ground,
@@ -139,14 +158,29 @@ function dressed({ traces, layout }, width) {
   return { traces, layout: whole };
 }
 
+/** An axis of these values, logarithmic if that is asked for and they are all above zero. */
+function scaled(logged, values) {
+  const finite = values.filter(Number.isFinite);
+  if (!logged || !finite.length || finite.some((value) => value <= 0)) return { type: "linear" };
+  const decades = Math.log10(finite.reduce((a, b) => Math.max(a, b)) / finite.reduce((a, b) => Math.min(a, b)));
+  // More labels than have room would lie on each other.
+  return { type: "log", ...(decades > 3 ? { dtick: 1 } : decades > 0.6 ? { dtick: "D2" } : {}) };
+}
+
 /** How many rows a legend of these names takes, about. */
 function legendRows(names, width) {
   const longest = Math.max(0, ...names.map((name) => name.length)) * 6.6 + 48;
   return names.length ? Math.ceil(names.length / Math.max(1, Math.floor(width / longest))) : 0;
 }
 
+/** The rows of what is drawn, to be saved; it may not have come into view yet. */
+async function saveNumbers(own, file) {
+  if (!own.made) await drawNow(own);
+  if (!own.made.empty) save(`${file}.csv`, "text/csv", csvText(own.made.numbers()));
+}
+
 async function saveImage(own, format, file) {
-  const url = await imageOf(own, format, own.plot.clientWidth);
+  const url = await imageOf(own, format, own.figure.clientWidth);
   const content = await (format === "svg"
     ? new Blob([decodeURIComponent(url.slice(url.indexOf(",") + 1))]).text()
     : bytesOf(url.slice(url.indexOf(",") + 1)));
@@ -155,7 +189,8 @@ async function saveImage(own, format, file) {
 
 /** A picture as an image, a data: URL. */
 function imageOf(own, format, width) {
-  const { traces, layout } = dressed(own.draw(width), width);
+  const made = own.draw(width);
+  const { traces, layout } = dressed(made, Math.max(width, made.width ?? 0));
   return Plotly.toImage(
     { data: traces, layout, config: CONFIG },
     { format, width: layout.width, height: layout.height, scale: format === "png" ? 2 : 1 },
@@ -170,8 +205,7 @@ async function exportPictures() {
   const images = [];
   for (const own of PICTURES) {
     const made = own.draw(1000);
-    if (!made.empty)
-      images.push({ name: own.section, png: await imageOf(own, "png", Math.max(1000, made.width ?? 0)) });
+    if (!made.empty) images.push({ name: own.section, png: await imageOf(own, "png", 1000) });
   }
   return images;
 }
@@ -213,3 +247,6 @@ function choice(label, options, value, change, id) {
   );
   return make("label", {}, label, select);
 }
+
+// What is printed is the whole page, and not what has come into view of it.
+addEventListener("beforeprint", () => PICTURES.filter((own) => own.dirty).forEach(drawNow));

@@ -61,18 +61,16 @@ function drawMoments(width, found) {
     }
   });
   if (!traces.length) return { empty: `No run that is shown has measured ${statistic}${site ? ` of ${site}` : ""}.` };
-  const logged = inside.logged && allPositive(values);
-  panels.forEach((_, place) => {
-    layout[`yaxis${place ? place + 1 : ""}`].type = logged ? "log" : "linear";
-  });
+  const scale = scaled(inside.logged, values);
+  panels.forEach((_, place) => Object.assign(layout[`yaxis${place ? place + 1 : ""}`], scale));
   return {
     traces,
-    layout: { ...layout, height: down * 270 + 40 },
+    layout: { ...layout, height: down * 270 + 40, uirevision: JSON.stringify(inside) },
     numbers: () => pointRows(["moment", "line", inside.share ? "share of depth" : "place", statistic], traces),
     caption:
       statisticText(statistic, site) +
       unitsText() +
-      (inside.logged && !logged ? " Drawn on a linear axis: not all of it is above zero." : "") +
+      (inside.logged && scale.type !== "log" ? " Drawn on a linear axis: not all of it is above zero." : "") +
       " The moments: the first measured step, the first after the warm-up, the last, and the one chosen. Places: 0 the embeddings, 1 to L the blocks, L + 1 the head.",
   };
 }
@@ -82,13 +80,19 @@ function drawOverSteps(width, found) {
   const { statistic, site } = inside;
   const traces = overSteps(found, statistic, site, () => [["", 0]]);
   if (!traces.length) return { empty: `No run that is shown has measured ${statistic}.` };
-  const logged = inside.logged && allPositive(traces.flatMap((trace) => trace.y));
   return {
     traces,
     layout: {
       height: 360,
       xaxis: { title: { text: "step" } },
-      yaxis: { type: logged ? "log" : "linear", title: { text: statistic } },
+      yaxis: {
+        ...scaled(
+          inside.logged,
+          traces.flatMap((trace) => trace.y),
+        ),
+        title: { text: statistic },
+      },
+      uirevision: JSON.stringify(inside),
     },
     numbers: () => pointRows(["line", "at", "step", statistic], traces),
     caption: statisticText(statistic, site) + unitsText(),

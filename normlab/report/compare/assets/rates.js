@@ -23,7 +23,7 @@ function drawRates(width) {
   const room = most - least || 0.1 * Math.abs(most) || 1;
   const low = Math.max(least - room, Math.min(least, ...finite(points.map((point) => point.low))));
   const high = Math.min(most + room, Math.max(most, ...finite(points.map((point) => point.high))));
-  const above = high + 0.08 * (high - low);
+  const crosses = new Map();
   const traces = [],
     rows = [["cell", "learning rate", "mean val loss", "low", "high", "n", "diverged", "of others"]];
   for (const [cell, { points }] of cells) {
@@ -78,10 +78,16 @@ function drawRates(width) {
       marker: { color: colour, size: 4, opacity: 0.5 },
       hovertemplate: "%{text}<br>lr %{x:g}: %{y:.4f}<extra></extra>",
     });
+    // One above the other where several cells have them at one rate.
     const diverged = points.filter((point) => point.diverged);
+    const heights = diverged.map((point) => {
+      const stacked = crosses.get(point.lr) ?? 0;
+      crosses.set(point.lr, stacked + 1);
+      return high + (0.08 + 0.1 * stacked) * (high - low);
+    });
     traces.push({
       x: diverged.map((point) => point.lr),
-      y: diverged.map(() => above),
+      y: heights,
       type: "scatter",
       mode: "markers+text",
       showlegend: false,
@@ -89,9 +95,8 @@ function drawRates(width) {
       text: diverged.map((point) => `${point.diverged}/${point.n}`),
       textposition: "top center",
       textfont: { size: 10 },
-      hovertemplate: diverged.map(
-        (point) => `${plain(cell.label)}<br>lr ${point.lr}: ${point.diverged} of ${point.n} diverged<extra></extra>`,
-      ),
+      name: plain(cell.label),
+      hovertemplate: "%{fullData.name}<br>lr %{x:g}: %{text} diverged<extra></extra>",
     });
   }
   const all = cells.map(([cell]) => cell).filter((cell) => cell.lr_sensitivity !== null);
@@ -108,12 +113,11 @@ function drawRates(width) {
     text: known.map((cell) => cell.lr_sensitivity.toFixed(3)),
     textposition: "auto",
     cliponaxis: false,
-    hovertemplate: known.map(
-      (cell) =>
-        `${plain(cell.label)}: S = %{x:.4f}<br>usable ${cell.text["usable lr"] || "none"}; edge ${cell.text["edge lr"] || "not in the grid"}<extra></extra>`,
-    ),
+    customdata: known.map((cell) => [cell.text["usable lr"] || "none", cell.text["edge lr"] || "not in the grid"]),
+    hovertemplate: "%{y}: S = %{x:.4f}<br>usable %{customdata[0]}; edge %{customdata[1]}<extra></extra>",
     meta: { sensitivity: true },
   });
+  const letters = Math.min(narrow ? 16 : 30, Math.max(...cells.map(([cell]) => cell.label.length)));
   const bars = Math.max(120, known.length * 22 + 60);
   const height = narrow ? 340 + bars + 60 : Math.max(420, bars);
   const split = narrow ? (bars + 10) / height : 0;
@@ -125,19 +129,30 @@ function drawRates(width) {
       xaxis: {
         type: "log",
         title: { text: "learning rate" },
-        domain: narrow ? [0, 1] : [0, 0.6],
+        domain: narrow ? [0, 1] : [0, 0.74 - (7 * letters + 14) / (width - 72)],
         anchor: "y",
-        tickvals: [...new Set(cells.flatMap(([, { points }]) => points.map((point) => point.lr)))],
-        tickformat: "~g",
+        tickvals: spread(
+          [...new Set(points.map((point) => point.lr))].sort((a, b) => a - b),
+          narrow ? 4 : 8,
+        ),
+        tickformat: ".2~g",
+        tickangle: 0,
       },
       yaxis: {
         title: { text: "final validation loss, nats a token" },
-        range: [low - 0.05 * (high - low), points.some((point) => point.diverged) ? above + 0.1 * (high - low) : above],
-        domain: narrow ? [split + 0.14, 1] : [0, 1],
+        range: [low - 0.05 * (high - low), high + (0.08 + 0.1 * Math.max(0, ...crosses.values())) * (high - low)],
+        domain: narrow ? [split + 84 / height, 1] : [0, 1],
         anchor: "x",
       },
-      xaxis2: { title: { text: "S, nats" }, domain: narrow ? [0, 1] : [0.74, 1], anchor: "y2", rangemode: "tozero" },
-      yaxis2: { domain: narrow ? [0, split] : [0, 1], anchor: "x2", fixedrange: true },
+      xaxis2: { title: { text: "S, nats" }, domain: narrow ? [0, 1] : [0.76, 1], anchor: "y2", rangemode: "tozero" },
+      yaxis2: {
+        type: "category", // a cell's name may be a number
+        domain: narrow ? [0, split] : [0, 1],
+        anchor: "x2",
+        fixedrange: true,
+        tickvals: known.map((cell) => plain(cell.label)),
+        ticktext: known.map((cell) => plain(short(cell.label, letters))),
+      },
     },
     numbers: () => rows,
     caption:
@@ -145,4 +160,10 @@ function drawRates(width) {
       "S = mean over the learning rates of min(loss, ln V) less the least of them, nats; a diverged run counts as ln V (Wortsman et al. 2023, arXiv:2309.14322). Read it with what diverged; of another grid it is another number." +
       (all.length > known.length ? ` S of ${all.length - known.length} more cells is in the table.` : ""),
   };
+}
+
+/** At most so many of some values, the first and the last among them. */
+function spread(values, most) {
+  if (values.length <= most) return values;
+  return Array.from({ length: most }, (_, i) => values[Math.round((i * (values.length - 1)) / (most - 1))]);
 }

@@ -42,31 +42,45 @@ function decoded(series) {
 }
 
 /**
- * The mean over the points around each, which counts half as much with every so many steps of distance, both ways: it does
- * not lag behind. A point that is no number is passed over, and stays none.
+ * A straight line fitted to the points around each, read there: a point counts half as much with every so many steps of
+ * distance. It lags behind nothing, and where a curve begins or ends it leans to no side, as a mean would. A point that
+ * is no number is passed over, and stays none.
  */
 function smoothed(steps, values, halfLife) {
   if (!halfLife) return values;
-  const sums = new Float64Array(values.length),
-    weights = new Float64Array(values.length);
-  const pass = (indices) => {
-    let sum = 0,
-      weight = 0,
-      last = 0;
+  const fits = Array.from(values, () => new Float64Array(5));
+  const pass = (indices, sign) => {
+    // Over the points passed: sums of w, w d, w d^2, w y and w d y; w the weight, d the distance to where we are.
+    let [w, wd, wdd, wy, wdy] = [0, 0, 0, 0, 0];
+    let last = null;
     for (const i of indices) {
       if (!Number.isFinite(values[i])) continue;
-      const kept = weight ? 0.5 ** (Math.abs(steps[i] - last) / halfLife) : 0;
-      sums[i] += sum * kept;
-      weights[i] += weight * kept;
-      sum = sum * kept + values[i];
-      weight = weight * kept + 1;
+      if (last !== null) {
+        const far = Math.abs(steps[i] - last);
+        const kept = 0.5 ** (far / halfLife);
+        [w, wd, wdd, wy, wdy] = [
+          kept * w,
+          kept * (wd - sign * far * w),
+          kept * (wdd - 2 * sign * far * wd + far * far * w),
+          kept * wy,
+          kept * (wdy - sign * far * wy),
+        ];
+      }
+      for (const [at, sum] of [w, wd, wdd, wy, wdy].entries()) fits[i][at] += sum;
+      w += 1;
+      wy += values[i];
       last = steps[i];
     }
   };
   const indices = [...values.keys()];
-  pass(indices);
-  pass(indices.reverse());
-  return Array.from(values, (value, i) => (Number.isFinite(value) ? (sums[i] + value) / (weights[i] + 1) : NaN));
+  pass(indices, 1);
+  pass(indices.reverse(), -1);
+  return Array.from(values, (value, i) => {
+    if (!Number.isFinite(value)) return NaN;
+    const [w, wd, wdd, wy, wdy] = [fits[i][0] + 1, fits[i][1], fits[i][2], fits[i][3] + value, fits[i][4]];
+    const spread = w * wdd - wd * wd;
+    return spread > 1e-9 * w * w ? (wdd * wy - wd * wdy) / spread : wy / w;
+  });
 }
 
 /** The values of a curve at other steps: straight between its own, nothing beyond its ends. */

@@ -52,7 +52,7 @@ function drawSignatures(width) {
   });
   panels.forEach(([[name]], place) => {
     const axis = layout[`yaxis${place ? place + 1 : ""}`];
-    if (axis) axis.type = allPositive(values.get(name)) ? "log" : "linear";
+    if (axis) Object.assign(axis, scaled(true, values.get(name)));
   });
   return {
     traces,

@@ -5,16 +5,19 @@ byId("about").textContent =
   `${DATA.command} · normlab ${DATA.version} · ${new Date(DATA.written * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC · ${RUNS.length} ${RUNS.length === 1 ? "run" : "runs"}, ${CELLS.length} ${CELLS.length === 1 ? "cell" : "cells"} of ${DATA.by.join(", ")}`;
 byId("theme-place").append(themeControl());
 byId("sentences").append(...DATA.answer.map((sentence, place) => make("p", { class: place ? "" : "lead" }, sentence)));
-if (DATA.warnings.length) {
-  const many = DATA.warnings.length === 1 ? "One thing is" : `${DATA.warnings.length} things are`;
-  byId("sentences").append(
-    make("p", {}, make("a", { href: "#notes" }, `${many} to be known before these are believed.`)),
-  );
-}
 if (DATA.banners.length)
   byId("banners").append(
     make("div", { class: "note", role: "note" }, ...DATA.banners.map((text) => make("p", {}, text))),
   );
+
+if (DATA.warnings.length) {
+  const many = DATA.warnings.length === 1 ? "One thing" : `${DATA.warnings.length} things`;
+  const items = DATA.warnings.map((text) => make("li", {}, text));
+  const said = make("summary", {}, `${many} to be known before these numbers are believed`);
+  byId("banners").append(
+    make("details", { id: "warnings", class: "note", open: items.length < 4 }, said, make("ul", {}, ...items)),
+  );
+}
 
 const filter = make("input", {
   type: "search",
@@ -59,6 +62,10 @@ if (CELLS.some((cell) => cell.learning_rates.length > 1)) {
       "which-rates",
     ),
   );
+  // Of runs each has its own, and all are drawn.
+  const offer = () => (byId("which-rates").disabled = state.group === "runs");
+  LISTENERS.push(offer);
+  offer();
 }
 byId("bar").append(
   make(
@@ -111,10 +118,7 @@ function addTheRest() {
 function addNotes() {
   const list = (title, texts) =>
     texts.length ? [make("h3", {}, title), make("ul", {}, ...texts.map((text) => make("li", {}, text)))] : [];
-  byId("notes").append(
-    ...list("What must be known before they are believed", DATA.warnings),
-    ...list("What they are", DATA.notes),
-  );
+  byId("notes").append(...list("What they are", DATA.notes));
   const wrong = RUNS.filter((run) => run.note);
   byId("notes").append(
     ...list(

@@ -29,24 +29,32 @@ for (const run of RUNS) {
 }
 const called = (run) => CALLED.get(run.index);
 
+/** What a run can be filtered by, by word. */
+const wordsOf = (run) => ({
+  norm: run.norm,
+  placement: run.placement,
+  "model.depth": run.depth,
+  "model.width": run.width,
+  "optim.lr": run.lr,
+  seed: run.seed,
+  state: run.state,
+  ...run.settings,
+});
+
 /** Whether a run meets every term of the filter: `depth=8` is a word and its value, anything else part of a name. */
 function meets(run) {
-  return state.filter
-    .toLowerCase()
-    .split(/\s+/)
-    .filter(Boolean)
-    .every((term) => {
-      const [word, value] = term.split("=");
-      if (value !== undefined) {
-        const known = Object.entries({ ...run.settings, state: run.state });
-        return known.some(
-          ([key, of]) => (key === word || key.endsWith(`.${word}`)) && String(of).toLowerCase() === value,
-        );
-      }
-      return [called(run), run.id, run.state, ...Object.values(run.settings)].some((of) =>
-        String(of).toLowerCase().includes(term),
-      );
-    });
+  const terms = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
+  return terms.every((term) => {
+    const [word, ...rest] = term.split("=");
+    const value = rest.join("=");
+    const words = Object.entries(wordsOf(run));
+    if (!rest.length)
+      return [called(run), run.id, ...words.map(([, of]) => of)].some((of) => String(of).toLowerCase().includes(term));
+    if (!value) return true; // still being typed
+    const same = (of) =>
+      String(of).toLowerCase() === value || (of !== null && of !== "" && Number(of) === Number(value));
+    return words.some(([key, of]) => (key === word || key.endsWith(`.${word}`)) && same(of));
+  });
 }
 
 const visible = (run) => state.ticked.has(run.index) && meets(run);

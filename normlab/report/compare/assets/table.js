@@ -137,7 +137,14 @@ function addTable(section, { name, columns, rows, runsOf, cellOf, sorted, first 
           { class: on ? "" : "hidden-row" },
           make("td", { class: "tick" }, box, swatch(cellOf(row))),
           ...columns.map((column) =>
-            make("td", { class: column.number ? "number" : column.long ? "long" : "" }, column.text(row)),
+            make(
+              "td",
+              {
+                class: column.number ? "number" : column.long ? "long" : "",
+                title: column.text(row).length > 40 ? column.text(row) : null,
+              },
+              column.text(row),
+            ),
           ),
         );
       }),

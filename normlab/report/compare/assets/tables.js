@@ -6,6 +6,9 @@ const fixed = (value, digits) => {
 };
 const grouped = (value) => (number(value) === null ? "" : Math.round(number(value)).toLocaleString("en"));
 
+/** Of a run that diverged there is no final loss: the last evaluation before it is none. */
+const finalLoss = (run) => (run.diverged_at === null ? fixed(run.val_loss, 4) : "diverged");
+
 function addTables() {
   const listed = () => CELLS.filter((cell) => cell.runs.some((index) => meets(RUNS[index])));
   const sortable = {
@@ -33,7 +36,7 @@ function addTables() {
     name: "cells",
     columns: [...words, ...columns],
     rows: listed,
-    runsOf: (cell) => cell.runs,
+    runsOf: (cell) => cell.runs.filter((index) => meets(RUNS[index])),
     cellOf: (cell) => cell.index,
     first: ranked,
     sorted: (cells) => {
@@ -56,7 +59,12 @@ function addTables() {
       { name: "run", text: called, value: called },
       { name: "state", text: (run) => run.state + (run.on_plateau ? ", plateau" : ""), value: (run) => run.state },
       ...settings,
-      { name: "val loss", text: (run) => fixed(run.val_loss, 4), value: (run) => number(run.val_loss), number: true },
+      {
+        name: "val loss",
+        text: finalLoss,
+        value: (run) => (run.diverged_at === null ? number(run.val_loss) : Infinity),
+        number: true,
+      },
       {
         name: "best val",
         text: (run) => fixed(run.best_val_loss, 4),

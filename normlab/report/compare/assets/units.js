@@ -32,6 +32,9 @@ function measuredOf(unit, statistic, site) {
   };
 }
 
+/** How many steps of a unit the page has. */
+const SAMPLED = PROFILES.units.reduce((most, unit) => Math.max(most, unit.steps.length), 0);
+
 const unitVisible = (unit) => unit.runs.some((index) => visible(RUNS[index]));
 
 /**
@@ -62,11 +65,14 @@ function insideGroups() {
   return [...found.values()];
 }
 
-/** The index of the last sampled step that is not after a step; null where the unit had ended, by more than a sample. */
+/**
+ * The index of the last sampled step that is not after a step; null before a unit's first, and where it had ended: what
+ * came to its end, diverged or was killed earlier is not there any more. Between samples, and one beyond, it is.
+ */
 function indexAt(unit, step) {
   const { steps } = unit;
-  if (step > steps.at(-1))
-    return unit.runs.every((index) => RUNS[index].diverged_at !== null) ? null : steps.length - 1;
+  const between = steps.reduce((most, at, i) => (i ? Math.max(most, at - steps[i - 1]) : most), 0);
+  if (step < steps[0] || step > steps.at(-1) + between) return null;
   let index = 0;
   while (index < steps.length - 1 && steps[index + 1] <= step) index += 1;
   return index;
@@ -109,13 +115,10 @@ function across(group, statistic, site, indexOf) {
 /** What a statistic is, as a caption has it. */
 function statisticText(name, site) {
   const one = PROFILES.statistics[name];
-  return `${name}${site ? ` of ${site}` : ""} = ${one.formula}; unit ${one.unit}; of ${one.of}. ${one.question} Source: ${one.source}; measured in the step itself.`;
+  return `${name}${site ? ` of ${site}` : ""} = ${one.formula}; unit ${one.unit}; of ${one.of}. ${one.question} Source: ${one.source}; measured in the step itself, here at ${SAMPLED} steps of each run at most.`;
 }
 
 const placeName = (place, depth) => (place === 0 ? "embed" : place > depth ? "head" : `block ${place}`);
-
-/** Whether an axis of these values may be logarithmic. */
-const allPositive = (values) => values.every((value) => !Number.isFinite(value) || value > 0);
 
 /** What the units are, for captions. */
 function unitsText() {

@@ -42,7 +42,8 @@ def run_sweep(words: Sequence[str], act: Callable[[], None] = lambda: None) -> t
 # With submitit's own processes.
 
 
-@pytest.mark.parametrize("pack", ["off", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pack", ["off", "2"])
 def test_a_sweep_of_four_of_which_one_is_preempted_is_the_undisturbed_one(
     words: list[str], tmp_path: Path, pack: str
 ) -> None:

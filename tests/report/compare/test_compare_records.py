@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import random
-import time
 
 import numpy as np
 import pytest
@@ -209,15 +208,14 @@ def test_statistics_that_overflow(trained, compare):
     assert unit["steps"] == [0, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_two_hundred_runs(trained, tmp_path):
-    """Of 2,000 steps, measured every tenth: the bar is twelve seconds on an idle machine."""
+    """Of 2,000 steps, measured every tenth, in 12 MB; how long it takes is for `scripts/bench_compare.py` to say."""
     chance = np.random.default_rng(0)
     losses = (5 - np.arange(2000) / 1000 + chance.normal(0, 0.05, 2000)).tolist()
     for number in range(200):
         options = {"norm": "abcde"[number % 5], "lr": (1e-3, 1e-2)[number // 5 % 2], "seed": number // 10}
         trained(f"run{number:03}", 2 + number / 999, losses=losses, measured=range(0, 2000, 10), steps=2000, **options)
-    since = time.process_time()
     written = write_compare([str(tmp_path)])
-    assert time.process_time() - since < 24
-    assert written.paths[-1].stat().st_size < 20 * 2**20
+    assert written.paths[-1].stat().st_size < 12e6
     assert all(isinstance(RunFolder(path).run(), dict) for path in (tmp_path / "runs").iterdir())

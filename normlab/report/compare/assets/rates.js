@@ -93,7 +93,7 @@ function drawRates(width) {
       showlegend: false,
       marker: { color: colour, symbol: "x-thin", size: 10, line: { width: 3, color: colour } },
       text: diverged.map((point) => `${point.diverged}/${point.n}`),
-      textposition: "top center",
+      textposition: "middle left",
       textfont: { size: 10 },
       name: plain(cell.label),
       hovertemplate: "%{fullData.name}<br>lr %{x:g}: %{text} diverged<extra></extra>",
@@ -133,7 +133,7 @@ function drawRates(width) {
         anchor: "y",
         tickvals: spread(
           [...new Set(points.map((point) => point.lr))].sort((a, b) => a - b),
-          narrow ? 4 : 8,
+          narrow ? 3 : 8,
         ),
         tickformat: ".2~g",
         tickangle: 0,

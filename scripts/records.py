@@ -129,7 +129,7 @@ class Record:
             "eval": {"every": EVAL_EVERY, "sequences": 64},
             "stats": {
                 "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [], "without": [],
-                "every": self.stats_every or 10, "extended_every": None,
+                "every": self.stats_every, "extended_every": None, "probe_share": None,
             },
             "tracking": {
                 "wandb": "off", "project": "normlab", "entity": None, "group": None, "tags": [], "layers": False,

@@ -55,6 +55,16 @@ def test_a_run_has_what_a_real_one_has(words, tmp_path):
     assert not made.arrays.missing(60)
 
 
+def test_a_run_without_statistics_is_as_a_real_one_without(words, tmp_path):
+    real = train(compose_run([*words, "stats=off"]), sinks=[]).folder
+    made = write_run(tmp_path / "made", Record(**SMALL, stats_every=None))
+    assert made.run()["config"]["stats"] == real.run()["config"]["stats"]
+    assert {path.name for path in real.path.iterdir()} - {"checkpoints", "tokenizer.json"} == {
+        path.name for path in made.path.iterdir()
+    }
+    assert made.status().keys() == real.status().keys()
+
+
 def test_rows_steps_and_tokens(tmp_path):
     folder = write_run(tmp_path, Record(**SMALL))
     rows = series(folder)

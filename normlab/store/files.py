@@ -16,23 +16,33 @@ _REMEDIES = {
     errno.ENOSPC: "free some space and run the same command again",
     errno.EDQUOT: "free some of your quota and run the same command again",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) and run the same command again",
-    errno.EROFS: "make it writable, or choose another results_dir",
-    errno.ENOTDIR: "choose another results_dir",
-    errno.ENOENT: "choose another results_dir",
     errno.EMFILE: "raise the limit on open files (ulimit -n) and run the same command again",
     errno.ENOLCK: "this disk has no file locks, choose a results_dir on another",
 }
+_ELSEWHERE = (errno.ENOTDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG)
+"""Where nothing helps but another place."""
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _LACKING = {"read": "readable", "opened": "readable and writable"}
 """What a file must be made that there is no right to; writable unless it is here."""
 
 
-def refusal(path: Path, doing: str, error: OSError, comfort: str = "") -> StoreError:
-    """The error for what the system refused to do with a file: the file, the reason, what is safe, what to do."""
+def refusal(path: Path, doing: str, error: OSError, comfort: str = "", *, instead: str = "results_dir") -> StoreError:
+    """The error for what the system refused to do with a file: the file, the reason, what is safe, what to do.
+
+    Args:
+        path: The file.
+        doing: What was being done: `written`, `read`.
+        error: What the system said.
+        comfort: What is safe.
+        instead: What to choose another of, where that helps.
+    """
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and run the same command again")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        remedy = f"make it {_LACKING.get(doing, 'writable')}, or choose another results_dir"
+    if error.errno in _FORBIDDEN:
+        remedy = f"make it {_LACKING.get(doing, 'writable')}, or choose another {instead}"
     elif doing == "read" and error.errno == errno.ENOENT:
         remedy = "put back a copy"
+    elif error.errno in _ELSEWHERE:
+        remedy = f"choose another {instead}"
     told = [f"{path}: cannot be {doing} ({error.strerror or error})", *filter(None, [comfort]), remedy]
     return StoreError("; ".join(told))
 
@@ -44,10 +54,15 @@ def write_all(descriptor: int, content: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, *, instead: str = "results_dir") -> None:
     """Replace a file, or make it, so that at any moment it holds the old content or the new.
 
     The content reaches the disk under a temporary name in the same folder and is then renamed.
+
+    Args:
+        path: The file.
+        content: All of it.
+        instead: What to choose another of where the system refuses.
 
     Raises:
         StoreError: The system refused (a full disk, no permission); the file is as it was.
@@ -64,7 +79,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise refusal(path, "written", error) from error
+            raise refusal(path, "written", error, instead=instead) from error
         raise
     _sync_folder(path.parent)
 

@@ -108,7 +108,7 @@ def resolve_run(word: str, results_dir: str | os.PathLike[str]) -> RunFolder:
         return RunFolder(Path(word).absolute())
     entries = find_runs(results_dir)
     if not entries:
-        raise StoreError(no_runs(results_dir))
+        raise StoreError(f"no run {word!r}, and {no_runs(results_dir)}")
     exact = [entry for entry in entries if entry.folder.run_id == word]
     matches = exact or [
         entry for entry in entries if entry.name == word or (word and entry.folder.run_id.startswith(word))

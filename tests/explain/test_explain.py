@@ -198,6 +198,21 @@ def test_what_is_no_number_within_bounds_is_said_and_changes_nothing(open_page: 
     open_page.get_by_role("button", name="reset").click()
 
 
+def test_something_is_said_as_long_as_any_field_is_wrong(open_page: Page) -> None:
+    open_page.get_by_role("button", name="reset").click()
+    one, other = (open_page.get_by_label(f"token 1, channel {channel}", exact=True) for channel in (1, 4))
+    status = open_page.locator("[role=status]")
+    one.fill("")
+    other.fill("1e13")
+    assert status.inner_text().startswith("token 1, channel 4: ")
+    other.fill("1")
+    assert one.get_attribute("aria-invalid") == "true"
+    assert status.inner_text().startswith("token 1, channel 1: ")
+    one.fill("1")
+    assert status.inner_text() == ""
+    open_page.get_by_role("button", name="reset").click()
+
+
 def test_there_is_a_normaliser_for_each_card_and_its_text_is_the_catalogues(open_page: Page) -> None:
     shown = open_page.locator("[data-live]").evaluate_all("cards => cards.map(card => card.dataset.live)")
     assert shown == list(LIVE)
@@ -362,6 +377,14 @@ def test_by_keyboard(browser: Browser, written: Path) -> None:
 
 def test_a_link_opens_what_it_leads_to(browser: Browser, written: Path) -> None:
     with opened(browser, written) as one:
+        one.evaluate("location.hash = '#norm-dyt'")
+        one.wait_for_function("document.getElementById('norm-dyt').open")
+
+
+def test_a_link_to_what_is_no_name_leads_nowhere(browser: Browser, written: Path) -> None:
+    with opened(browser, written) as one:
+        one.evaluate("location.hash = '#%'")
+        one.wait_for_timeout(100)
         one.evaluate("location.hash = '#norm-dyt'")
         one.wait_for_function("document.getElementById('norm-dyt').open")
 

@@ -111,6 +111,26 @@ def test_names_of_something_else_are_refused(tmp_path, name):
         check_page(tmp_path / name, "-o")
 
 
+@pytest.mark.parametrize("begins", [b"<!doctype html>", b"<!DOCTYPE HTML PUBLIC", b"<HTML>"])
+def test_a_page_without_an_ending_may_be_replaced(tmp_path, begins):
+    (tmp_path / "page").write_bytes(begins)
+    check_page(tmp_path / "page", "-o")
+
+
+@pytest.mark.parametrize("begins", [b"", b"all:\n\tcc", b" <html", b"<htm"])
+def test_a_file_that_is_no_page_is_refused(tmp_path, begins):
+    path = tmp_path / "Makefile"
+    path.write_bytes(begins)
+    with pytest.raises(ConfigError, match=r"^-o .*Makefile: is there, and is no page; choose another name, .*\.html$"):
+        check_page(path, "-o")
+
+
+def test_what_is_no_file_at_all_is_refused_unread(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is there, and is no page"):
+        check_page(tmp_path / "pipe", "-o")
+
+
 def test_a_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=f"is a folder.*{tmp_path / 'page.html'}$"):
         check_page(tmp_path, "-o")
@@ -136,4 +156,14 @@ def test_one_line_where_it_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"page\.html: cannot be written") as refused:
         write_page(tmp_path / "file" / "page.html", "text")
+    assert str(refused.value).endswith("; choose another name (-o)")
     assert "\n" not in str(refused.value)
+
+
+def test_where_there_is_no_right_another_name_is_advised(tmp_path, monkeypatch):
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", denied)
+    with pytest.raises(StoreError, match=r"; make it writable, or choose another name \(-o\)$"):
+        write_page(tmp_path / "page.html", "text")

@@ -71,7 +71,11 @@ function normCard(norm) {
 
 /** Open what a link leads to. */
 function openTarget() {
-  const target = byId(decodeURIComponent(location.hash.slice(1)));
+  const name = location.hash.slice(1);
+  let target = null;
+  try {
+    target = byId(decodeURIComponent(name));
+  } catch {} // "#%" is no name
   if (target instanceof HTMLDetailsElement) target.open = true;
 }
 

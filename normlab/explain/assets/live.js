@@ -32,6 +32,14 @@ function typed(input) {
 /** The matrix as it is, to be edited. */
 function editor() {
   const status = make("p", { class: "small status", role: "status" });
+  /** What is said of a field without a number within the limit, the one given before others; nothing where all have one. */
+  const wanting = (first) => {
+    const all = inputs.flat();
+    const wrong = [first, ...all].find((input) => typed(input) === null);
+    if (!wrong) return "";
+    const [row, column] = [Math.floor(all.indexOf(wrong) / COLUMNS), all.indexOf(wrong) % COLUMNS];
+    return `token ${row + 1}, channel ${column + 1}: a number of at most ${DATA.limit.toExponential(0).replace("+", "")} is needed; the last one, ${current[row][column]}, is still shown elsewhere`;
+  };
   const inputs = copied(ORIGINAL).map((line, row) =>
     line.map((value, column) => {
       const input = make("input", {
@@ -44,10 +52,7 @@ function editor() {
         input: () => {
           const number = typed(input);
           input.setAttribute("aria-invalid", String(number === null));
-          status.textContent =
-            number === null
-              ? `token ${row + 1}, channel ${column + 1}: a number of at most ${DATA.limit.toExponential(0).replace("+", "")} is needed; the last one, ${current[row][column]}, is still shown elsewhere`
-              : "";
+          status.textContent = wanting(input);
           if (number !== null) {
             current[row][column] = number;
             follow();
@@ -76,7 +81,9 @@ function editor() {
     const of = (value) => Number((preset.value ?? value * (preset.times ?? 1) + (preset.add ?? 0)).toPrecision(12));
     const next = current.map((line, row) => line.map((value, column) => (isMeant(row, column) ? of(value) : value)));
     if (next.flat().some((value) => Math.abs(value) > DATA.limit))
-      status.textContent = "that would be more than the largest number here";
+      status.textContent = ["that would be more than the largest number here", wanting(inputs[0][0])]
+        .filter(Boolean)
+        .join("; ");
     else put(next, `done: ${preset.label}`);
   };
   FOLLOWERS.push(() => table.update(current));

@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from normlab.report.against import pairs
-from normlab.report.by_text import loss_text
-from normlab.report.cell_row import losses_at
 from normlab.report.compare.comparable import incomparable
 from normlab.report.groups import Cell
-from normlab.report.intervals import LEVEL, mean_interval, paired
+from normlab.report.intervals import LEVEL, Paired, mean_interval, paired
 from normlab.report.learning_rates import badness
 from normlab.report.outcomes import UNFINISHED, Outcome
+from normlab.report.settings import shown
 from normlab.store.schema import DIVERGED, FAILED
 
 ALL_DIVERGED = "every run that has come out diverged"
@@ -40,12 +39,13 @@ def best(cells: Sequence[Cell]) -> int | None:
     return order[0]
 
 
-def answer(cells: Sequence[Cell], absent: Sequence[str] = ()) -> list[str]:
+def answer(cells: Sequence[Cell], absent: Sequence[str] = (), by: Sequence[str] = ()) -> list[str]:
     """The sentences.
 
     Args:
         cells: The runs.
         absent: What became of each run that is in no cell, a word or two each: `damaged`, `not started`.
+        by: The words that cells are made of; without them a cell is called by its values alone, whatever they are.
     """
     order = ranked(cells)
     first = best(cells)
@@ -53,62 +53,82 @@ def answer(cells: Sequence[Cell], absent: Sequence[str] = ()) -> list[str]:
     if not order:
         said.append("No run has come out: there is no loss to compare.")
     elif first is not None:
-        said += [_best(cells, first), *_next(cells, order)]
+        said += [_best(cells[first], by), _next(cells, order, by)]
     else:
-        said.append(_no_best(cells, order))
-    said.append(_rest(cells, absent))
+        said.append(_no_best(cells, order, by))
+    said.append(_rest(cells, absent, by))
     return [*said, *_selected(cells, first)]
 
 
-def _best(cells: Sequence[Cell], index: int) -> str:
-    cell = cells[index]
-    mixed = any(not math.isfinite(loss) for loss in _own(cell))
-    what = "is best, though seeds of every cell diverged" if mixed else "has the lowest final validation loss"
-    return f"{cell.name} {what}: {_loss(cell)}, {_rate(cell)}."
+def _called(cell: Cell, by: Sequence[str]) -> str:
+    """A cell's name; by word and value (`model.depth=200`) where its values are but numbers or nothing."""
+    if any(isinstance(value, bool | str) and any(map(str.isalpha, shown(value))) for value in cell.key) or not by:
+        return cell.name
+    return " ".join(f"{word}={shown(value)}" for word, value in zip(by, cell.key, strict=True))
 
 
-def _next(cells: Sequence[Cell], order: Sequence[int]) -> list[str]:
+def _best(cell: Cell, by: Sequence[str]) -> str:
+    what = "is best, though seeds of every cell diverged" if _lost(cell) else "has the lowest final validation loss"
+    return f"{_called(cell, by)} {what}: {_loss(cell)}, {_rate(cell)}."
+
+
+def _next(cells: Sequence[Cell], order: Sequence[int], by: Sequence[str]) -> str:
     """How the best stands against the next one, paired by seed and data order."""
     if len(order) < 2:
-        return [f"No other of the {len(cells)} cells has a result."]
+        return f"No other of the {len(cells)} cells has a result."
     one, other = cells[order[0]], cells[order[1]]
+    name = _called(other, by)
     differences, both, _ = pairs(one, one.best_lr, other, other.best_lr)
-    apart = f"Not told apart from the next, {other.name}"
+    apart = f"Not told apart from the next, {name}"
     if not differences:
-        return [f"{apart}: they have no seed in common ({_loss(other)})."]
+        return f"{apart}: they have no seed in common ({_loss(other)})."
     found = paired(differences, both_diverged=both)
+    told = f"{_difference(found)}n = {_seeds(found.n)}"
     if found.low is None or found.high is None:
-        told = f"paired difference {_signed(found.estimate)}, n = {_seeds(found.n)}"
+        if math.isinf(found.estimate) or (_lost(other) and not _lost(one)):
+            few = "1 pair is" if found.n == 1 else f"{found.n} pairs are"
+            return f"The next, {name}, has {_share(other)} that diverged; n = {few} too few for an interval."
         why = "too few for an interval" if found.test != "one pair" else "no interval"
-        return [f"{apart}: {told}, {why}{_diverged(other)}."]
+        return f"{apart}: {told}, {why}{_diverged(other)}."
     test = "" if found.test == "paired t" else f", by {found.test}"
-    told = f"paired difference {_signed(found.estimate)} [{_signed(found.low)}, {_signed(found.high)}]"
-    told = f"{told}, n = {_seeds(found.n)}{test}"
+    told = f"{told}{test}{_diverged(other)}"
     if found.high < 0:
-        return [f"{_size(found.estimate)} below the next, {other.name} ({told}{_diverged(other)})."]
-    return [f"{apart}: the {LEVEL:.0%} interval of their difference does not lie below 0 ({told}{_diverged(other)})."]
+        return f"{_size(found.estimate)} below the next, {name} ({told})."
+    return f"{apart}: the {LEVEL:.0%} interval of their difference does not lie below 0 ({told})."
 
 
-def _no_best(cells: Sequence[Cell], order: Sequence[int]) -> str:
+def _difference(found: Paired) -> str:
+    """`paired difference -0.1000 [-0.2000, -0.0100], `; a diverged run is worse by no number, and none is said."""
+    estimate = "" if math.isinf(found.estimate) else f"paired difference {_signed(found.estimate)}"
+    interval = ""
+    if found.low is not None and found.high is not None and (math.isfinite(found.low) or math.isfinite(found.high)):
+        low = _signed(found.low) if math.isfinite(found.low) else "no lower bound"
+        high = _signed(found.high) if math.isfinite(found.high) else "no upper bound"
+        interval = f"{'' if estimate else f'{LEVEL:.0%} interval '}[{low}, {high}]"
+    told = " ".join(filter(None, [estimate, interval]))
+    return f"{told}, " if told else ""
+
+
+def _no_best(cells: Sequence[Cell], order: Sequence[int], by: Sequence[str]) -> str:
     cell = cells[order[0]]
     if why := incomparable(_came_out(cells)):
         return f"No cell is called the best: {why}."
     if not _mean_of_finite(cell):
         return f"No cell is called the best: {ALL_DIVERGED}."
-    return (
-        f"{cell.name}: final validation loss {_loss(cell)}, {_rate(cell)}; there is no other cell to compare it with."
-    )
+    what = "" if _lost(cell) else "final validation loss "
+    return f"{_called(cell, by)}: {what}{_loss(cell)}, {_rate(cell)}; there is no other cell to compare it with."
 
 
-def _rest(cells: Sequence[Cell], absent: Sequence[str]) -> str:
+def _rest(cells: Sequence[Cell], absent: Sequence[str], by: Sequence[str]) -> str:
     """What diverged, failed, stayed on the plateau or has not ended, in numbers with names."""
     total = sum(len(cell.outcomes) for cell in cells) + len(absent)
+    named = [(_called(cell, by), cell) for cell in cells]
     counts = {
-        "diverged": {cell.name: cell.count(DIVERGED) for cell in cells},
-        "failed": {cell.name: cell.count(FAILED) for cell in cells},
-        "never left the unigram plateau": {cell.name: sum(run.on_plateau for run in cell.outcomes) for cell in cells},
-        "fell back to the unigram plateau": {cell.name: sum(run.fell_back for run in cell.outcomes) for cell in cells},
-        "have not ended": {cell.name: cell.count(UNFINISHED) for cell in cells},
+        "diverged": {name: cell.count(DIVERGED) for name, cell in named},
+        "failed": {name: cell.count(FAILED) for name, cell in named},
+        "never left the unigram plateau": {name: sum(run.on_plateau for run in cell.outcomes) for name, cell in named},
+        "fell back to the unigram plateau": {name: sum(run.fell_back for run in cell.outcomes) for name, cell in named},
+        "have not ended": {name: cell.count(UNFINISHED) for name, cell in named},
         "are in no cell": Counter(absent),
     }
     parts = []
@@ -154,8 +174,11 @@ def _came_out(cells: Sequence[Cell]) -> list[Outcome]:
 def _loss(cell: Cell) -> str:
     """`1.8321 ± 0.0102 nats a token (95 % interval over n = 3 seeds)`; of diverged runs how many they are."""
     values = _own(cell)
-    if any(not math.isfinite(value) for value in values):
-        return f"{loss_text(losses_at(cell, cell.best_lr, ''), '', 'val_loss')} nats a token"
+    if _lost(cell):
+        others = [value for value in values if math.isfinite(value)]
+        whose = "the other's" if len(others) == 1 else "the others'"
+        rest = f"; {whose} final validation loss is {mean_interval(others).estimate:.4f} nats a token" if others else ""
+        return f"{_share(cell)} diverged{rest}"
     mean, _, high, n = mean_interval(values)
     if high is None:
         return f"{mean:.4f} nats a token (n = {_seeds(n)}, so without an interval)"
@@ -170,8 +193,17 @@ def _rate(cell: Cell) -> str:
 
 def _diverged(cell: Cell) -> str:
     """That seeds of the other diverged, where they did."""
-    lost = sum(not math.isfinite(loss) for loss in _own(cell))
-    return f"; {lost} of {_seeds(len(_own(cell)))} of it diverged" if lost else ""
+    return f"; {_share(cell)} of it diverged" if _lost(cell) else ""
+
+
+def _lost(cell: Cell) -> int:
+    """How many seeds diverged."""
+    return sum(not math.isfinite(loss) for loss in _own(cell))
+
+
+def _share(cell: Cell) -> str:
+    """`1 of 3 seeds`: those that diverged."""
+    return f"{_lost(cell)} of {_seeds(len(_own(cell)))}"
 
 
 def _size(estimate: float) -> str:

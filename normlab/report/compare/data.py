@@ -25,7 +25,7 @@ from normlab.store.schema import DAMAGED, RUNNING, number
 Row = dict[str, Any]
 
 MOST_SPIKES = 200
-"""Spikes of a run and a series whose steps are told; how many there are is told always."""
+"""The most spikes of a run and a series whose steps are told, the first of them; how many there are is told always."""
 STILL_RUNNING = "is still running: these are its numbers until now"
 
 
@@ -74,7 +74,7 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
         "title": _title(found, len(entries)),
         "by": words,
         "level": LEVEL,
-        "answer": answer(report.cells, absent),
+        "answer": answer(report.cells, absent, words),
         "best": best(report.cells),
         "banners": banners(outcomes),
         "warnings": report.warnings,

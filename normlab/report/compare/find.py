@@ -77,10 +77,13 @@ def _find(word: str, results_dir: str | os.PathLike[str]) -> Found:
         return Found(entries, "", folder.parent if folder.name == RUNS_FOLDER else folder)
     if has_plan(named):
         return _sweep(named)
-    if os.path.isdir(folder):
+    if os.path.isdir(folder) or folder == Path(results_dir):
         raise StoreError(no_runs(word))
     exact = Path(results_dir) / RUNS_FOLDER / word  # looked for first: a name is found by reading every run
-    run = RunFolder(exact.absolute()) if folder.name == word and is_run(exact) else resolve_run(word, results_dir)
+    try:
+        run = RunFolder(exact.absolute()) if folder.name == word and is_run(exact) else resolve_run(word, results_dir)
+    except StoreError as error:
+        raise StoreError(f"{word}: neither a folder nor a sweep; {error}") from error
     return Found([examine(run)], "", Path(results_dir))
 
 

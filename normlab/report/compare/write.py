@@ -12,7 +12,7 @@ from pathlib import Path
 
 from normlab.errors import ConfigError, one_line, unknown
 from normlab.report.compare.data import Row, data
-from normlab.report.compare.find import NOT_STARTED, find, not_started
+from normlab.report.compare.find import NOT_STARTED, find
 from normlab.report.pages.shell import check_page, page, write_page
 from normlab.store.files import write_atomic
 
@@ -59,7 +59,7 @@ class Written:
 
 
 def write_compare(words: Sequence[str], options: Options | None = None) -> Written:
-    """Write the page of some runs; what is wrong with any of them is said on stderr.
+    """Write the page of some runs; its warnings, and what is wrong with any of the runs, are said on stderr.
 
     Raises:
         ConfigError: A word, a condition, the format or the page's name is none.
@@ -86,10 +86,9 @@ def write_compare(words: Sequence[str], options: Options | None = None) -> Writt
 
 
 def _problems(shown: Row) -> list[str]:
-    """A line for each run of which something cannot be read, and how many have not started."""
+    """The warnings, as `normlab summarize --by` has them, and a line for each run of which something cannot be read."""
     broken = [run for run in shown["runs"] if run["problems"] and run["state"] != NOT_STARTED]
-    told = not_started([run["state"] for run in shown["runs"]])
-    return [*told, *(f"run {run['id']}: {'; '.join(run['problems'])}" for run in broken)]
+    return [*shown["warnings"], *(f"run {run['id']}: {'; '.join(run['problems'])}" for run in broken)]
 
 
 def _pictures(page_path: Path) -> list[Path]:

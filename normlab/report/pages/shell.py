@@ -11,6 +11,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,23 @@ from normlab.store.schema import encode
 
 OURS = Path(__file__).parent
 """Where the styles and the scripts are that pages share."""
+_BEGINNINGS = (b"<!doctype html", b"<html")
+_INSTEAD = "name (-o)"
+"""What to choose another of where the system refuses a page."""
 
 
 def check_page(path: Path, option: str) -> None:
     """Refuse a page's name before anything is read or measured.
 
     Raises:
-        ConfigError: It says that the file is something else, or is a folder's.
+        ConfigError: It says that the file is something else, or is a folder's, or that of a file which is no page.
     """
     if path.suffix.lower() not in ("", ".html", ".htm"):
         raise ConfigError(f"{option} {path}: a page is written as HTML; give it a name that ends in .html")
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path it says no to a name that is too long
         raise ConfigError(f"{option} {path}: is a folder; name a file in it, as {path / 'page.html'}")
+    if not path.suffix and os.path.exists(path) and not _begins_like_a_page(path):
+        raise ConfigError(f"{option} {path}: is there, and is no page; choose another name, as {path}.html")
 
 
 def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path], *, plotly: bool = True) -> str:
@@ -85,14 +91,25 @@ def write_page(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise refusal(path, "written", error) from error
-    write_atomic(path, text.encode())
+        raise refusal(path, "written", error, instead=_INSTEAD) from error
+    write_atomic(path, text.encode(), instead=_INSTEAD)
 
 
 def as_json(data: Mapping[str, Any]) -> str:
     """Strict JSON that may stand in a script element: nothing in it can end the element, or begin another."""
     text = json.dumps(encode(data), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _begins_like_a_page(path: Path) -> bool:
+    """Whether a file begins as HTML does; one that cannot be read does not."""
+    try:
+        if not path.is_file():  # of a pipe nothing may ever come
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_BEGINNINGS[0])).lower().startswith(_BEGINNINGS)
+    except OSError:
+        return False
 
 
 def _joined(paths: Sequence[Path], suffix: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -92,10 +93,7 @@ def test_a_diverged_seed_is_worse_than_none_and_never_hidden(make, found):
     assert ranked(seen) == [1, 0]
     first, second, third = answer(seen)
     assert first.startswith("rmsnorm has the lowest final validation loss: 2.2000 ± ")
-    assert second == (
-        "Not told apart from the next, layernorm: paired difference -inf, n = 3 seeds, too few for an interval; "
-        "1 of 3 seeds of it diverged."
-    )
+    assert second == ("The next, layernorm, has 1 of 3 seeds that diverged; n = 3 pairs are too few for an interval.")
     assert third == "1 of 6 runs diverged: layernorm (1)."
 
 
@@ -104,8 +102,8 @@ def test_seeds_of_every_cell_diverged(make, found):
     make("rmsnorm", [math.inf, 2.2, 2.3])
     first, *_, third = answer(found())
     assert first == (
-        "rmsnorm is best, though seeds of every cell diverged: 1 of 3 diverged, others 2.2500 nats a token, at "
-        "learning rate 0.001."
+        "rmsnorm is best, though seeds of every cell diverged: 1 of 3 seeds diverged; the others' final validation "
+        "loss is 2.2500 nats a token, at learning rate 0.001."
     )
     assert third == "3 of 6 runs diverged: layernorm (2), rmsnorm (1)."
 
@@ -115,9 +113,80 @@ def test_many_seeds_against_one_that_diverges_every_time(make, found):
     make("rmsnorm", [2.0 + seed / 10 for seed in range(6)])
     second = answer(found())[1]
     assert second == (
-        "Far below the next, layernorm (paired difference -inf [-inf, -inf], n = 6 seeds, by signed-rank (6 of 6 pairs "
-        "with a diverged run); 6 of 6 seeds of it diverged)."
+        "Far below the next, layernorm (n = 6 seeds, by signed-rank (6 of 6 pairs with a diverged run); 6 of 6 seeds "
+        "of it diverged)."
     )
+
+
+@pytest.mark.parametrize(
+    ("diverged", "told"),
+    [
+        (2, "paired difference -0.1000 [no lower bound, -0.1000], n = 7 seeds, by signed-rank (2 of 7 pairs "),
+        (4, "95% interval [no lower bound, -0.1000], n = 7 seeds, by signed-rank (4 of 7 pairs "),
+        (7, "n = 7 seeds, by signed-rank (7 of 7 pairs "),
+    ],
+)
+def test_no_number_is_made_up_for_a_diverged_seed(make, found, diverged, told):
+    make("layernorm", [math.inf] * diverged + [2.1] * (7 - diverged))
+    make("rmsnorm", [2.0] * 7)
+    second = answer(found())[1]
+    assert f"({told}" in second
+
+
+@pytest.mark.parametrize("diverged", list(itertools.product([0, 1, 3, 6], repeat=2)))
+@pytest.mark.parametrize("seeds", [1, 3, 6])
+@pytest.mark.parametrize("first", [0, 1])
+def test_infinity_is_never_printed(make, found, diverged, seeds, first):
+    for norm, number, start in zip(("layernorm", "rmsnorm"), diverged, (0, first), strict=True):
+        make(norm, [math.inf if seed < number else 2 + seed / 10 for seed in range(seeds)], first_seed=start)
+    assert "inf" not in " ".join(answer(found()))
+
+
+def test_a_lone_pair_with_a_diverged_seed(make, found):
+    make("layernorm", [math.inf])
+    make("rmsnorm", [2.0])
+    second = "The next, layernorm, has 1 of 1 seed that diverged; n = 1 pair is too few for an interval."
+    assert answer(found())[1] == second
+
+
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        ([math.inf, 2.2, 2.4], "1 of 3 seeds diverged; the others' final validation loss is 2.3000 nats a token"),
+        ([math.inf, 2.2], "1 of 2 seeds diverged; the other's final validation loss is 2.2000 nats a token"),
+    ],
+)
+def test_a_cell_alone_with_diverged_seeds(make, found, losses, told):
+    make("rmsnorm", losses)
+    assert answer(found())[0] == (
+        f"rmsnorm: {told}, at learning rate 0.001; there is no other cell to compare it with."
+    )
+
+
+def test_no_seed_in_common_with_one_that_diverged(make, found):
+    make("rmsnorm", [2.0])
+    make("layernorm", [math.inf], first_seed=5)
+    assert answer(found())[1] == (
+        "Not told apart from the next, layernorm: they have no seed in common (1 of 1 seed diverged)."
+    )
+
+
+def test_a_cell_without_a_letter_is_called_by_its_words(make, found):
+    make("rmsnorm", [2.0, 2.1], depth=200)
+    make("rmsnorm", [2.2, math.inf], depth=1e-5)
+    first, second, *_, last = answer(found("model.depth"), by=["model.depth"])
+    assert first.startswith("model.depth=200 has the lowest final validation loss")
+    assert second.startswith("The next, model.depth=1e-05, has 1 of 2 seeds that diverged")
+    assert last == "1 of 4 runs diverged: model.depth=1e-05 (1)."
+    two = ["run.name", "model.depth"]
+    assert answer(found(*two), by=two)[0].startswith("run.name=- model.depth=200 has the lowest")
+    named = ["norm", "model.depth"]
+    assert answer(found(*named), by=named)[0].startswith("rmsnorm 200 has the lowest")
+
+
+def test_a_cell_alone_without_a_letter(make, found):
+    make("rmsnorm", [2.0])
+    assert answer(found("run.name"), by=["run.name"])[0].startswith("run.name=-: final validation loss 2.0000")
 
 
 def test_all_diverged(make, found):

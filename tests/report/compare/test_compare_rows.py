@@ -97,6 +97,18 @@ def test_spikes_are_at_their_steps(trained, compare, run_command, tmp_path):
     assert code == 0
     assert run["spikes"] == {"loss": rules["loss_olmo_core"], "grad_norm": rules["grad_norm_olmo_core"]}
     assert {500, 1200, 2999} <= set(run["spikes"]["loss"])
+    assert run["spike_counts"] == {of: len(steps) for of, steps in run["spikes"].items()}
+
+
+def test_of_very_many_spikes_all_are_counted_and_the_first_are_told(trained, compare, monkeypatch):
+    losses = 3 + np.random.default_rng(0).normal(0, 0.01, 2000)
+    losses[[500, 1000, 1500]] += 2
+    trained("spiky", losses=losses.tolist(), steps=2000)
+    every = compare()["runs"][0]["spikes"]["loss"]
+    monkeypatch.setattr("normlab.report.compare.data.MOST_SPIKES", 2)
+    (run,) = compare()["runs"]
+    assert run["spikes"]["loss"] == every[:2]
+    assert run["spike_counts"]["loss"] == len(every) > 2
 
 
 def test_losses_over_learning_rates(grid, compare):
@@ -132,6 +144,25 @@ def test_the_matrix(grid, compare, run_command, tmp_path):
         assert cell["depth"] == row["model.depth"]
         assert len(cell["runs"]) == row["runs"]
         assert {key: cell[key] for key in row if key != "runs"} == {k: v for k, v in row.items() if k != "runs"}
+
+
+def test_a_row_of_the_matrix_says_what_it_mixes(trained, compare):
+    config = json.loads((trained("a", norm="rmsnorm").path / "run.json").read_bytes())["config"]
+    wide = {**config, "model": {**config["model"], "width": 256}}
+    trained("b", norm="rmsnorm", run={"config": wide})
+    trained("c", norm="layernorm")
+    cells = {cell["norm"]: cell["warnings"] for cell in compare("--by", "norm,model.width")["matrix"]["cells"]}
+    assert "mixes model.width 128 and 256" in cells["rmsnorm"]
+    assert not any("mixes" in warning for warning in cells["layernorm"])
+
+
+def test_a_word_that_another_implies_is_warned_of(trained, compare):
+    config = json.loads((trained("a", norm="rmsnorm").path / "run.json").read_bytes())["config"]
+    longer = {**config, "norm": {"name": "layernorm", "preset": ""}, "train": {**config["train"], "steps": 2000}}
+    trained("b", run={"config": longer})
+    shown = compare()
+    assert shown["by"] == ["norm"]
+    assert "the cells differ in more than norm: train.steps 100 and 2000" in shown["warnings"]
 
 
 def test_words_that_cells_are_made_of_unasked(trained, compare):

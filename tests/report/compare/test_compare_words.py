@@ -78,8 +78,15 @@ def test_a_results_folder_elsewhere(sweeps, run_command, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["abc"], "run 'abc' could be abc0 (name0), abc1 (name1), abc2 (name2); give more of the id"),
-        (["nane0"], "no run 'nane0' in results (did you mean 'name0'?)"),
+        (
+            ["abc"],
+            "abc: neither a folder nor a sweep; run 'abc' could be abc0 (name0), abc1 (name1), abc2 (name2); give",
+        ),
+        (["/no/such"], "/no/such: neither a folder nor a sweep; no run '/no/such' in results: give the id"),
+        (["what", "--results-dir", "nowhere"], "what: neither a folder nor a sweep; no run 'what', and no runs in now"),
+        (["/no/such", "--results-dir", "nowhere"], "/no/such: neither a folder nor a sweep; no run '/no/such', and no"),
+        (["-o", "Makefile"], "-o Makefile: is there, and is no page; choose another name, as Makefile.html"),
+        (["nane0"], "nane0: neither a folder nor a sweep; no run 'nane0' in results (did you mean 'name0'?)"),
         (["later"], "later: none of the sweep's 1 runs has started"),
         (["deserted"], "no runs in deserted: make one"),
         (["results", "--results-dir", "nowhere", "-o", "x.pdf"], "-o x.pdf: a page is written as HTML"),
@@ -94,6 +101,7 @@ def test_a_results_folder_elsewhere(sweeps, run_command, tmp_path):
 )
 def test_mistakes_are_one_line_and_write_nothing(sweeps, run_command, words, told):
     Path("deserted").mkdir()
+    Path("Makefile").write_text("all:")
     before = sorted(Path().rglob("*"))
     code, out, err = run_command("compare", *words)
     assert (code, out) == (2, "")
@@ -138,3 +146,19 @@ def test_a_page_that_cannot_be_written(sweeps, run_command):
     assert code == 2
     assert err.startswith("error: blocked")
     assert len(err.splitlines()) == 1
+    assert err.endswith("; choose another name (-o)\n")
+
+
+def test_warnings_are_on_stderr_as_those_of_summarize(trained, run_command, tmp_path):
+    trained("a", norm="rmsnorm", steps=20)
+    trained("b", norm="layernorm", lr=2e-3)
+    told = ["--results-dir", str(tmp_path)]
+    code, _, err = run_command("compare", "--by", "norm", *told)
+    assert code == 0
+    assert err.splitlines()[0].startswith("normlab: the cells were not given the same learning rates")
+    assert err == run_command("summarize", str(tmp_path), "--by", "norm")[2]
+
+
+def test_what_has_not_started_is_said_once(sweeps, run_command):
+    _, _, err = run_command("compare", "first", "later")
+    assert [line for line in err.splitlines() if "started" in line] == ["normlab: 1 of 3 runs has not started"]

@@ -572,9 +572,10 @@ def test_nothing_is_cut_and_nothing_overlaps(browser, which, size, request):
         )
         assert overlapping == []
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        # A picture that is wider than the screen scrolls in its own box.
         cut = page.evaluate(
             """() => [...document.querySelectorAll('.plot .main-svg text')].filter((text) => {
-              const own = text.getBoundingClientRect(), around = text.closest('.plot').getBoundingClientRect();
+              const own = text.getBoundingClientRect(), around = text.closest('svg').getBoundingClientRect();
               const wide = own.left < around.left - 1 || own.right > around.right + 1;
               return own.width && (wide || own.top < around.top - 1 || own.bottom > around.bottom + 1);
             }).map((text) => text.closest('figure').dataset.picture + ': ' + text.textContent)"""

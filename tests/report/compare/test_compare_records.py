@@ -77,8 +77,11 @@ def test_what_is_no_run_yet_and_what_is_none_any_more(trained, compare, run_comm
     assert {name for name, run in runs.items() if run["cell"] is None} == {"bare", "hollow", "new"}
     assert runs["torn"]["loss"]["n"] == 18
     assert shown["title"] == "mine"
-    lines = ["1 of 7 runs has not started", "run bare", "run hollow", "run torn"]
-    assert [line.split(": ")[:2] for line in err.splitlines()] == [["normlab", line] for line in lines]
+    lines = [f"normlab: {warning}" for warning in shown["warnings"]]
+    assert err.splitlines()[: len(lines)] == lines
+    assert lines[0] == "normlab: 1 of 7 runs has not started"
+    broken = [line.split(": ")[:2] for line in err.splitlines()[len(lines) :]]
+    assert broken == [["normlab", f"run {name}"] for name in ("bare", "hollow", "torn")]
     assert "3 are in no cell: damaged (1), empty (1), not started (1)" in shown["answer"][1]
     assert [run["id"] for run in compare(str(tmp_path))["runs"] if run["state"] == "empty"] == ["hollow"]
 

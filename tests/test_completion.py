@@ -82,7 +82,10 @@ def test_every_registered_name_is_offered() -> None:
         assert {f"{group}={name}" for name in ours} <= set(candidates(f"normlab train {group}="))
 
 
-@pytest.mark.parametrize("words", [[], ["norm=batchnorm", "optim=sgd", "data=files", "data.path=x"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], pytest.param(["norm=batchnorm", "optim=sgd", "data=files", "data.path=x"], marks=pytest.mark.slow)],
+)
 def test_every_option_is_offered(words: list[str]) -> None:
     """And the defaults here are those of conf/train.yaml."""
     for leaf in leaves(compose_run(words)):

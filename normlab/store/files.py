@@ -38,7 +38,9 @@ def refusal(path: Path, doing: str, error: OSError, comfort: str = "", *, instea
     """
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and run the same command again")
     if error.errno in _FORBIDDEN:
-        remedy = f"make it {_LACKING.get(doing, 'writable')}, or choose another {instead}"
+        # What may only be read lacks one thing, whatever was being done.
+        lacking = "writable" if error.errno == errno.EROFS else _LACKING.get(doing, "writable")
+        remedy = f"make it {lacking}, or choose another {instead}"
     elif doing == "read" and error.errno == errno.ENOENT:
         remedy = "put back a copy"
     elif error.errno in _ELSEWHERE:

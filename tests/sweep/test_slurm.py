@@ -81,6 +81,7 @@ def test_a_sweep_of_four_of_which_one_is_preempted_is_the_undisturbed_one(
     assert read_queue(folder) == {}
 
 
+@pytest.mark.slow
 def test_whoever_watches_may_go_and_come_back(words: list[str], tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Ctrl-C leaves what was handed over; the same command watches it, and hands over nothing twice."""
     grid = [*words, *HERE, "seed=0,1", "sweep.name=x", "stats=off"]

@@ -393,6 +393,7 @@ def test_its_process_killed(tmp_path: Path) -> None:
     assert ([row["train/step"] for row in after[2]], after[4]) == ([10, 20, 30, 40], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["begun", "beginning"])
 def test_its_process_stopped(when: str, tmp_path: Path) -> None:
     """It neither answers nor dies: the run waits for ten seconds at either end, and no more."""
@@ -505,6 +506,7 @@ def test_two_offline_parts_are_both_sent(sent: str, tmp_path: Path, server: Serv
     assert server.steps() == {"": [10, 20], "-from-20": [30, 40]}
 
 
+@pytest.mark.slow
 def test_an_online_part_and_then_an_offline_one(tmp_path: Path, server: Server) -> None:
     assert quiet(drive(tmp_path, "mode = 'online'\n" + FIRST_20, **server.login))
     unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}

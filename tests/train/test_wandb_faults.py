@@ -116,6 +116,7 @@ main()
 """Trains, and stops W&B's own process as soon as there is one."""
 
 
+@pytest.mark.slow
 def test_stopped_while_it_begins(reference: Path, alone: float, tmp_path: Path) -> None:
     """It is waited for once, and the one line does not promise what W&B never got."""
     said, seconds = train(tmp_path / "results", "-c", BEGINNING, mode="offline")

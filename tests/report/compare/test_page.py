@@ -243,6 +243,7 @@ def test_the_curves_are_the_records(browser, path, results):
             assert list(zip(line["x"], line["y"], strict=True)) == held
 
 
+@pytest.mark.slow
 def test_seeds_are_a_line_and_a_band(browser, path, results):
     with opened(browser, path) as page:
         ready(page).locator("#smooth").fill("0")
@@ -335,6 +336,7 @@ def test_a_tick_hides_in_every_picture_and_no_number_changes(browser, path, cell
         assert {section: json.dumps(drawn(page, section)["data"]) for section in SECTIONS} == held
 
 
+@pytest.mark.slow
 def test_a_run_that_is_hidden_leaves_the_band_and_says_so(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -392,6 +394,7 @@ def test_sorting(browser, path):
         assert panels == sorted(panels, key=lambda label: label.split()[0])
 
 
+@pytest.mark.slow
 def test_learning_rates_apart(browser, path):
     with opened(browser, path) as page:
         ready(page).locator("#which-rates").select_option("all")
@@ -413,7 +416,9 @@ def inspected(results: Path, record: Record, statistic: str) -> list[dict[str, A
     return json.loads(normlab("inspect", record.run_id, statistic, "--json", "--results-dir", str(results)))
 
 
-@pytest.mark.parametrize("statistic", ["resid_rms", "dresid_rms", "attn_ratio"])
+@pytest.mark.parametrize(
+    "statistic", ["resid_rms", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dresid_rms", "attn_ratio"))]
+)
 def test_profiles_are_those_of_inspect(browser, path, results, statistic):
     record = next(record for record in grid() if (record.norm, record.placement, record.depth) == ("rmsnorm", "pre", 8))
     rows = inspected(results, record, statistic)
@@ -456,6 +461,7 @@ def test_the_slider_moves_the_last_panel(browser, path):
         assert last() == end
 
 
+@pytest.mark.slow
 def test_every_core_statistic_can_be_drawn(browser, path):
     with opened(browser, path) as page:
         ready(page).get_by_role("searchbox").fill("rmsnorm pre depth=8")  # one cell is quicker to draw than eight
@@ -477,6 +483,7 @@ def test_every_core_statistic_can_be_drawn(browser, path):
         assert all(0 <= x <= 1 for own in xs for x in own)
 
 
+@pytest.mark.slow
 def test_files_hold_what_is_drawn(browser, path, cells):
     with opened(browser, path) as page:
         ready(page)
@@ -497,6 +504,7 @@ def test_files_hold_what_is_drawn(browser, path, cells):
         assert len(Path(download.value.path()).read_text().splitlines()) == 25
 
 
+@pytest.mark.slow
 def test_pictures_for_a_paper(sweep, tmp_path):
     """`--format png`: the pictures that the buttons give, each a file, none of them blank."""
     import struct
@@ -550,7 +558,7 @@ def crowded(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-@pytest.mark.parametrize("which", ["path", "crowded"])
+@pytest.mark.parametrize("which", ["path", pytest.param("crowded", marks=pytest.mark.slow)])
 def test_nothing_is_cut_and_nothing_overlaps(browser, which, size, request):
     with opened(browser, request.getfixturevalue(which), size) as page:
         ready(page)
@@ -612,7 +620,14 @@ def test_it_is_used_by_keyboard(browser, path):
 
 
 @pytest.mark.parametrize(
-    "name", ["<img src=x onerror=alert(1)>", "a $x^2$ %{x} &lt; <b>b</b>", "</script>%{fullData.name}"]
+    "name",
+    [
+        "<img src=x onerror=alert(1)>",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("a $x^2$ %{x} &lt; <b>b</b>", "</script>%{fullData.name}")
+        ),
+    ],
 )
 def test_a_name_is_text(browser, tmp_path, name):
     """What a run is called, wherever it is shown, is never markup, a template or mathematics."""

@@ -17,6 +17,7 @@ import typer
 
 from normlab import __version__
 from normlab.errors import ConfigError, NormlabError, one_line, unknown
+from normlab.openmp import limit_spinning
 from normlab.source import line_of_plugin
 
 if TYPE_CHECKING:
@@ -450,6 +451,7 @@ def complete(line: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: 0 done, 1 a failure of ours, 2 a mistake in the words, 128 + n stopped by signal n."""
+    limit_spinning()
     _replace_closed_streams()
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words

@@ -19,6 +19,7 @@ from typing import Any
 
 from normlab import __version__
 from normlab.errors import NormlabError
+from normlab.openmp import wait_policy
 from normlab.paths import cache_dir
 
 GOOD, NOTE, BAD = "ok", "note", "bad"
@@ -99,11 +100,15 @@ def _threads() -> tuple[str, str, str]:
 
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
-    seen = f"{threads} threads on {cores} cores, load {load:.1f}"
+    seen = f"{threads} threads on {cores} cores, load {load:.1f}, {wait_policy()}"
     if threads > cores:
         return NOTE, seen, f"set OMP_NUM_THREADS={cores}: more threads than cores wait for each other"
     if load > cores / 2 and threads > 1:
-        return NOTE, seen, "other programs use the cores; OMP_NUM_THREADS=1 is faster than threads that wait"
+        return (
+            NOTE,
+            f"{seen}: the machine is busy",
+            "steps take up to twice as long; end what else runs, or train later",
+        )
     return GOOD, seen, ""
 
 

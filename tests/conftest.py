@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from normlab.openmp import limit_spinning
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 # Before anything imports the hub's libraries, which look once.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Before anything imports torch: a test for each core runs already, and threads would wait for each other; nor may
+# Before anything imports torch, as for a run.
+limit_spinning()
+# A test for each core runs already, and threads would wait for each other; nor may
 # bits depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from normlab.openmp import limit_spinning
+
 if TYPE_CHECKING:
     from normlab.store.runs import RunFolder
 
@@ -115,6 +117,7 @@ def _leave_notices_to_the_parent() -> None:
 
 
 if __name__ == "__main__":
+    limit_spinning()
     _leave_notices_to_the_parent()
     threading.Thread(target=_stop_with_the_parent, name="normlab parent", daemon=True).start()
     be_the_first_to_go()

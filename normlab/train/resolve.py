@@ -14,6 +14,7 @@ import torch
 
 from normlab.config import RunConfig
 from normlab.errors import ConfigError
+from normlab.openmp import wait_policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,8 @@ class Resolved:
     device_name: str
     threads: int
     """Threads of torch's CPU kernels: 1 and 2 give other bits."""
+    wait_policy: str
+    """How those threads wait for each other: changes speed beside a busy process, never bits."""
     instructions: str
     """Widest vector instructions that torch uses on this CPU: AVX2 and AVX-512 give other bits."""
 
@@ -92,6 +95,7 @@ def resolve(config: RunConfig, has_gpu: bool | None = None) -> Resolved:
         init=config.init_rule,
         device_name=torch.cuda.get_device_name() if on_gpu and is_here else device,
         threads=torch.get_num_threads(),
+        wait_policy=wait_policy(),
         instructions=torch.backends.cpu.get_cpu_capability(),
     )
 

@@ -1,0 +1,50 @@
+"""How OpenMP's threads wait: read back from libgomp itself, which prints its settings when it is loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from normlab import openmp
+
+assert torch.__version__  # loaded, so that the process's map says which OpenMP it comes with
+HAS_LIBGOMP = sys.platform == "linux" and "libgomp" in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.skipif(not HAS_LIBGOMP, reason="this torch is built with another OpenMP")
+@pytest.mark.parametrize(
+    ("variables", "setting", "value"),
+    [
+        ({}, "GOMP_SPINCOUNT", str(openmp.SPIN_COUNT)),
+        ({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT", "77"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY", "ACTIVE"),
+    ],
+)
+def test_threads_sleep_soon_unless_the_user_sets_a_policy(variables: dict[str, str], setting: str, value: str) -> None:
+    env = {name: text for name, text in os.environ.items() if name not in openmp.VARIABLES}
+    done = subprocess.run(
+        # Loads torch, and ends at a file that does not exist.
+        [sys.executable, "-m", "normlab", "train", "data=files", "data.path=[nothing_here.txt]"],
+        env=env | {"OMP_DISPLAY_ENV": "VERBOSE"} | variables,
+        capture_output=True,
+        text=True,
+    )
+    printed = dict(line.strip().split(" = ", 1) for line in done.stderr.splitlines() if " = " in line)
+    assert printed[setting] == f"'{value}'"
+
+
+def test_the_record_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in openmp.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert openmp.wait_policy() == "default"
+    openmp.limit_spinning()
+    assert openmp.wait_policy() == f"GOMP_SPINCOUNT={openmp.SPIN_COUNT}"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    openmp.limit_spinning()
+    assert openmp.wait_policy() == "OMP_WAIT_POLICY=PASSIVE"

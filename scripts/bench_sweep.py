@@ -9,8 +9,7 @@ limit. They take turns of a few steps; while one works the others wait. A side i
 - *plain*: `bench_train.Plain`, eager, in the precision of the line: one run after the other;
 - *alone*: normlab's own loop (batches, step, what is seen inside every tenth step), one run at a time, eager and
   compiled;
-- *packed*: the same loop over all runs as one stacked computation, eager and compiled;
-- *auto*: what `sweep.pack=auto` decides for such a sweep, the time that it spends on trying included.
+- *packed*: the same loop over all runs as one stacked computation, eager and compiled.
 
 What a sweep of so many runs of so many steps takes is what comes before its steps (models and what is compiled, from an
 empty cache of its own) and its steps at the median of their times; of runs that are compiled one after the other the
@@ -25,7 +24,6 @@ The quartiles are of the turns.
 from __future__ import annotations
 
 import argparse
-import copy
 import logging
 import multiprocessing
 import os
@@ -45,7 +43,6 @@ from normlab.config import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
-from normlab.sweep.auto import decide
 from normlab.train.loop import Loop
 from normlab.train.member import Member
 from normlab.train.resolve import apply, resolve
@@ -79,21 +76,11 @@ class Side:
         self.name, self.precision, self.at_once = name, precision, work.runs
         self.turns: list[float] = []
         """Seconds a step, of each turn."""
-        self.spent_s = 0.0
-        """What went by before the first pack was begun."""
-        self.is_another = False
-        """Whether its turns are those of another side, which does the same."""
         self.first_s, self.again_s = self._begin(work), 0.0
         """What comes before the steps of the first pack or run, and of each after it."""
         if twice:
             self.end()
             self.again_s = self._begin(work)
-
-    def after(self, spent_s: float, name: str = "") -> Side:
-        """The same once some time has gone by; with a name, another one of this one's turns."""
-        other = copy.copy(self) if name else self
-        other.spent_s, other.is_another, other.name = spent_s, bool(name), name or self.name
-        return other
 
     def _begin(self, work: Work) -> float:
         context = multiprocessing.get_context("spawn")
@@ -116,7 +103,7 @@ class Side:
     def runs_an_hour(self, runs: int, steps: int) -> list[float]:
         """At each turn's speed."""
         packs = runs / self.at_once
-        before = self.spent_s + self.first_s + (packs - 1) * self.again_s
+        before = self.first_s + (packs - 1) * self.again_s
         return [3600 * runs / (before + packs * steps * step_s) for step_s in self.turns]
 
 
@@ -154,24 +141,10 @@ def sides_of(words: Sequence[str], precision: str, options: argparse.Namespace) 
     words = (*words, f"precision={precision}", f"device={options.device}")
     yield Side("plain", precision, Work(words, 1, compiled=False, plain=True), twice=False)
     for kind, compiled in (("eager", False), ("compiled", True)):
-
-        def side(name: str, runs: int, compiled: bool = compiled, kind: str = kind) -> Side:
-            return Side(f"{name}, {kind}", precision, Work(words, runs, compiled), twice=options.runs > runs)
-
-        there: dict[int, Side] = {}
         for name, runs in (("alone", 1), (f"packed by {options.pack}", options.pack)):
             with empty_cache():
-                there[runs] = side(name, runs)
-            yield there[runs]
-        with empty_cache():
-            begun = time.monotonic()
-            decision = decide(Work((*words, f"train.steps={options.steps}"), options.runs, compiled).configs(), jobs=1)
-            spent_s = time.monotonic() - begun
-            tried = ", ".join(f"{one.runs}: {1e3 * one.step_s / one.runs:.1f} ms" for one in decision.trials)
-            print(f"  auto took {spent_s:.0f} s to find {decision.most} ({tried}; {decision.why})", file=sys.stderr)
-            found = there.get(decision.most)
-            name = f"auto ({decision.most})"
-            yield found.after(spent_s, f"{name}, {kind}") if found else side(name, decision.most).after(spent_s)
+                side = Side(f"{name}, {kind}", precision, Work(words, runs, compiled), twice=options.runs > runs)
+            yield side
 
 
 @contextmanager
@@ -184,7 +157,6 @@ def empty_cache() -> Iterator[None]:
 
 def measure(sides: Sequence[Side], rounds: int) -> None:
     """Turns of every side, one after the other; who begins moves on."""
-    sides = [side for side in sides if not side.is_another]
     for number in range(rounds):
         for side in (*sides[number % len(sides) :], *sides[: number % len(sides)]):
             side.turn(TURN)
@@ -195,7 +167,7 @@ def table(sides: Sequence[Side], options: argparse.Namespace) -> list[str]:
     median = statistics.median
     speed = {(side.precision, side.name): median(side.runs_an_hour(options.runs, options.steps)) for side in sides}
     lines = [
-        f"{'precision':9} {'side':24} {'ms a step of a run':>18} {'s tried':>7} {'s before':>8} {'runs an hour':>12} "
+        f"{'precision':9} {'side':24} {'ms a step of a run':>18} {'s before':>8} {'runs an hour':>12} "
         f"{'of plain fp32':>13} {'of plain':>8} {'of alone':>8}  quartiles, of plain"
     ]
     for side in sides:
@@ -205,7 +177,7 @@ def table(sides: Sequence[Side], options: argparse.Namespace) -> list[str]:
         each = [found / plain for found in side.runs_an_hour(options.runs, options.steps)]
         low, _, high = statistics.quantiles(each, n=4)
         lines.append(
-            f"{side.precision:9} {side.name:24} {1e3 * median(side.turns) / side.at_once:18.2f} {side.spent_s:7.1f} "
+            f"{side.precision:9} {side.name:24} {1e3 * median(side.turns) / side.at_once:18.2f} "
             f"{side.first_s:8.1f} {mine:12.2f} {of_fp32:>13} {mine / plain:8.2f} {mine / alone:8.2f}  "
             f"{low:.2f}-{high:.2f}"
         )
@@ -239,8 +211,7 @@ def main() -> int:
                 sides.append(side)
         measure(sides, options.rounds)
         for side in sides:
-            if not side.is_another:
-                side.end()
+            side.end()
         print("\n".join(table(sides, options)), flush=True)
     return 0
 

@@ -1,7 +1,7 @@
 """A cell's runs arranged by learning rate and seed: which rate is best, and how much it matters.
 
 A diverged run's loss is infinity. Runs of one learning rate and one replicate (a seed and a data order) are one
-value, their mean: on a CPU they are bit for bit the same, and count for no more than one.
+value, their mean: on a CPU and in the same pack they are bit for bit the same, and count for no more than one.
 
 Shapes: k learning rates.
 """

@@ -44,8 +44,10 @@ _CIRCUMSTANCES: dict[str, Callable[[Run], Any]] = {
     "numerics (torch)": lambda run: dig(run, "versions.torch"),
     # Its speed and memory too are shared with them.
     "numerics (runs in its pack)": lambda run: len(_list(dig(run, "pack.runs")) or [None]),
+    "sweep": lambda run: dig(run, "pack.sweep"),
 }
-"""What a loss depends on beside its config."""
+"""What a loss depends on beside its config, and the sweep whose plan names the sizes of its packs."""
+_PACK, _SWEEP = list(_CIRCUMSTANCES)[-2:]
 
 _PARTS = ("norm", "placement")
 """Parts whose code is hashed in a run's identity."""
@@ -157,6 +159,8 @@ def differing(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
             found[word] = _listed(values)
     if found.pop(_RULE, None) is None:
         found.pop("init", None)
+    if found.pop(_SWEEP, None) is None:  # the plan of the one sweep has said it
+        found.pop(_PACK, None)
     for group in ("norm", "placement", "optim"):
         if names := found.pop(f"{group}.name", None):
             found = {word: values for word, values in found.items() if not word.startswith(f"{group}.")}

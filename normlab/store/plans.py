@@ -20,6 +20,9 @@ from normlab.store.reading import MENDING, read_record, read_rows
 from normlab.store.runs import RunFolder
 from normlab.store.schema import LOCK_FILE, PLAN_FILE, RUNS_FOLDER, SWEEPS_FOLDER, seal, to_json
 
+_TRIED = "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
+"""The note of a plan with rows of timing trials."""
+
 ENDS_FILE = "ends.jsonl"
 LOGS_FOLDER = "logs"
 
@@ -71,8 +74,10 @@ class Plan:
     jobs: list[Job]
     packs: list[Pack]
     """The runs that were still to be trained when the plan was made; of the others there is no pack."""
-    tried: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Where `pack` is auto: of each group of runs that may train together, how many are to, and what was measured."""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """What to know of the runs' numerics, a line each: packs of several sizes, runs that were trained differently."""
+    memory_bytes: int | None = None
+    """Where `pack` is auto: the memory of one pack's process, in bytes, by which its rule bounds the size of packs."""
 
     def members(self, pack: Pack) -> list[Job]:
         """A pack's jobs."""
@@ -95,7 +100,12 @@ class Plan:
         parts = (pack.jobs[:middle], pack.jobs[middle:])
         halves = [Pack(after + half, jobs, halved_from=pack.number) for half, jobs in enumerate(parts)]
         where = self.packs.index(pack)
-        return dataclasses.replace(self, packs=[*self.packs[:where], *halves, *self.packs[where + 1 :]])
+        note = (
+            f"pack {pack.number} of {len(pack.jobs)} runs ran out of memory and is halved: its runs train in packs of "
+            f"{len(parts[0])} and {len(parts[1])}"
+        )
+        packs = [*self.packs[:where], *halves, *self.packs[where + 1 :]]
+        return dataclasses.replace(self, packs=packs, notes=[*self.notes, note])
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +172,8 @@ def read_plan(folder: Path) -> Plan:
         if strays := [job.run_id for job in jobs if not job.run_id or Path(job.run_id).name != job.run_id]:
             raise ValueError(f"{strays[0]!r} is no run's id")  # a folder's name, never a way out of the runs
         packs = [Pack(**pack) for pack in record["packs"]]
-        return Plan(record["name"], record["pack"], jobs, packs, record.get("tried", []))
+        notes = record.get("notes", [_TRIED] if record.get("tried") else [])
+        return Plan(record["name"], record["pack"], jobs, packs, notes, record.get("memory_bytes"))
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: is no plan that this normlab knows ({error}); {MENDING[PLAN_FILE]}") from error
 

@@ -44,6 +44,11 @@ if TYPE_CHECKING:
     from normlab.store.arrays import Arrays
 
 
+def pack_members(record: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the runs in the pack that a run.json or a status.json names; none where it names no pack."""
+    return (record.get("pack") or {}).get("runs") or []
+
+
 class RunFolder:
     """A run's folder, to be read by anyone and written by one."""
 
@@ -102,6 +107,14 @@ class RunFolder:
             StoreError: It is missing or damaged, or was written by a newer normlab.
         """
         return read_record(self.path / RUN_FILE)
+
+    def trained_with(self) -> list[str]:
+        """Return the ids of the runs that it last trained with in one computation, its own among them.
+
+        Raises:
+            StoreError: run.json or status.json is damaged, or was written by a newer normlab.
+        """
+        return pack_members(self.status()) or pack_members(self.run()) or [self.run_id]
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace status.json; `version` and `updated` (unix time, seconds) are added."""

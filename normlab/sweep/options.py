@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from normlab.errors import ConfigError, nearest
+from normlab.memory import of_machine
 from normlab.options import check, option
 
 _OURS = (
@@ -13,6 +14,10 @@ _OURS = (
     *("account", "output", "partition", "signal", "time"),
 )
 """What is asked of Slurm by words of their own, and what the sweep needs as it is."""
+
+
+NODE_GPU_BYTES = 16 * 2**30
+"""Memory that a GPU of a Slurm node is taken to have: that of the smallest in common use."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -68,7 +73,7 @@ class SweepOptions:
     name: str | None = option(None, longest=100)
     """What it is called, and its folder in results/sweeps; made of what is swept and a hash of the runs unless set."""
     pack: str = "auto"
-    """Most runs that train as one stacked computation: a number, off, or auto: what proves fastest; off in Slurm."""
+    """Most runs that train as one stacked computation: a number, off, or auto, a rule (`packs.auto_pack_size`)."""
     on: str = option("local", choices=("local", "slurm"))
     """Where it runs: local, processes on this machine; slurm, an array job with a task for each pack."""
     jobs: int | None = option(None, at_least=1, at_most=1024)
@@ -100,9 +105,25 @@ class SweepOptions:
         self.pack = str(int(self.pack))
 
     @property
-    def largest_pack(self) -> int:
-        """Most runs in a pack, where nothing is tried."""
-        return int(self.pack) if self.pack.isdecimal() else 1
+    def largest_pack(self) -> int | None:
+        """Most runs in a pack; None where the rule of `sweep.pack=auto` says."""
+        return None if self.pack == "auto" else int(self.pack) if self.pack.isdecimal() else 1
+
+    def pack_memory(self, device: str) -> int:
+        """Return the memory that the process of one pack may use, in bytes.
+
+        In Slurm a task's memory or, since a login node cannot ask the nodes' GPU, `NODE_GPU_BYTES`. Here that of the
+        GPU or of the machine, which the packs that train at once share evenly.
+        """
+        if self.on == "slurm":
+            return NODE_GPU_BYTES if device == "cuda" else int(self.slurm.memory_gb * 2**30)
+        if device == "cuda":
+            import torch
+
+            total = torch.cuda.mem_get_info()[1]
+        else:
+            total = of_machine()
+        return total // (self.jobs or 1)
 
     @property
     def has_gpu(self) -> bool | None:

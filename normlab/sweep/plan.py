@@ -1,24 +1,24 @@
-"""From the words of a sweep to its plan: which runs they are, which are there already, which train together."""
+"""From the overrides of a sweep to its plan: its runs, those that exist already, and the packs that train."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from normlab.config import RunConfig, canonical_hash, config_of_record
+from normlab import memory
+from normlab.config import RunConfig, canonical_hash
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.plans import Job, Pack, Plan, has_plan, read_plan, run_of, sweep_folder
-from normlab.store.runs import RunFolder
+from normlab.store.runs import RunFolder, pack_members
 from normlab.store.schema import ENDED
-from normlab.sweep.auto import Decision
 from normlab.sweep.options import SweepOptions
-from normlab.sweep.packs import alike, split
+from normlab.sweep.packs import alike, auto_pack_size, split
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
 
@@ -70,8 +70,6 @@ def make_plan(
 ) -> Planned:
     """The plan that the jobs of a sweep make, or the one that they made before. Writes nothing.
 
-    With `sweep.pack=auto` each run is a pack of its own, until `with_packs_tried`.
-
     Args:
         options: How it is run.
         asked: The jobs.
@@ -102,50 +100,86 @@ def make_plan(
     plan = Plan(name, options.pack, list(jobs.values()), [])
     if has_plan(folder):
         return Planned(plan_there(folder, plan), folder, list(doubts))
-    for job in plan.jobs:
-        _refuse_one_of_anothers_pack(run_of(folder, job), name)
-    packs = [pack for group in _groups(plan, folder, configs) for pack in split(group, options.largest_pack)]
-    return Planned(replace(plan, packs=_numbered(packs)), folder, list(doubts))
+    runs = [run_of(folder, job) for job in plan.jobs]
+    for run in runs:
+        _refuse_one_of_anothers_pack(run, name)
+    size, memory_bytes = _pack_size(options, configs)
+    left = [index for index, run in enumerate(runs) if not has_ended(run)]
+    packs = _split(configs, left, {index for index in left if runs[index].exists()}, size)
+    notes = [*_note_on_sizes(packs), *_note_on_existing(runs, _split(configs, range(len(runs)), (), size))]
+    numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
+    return Planned(replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes), folder, list(doubts))
 
 
-def with_packs_tried(
-    plan: Plan,
-    folder: Path,
-    decide: Callable[[Sequence[RunConfig]], Decision],
-    tell: Callable[[str], None] = lambda _: None,
-) -> Plan:
-    """A plan that was just made, with the packs that prove fastest and what was measured of them.
+def _pack_size(options: SweepOptions, configs: Sequence[RunConfig]) -> tuple[int, int | None]:
+    """Return the most runs in a pack, one number for the whole sweep, and the memory in bytes that it rests on.
+
+    Of the sizes that `sweep.pack=auto` gives the configs it is the smallest.
+    """
+    if options.largest_pack is not None:
+        return options.largest_pack, None
+    resolved = [resolve(config, options.has_gpu) for config in configs]
+    there = min(options.pack_memory(one.device) for one in resolved)
+    sizes = {
+        auto_pack_size(
+            one.device,
+            one.precision,
+            config.model.width,
+            memory.need(config, 4 if one.precision == "fp32" else 2).total,
+            there,
+        )
+        for config, one in zip(configs, resolved, strict=True)
+    }
+    return min(sizes), there
+
+
+def _split(configs: Sequence[RunConfig], indices: Sequence[int], alone: Collection[int], size: int) -> list[list[int]]:
+    """Split jobs, given by their indices, into packs of at most `size` runs; those in `alone` train alone."""
+    groups = alike([configs[index] for index in indices], [index in alone for index in indices])
+    return [[indices[place] for place in pack] for group in groups for pack in split(group, size)]
+
+
+def _note_on_sizes(packs: Sequence[Sequence[int]]) -> list[str]:
+    counts = Counter(len(pack) for pack in packs)
+    if len(counts) < 2:
+        return []
+    sizes = ", ".join(f"{count} of {size}" for size, count in sorted(counts.items(), reverse=True))
+    return [f"packs of several sizes ({sizes} runs): the size of its pack changes the rounding of a run"]
+
+
+def _note_on_existing(runs: Sequence[RunFolder], packs: Sequence[Sequence[int]]) -> list[str]:
+    """Report the runs that exist and were trained in other packs than the plan of all runs would train them in.
 
     Args:
-        plan: The plan; the plugins of its runs are loaded.
-        folder: The sweep's.
-        decide: How many of some runs that may train together are to.
-        tell: Is told how far it is.
+        runs: All runs of the sweep.
+        packs: The packs, as indices, that they would make if none of them existed.
+
+    Raises:
+        StoreError: The record of one cannot be read.
     """
-    configs = [config_of_record(job.config) for job in plan.jobs]
-    packs: list[list[int]] = []
-    tried: list[dict[str, Any]] = []
-    for group in _groups(plan, folder, configs):
-        most = 1
-        if len(group) > 1:
-            tell(f"trying how many of {len(group)} runs to train together")
-            decision = decide([configs[index] for index in group])
-            tried.append({"runs": [plan.jobs[index].run_id for index in group], **decision.row()})
-            most = decision.most
-        packs += split(group, most)
-    tell("")
-    return replace(plan, packs=_numbered(packs), tried=tried)
+    kinds = Counter[str]()
+    all_alone = True
+    for pack in packs:
+        planned = {runs[index].run_id for index in pack}
+        for run in (runs[index] for index in pack if runs[index].exists()):
+            trained = set(run.trained_with())
+            if trained == planned:
+                continue
+            all_alone = all_alone and len(trained) == 1
+            same = len(trained) == len(planned)
+            kinds[f"{_how(len(trained))} {'with other runs' if same else f'instead of {_how(len(planned))}'}"] += 1
+    if not kinds:
+        return []
+    return [
+        f"{kinds.total()} of {len(runs)} runs exist already and were trained differently "
+        f"({', '.join(f'{count} {kind}' for kind, count in kinds.items())}): they are used as they are, with other "
+        f"rounding than here; {'sweep.pack=off trains all alone, ' if all_alone else ''}"
+        "another results_dir trains all of them anew"
+    ]
 
 
-def _groups(plan: Plan, folder: Path, configs: Sequence[RunConfig]) -> list[list[int]]:
-    """The runs that have not ended, as indices of jobs, in groups that may train together."""
-    left = [index for index, job in enumerate(plan.jobs) if not has_ended(run_of(folder, job))]
-    alone = [run_of(folder, plan.jobs[index]).exists() for index in left]
-    return [[left[index] for index in group] for group in alike([configs[index] for index in left], alone)]
-
-
-def _numbered(packs: Sequence[list[int]]) -> list[Pack]:
-    return [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
+def _how(runs: int) -> str:
+    return "alone" if runs == 1 else f"in a pack of {runs}"
 
 
 def plan_there(folder: Path, made: Plan) -> Plan:
@@ -171,7 +205,9 @@ def plan_there(folder: Path, made: Plan) -> Plan:
         return plan
     packs = [replace(pack, jobs=[index for index in pack.jobs if index not in lost]) for pack in plan.packs]
     after = max((pack.number for pack in plan.packs), default=0) + 1
-    return replace(plan, packs=[*packs, *(Pack(number, [index]) for number, index in enumerate(sorted(lost), after))])
+    packs += [Pack(number, [index]) for number, index in enumerate(sorted(lost), after)]
+    note = f"{len(lost)} of {len(runs)} runs are gone since the sweep started: each is trained again, alone"
+    return replace(plan, packs=packs, notes=[*plan.notes, note])
 
 
 def has_ended(run: RunFolder) -> bool:
@@ -217,10 +253,11 @@ def _made_name(options: SweepOptions, jobs: Sequence[Job]) -> str:
 def _refuse_one_of_anothers_pack(run: RunFolder, name: str) -> None:
     if not run.exists() or has_ended(run):
         return
-    pack = run.run().get("pack")
-    if pack is not None and pack.get("sweep") != name:
+    record = run.run()
+    together = len(pack_members(record))
+    if together > 1 and record["pack"].get("sweep") != name:
         raise ConfigError(
-            f"run {run.run_id}: is one of {len(pack['runs'])} that train together in sweep {pack.get('sweep')}, and "
+            f"run {run.run_id}: is one of {together} that train together in sweep {record['pack'].get('sweep')}, and "
             "has not ended; see that sweep to its end first, which makes the run one that is used, or leave it out"
         )
 

@@ -17,37 +17,25 @@ from normlab.sweep.progress import MOST_LINES
 Row = dict[str, Any]
 
 
-def plan_lines(plan: Plan, folder: Path, *, to_be_tried: bool = False) -> Iterator[str]:
-    """A sweep in a few lines: its name, runs, packs and tokens, and what is done of it already.
-
-    Args:
-        plan: The sweep's.
-        folder: The sweep's.
-        to_be_tried: Whether its packs are decided when it starts.
-    """
+def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
+    """A sweep in a few lines: its name, runs, packs, notes and tokens, and what is done of it already."""
     ended = [has_ended(run_of(folder, job)) for job in plan.jobs]
     left = [job for job, done in zip(plan.jobs, ended, strict=True) if not done]
     yield f"sweep   {plan.name}"
     yield f"runs    {len(plan.jobs)}" + (
         f", {sum(ended)} of them ended already: used, not repeated" if any(ended) else ""
     )
-    if not left:
+    if left:
+        packs = [pack for pack in plan.packs if not is_done(folder, plan.members(pack))]
+        largest = max((len(pack.jobs) for pack in packs), default=0)
+        of = f"up to {largest} runs" if largest > 1 else "one run each"
+        yield f"packs   {len(packs)}, {of} (sweep.pack={plan.pack})"
+    else:
         yield "packs   none: nothing is left to train"
-        return
-    yield from pack_lines(plan, folder, to_be_tried=to_be_tried)
-    yield f"tokens  {sum(map(tokens_of, left)):,} to train on"
-
-
-def pack_lines(plan: Plan, folder: Path, *, to_be_tried: bool = False) -> Iterator[str]:
-    """How many packs are left to train, and what was tried before they were made."""
-    packs = [pack for pack in plan.packs if not is_done(folder, plan.members(pack))]
-    largest = max((len(pack.jobs) for pack in packs), default=0)
-    of = f"up to {largest} runs" if largest > 1 else "one run each"
-    if to_be_tried and len(packs) > 1:
-        of += ", unless more at once prove faster when it starts"
-    for group in plan.tried:
-        yield f"tried   {_tried(plan, group)}"
-    yield f"packs   {len(packs)}, {of} (sweep.pack={plan.pack})"
+    for note in plan.notes:
+        yield f"note    {note}"
+    if left:
+        yield f"tokens  {sum(map(tokens_of, left)):,} to train on"
 
 
 def pack_rows(plan: Plan, folder: Path) -> list[Row]:
@@ -97,18 +85,6 @@ def closing_lines(plan: Plan, folder: Path, failed: Mapping[int, End]) -> Iterat
         yield "the same command goes on with what is left to train"
     results = folder.parent.parent
     yield f"normlab summarize {plan.name if results == Path('results') else folder}"
-
-
-def _tried(plan: Plan, group: Row) -> str:
-    """What was measured of a group of runs before it was decided how many train together."""
-    ids = set(group["runs"])
-    jobs = [index for index, job in enumerate(plan.jobs) if job.run_id in ids]
-    seen = ", ".join(
-        f"{trial['runs']} at once {trial['step_s'] / trial['runs'] * 1e3:.3g} ms a step of each"
-        for trial in group["trials"]
-        if not trial["error"]
-    )
-    return f"{_words(plan, Pack(0, jobs))}: {seen + ': ' if seen else ''}{group['most']} at once ({group['why']})"
 
 
 def _row(folder: Path, job: Job, end: End | None) -> Row:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,7 +125,6 @@ def supervise(
     watcher: Watcher,
     *,
     retry_failed: bool = False,
-    settle: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Outcome:
     """Train what is left of a sweep, and say how it ended.
 
@@ -135,7 +134,6 @@ def supervise(
         options: How many at once, and how long they may be silent.
         watcher: Is told how it goes.
         retry_failed: Whether packs that failed before are tried again.
-        settle: Makes a last change to the plan of a sweep that has not begun, before it is frozen.
 
     Raises:
         ConfigError: The plan that is there is another sweep's; it cannot run where it is to.
@@ -149,8 +147,9 @@ def supervise(
     with hold(lock_of(folder), f"sweep {plan.name}", beside="another sweep.name"):
         sweep_temporaries(folder)
         # It may have been begun, or halved, since it was looked at.
-        plan = plan_there(folder, plan) if has_plan(folder) else settle(plan)
-        if not has_plan(folder):
+        if has_plan(folder):
+            plan = plan_there(folder, plan)
+        else:
             set_ends_aside(folder)
         if not has_plan(folder) or plan != read_plan(folder):
             write_plan(folder, plan)

@@ -47,6 +47,8 @@ class Member:
     config: RunConfig
     folder: RunFolder
     sinks: Sequence[Sink] = ()
+    pack: Mapping[str, Any] | None = None
+    """The pack of a sweep that it trains in now: `sweep`, `number`, and `runs`, the ids of all its members."""
     progress: Progress = field(default_factory=Progress)
     diverged: dict[str, Any] | None = None
     """Where it did, and what was seen."""
@@ -119,6 +121,7 @@ class Member:
             "tokens_per_s": tokens / progress.seconds if progress.seconds else None,
             "peak_memory_bytes": peak_memory_bytes,
             "checkpoint": self.saved_step,
+            **({"pack": self.pack} if self.pack else {}),
             **({"diverged": self.diverged} if self.diverged else {}),
         }
 

@@ -18,7 +18,7 @@ from normlab.stats.spikes import count
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import FOLDER as STATS_FOLDER
 from normlab.store.files import refusal, write_atomic
-from normlab.store.runs import RunFolder
+from normlab.store.runs import RunFolder, pack_members
 from normlab.store.schema import DIVERGED, ENDED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
 from normlab.store.series import series
 from normlab.tracking.background import Background
@@ -99,10 +99,10 @@ def train_pack(
         # The init rule alone is each run's own.
         now = [describe(config, replace(resolved, init=config.init_rule), corpus) for config in configs]
         members = [Member(config, RunFolder(_place(config, own))) for config, own in zip(configs, now, strict=True)]
-        if len(members) > 1:
+        if pack is not None or len(members) > 1:
             ids = [member.folder.run_id for member in members]
-            for own in now:
-                own["pack"] = {**(pack or {}), "runs": ids}
+            for member, own in zip(members, now, strict=True):
+                own["pack"] = member.pack = {**(pack or {}), "runs": ids}
         before = [_ended(member, own) for member, own in zip(members, now, strict=True)]
         ended = [outcome for outcome in before if outcome is not None]
         if len(ended) == len(members):
@@ -162,13 +162,14 @@ def _refuse_other_company(run: Mapping[str, Any], now: Mapping[str, Any], pack: 
     Raises:
         StoreError: The run is another sweep's, or of none.
     """
-    was, sweep = run.get("pack"), (pack or {}).get("sweep")
-    if was is not None and was.get("sweep") != sweep:
+    together = len(pack_members(run))
+    if together > 1 and run["pack"].get("sweep") != (pack or {}).get("sweep"):
         raise StoreError(
-            f"run {run['run_id']} is one of a pack of {len(was['runs'])} that trains together in sweep "
-            f"{was.get('sweep')}; start that sweep again to go on with it, or run.fresh=true starts another beside it"
+            f"run {run['run_id']} is one of a pack of {together} that trains together in sweep "
+            f"{run['pack'].get('sweep')}; start that sweep again to resume it, or run.fresh=true starts another "
+            "beside it"
         )
-    if was is None and "pack" in now:
+    if together < 2 <= len(pack_members(now)):
         raise StoreError(
             f"run {run['run_id']} was begun alone, and cannot join a pack; go on with it by `normlab train`, or plan "
             "the sweep with sweep.pack=off"
@@ -218,7 +219,7 @@ def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
         kept = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
         write_atomic(kept, Path(path).expanduser().read_bytes())
     # The runs of a pack begin together.
-    trunk = None if config.run.fresh or "pack" in run else longest_trunk(folder.path.parent, run, config)
+    trunk = None if config.run.fresh or len(pack_members(run)) > 1 else longest_trunk(folder.path.parent, run, config)
     if trunk is not None:
         trunk.graft(folder)
         run["continued_from"] = {"run_id": trunk.folder.run_id, "step": trunk.checkpoint.step}

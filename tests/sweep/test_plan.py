@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from normlab.store.plans import (
 )  # fmt: skip
 from normlab.store.runs import RunFolder
 from normlab.store.schema import PLAN_FILE
-from normlab.sweep.packs import alike, pack_key, split
+from normlab.sweep.packs import alike, pack_key
 from normlab.sweep.plan import Planned, make_plan
 from normlab.train.start import train
 
@@ -226,18 +225,6 @@ def test_runs_of_equal_keys_may_train_together() -> None:
     assert alike(configs, [index == 1 for index in range(10)]) == [[0, 2, 3, 4], [1], [5, 6, 7, 8, 9]]
     closer = compose_grid(["stats=full,core", "seed=0,1"])
     assert alike(closer, [False] * 4) == [[0], [1], [2, 3]]
-
-
-def test_packs_are_no_larger_than_asked_and_as_even_as_can_be() -> None:
-    assert split([3, 1, 4, 5, 9], 2) == [[3, 1], [4, 5], [9]]
-    assert [len(pack) for pack in split(range(16), 5)] == [4, 4, 4, 4]
-    assert [len(pack) for pack in split(range(17), 5)] == [5, 4, 4, 4]
-    for runs in range(1, 40):
-        for most in range(1, 45):
-            packs = split(range(runs), most)
-            assert [index for pack in packs for index in pack] == list(range(runs))
-            assert len(packs) == math.ceil(runs / most)
-            assert max(map(len, packs)) - min(map(len, packs)) <= 1
 
 
 # What is kept of a plan.

@@ -63,11 +63,8 @@ def banners(outcomes: Sequence[Outcome]) -> list[str]:
         for many, values, so in kinds
         if len(values) > 1
     ]
-    numerics = [
-        word for word in dict.fromkeys(word for one in outcomes for word in one.told) if word.startswith(_NUMERICS)
-    ]
-    parts = {word: _told(outcomes, word) for word in numerics}
-    if told := [f"{_inner(word)} {' and '.join(values)}" for word, values in parts.items() if len(values) > 1]:
+    numerics = [word for word in differing([one.told for one in outcomes]) if word.startswith(_NUMERICS)]
+    if told := [f"{_inner(word)} {' and '.join(_told(outcomes, word))}" for word in numerics]:
         said.append(f"the runs' numerics differ: {'; '.join(told)}: the same words and seeds do not give the same bits")
     return said
 

@@ -1,0 +1,34 @@
+"""What runs differ in beside their overrides: where it is reported, and where a sweep's plan has reported it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from normlab.report.by import summarize_by
+from normlab.report.compare.comparable import banners
+from normlab.report.outcomes import outcome
+from normlab.store.query import examine
+
+OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]
+ACROSS_SWEEPS = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "second", "runs": ["d"]}]
+PACKED_AND_ALONE = [{"sweep": "first", "runs": ["a", "b", "c"]}, None]
+OF_ONE_SIZE = [{"sweep": "first", "runs": ["a", "b"]}, {"sweep": "second", "runs": ["c", "d"]}]
+
+
+@pytest.mark.parametrize(
+    ("packs", "reported"),
+    [(OF_ONE_SWEEP, False), (OF_ONE_SIZE, False), (ACROSS_SWEEPS, True), (PACKED_AND_ALONE, True)],
+)
+def test_pack_sizes_are_reported_where_no_plan_has_reported_them(
+    packs: list[dict[str, Any] | None], reported: bool, make_run, tmp_path
+) -> None:
+    folders = [
+        make_run(f"run{seed}", seed=seed, run={} if pack is None else {"pack": pack}) for seed, pack in enumerate(packs)
+    ]
+    outcomes = [one for one in (outcome(examine(folder)) for folder in folders) if one]
+    line = "the runs' numerics differ: runs in its pack 1 and 3: the same words and seeds do not give the same bits"
+    assert banners(outcomes) == [line] * reported
+    table = summarize_by(tmp_path, ["norm"])
+    assert ("runs in its pack" in repr(table)) == reported

@@ -1,0 +1,242 @@
+"""How many runs train together: the rule of `sweep.pack=auto`, equal packs, and what a plan says of its packs."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from normlab import memory
+from normlab.config import RunConfig, config_of_record
+from normlab.launch import compose_run, compose_sweep
+from normlab.store.plans import Plan, read_plan, run_of, write_plan
+from normlab.store.runs import RunFolder
+from normlab.store.schema import PLAN_FILE, seal
+from normlab.sweep.options import SweepOptions
+from normlab.sweep.packs import auto_pack_size, split
+from normlab.sweep.plan import Planned, make_plan
+from normlab.sweep.supervisor import supervise
+from normlab.train.start import train, train_pack
+from tests.sweep.watching import Silent
+
+Command = Callable[..., tuple[int, str, str]]
+GIB = 2**30
+
+
+@pytest.fixture
+def plan(words: list[str]) -> Callable[..., Planned]:
+    """The plan that the overrides of a small sweep make."""
+    return lambda *more: make_plan(*compose_sweep([*words, *more]))
+
+
+def sizes_of(made: Plan) -> list[int]:
+    return [len(pack.jobs) for pack in made.packs]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "width", "memory_bytes", "size"),
+    [
+        ("cpu", "fp32", 64, 512 * GIB, 1),
+        ("cpu", "bf16", 128, 512 * GIB, 16),
+        ("cpu", "bf16", 256, 512 * GIB, 1),
+        ("cuda", "bf16", 512, 512 * GIB, 8),
+        ("cuda", "fp32", 512, 512 * GIB, 8),
+        ("cuda", "bf16", 1024, 512 * GIB, 4),
+        ("cuda", "bf16", 1536, 512 * GIB, 1),
+        ("cuda", "bf16", 512, 7 * GIB, 3),  # half of the memory holds three
+        ("cuda", "bf16", 512, GIB // 2, 1),  # one run at least, which is for the check of memory to refuse
+    ],
+)
+def test_the_rule_of_auto(device: str, precision: str, width: int, memory_bytes: int, size: int) -> None:
+    assert auto_pack_size(device, precision, width, GIB, memory_bytes) == size
+
+
+def test_packs_are_equal_where_a_size_above_half_of_the_most_divides() -> None:
+    assert [len(pack) for pack in split(range(15), 4)] == [3] * 5
+    assert [len(pack) for pack in split(range(16), 5)] == [4] * 4
+    assert [len(pack) for pack in split(range(17), 5)] == [5, 4, 4, 4]
+    assert [len(pack) for pack in split(range(10), 4)] == [4, 3, 3]
+    assert split([3, 1, 4, 5, 9], 2) == [[3, 1], [4, 5], [9]]
+    for runs in range(1, 40):
+        for most in range(1, 45):
+            packs = split(range(runs), most)
+            sizes = {len(pack) for pack in packs}
+            assert [index for pack in packs for index in pack] == list(range(runs))
+            assert max(sizes) <= most
+            assert max(sizes) - min(sizes) <= 1
+            divides = any(runs % size == 0 for size in range(math.floor(most / 2) + 1, most + 1))
+            assert not divides or len(sizes) == 1
+
+
+def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., Planned], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same overrides, same plan, whatever clocks say; and no process trains anything to make it."""
+    real = subprocess.Popen
+
+    def git_only(command: list[str], **options: Any) -> subprocess.Popen[Any]:
+        assert command[0] == "git", command
+        return real(command, **options)
+
+    # A clock that runs a thousand times faster from one call to the next.
+    now = iter(1000.0**number for number in range(10**6))
+    clocks = [lambda: 0.0, lambda: next(now)]
+    grid = ("seed=range(16)", "precision=bf16", "train.steps=1000000")
+    made = []
+    for clock in clocks:
+        with monkeypatch.context() as patched:
+            for name in ("perf_counter", "monotonic"):
+                patched.setattr(time, name, clock)
+            patched.setattr(subprocess, "Popen", git_only)
+            made.append(plan(*grid))
+    assert made[0].plan == made[1].plan
+    assert sizes_of(made[0].plan) == [16]
+    assert made[0].plan.memory_bytes
+    assert sizes_of(plan(*grid[:1]).plan) == [1] * 16
+    # What is recorded of the memory is what bounds the packs: half of it holds six runs, and 16 are four packs of 4.
+    six = 2 * 6 * memory.need(config_of_record(made[0].plan.jobs[0].config), 2).total
+    monkeypatch.setattr(SweepOptions, "pack_memory", lambda self, device: six)
+    bounded = plan(*grid).plan
+    assert (sizes_of(bounded), bounded.memory_bytes) == ([4] * 4, six)
+
+
+def test_auto_asks_the_nodes_of_slurm_and_not_the_login_node(plan: Callable[..., Planned]) -> None:
+    grid = ("device=auto", "precision=bf16", "seed=range(16)", "sweep.on=slurm", "sweep.slurm.cluster=local")
+    assert sizes_of(plan(*grid).plan) == [8, 8]
+    assert sizes_of(plan(*grid, "sweep.slurm.gpus=0").plan) == [16]
+
+
+def test_one_size_for_the_whole_sweep(plan: Callable[..., Planned]) -> None:
+    """Of a width that packs well and one that does not, the smaller size is that of both."""
+    both = plan("seed=range(4)", "precision=bf16", "model.width=64,256").plan
+    assert (set(sizes_of(both)), both.notes) == ({1}, [])
+    assert sizes_of(plan("seed=range(4)", "precision=bf16", "model.width=64").plan) == [4]
+
+
+def test_packs_of_several_sizes_are_in_the_plan_once(
+    plan: Callable[..., Planned], words: list[str], run_command: Command
+) -> None:
+    assert plan("seed=range(9)", "sweep.pack=4").plan.notes == []
+    made = plan("seed=range(10)", "sweep.pack=4").plan
+    note = "packs of several sizes (1 of 4, 2 of 3 runs): the size of its pack changes the rounding of a run"
+    assert made.notes == [note]
+    code, out, _ = run_command("sweep", *words, "seed=range(10)", "sweep.pack=4", "--dry-run")
+    assert (code, out.count(f"note    {note}\n")) == (0, 1)
+
+
+def test_a_pack_that_is_halved_is_in_the_plan(plan: Callable[..., Planned]) -> None:
+    made = plan("seed=range(8)", "sweep.pack=4").plan
+    assert made.notes == []
+    assert made.halved(made.packs[0]).notes == [
+        "pack 1 of 4 runs ran out of memory and is halved: its runs train in packs of 2 and 2"
+    ]
+
+
+# Runs that exist already.
+
+
+def configs_of(words: list[str], *seeds: int) -> list[RunConfig]:
+    return [compose_run([*words, "train.steps=2", f"seed={seed}"]) for seed in seeds]
+
+
+def test_runs_that_were_trained_differently_are_reported(
+    plan: Callable[..., Planned], words: list[str], run_command: Command
+) -> None:
+    for config in configs_of(words, 0, 1, 2):
+        train(config, sinks=[])
+    grid = ("train.steps=2", "seed=range(12)", "sweep.pack=4")
+    made = plan(*grid).plan
+    note = (
+        "3 of 12 runs exist already and were trained differently (3 alone instead of in a pack of 4): they are used as "
+        "they are, with other rounding than here; sweep.pack=off trains all alone, another results_dir trains all of "
+        "them anew"
+    )
+    assert (made.notes, sizes_of(made)) == ([note], [3, 3, 3])
+    assert f"note    {note}\n" in run_command("sweep", *words, *grid, "--dry-run")[1]
+    # The remedies are remedies.
+    assert plan(*grid[:2], "sweep.pack=off").plan.notes == []
+    other = f"{compose_run(words).results_dir}_2"
+    assert plan(*grid, f"results_dir={other}").plan.notes == []
+    # A run that was started and not finished is no different, and resumes alone.
+    run = run_of(plan(*grid).folder, made.jobs[1])
+    run.write_status({**run.status(), "state": "interrupted"})
+    assert plan(*grid).plan.notes[1:] == [note]
+
+
+def test_runs_of_other_packs_are_reported_and_those_of_the_same_are_not(
+    plan: Callable[..., Planned], words: list[str]
+) -> None:
+    train_pack(configs_of(words, 0, 1), [[], []], pack={"sweep": "before", "number": 1})
+    assert plan("train.steps=2", "seed=range(4)", "sweep.pack=2").plan.notes == []
+    (note,) = plan("train.steps=2", "seed=1,0,2,3", "sweep.pack=4").plan.notes
+    assert "2 of 4 runs exist already and were trained differently (2 in a pack of 2 instead of in a pack of 4)" in note
+    (note,) = plan("train.steps=2", "seed=0,2,1,3", "sweep.pack=2").plan.notes
+    assert "(2 in a pack of 2 with other runs)" in note
+    (note,) = plan("train.steps=2", "seed=0,1", "sweep.pack=off").plan.notes
+    assert "(2 in a pack of 2 instead of alone)" in note
+    assert "sweep.pack=off" not in note
+
+
+def test_pack_and_members_are_in_the_record_of_every_run(
+    plan: Callable[..., Planned], words: list[str], run_command: Command
+) -> None:
+    """Of one that is alone, of a pack, and of the half of a pack that ran out of memory."""
+    grid = ("train.steps=2", "seed=range(3)", "sweep.pack=2", "sweep.name=x")
+    made = plan(*grid)
+    halved = made.plan.halved(made.plan.packs[0])
+    before, number = configs_of(words, 0, 1), made.plan.packs[0].number
+    for config in before:  # what a pack leaves that ran out of memory in its first step
+        RunFolder.create(
+            run_of(made.folder, made.plan.jobs[config.seed]).path, record_of(words, config, made.plan, number)
+        )
+    made.folder.mkdir(parents=True)
+    write_plan(made.folder, halved)
+    code, _, err = run_command("sweep", *words, *grid)
+    assert code == 0, err
+    for pack in halved.packs:
+        (job,) = halved.members(pack)
+        run = run_of(made.folder, job)
+        assert run.trained_with() == [job.run_id]
+        assert run.status()["pack"] == {"sweep": "x", "number": pack.number, "runs": [job.run_id]}
+    # A run that a sweep trained alone is the user's to resume.
+    assert run_command("train", *words, "train.steps=2", "seed=2")[0] == 0
+
+
+def record_of(words: list[str], config: RunConfig, made: Plan, number: int) -> dict:
+    """A run.json as the start of a pack writes it."""
+    elsewhere = compose_run([*words, "train.steps=2", f"seed={config.seed}", f"results_dir={config.results_dir}_other"])
+    run = train(elsewhere, sinks=[]).folder.run()
+    ids = [job.run_id for job in made.members(made.pack_of(number))]
+    return {**run, "pack": {"sweep": made.name, "number": number, "runs": ids}}
+
+
+# Plans of before.
+
+
+def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., Planned], words: list[str]) -> None:
+    """Written by a normlab that timed packs: its packs stay, and the plan says how they were chosen."""
+    grid = ("train.steps=2", "seed=range(4)", "sweep.name=x")
+    made = plan(*grid)
+    record = asdict(made.plan)
+    del record["notes"], record["memory_bytes"]
+    ids = [job.run_id for job in made.plan.jobs]
+    trial = {"runs": 2, "first_s": 10.0, "step_s": 0.1, "peak_bytes": None, "error": ""}
+    record["tried"] = [{"runs": ids, "most": 2, "why": "all of them", "trials": [trial]}]
+    record["packs"] = [{"number": n, "jobs": jobs, "halved_from": None} for n, jobs in ((1, [0, 1]), (2, [2, 3]))]
+    made.folder.mkdir(parents=True)
+    (made.folder / PLAN_FILE).write_bytes(seal(record))
+    options, asked = compose_sweep([*words, *grid])
+    again = make_plan(options, asked)
+    assert sizes_of(again.plan) == [2, 2]
+    assert again.plan.notes == [
+        "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
+    ]
+    outcome = supervise(again.folder, again.plan, options, Silent())
+    assert outcome.code == 0
+    assert {len(run_of(again.folder, job).trained_with()) for job in again.plan.jobs} == {2}
+    assert "tried" in json.loads((made.folder / PLAN_FILE).read_text()), "a plan is frozen"
+    assert read_plan(made.folder) == again.plan

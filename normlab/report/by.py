@@ -173,7 +173,8 @@ def _compare(rows: Sequence[Row], found: Sequence[Cell], by: Sequence[str], shar
                 f"{prefix}difference_high": test and test.high,
                 f"{prefix}p": test and test.p,
                 f"{prefix}p_holm": one and one.p_holm,
-                f"{prefix}pairs": test.n if test else 0,
+                f"{prefix}pairs": test.design.n if test else 0,
+                f"{prefix}pairs_crossed": test and cell_row.crossing(test.design),
                 f"{prefix}test": test and test.test,
             }
             if one and one.unpaired and prefix == OWN:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlab.report.groups import Cell
-from normlab.report.intervals import mean_interval
+from normlab.report.intervals import Design, mean_interval
 from normlab.report.learning_rates import USABLE, sensitivity
 from normlab.report.outcomes import ENDED, UNFINISHED, Outcome, loss_of
 from normlab.report.settings import dig
@@ -38,11 +38,13 @@ def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
     """
     row: Row = {f"{prefix}lr": lr, f"{prefix}seeds": 0, f"{prefix}seeds_diverged": 0}
     for key, losses in (("val_loss", cell.losses), ("best_val_loss", cell.arranged(lambda run: run.best))):
-        values = list(losses.get(lr, {}).values()) if lr is not None else []
-        finite = [value for value in values if math.isfinite(value)]
+        values = losses.get(lr, {}) if lr is not None else {}
+        finite = [value for value in values.values() if math.isfinite(value)]
         found = mean_interval(values) if values else None
         row |= {
             f"{prefix}seeds": len(values),
+            f"{prefix}seeds_crossed": found and crossing(found.design),
+            f"{prefix}seeds_fixed": found and found.design.fixed,
             f"{prefix}seeds_diverged": len(values) - len(finite),
             f"{prefix}{key}": found and found.estimate,
             f"{prefix}{key}_low": found and found.low,
@@ -50,6 +52,11 @@ def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
             f"{prefix}{key}_of_others": math.fsum(finite) / len(finite) if 0 < len(finite) < len(values) else None,
         }
     return row
+
+
+def crossing(design: Design) -> list[int] | None:
+    """How many seeds and how many data seeds are crossed; None where the replicates are independent."""
+    return list(design.levels) if design.crossed else None
 
 
 def sensitivity_of(cell: Cell) -> Row:

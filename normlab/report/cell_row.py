@@ -85,12 +85,18 @@ def costs(cell: Cell) -> Row:
     }
 
 
-def to_target(cell: Cell, target: float) -> Row:
+def to_target(cell: Cell, target: float, warnings: list[str]) -> Row:
     """Steps and seconds to the first evaluation at or below a loss, at the cell's own best learning rate.
 
-    The mean over its runs where each of them got there, else None: how many did is said beside it.
+    The mean over its runs where each of them got there, else None: how many did is said beside it. A run whose
+    metrics were changed since it ended is left out, and `warnings` gets a line for it.
     """
-    runs = cell.at(cell.best_lr)
+    runs: list[Outcome] = []
+    for run in cell.at(cell.best_lr):
+        if problem := run.entry.folder.metrics_problem():
+            warnings.append(f"{problem}; the run is left out of the steps to {target:g}")
+        else:
+            runs.append(run)
     first = [next((seen for seen in evaluations(run.entry.folder) if seen.loss <= target), None) for run in runs]
     there = [seen for seen in first if seen is not None]
     seconds = [seen.seconds for seen in there if seen.seconds is not None]

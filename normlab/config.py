@@ -248,7 +248,7 @@ class RunConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     run: RunOptions = field(default_factory=RunOptions)
     seed: int = option(0, at_least=0, at_most=2**63 - 1)
-    """Draws the initial weights."""
+    """Draws the initial weights; and the order of the data, unless data.seed is set."""
     init: str = "auto"
     """Init rule; auto is the placement's own."""
     device: str = option("auto", choices=("auto", "cuda", "cpu"), identity=False)
@@ -269,6 +269,11 @@ class RunConfig:
         """The init rule that is used: `init`, or the placement's own where that is auto."""
         return self.placement.init_rule if self.init == "auto" else self.init
 
+    @property
+    def data_seed(self) -> int:
+        """The seed of the data order: `data.seed`, or `seed` where that is not set."""
+        return self.seed if self.data.seed is None else self.data.seed
+
     def validate(self) -> None:
         """Resolve what depends on other options and hold everything against its limits.
 
@@ -285,6 +290,7 @@ class RunConfig:
         self.results_dir = os.path.expanduser(self.results_dir)  # Hydra's words are no shell's to every shell
         self.model.resolve()
         self.data.resolve()
+        self.data.seed = self.data_seed
         self.optim.resolve(self.train.steps)
         self.stats.resolve()
         for name in set(self.stats.also) & set(OF_ADAM) if self.optim.name != "adamw" else ():

@@ -30,8 +30,8 @@ class DataConfig:
     """Most tokens that bpe has, the end of a document included; 4096 unless set. Only with tokenizer=bpe."""
     max_tokens: int | None = option(None, at_least=2, absent=None)
     """Most tokens of training and validation together; no more is read than they need. null for all."""
-    seed: int = option(0, at_least=0, at_most=2**63 - 1)
-    """Draws the order of the training windows, and nothing else does."""
+    seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
+    """Draws the order of the training windows, and nothing else does; the value of `seed` unless set."""
     val_fraction: float = option(0.05, above=0, at_most=0.5)
     """Share of the text that is held out for validation."""
 

@@ -67,7 +67,7 @@ def _telling_words(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     flat = [leaves(config) for config in configs]
     told: list[tuple[Any, ...]] = [(one.norm.label, one.placement.name, one.init_rule) for one in configs]
     words: list[str] = []
-    for word in {word: None for tree in flat for word in tree if word not in ("init", "model.depth")}:
+    for word in {word: None for tree in flat for word in tree if word not in ("init", "model.depth", "data.seed")}:
         further = [(*known, repr(tree.get(word))) for known, tree in zip(told, flat, strict=True)]
         if len(set(further)) > len(set(told)):
             words.append(word)

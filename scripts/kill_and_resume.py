@@ -57,7 +57,7 @@ EAGER = {
 }
 COMPILED = {"batchnorm compiled": "norm=batchnorm placement=pre model.depth=1 compile=on"}
 
-TIMES = {"seconds", "tokens_per_s", "peak_memory_bytes", "updated"}
+TIMES = {"seconds", "tokens_per_s", "peak_memory_bytes", "updated", "metrics"}
 """What differs between any two runs."""
 
 SESSION_SECONDS = 600

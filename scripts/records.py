@@ -97,7 +97,7 @@ class Record:
         model = {"depth": self.depth, "width": self.width, "heads": 4, "context": self.context}
         model |= {"positions": "learned", "rope_theta": None, "mlp": "gelu", "mlp_width": 4 * self.width}
         model |= {"bias": True, "tie_embeddings": True, "qk_norm": "off"}
-        data = {"name": "stdlib", "tokenizer": "bytes", "seed": 0, "val_fraction": 0.05}
+        data = {"name": "stdlib", "tokenizer": "bytes", "seed": self.seed, "val_fraction": 0.05}
         optim = {"name": "adamw", "lr": self.lr, "schedule": "cosine", "warmup_steps": self.warmup_steps}
         optim |= {"final_lr_fraction": 0.1, "decay_fraction": None, "clip": 1.0, "weight_decay": 0.1}
         optim |= {"decay": "matrices", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from normlab.errors import ConfigError, unknown
 from normlab.report.groups import Cell, mixtures
-from normlab.report.intervals import Paired, holm, paired
+from normlab.report.intervals import Paired, Replicate, holm, paired
 from normlab.report.settings import shown
 from normlab.report.where import parse
 
@@ -75,15 +75,17 @@ def confounds(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
     return list(mixtures([*cell.outcomes, *baseline.outcomes], different).values())
 
 
-def pairs(cell: Cell, lr: float | None, baseline: Cell, base_lr: float | None) -> tuple[list[float], int, int]:
-    """The differences of losses, cell less baseline, each at one learning rate, in the order of the seeds.
+def pairs(
+    cell: Cell, lr: float | None, baseline: Cell, base_lr: float | None
+) -> tuple[dict[Replicate, float], int, int]:
+    """Return the differences of losses by replicate, cell less baseline, each at one learning rate.
 
     And of how many of them both runs diverged, whose difference stands as 0; and how many seeds are on one side only.
     """
     if lr is None or base_lr is None:
-        return [], 0, 0
+        return {}, 0, 0
     ours, theirs = cell.losses.get(lr, {}), baseline.losses.get(base_lr, {})
     both = sorted(set(ours) & set(theirs), key=str)
-    diverged = [math.isinf(ours[one]) and math.isinf(theirs[one]) for one in both]
-    differences = [0.0 if equal else ours[one] - theirs[one] for one, equal in zip(both, diverged, strict=True)]
-    return differences, sum(diverged), len(set(ours) ^ set(theirs))
+    diverged = [one for one in both if math.isinf(ours[one]) and math.isinf(theirs[one])]
+    differences = {one: 0.0 if one in diverged else ours[one] - theirs[one] for one in both}
+    return differences, len(diverged), len(set(ours) ^ set(theirs))

@@ -138,7 +138,7 @@ def outcomes_of(entries: Sequence[Entry], missing: int = 0) -> tuple[list[Outcom
 
 
 def _row(cell: Cell, by: Sequence[str], shared: float | None, options: Options) -> Row:
-    k = len(cell.losses)
+    k, warnings = len(cell.losses), cell.warnings()
     selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
     return {
         **dict(zip(by, cell.key, strict=True)),
@@ -149,13 +149,13 @@ def _row(cell: Cell, by: Sequence[str], shared: float | None, options: Options) 
         **cell_row.losses_at(cell, shared, SHARED),
         **cell_row.sensitivity_of(cell),
         **cell_row.costs(cell),
-        **(cell_row.to_target(cell, options.target) if options.target is not None else {}),
+        **(cell_row.to_target(cell, options.target, warnings) if options.target is not None else {}),
         **cell_row.spikes(cell, count_again=options.spikes),
         "corpora": cell_row.values(cell.outcomes, "corpus"),
         "devices": cell_row.values(cell.outcomes, "device"),
         "precisions": cell_row.values(cell.outcomes, "precision"),
         "run_ids": [run.run_id for run in cell.outcomes],
-        "warnings": cell.warnings(),
+        "warnings": warnings,
     }
 
 
@@ -173,7 +173,8 @@ def _compare(rows: Sequence[Row], found: Sequence[Cell], by: Sequence[str], shar
                 f"{prefix}difference_high": test and test.high,
                 f"{prefix}p": test and test.p,
                 f"{prefix}p_holm": one and one.p_holm,
-                f"{prefix}pairs": test.n if test else 0,
+                f"{prefix}pairs": test.design.n if test else 0,
+                f"{prefix}pairs_crossed": test and cell_row.crossing(test.design),
                 f"{prefix}test": test and test.test,
             }
             if one and one.unpaired and prefix == OWN:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlab.report.by import OWN, SHARED, Report, Row
-from normlab.report.intervals import LEVEL
+from normlab.report.intervals import LEVEL, Design
 from normlab.report.learning_rates import EDGE
 from normlab.report.outcomes import PLATEAU_RULE
 from normlab.report.render import render
@@ -85,8 +85,13 @@ def loss_text(row: Row, prefix: str, key: str) -> str:
     if diverged:
         others = row[f"{prefix}{key}_of_others"]
         return f"{diverged} of {n} diverged" + ("" if others is None else f", others {others:.4f}")
-    high = row[f"{prefix}{key}_high"]
+    high, n = row[f"{prefix}{key}_high"], count_text(n, row[f"{prefix}seeds_crossed"])
     return f"{mean:.4f} (n={n})" if high is None else f"{mean:.4f} ± {high - mean:.4f} (n={n})"
+
+
+def count_text(n: int, crossed: Sequence[int] | None) -> str:
+    """`3`; `6x6` where seeds and data seeds are crossed; `11 of 6x6` where the crossing is incomplete."""
+    return str(Design(n, (crossed[0], crossed[1]) if crossed else (n, n)))
 
 
 def difference_text(row: Row, prefix: str) -> str:
@@ -96,7 +101,8 @@ def difference_text(row: Row, prefix: str) -> str:
     low, high = row[f"{prefix}difference_low"], row[f"{prefix}difference_high"]
     interval = "" if low is None else f" [{low:+.4f}, {high:+.4f}]"
     ranks = " by ranks" if str(row[f"{prefix}test"]).startswith("signed-rank") else ""
-    return f"{row[f'{prefix}difference']:+.4f}{interval} (n={row[f'{prefix}pairs']}{ranks})"
+    n = count_text(row[f"{prefix}pairs"], row[f"{prefix}pairs_crossed"])
+    return f"{row[f'{prefix}difference']:+.4f}{interval} (n={n}{ranks})"
 
 
 def p_text(row: Row, prefix: str) -> str:
@@ -110,6 +116,7 @@ def notes(report: Report) -> list[str]:
     rows, percent = report.rows, f"{LEVEL:.0%}"
     grid = sorted({len(row["learning_rates"]) for row in rows if row["learning_rates"]})
     said = [f"losses: nats a token, mean ± {percent} interval over n seeds (Student t)"]
+    said += _design_notes(rows)
     if grid and grid[-1] > 1:
         k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))
         said.append(
@@ -138,6 +145,32 @@ def notes(report: Report) -> list[str]:
     if any(row["spikes"] for row in rows):
         said.append(f"spikes: of the loss, by the rule {_SHOWN_SPIKES}, of the steps that it can judge, at the best lr")
     return said
+
+
+_FIXED = {"data.seed": "data order", "seed": "initial weights"}
+
+
+def _design_notes(rows: Sequence[Row]) -> list[str]:
+    """What the intervals hold of the two sources of variation, once for the table."""
+    fixed = {row[f"{prefix}seeds_fixed"] for row in rows for prefix in (OWN, SHARED)}
+    notes = [
+        f"{what} fixed ({word}): its variance is not in the intervals" for word, what in _FIXED.items() if word in fixed
+    ]
+    crossed = [
+        (row[prefix + count], levels)
+        for row in rows
+        for prefix in (OWN, SHARED)
+        for count in ("seeds", "pairs")
+        if (levels := row.get(f"{prefix}{count}_crossed"))
+    ]
+    if crossed:
+        notes.append(
+            "n=a x b: a seeds crossed with b data seeds, two random effects: variance of the mean "
+            "(MS_a + MS_b - MS_ab) / (ab), t with min(a, b) - 1 degrees of freedom"
+        )
+    if any(n < a * b for n, (a, b) in crossed):
+        notes.append("n=k of a x b: an incomplete crossing: the variances of both factors are added (conservative)")
+    return notes
 
 
 def _target_text(row: Row) -> Row:

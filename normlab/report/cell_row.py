@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlab.report.groups import Cell
-from normlab.report.intervals import mean_interval
+from normlab.report.intervals import Design, mean_interval
 from normlab.report.learning_rates import USABLE, sensitivity
 from normlab.report.outcomes import ENDED, UNFINISHED, Outcome, loss_of
 from normlab.report.settings import dig
@@ -38,11 +38,13 @@ def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
     """
     row: Row = {f"{prefix}lr": lr, f"{prefix}seeds": 0, f"{prefix}seeds_diverged": 0}
     for key, losses in (("val_loss", cell.losses), ("best_val_loss", cell.arranged(lambda run: run.best))):
-        values = list(losses.get(lr, {}).values()) if lr is not None else []
-        finite = [value for value in values if math.isfinite(value)]
+        values = losses.get(lr, {}) if lr is not None else {}
+        finite = [value for value in values.values() if math.isfinite(value)]
         found = mean_interval(values) if values else None
         row |= {
             f"{prefix}seeds": len(values),
+            f"{prefix}seeds_crossed": found and crossing(found.design),
+            f"{prefix}seeds_fixed": found and found.design.fixed,
             f"{prefix}seeds_diverged": len(values) - len(finite),
             f"{prefix}{key}": found and found.estimate,
             f"{prefix}{key}_low": found and found.low,
@@ -50,6 +52,11 @@ def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
             f"{prefix}{key}_of_others": math.fsum(finite) / len(finite) if 0 < len(finite) < len(values) else None,
         }
     return row
+
+
+def crossing(design: Design) -> list[int] | None:
+    """How many seeds and how many data seeds are crossed; None where the replicates are independent."""
+    return list(design.levels) if design.crossed else None
 
 
 def sensitivity_of(cell: Cell) -> Row:
@@ -78,12 +85,18 @@ def costs(cell: Cell) -> Row:
     }
 
 
-def to_target(cell: Cell, target: float) -> Row:
+def to_target(cell: Cell, target: float, warnings: list[str]) -> Row:
     """Steps and seconds to the first evaluation at or below a loss, at the cell's own best learning rate.
 
-    The mean over its runs where each of them got there, else None: how many did is said beside it.
+    The mean over its runs where each of them got there, else None: how many did is said beside it. A run whose
+    metrics were changed since it ended is left out, and `warnings` gets a line for it.
     """
-    runs = cell.at(cell.best_lr)
+    runs: list[Outcome] = []
+    for run in cell.at(cell.best_lr):
+        if problem := run.entry.folder.metrics_problem():
+            warnings.append(f"{problem}; the run is left out of the steps to {target:g}")
+        else:
+            runs.append(run)
     first = [next((seen for seen in evaluations(run.entry.folder) if seen.loss <= target), None) for run in runs]
     there = [seen for seen in first if seen is not None]
     seconds = [seen.seconds for seen in there if seen.seconds is not None]

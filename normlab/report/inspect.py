@@ -148,9 +148,13 @@ def overview_rows(rows: Sequence[Row]) -> list[Row]:
 def spike_rows(folder: RunFolder) -> list[Row]:
     """What each definition of a spike finds in a run's every step: `rule`, `spikes`, `of steps`, `share`, `at`.
 
+    A warning on stderr says where the steps are not those with which the run ended.
+
     Raises:
         StoreError: The run has taken no step yet, or its record cannot be read.
     """
+    if problem := folder.metrics_problem():
+        print(f"normlab: {problem}", file=sys.stderr)
     seen = series(folder)
     return [
         {

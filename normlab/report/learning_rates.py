@@ -12,10 +12,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from normlab.report.intervals import mean_interval
-from normlab.report.settings import Setting
+from normlab.report.intervals import Replicate, mean_interval
 
-Replicate = tuple[Setting, ...]
 Losses = Mapping[float, Mapping[Replicate, float]]
 """Loss by learning rate and replicate."""
 
@@ -93,7 +91,8 @@ def sensitivity(losses: Losses, at_start: float | None) -> Sensitivity:
     if len(losses) < 2 or at_start is None:
         return Sensitivity(None, None, None)
     means = {
-        lr: mean_interval([min(loss, at_start) for loss in own.values()]).estimate for lr, own in sorted(losses.items())
+        lr: mean_interval({one: min(loss, at_start) for one, loss in own.items()}).estimate
+        for lr, own in sorted(losses.items())
     }
     rates, best = list(means), min(means, key=lambda lr: (means[lr], lr))
     least = means[best]

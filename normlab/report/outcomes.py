@@ -36,7 +36,7 @@ class Outcome:
     ending: str
     lr: float
     """Peak learning rate."""
-    replicate: tuple[Setting, ...]
+    replicate: tuple[Setting, Setting]
     """Its seeds: of the weights, and of the order of the data. Runs of other cells with the same are its pairs."""
     loss: float
     """Final validation loss, nats a token; infinite where it diverged, NaN where it has not come out."""
@@ -79,7 +79,7 @@ def outcome(entry: Entry) -> Outcome | None:
         entry=entry,
         ending=ending,
         lr=lr,
-        replicate=tuple(setting(entry.run, word) for word in REPLICATE),
+        replicate=(setting(entry.run, REPLICATE[0]), setting(entry.run, REPLICATE[1])),
         loss=math.nan if loss is None else loss,
         best=math.nan if lowest is None else lowest,
         on_plateau=on_plateau,

@@ -14,7 +14,7 @@ _ENOUGH = 1e-16
 _MOST_TERMS = 10_000
 
 
-def tail(t: float, freedom: int) -> float:
+def tail(t: float, freedom: float) -> float:
     """P(T > t) with so many degrees of freedom n: I_x(n / 2, 1 / 2) / 2 with x = n / (n + t^2), for t >= 0.
 
     To 1e-11 of itself, however small it is, for t from 1e-3 on and n up to 1000; to 1e-8 elsewhere.
@@ -29,7 +29,7 @@ def tail(t: float, freedom: int) -> float:
 
 
 @cache
-def quantile(freedom: int, level: float) -> float:
+def quantile(freedom: float, level: float) -> float:
     """The t for which |T| <= t has the chance `level`: half the width of an interval, in standard errors."""
     rest, low, high = (1 - level) / 2, 0.0, 1.0
     while tail(high, freedom) > rest:

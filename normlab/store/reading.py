@@ -1,7 +1,8 @@
 """Reading what a kill, a full disk or a bad one may have left.
 
 run.json and status.json are sealed: any change is seen. A row of metrics.jsonl has no hash of its own: one that
-is no JSON any more is left out and counted, a digit that became another digit is not noticed.
+is no JSON any more is left out and counted. The last status of a run that ended holds the number of rows and the
+hash of all of them (`RunFolder.metrics_problem`).
 """
 
 from __future__ import annotations
@@ -72,6 +73,20 @@ def read_record(path: Path) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != SEAL}
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a run's metrics; empty where there are none.
+
+    Raises:
+        StoreError: The file is there and cannot be opened.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise refusal(path, "read", error) from error
+
+
 def read_rows(path: Path, kind: str | None = None, *, without: str | None = None) -> Rows:
     """The rows of one kind, or all; lines that cannot be read are skipped and counted.
 
@@ -83,13 +98,7 @@ def read_rows(path: Path, kind: str | None = None, *, without: str | None = None
     Raises:
         StoreError: The file is there and cannot be opened.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        content = b""
-    except OSError as error:
-        raise refusal(path, "read", error) from error
-    lines = content.split(b"\n")
+    lines = read_bytes(path).split(b"\n")
     passed_over = None if without is None else b'{"kind":"%b"' % without.encode()
     wanted = [line for line in lines if line and (passed_over is None or not line.startswith(passed_over))]
     if (whole := _at_once(wanted)) is not None:

@@ -17,6 +17,7 @@ Reading needs no lock and disturbs no writer.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 from normlab.errors import StoreError
 from normlab.store.files import refusal, sweep_temporaries, write_all, write_atomic
 from normlab.store.lock import hold, is_held
-from normlab.store.reading import MENDING, Rows, read_record, read_rows
+from normlab.store.reading import MENDING, Rows, read_bytes, read_record, read_rows
 from normlab.store.schema import (
+    ENDED,
     KILLED,
     LOCK_FILE,
     METRICS_FILE,
@@ -287,3 +289,36 @@ class RunFolder:
             StoreError: The file is there and cannot be opened.
         """
         return read_rows(self.metrics_path, kind, without=without)
+
+    def metrics_digest(self) -> dict[str, Any]:
+        """Return the number of rows and the SHA-256 of the metrics: `rows`, `sha256`, for a run's last status.
+
+        Raises:
+            StoreError: The file is there and cannot be read.
+        """
+        content = read_bytes(self.metrics_path)
+        rows = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
+        return {"rows": rows, "sha256": hashlib.sha256(content).hexdigest()}
+
+    def metrics_problem(self) -> str:
+        """Return how the metrics differ from those with which the run ended, in a line.
+
+        It is empty where they are the same, where the run has not ended, and where its status holds no digest: a
+        run that ended before there were digests has none.
+        """
+        try:
+            status = self.status()  # before the metrics: a run that ends in between has not ended here
+            written = status.get("metrics")
+            if status["state"] not in ENDED or not isinstance(written, dict):
+                return ""
+            found = self.metrics_digest()
+        except StoreError as error:
+            return str(error)
+        if found == written:
+            return ""
+        if found["rows"] == written.get("rows"):
+            return f"the metrics of run {self.run_id} are not those that were written; put back a copy"
+        return (
+            f"the metrics of run {self.run_id} have {found['rows']} rows where {written.get('rows')} were written; "
+            "put back a copy"
+        )

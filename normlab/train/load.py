@@ -76,11 +76,14 @@ class LoadedRun:
     def metrics(self) -> pd.DataFrame:
         """The rows of the record, oldest first: `kind` (train, eval, pace), `step`, and the numbers of each kind.
 
-        Rows that cannot be read are left out, which is said on stderr.
+        Rows that cannot be read are left out. That, and rows that were lost or added since the run ended, is reported
+        on stderr.
         """
         import pandas as pd
 
         record = self.folder.rows()
+        if problem := self.folder.metrics_problem():
+            print(f"normlab: {problem}", file=sys.stderr)
         # The last line of a run that is being written, or was killed, may be half a row.
         if missing := record.damaged - record.torn:
             print(f"normlab: {self.folder.metrics_path}: damaged rows, left out: {missing}", file=sys.stderr)

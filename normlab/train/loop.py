@@ -63,9 +63,9 @@ class Loop:
         # The data first: a corpus that is too short is refused before anything large is made.
         of_seeds = {
             seed: Batches(self.corpus.train, config.model.context, config.train.batch_size, seed, device)
-            for seed in dict.fromkeys(member.config.data.seed for member in self.members)
+            for seed in dict.fromkeys(member.config.data_seed for member in self.members)
         }
-        batches = [of_seeds[member.config.data.seed] for member in self.members]
+        batches = [of_seeds[member.config.data_seed] for member in self.members]
         self.batches = batches[0] if self.is_alone else StackedBatches(batches)
         tokens, targets = validation_windows(self.corpus.val, config.model.context, config.eval.sequences)
         self.validation = Validation(

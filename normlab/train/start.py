@@ -146,6 +146,8 @@ def _ended(member: Member, now: Mapping[str, Any]) -> Outcome | None:
     run, status = folder.run(), folder.status()
     if status["state"] not in ENDED:
         return None
+    if problem := folder.metrics_problem():
+        say(problem)
     if config.run.name not in (None, run["name"]):
         say(f"run.name={config.run.name}: has no effect, the run has ended and is called {run['name']}")
     if differing := _other_statistics(run, now):
@@ -316,8 +318,9 @@ def _finish(
     told = list(statuses)
     mirrors = [sink for member in loop.members for sink in member.sinks if isinstance(sink, Background)]
     try:
-        for member, status in zip(loop.members, statuses, strict=True):
-            member.folder.write_status(status)
+        for index, (member, status) in enumerate(zip(loop.members, statuses, strict=True)):
+            told[index] = status | ({"metrics": member.folder.metrics_digest()} if status["state"] in ENDED else {})
+            member.folder.write_status(told[index])
     finally:
         stop.end()  # no step is left to stop at: from here Ctrl-C is for what is waited for
         try:

@@ -23,6 +23,7 @@ from normlab.store.schema import decode
 from normlab.train import checkpoint
 from normlab.train.checkpoint import Checkpoint
 from normlab.train.optim import decay_start
+from normlab.train.resume import say
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,9 @@ def longest_trunk(runs: Path, run: Mapping[str, Any], config: RunConfig) -> Trun
             saved, _ = checkpoint.newest(entry.folder.path / checkpoint.FOLDER, at_most=limit)
             if saved is None or (best is not None and saved.step <= best.checkpoint.step):
                 continue
-            if _has_every_row(entry.folder, saved):
+            if problem := entry.folder.metrics_problem():
+                say(f"{problem}; this run does not continue from it")
+            elif _has_every_row(entry.folder, saved):
                 best = Trunk(entry.folder, saved, saved.step == steps and (every == 0 or steps % every != 0))
     return best
 

@@ -27,6 +27,7 @@ def make_run(tmp_path):
                 "model": {"depth": options["depth"], "width": 128},
                 "optim": {"name": "adamw", "lr": options["lr"]},
                 "train": {"steps": 100},
+                "data": {"seed": options.get("data_seed", options["seed"])},
                 "seed": options["seed"],
             },
             "resolved": {"device": "cpu", "precision": "fp32"},

@@ -335,3 +335,55 @@ def test_a_plan_leads_nowhere_but_to_the_runs(run_id, tmp_path):
     write_plan(sweep, Plan("mine", "off", [Job(run_id, [], {})], []))
     with pytest.raises(StoreError, match="is no run's id"):
         summarize_by(sweep, ["norm"])
+
+
+def crossed_runs(make, a: int, b: int) -> dict[str, np.ndarray]:
+    """Two norms, each with a seeds crossed with b data seeds; the losses by norm, (a, b)."""
+    draw = np.random.default_rng(0)
+    losses = {}
+    for norm, mean in (("layernorm", 2.5), ("rmsnorm", 2.4)):
+        losses[norm] = mean + draw.normal(0, 0.02, (a, 1)) + draw.normal(0, 0.02, (1, b)) + draw.normal(0, 1e-3, (a, b))
+        for (seed, data_seed), loss in np.ndenumerate(losses[norm]):
+            make(norm, 1e-3, seed, float(loss), data_seed=data_seed)
+    return losses
+
+
+def test_six_seeds_crossed_with_six_data_seeds_are_no_36_independent_runs(make, tmp_path):
+    losses = crossed_runs(make, 6, 6)
+    report = summarize_by(tmp_path, ["norm"], Options(against="norm=layernorm"))
+    row = {row["cell"]: row for row in report.rows}["rmsnorm"]
+    assert (row["seeds"], row["seeds_crossed"], row["seeds_fixed"]) == (36, [6, 6], None)
+    assert (row["pairs"], row["pairs_crossed"]) == (36, [6, 6])
+    values = losses["rmsnorm"]
+    means = [values.mean(axis).var(ddof=1) / 6 for axis in (0, 1)]
+    half = stats.t.ppf(0.975, 5) * math.sqrt(sum(means))  # but for the little that is neither seed's
+    assert row["val_loss_high"] - row["val_loss"] == pytest.approx(half, rel=0.01)
+    independent = stats.t.ppf(0.975, 35) * values.std(ddof=1) / 6
+    assert row["val_loss_high"] - row["val_loss"] > 2 * independent
+    text = {row["norm"]: row for row in table_rows(report)}["rmsnorm"]
+    assert text["val loss"].endswith("(n=6x6)")
+    assert text["less baseline"].endswith("(n=6x6)")
+    assert sum("two random effects" in note for note in notes(report)) == 1
+    assert "fixed" not in "".join(notes(report))
+
+
+@pytest.mark.parametrize(("factor", "what"), [("data.seed", "data order"), ("seed", "initial weights")])
+def test_a_seed_that_is_fixed_is_said_once_for_the_table(make, tmp_path, factor, what):
+    for norm in ("layernorm", "rmsnorm"):
+        for seed in range(3):
+            fixed, varied = (0, seed) if factor == "seed" else (seed, 0)
+            make(norm, 1e-3, fixed, 2.1 + seed / 100, data_seed=varied)
+    report = summarize_by(tmp_path, ["norm"])
+    assert {row["seeds_fixed"] for row in report.rows} == {factor}
+    assert [note for note in notes(report) if "fixed" in note] == [
+        f"{what} fixed ({factor}): its variance is not in the intervals"
+    ]
+    assert {text["val loss"][-5:] for text in table_rows(report)} == {"(n=3)"}
+
+
+def test_an_incomplete_crossing_is_called_one(make, tmp_path):
+    for seed, data_seed in [(0, 0), (1, 0), (2, 0), (1, 1), (2, 2)]:
+        make("rmsnorm", 1e-3, seed, 2.1 + seed / 100 + data_seed / 50, data_seed=data_seed)
+    report = summarize_by(tmp_path, ["norm"])
+    assert table_rows(report)[0]["val loss"].endswith("(n=5 of 3x3)")
+    assert any("incomplete crossing" in note for note in notes(report))

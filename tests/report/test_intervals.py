@@ -16,6 +16,16 @@ from normlab.report.student_t import quantile, tail
 inf = math.inf
 
 
+def alone(values):
+    """Independent replicates: each has a seed and a data seed of its own."""
+    return {(index, index): value for index, value in enumerate(values)}
+
+
+def crossed(table):
+    """Replicates of a table: its rows are seeds, its columns data seeds; None where there was no run."""
+    return {(i, j): value for i, row in enumerate(table) for j, value in enumerate(row) if value is not None}
+
+
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30, 99, 1000])
 def test_students_t_is_scipys(freedom):
     for t in (1e-3, 0.1, 0.5, 1, 1.5, 2, 3, 5, 10, 50, 1e3):
@@ -28,33 +38,34 @@ def test_students_t_is_scipys(freedom):
 
 def test_a_mean_and_its_interval_are_scipys():
     values = [2.31, 2.25, 2.28, 2.4, 2.22]
-    found = mean_interval(values)
+    found = mean_interval(alone(values))
     low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
-    assert found == pytest.approx((np.mean(values), low, high, 5), rel=1e-12)
+    assert found[:3] == pytest.approx((np.mean(values), low, high), rel=1e-12)
+    assert (found.design.n, str(found.design)) == (5, "5")
 
 
 def test_no_interval_of_one_value_or_with_an_infinite_one():
-    assert mean_interval([2.5]) == (2.5, None, None, 1)
-    assert mean_interval([2.5, inf, 2.4]) == (inf, None, None, 3)
+    assert mean_interval(alone([2.5]))[:3] == (2.5, None, None)
+    assert mean_interval(alone([2.5, inf, 2.4]))[:3] == (inf, None, None)
     with pytest.raises(ValueError, match="no values"):
-        mean_interval([])
+        mean_interval({})
 
 
 def test_the_paired_t_test_is_scipys():
     a, b = np.random.default_rng(0).normal(size=(2, 7))
-    found, theirs = paired((a - b).tolist()), stats.ttest_rel(a, b)
+    found, theirs = paired(alone((a - b).tolist())), stats.ttest_rel(a, b)
     assert (found.p, found.test) == (pytest.approx(theirs.pvalue, rel=1e-10), "paired t")
     low, high = theirs.confidence_interval(0.95)
     assert found[:3] == pytest.approx((np.mean(a - b), low, high), rel=1e-10)
 
 
 def test_one_pair_proves_nothing_and_equal_runs_no_difference():
-    assert paired([0.1]) == (0.1, None, None, None, 1, "one pair")
-    assert paired([0.0, 0.0, 0.0])[:4] == (0, 0, 0, 1)
-    assert paired([inf]).p is None
+    assert paired(alone([0.1])) == (0.1, None, None, None, (1, (1, 1)), "one pair")
+    assert paired(alone([0.0, 0.0, 0.0]))[:4] == (0, 0, 0, 1)
+    assert paired(alone([inf])).p is None
     for bad in ([], [math.nan, 1.0]):
         with pytest.raises(ValueError, match="paired differences"):
-            paired(bad)
+            paired(alone(bad))
 
 
 def by_enumeration(differences):
@@ -80,21 +91,21 @@ def by_enumeration(differences):
     ],
 )
 def test_with_diverged_runs_it_is_the_exact_signed_rank_test(differences):
-    found = paired(differences)
+    found = paired(alone(differences))
     assert found.p == pytest.approx(by_enumeration(differences), rel=1e-12)
     assert found.test.startswith(f"signed-rank ({sum(map(math.isinf, differences))} of {len(differences)} pairs")
-    assert paired([-d for d in differences]).p == pytest.approx(found.p, rel=1e-12)
+    assert paired(alone([-d for d in differences])).p == pytest.approx(found.p, rel=1e-12)
 
 
 def test_without_ties_it_is_scipys_wilcoxon_with_a_number_above_all_others_for_infinity():
     differences = [0.11, -0.2, 0.33, 0.44, -0.05, 0.61, 0.7, inf]
     theirs = stats.wilcoxon([min(d, 99.0) for d in differences], method="exact")
-    assert paired(differences).p == pytest.approx(theirs.pvalue, rel=1e-12)
+    assert paired(alone(differences)).p == pytest.approx(theirs.pvalue, rel=1e-12)
 
 
 def test_the_interval_by_ranks_holds_just_the_shifts_that_are_not_rejected():
     differences = [0.11, -0.2, 0.33, 0.44, -0.05, 0.61, 0.7, inf]
-    found = paired(differences)
+    found = paired(alone(differences))
     assert found.low is not None
     inside = [shift for shift in np.linspace(-1, 1, 401) + 1e-4 if by_enumeration(np.array(differences) - shift) > 0.05]
     assert found.low == pytest.approx(inside[0], abs=0.006)
@@ -103,15 +114,15 @@ def test_the_interval_by_ranks_holds_just_the_shifts_that_are_not_rejected():
 
 
 def test_fewer_than_six_pairs_have_no_interval_by_ranks():
-    assert paired([inf, 0.1, 0.2, 0.3, 0.4])[1:3] == (None, None)
-    assert paired([inf, 0.1, 0.2, 0.3, 0.4]).p == 2**-4
-    assert paired([inf, 0.1, 0.2, 0.3, 0.4, 0.5]).low == 0.1
+    assert paired(alone([inf, 0.1, 0.2, 0.3, 0.4]))[1:3] == (None, None)
+    assert paired(alone([inf, 0.1, 0.2, 0.3, 0.4])).p == 2**-4
+    assert paired(alone([inf, 0.1, 0.2, 0.3, 0.4, 0.5])).low == 0.1
 
 
 def test_a_divergence_is_a_loss_by_the_most():
     ahead = [-0.1, -0.2, -0.1, -0.3, -0.2, -0.1, -0.2, -0.3]
-    assert paired(ahead).p < 0.01
-    assert paired([*ahead, inf, inf]).p > paired([*ahead, -inf, -inf]).p
+    assert paired(alone(ahead)).p < 0.01
+    assert paired(alone([*ahead, inf, inf])).p > paired(alone([*ahead, -inf, -inf])).p
 
 
 def test_holm_against_the_numbers_of_its_definition():
@@ -133,11 +144,11 @@ def test_in_a_simulation_intervals_cover_and_the_test_rejects_at_the_rates_that_
         seeds = draw.normal(2.3, 0.02, (REPEATED, n))
         a = seeds + draw.normal(0, 0.01, (REPEATED, n))
         same, better = (seeds + shift + draw.normal(0, 0.01, (REPEATED, n)) for shift in (0, -0.015))
-        covered = [i.low <= 2.3 <= i.high for i in (mean_interval(row) for row in a.tolist())]
+        covered = [i.low <= 2.3 <= i.high for i in (mean_interval(alone(row)) for row in a.tolist())]
         assert 0.93 <= np.mean(covered) <= 0.97
-        null = [paired(row) for row in (a - same).tolist()]
+        null = [paired(alone(row)) for row in (a - same).tolist()]
         assert 0.04 <= np.mean([test.p < 0.05 for test in null]) <= 0.06
-        shifted = [paired(row) for row in (better - a).tolist()]
+        shifted = [paired(alone(row)) for row in (better - a).tolist()]
         assert 0.93 <= np.mean([test.low <= -0.015 <= test.high for test in shifted]) <= 0.97
         assert np.mean([test.p < 0.05 for test in shifted]) > 0.15
 
@@ -150,24 +161,148 @@ def test_in_a_simulation_with_divergence_the_test_rejects_no_more_than_it_states
     b[draw.random(b.shape) < 0.1] = inf
     differences = np.zeros_like(a)
     np.subtract(a, b, out=differences, where=~(np.isinf(a) & np.isinf(b)))
-    tests = [paired(row) for row in differences.tolist()]
+    tests = [paired(alone(row)) for row in differences.tolist()]
     assert np.mean([test.test != "paired t" for test in tests]) > 0.7
     assert 0.04 <= np.mean([test.p < 0.05 for test in tests]) <= 0.06
     worse = np.where(draw.random(a.shape) < 0.7, inf, differences)
-    assert np.mean([paired(row).p < 0.05 for row in worse.tolist()]) > 0.5
+    assert np.mean([paired(alone(row)).p < 0.05 for row in worse.tolist()]) > 0.5
 
 
 def test_in_a_simulation_holm_finds_one_of_ten_that_are_none_once_in_twenty_at_most():
     draw = np.random.default_rng(3)
     tables = draw.normal(0, 0.01, (REPEATED // 4, 10, 4)).tolist()
-    wrong = [min(holm([paired(row).p for row in table])) < 0.05 for table in tables]
+    wrong = [min(holm([paired(alone(row)).p for row in table])) < 0.05 for table in tables]
     assert 0.02 <= np.mean(wrong) <= 0.05 + 3 * NOISE * 2
 
 
 def test_where_both_diverged_no_mean_is_made_of_it():
-    found = paired([0.0, 0.0, -0.1], both_diverged=2)
+    found = paired(alone([0.0, 0.0, -0.1]), both_diverged=2)
     assert found.test == "signed-rank (2 of 3 pairs with a diverged run, 2 on both sides)"
     assert (found.low, found.high) == (None, None)
     assert found.p == 1.0  # one pair says something, and either sign of it is as likely
-    both = paired([0.0] * 7, both_diverged=7)
+    both = paired(alone([0.0] * 7), both_diverged=7)
     assert (both.estimate, both.p) == (0.0, 1.0)
+
+
+# Crossed seeds.
+
+
+def anova(table):
+    """The mean squares of the rows, of the columns and of the rest, from the sums of a textbook."""
+    y = np.asarray(table, dtype=np.float64)
+    a, b = y.shape
+    correction = y.sum() ** 2 / y.size
+    rows = (y.sum(1) ** 2).sum() / b - correction
+    columns = (y.sum(0) ** 2).sum() / a - correction
+    rest = (y**2).sum() - correction - rows - columns
+    return rows / (a - 1), columns / (b - 1), rest / ((a - 1) * (b - 1))
+
+
+def effects(draw, a, b, rows, columns, rest, size=()):
+    """Tables of two random effects and noise with these standard deviations, (*size, a, b)."""
+    row, column, noise = (draw.normal(0, 1, (*size, *shape)) for shape in ((a, 1), (1, b), (a, b)))
+    return rows * row + columns * column + rest * noise
+
+
+@pytest.mark.parametrize(("a", "b"), [(6, 6), (2, 5), (4, 3)])
+def test_a_complete_crossing_is_a_two_way_analysis_of_variance(a, b):
+    table = 2.3 + effects(np.random.default_rng(a), a, b, 0.02, 0.03, 0.01)
+    rows, columns, rest = anova(table)
+    within = ((table - table.mean(1, keepdims=True)) ** 2).sum() / (a * (b - 1))
+    assert rows == pytest.approx(stats.f_oneway(*table).statistic * within, rel=1e-9)
+    error = math.sqrt((rows + columns - rest) / (a * b))
+    found = mean_interval(crossed(table.tolist()))
+    low, high = stats.t.interval(0.95, min(a, b) - 1, loc=table.mean(), scale=error)
+    assert found[:3] == pytest.approx((table.mean(), low, high), rel=1e-9)
+    assert (found.design.n, found.design.levels, str(found.design)) == (a * b, (a, b), f"{a}x{b}")
+    test = paired(crossed((table - 2.3).tolist()))
+    assert test.p == pytest.approx(2 * stats.t.sf(abs(table.mean() - 2.3) / error, min(a, b) - 1), rel=1e-8)
+    assert test[1:3] == pytest.approx((low - 2.3, high - 2.3), rel=1e-6)
+
+
+def test_the_variance_is_not_below_that_of_either_factor():
+    table = np.random.default_rng(3).normal(size=(4, 4))
+    table += 3 * np.outer([1, -1, 1, -1], [1, -1, 1, -1])  # all interaction: its mean square is the largest
+    rows, columns, rest = anova(table)
+    assert rest > min(rows, columns)
+    found = mean_interval(crossed(table.tolist()))
+    half = stats.t.ppf(0.975, 3) * math.sqrt(max(rows, columns) / 16)
+    assert found.high - found.estimate == pytest.approx(half, rel=1e-9)
+
+
+def test_replicates_that_share_no_level_or_all_share_one_have_the_bits_of_independent_values():
+    values = [2.31, 2.25, 2.28, 2.4, 2.22]
+    mean = math.fsum(values) / 5
+    half = quantile(4, 0.95) * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / 4 / 5)
+    fixed = {"data.seed": [(seed, 7) for seed in range(5)], "seed": [(7, seed) for seed in range(5)]}
+    designs = {None: [(9, 3), (1, 1), (5, 0), (7, 9), (3, 5)], **fixed}
+    for factor, replicates in designs.items():
+        found = mean_interval(dict(zip(replicates, values, strict=True)))
+        assert found[:3] == (mean, mean - half, mean + half)
+        assert (found.design.fixed, str(found.design)) == (factor, "5")
+
+
+@pytest.mark.parametrize("deviations", [(1, 1, 0), (0.2, 1, 0.5), (1, 0, 0), (0, 1, 0), (1, 0.3, 0), (0, 0, 1)])
+@pytest.mark.parametrize(("a", "b"), [(6, 6), (2, 6), (3, 3)])
+def test_in_a_simulation_intervals_over_crossed_seeds_cover_at_the_rate_that_they_state(a, b, deviations):
+    """The rate is 95 % or more, whichever effect dominates; 36 values taken as independent cover half of the time."""
+    repeated = 500
+    tables = 2.3 + effects(np.random.default_rng(5), a, b, *deviations, size=(repeated,))
+    found = [mean_interval(crossed(table)) for table in tables.tolist()]
+    noise = math.sqrt(0.05 * 0.95 / repeated)
+    assert np.mean([one.low <= 2.3 <= one.high for one in found]) >= 0.95 - 3 * noise
+    naive = [mean_interval(alone(table)) for table in tables.reshape(repeated, -1).tolist()]
+    if deviations[2] < 1:
+        assert np.mean([one.low <= 2.3 <= one.high for one in naive]) < 0.85
+    rejected = [paired(crossed(table)).p < 0.05 for table in (tables[:300] - 2.3).tolist()]
+    assert rejected == [not one.low <= 2.3 <= one.high for one in found[:300]]
+
+
+INCOMPLETE = {
+    "8 of 3x3": [(i, j) for i in range(3) for j in range(3) if (i, j) != (2, 2)],
+    "6 of 5x5": [*((k, k) for k in range(5)), (0, 1)],
+    "12 of 4x12": [(k // 3, k) for k in range(12)],
+    "15 of 5x5": [(i, j) for i in range(5) for j in range(i + 1)],
+}
+
+
+@pytest.mark.parametrize("name", INCOMPLETE)
+@pytest.mark.parametrize("deviations", [(1, 1, 0), (1, 0, 0), (0, 1, 0), (0.3, 0.3, 1)])
+def test_in_a_simulation_intervals_over_incomplete_crossings_cover_at_least_at_that_rate(name, deviations):
+    repeated, pairs = 400, INCOMPLETE[name]
+    a, b = (max(levels) + 1 for levels in zip(*pairs, strict=True))
+    tables = effects(np.random.default_rng(6), a, b, *deviations, size=(repeated,)).tolist()
+    found = [mean_interval({(i, j): table[i][j] for i, j in pairs}) for table in tables]
+    assert str(found[0].design) == name
+    assert np.mean([one.low <= 0 <= one.high for one in found]) >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / repeated)
+
+
+def test_crossed_pairs_with_diverged_runs_are_tested_by_the_medians_of_the_factor_that_says_less():
+    table = [[inf, 0.2, 0.3], [0.1, 0.3, inf], [0.2, -inf, 0.4], [0.5, 0.6, inf]]
+    found = paired(crossed(table), both_diverged=1)
+    per_seed, per_data_seed = ([*map(np.median, rows)] for rows in (table, np.transpose(table)))
+    expected = [by_enumeration(medians) for medians in (per_seed, per_data_seed)]
+    assert expected == [0.125, 0.25]
+    assert (found.p, found.design.n) == (0.25, 3)
+    assert found.test == (
+        "signed-rank of medians per data.seed (5 of 12 pairs with a diverged run, 1 on both sides, crossed 4x3)"
+    )
+    assert paired({key: -value for key, value in crossed(table).items()}, both_diverged=1).p == found.p
+
+
+def test_a_level_with_as_many_losses_as_wins_by_the_most_says_nothing():
+    both_ways, one_way = (paired(crossed([row, [0.1, 0.2], [0.3, 0.1]])) for row in ([inf, -inf], [inf, inf]))
+    assert both_ways.p == by_enumeration([0.0, 0.15, 0.2]) == 0.5
+    assert one_way.p == 0.5  # two data seeds are the fewer
+    assert both_ways.estimate < one_way.estimate
+
+
+@pytest.mark.parametrize("deviations", [(1, 1, 0.5), (0.1, 1, 0.1), (1, 0.1, 0.1)])
+def test_in_a_simulation_with_divergence_crossed_pairs_are_rejected_no_more_often_than_stated(deviations):
+    draw, repeated = np.random.default_rng(7), 500
+    tables = effects(draw, 7, 7, *deviations, size=(repeated,))
+    tables[draw.random(tables.shape) < 0.05] = inf
+    tables *= draw.choice([-1, 1], (repeated, 1, 1))  # neither side diverges more often
+    tables[:, 0, 0] = inf * draw.choice([-1, 1], repeated)
+    rejected = [paired(crossed(table)).p < 0.05 for table in tables.tolist()]
+    assert np.mean(rejected) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeated)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from normlab.report.against import pairs
 from normlab.report.compare.comparable import incomparable
 from normlab.report.groups import Cell
-from normlab.report.intervals import LEVEL, Paired, mean_interval, paired
+from normlab.report.intervals import LEVEL, Design, Paired, Replicate, mean_interval, paired
 from normlab.report.learning_rates import badness
 from normlab.report.outcomes import UNFINISHED, Outcome
 from normlab.report.settings import shown
@@ -27,7 +27,7 @@ def ranked(cells: Sequence[Cell]) -> list[int]:
 
     By the share of seeds that diverged, then by the mean final validation loss of the others.
     """
-    known = {index: badness(_own(cell)) for index, cell in enumerate(cells) if cell.losses}
+    known = {index: badness(_own(cell).values()) for index, cell in enumerate(cells) if cell.losses}
     return sorted(known, key=lambda index: (known[index], index))
 
 
@@ -83,10 +83,10 @@ def _next(cells: Sequence[Cell], order: Sequence[int], by: Sequence[str]) -> str
     if not differences:
         return f"{apart}: they have no seed in common ({_loss(other)})."
     found = paired(differences, both_diverged=both)
-    told = f"{_difference(found)}n = {_seeds(found.n)}"
+    told = f"{_difference(found)}n = {_seeds(found.design)}"
     if found.low is None or found.high is None:
         if math.isinf(found.estimate) or (_lost(other) and not _lost(one)):
-            few = "1 pair is" if found.n == 1 else f"{found.n} pairs are"
+            few = "1 pair is" if found.design.n == 1 else f"{found.design.n} pairs are"
             return f"The next, {name}, has {_share(other)} that diverged; n = {few} too few for an interval."
         why = "too few for an interval" if found.test != "one pair" else "no interval"
         return f"{apart}: {told}, {why}{_diverged(other)}."
@@ -157,14 +157,14 @@ def _selected(cells: Sequence[Cell], first: int | None) -> list[str]:
     return [f"{what[0].upper()}{what[1:]} {verb} chosen by the very loss that is shown, which flatters it."]
 
 
-def _own(cell: Cell) -> list[float]:
-    """The losses at a cell's own best learning rate."""
-    return [] if cell.best_lr is None else list(cell.losses[cell.best_lr].values())
+def _own(cell: Cell) -> Mapping[Replicate, float]:
+    """The losses at a cell's own best learning rate, by replicate."""
+    return {} if cell.best_lr is None else cell.losses[cell.best_lr]
 
 
 def _mean_of_finite(cell: Cell) -> bool:
     """Whether a seed of it did not diverge."""
-    return any(map(math.isfinite, _own(cell)))
+    return any(map(math.isfinite, _own(cell).values()))
 
 
 def _came_out(cells: Sequence[Cell]) -> list[Outcome]:
@@ -175,14 +175,14 @@ def _loss(cell: Cell) -> str:
     """`1.8321 ± 0.0102 nats a token (95 % interval over n = 3 seeds)`; of diverged runs how many they are."""
     values = _own(cell)
     if _lost(cell):
-        others = [value for value in values if math.isfinite(value)]
+        others = {one: value for one, value in values.items() if math.isfinite(value)}
         whose = "the other's" if len(others) == 1 else "the others'"
         rest = f"; {whose} final validation loss is {mean_interval(others).estimate:.4f} nats a token" if others else ""
         return f"{_share(cell)} diverged{rest}"
-    mean, _, high, n = mean_interval(values)
+    mean, _, high, design = mean_interval(values)
     if high is None:
-        return f"{mean:.4f} nats a token (n = {_seeds(n)}, so without an interval)"
-    return f"{mean:.4f} ± {high - mean:.4f} nats a token ({LEVEL:.0%} interval over n = {_seeds(n)})"
+        return f"{mean:.4f} nats a token (n = {_seeds(design)}, so without an interval)"
+    return f"{mean:.4f} ± {high - mean:.4f} nats a token ({LEVEL:.0%} interval over n = {_seeds(design)})"
 
 
 def _rate(cell: Cell) -> str:
@@ -198,7 +198,7 @@ def _diverged(cell: Cell) -> str:
 
 def _lost(cell: Cell) -> int:
     """How many seeds diverged."""
-    return sum(not math.isfinite(loss) for loss in _own(cell))
+    return sum(not math.isfinite(loss) for loss in _own(cell).values())
 
 
 def _share(cell: Cell) -> str:
@@ -214,8 +214,9 @@ def _signed(value: float) -> str:
     return f"{value:+.4f}"
 
 
-def _seeds(n: int) -> str:
-    return f"{n} seed" if n == 1 else f"{n} seeds"
+def _seeds(n: int | Design) -> str:
+    """`1 seed`, `3 seeds`; `6x6 seeds` where two factors are crossed."""
+    return f"{n} seed" if str(n) == "1" else f"{n} seeds"
 
 
 def _runs(n: int) -> str:

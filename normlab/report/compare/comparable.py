@@ -45,9 +45,11 @@ def default_by(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def varied(outcomes: Sequence[Outcome]) -> list[str]:
-    """The words in which runs differ, learning rate and seeds last."""
+    """Return the options in which runs differ, learning rate and seeds last; a data.seed equal to seed is left out."""
     runs = [one.entry.run for one in outcomes]
-    return [*telling(outcomes), *(word for word in (LR, *REPLICATE) if len({setting(run, word) for run in runs}) > 1)]
+    follows = all(one.replicate[0] == one.replicate[1] for one in outcomes)
+    seeds = REPLICATE[:1] if follows else REPLICATE
+    return [*telling(outcomes), *(word for word in (LR, *seeds) if len({setting(run, word) for run in runs}) > 1)]
 
 
 def banners(outcomes: Sequence[Outcome]) -> list[str]:

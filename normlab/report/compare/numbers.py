@@ -77,7 +77,7 @@ def read_numbers(folder: RunFolder) -> Numbers:
         evaluations=evaluations_of(others),
         paces=_paces(others),
         spikes={found.rule.of: steps[found.spikes].tolist() for found in count(seen, _RULES)} if len(steps) else {},
-        problem="; ".join(filter(None, [damaged_lines(record), strange])),
+        problem="; ".join(filter(None, [folder.metrics_problem(), damaged_lines(record), strange])),
     )
 
 

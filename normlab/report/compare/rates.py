@@ -39,6 +39,7 @@ def _point(cell: Cell, lr: float, index: Indices) -> Row:
         "high": row["val_loss_high"],
         "of_others": row["val_loss_of_others"],
         "n": row["seeds"],
+        "crossed": row["seeds_crossed"],
         "diverged": row["seeds_diverged"],
         "losses": [{"run": index[run.entry.folder.path], "loss": run.loss} for run in cell.at(lr)],
     }

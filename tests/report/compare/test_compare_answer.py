@@ -43,8 +43,8 @@ def test_the_best_is_told_apart(make, found):
     make("rmsnorm", [2.01, 2.06, 2.09])
     make("rmsnorm", [2.11, 2.16, 2.29], lr=1e-2)
     seen = found()
-    mean, _, high, _ = mean_interval([2.01, 2.06, 2.09])
-    test = paired([2.01 - 2.21, 2.06 - 2.25, 2.09 - 2.30])
+    mean, _, high, _ = mean_interval({(0, 0): 2.01, (1, 1): 2.06, (2, 2): 2.09})
+    test = paired({(0, 0): 2.01 - 2.21, (1, 1): 2.06 - 2.25, (2, 2): 2.09 - 2.30})
     assert test.low is not None
     assert test.high is not None
     assert best(seen) == 1

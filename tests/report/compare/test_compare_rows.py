@@ -128,7 +128,7 @@ def test_losses_over_learning_rates(grid, compare):
             diverged = sum(map(math.isinf, losses))
             assert (point["n"], point["diverged"]) == (len(losses), diverged)
             assert [float(one["loss"]) for one in point["losses"]] == losses
-            found = mean_interval(losses)
+            found = mean_interval({(place, place): loss for place, loss in enumerate(losses)})
             assert (float(point["mean"]), point["low"], point["high"]) == (found.estimate, found.low, found.high)
             finite = [loss for loss in losses if math.isfinite(loss)]
             assert point["of_others"] == (pytest.approx(np.mean(finite)) if finite and diverged else None)

@@ -15,7 +15,8 @@ function lossText(row) {
       (row.val_loss_of_others === null ? "" : `, others ${row.val_loss_of_others.toFixed(4)}`)
     );
   const high = number(row.val_loss_high);
-  return high === null ? `${mean.toFixed(4)} (n=${n})` : `${mean.toFixed(4)} ± ${(high - mean).toFixed(4)} (n=${n})`;
+  const interval = high === null ? "" : ` ± ${(high - mean).toFixed(4)}`;
+  return `${mean.toFixed(4)}${interval} (n=${counted(n, row.seeds_crossed)})`;
 }
 
 /** The cells as they are ranked: no diverged seed before any, then by the loss. */

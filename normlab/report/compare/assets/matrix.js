@@ -144,7 +144,7 @@ function matrixText(cell) {
   } else
     lines.push(
       `<b>${mean.toFixed(4)}${mixes(cell) ? "*" : ""}</b>`,
-      (high === null ? "" : `±${(high - mean).toFixed(4)} `) + `n=${cell.seeds}`,
+      (high === null ? "" : `±${(high - mean).toFixed(4)} `) + `n=${counted(cell.seeds, cell.seeds_crossed)}`,
     );
   if (cell.diverged && Number.isFinite(mean ?? NaN)) lines.push(`${cell.diverged} diverged`);
   return lines.join("<br>");

@@ -59,7 +59,7 @@ function drawRates(width) {
         array: points.map((point) => (number(point.high) === null ? 0 : point.high - point.mean)),
         arrayminus: points.map((point) => (number(point.low) === null ? 0 : point.mean - point.low)),
       },
-      text: points.map((point) => `n=${point.n}`),
+      text: points.map((point) => `n=${counted(point.n, point.crossed)}`),
       hovertemplate: "%{fullData.name}<br>lr %{x:g}: %{y:.4f} (%{text})<extra></extra>",
       meta: { cell: cell.index },
     });

@@ -14,6 +14,13 @@ const state = {
   order: CELLS.map((cell) => cell.index),
 };
 
+/** The number of seeds: `3`; `6x6` where seeds and data seeds are crossed, `11 of 6x6` where not every pair ran. */
+function counted(n, crossed) {
+  if (!crossed) return `${n}`;
+  const crossing = crossed.join("x");
+  return n === crossed[0] * crossed[1] ? crossing : `${n} of ${crossing}`;
+}
+
 const LISTENERS = [];
 
 /** Call when anything changes that pictures or tables follow. */

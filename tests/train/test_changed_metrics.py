@@ -1,0 +1,126 @@
+"""A run that has ended knows the rows of its metrics: every reader reports rows that were lost, added or changed."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from resuming import WORDS, Command
+
+from normlab.launch import compose_run
+from normlab.report.by import Options, summarize_by
+from normlab.store.runs import RunFolder
+from normlab.train.load import load
+from normlab.train.start import train, train_pack
+
+CONSTANT = ("optim.schedule=constant", "optim.warmup_steps=2")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results folder of a finished run."""
+    results = tmp_path_factory.mktemp("changed") / "results"
+    train(compose_run([*WORDS, *CONSTANT, f"results_dir={results}"]), sinks=[])
+    return results
+
+
+@pytest.fixture
+def run(ended: Path, tmp_path: Path) -> RunFolder:
+    shutil.copytree(ended, tmp_path / "results")
+    (folder,) = (tmp_path / "results" / "runs").iterdir()
+    return RunFolder(folder)
+
+
+def drop_rows(lines: list[bytes]) -> list[bytes]:
+    return lines[:4] + lines[6:]
+
+
+def add_a_row(lines: list[bytes]) -> list[bytes]:
+    return [*lines, lines[-2]]
+
+
+def change_a_digit(lines: list[bytes]) -> list[bytes]:
+    return [lines[0].replace(b'"loss":5', b'"loss":4'), *lines[1:]]
+
+
+CHANGES = {
+    drop_rows: "have {less} rows where {rows} were written",
+    add_a_row: "have {more} rows where {rows} were written",
+    change_a_digit: "are not those that were written",
+}
+
+
+def rewrite(run: RunFolder, change: Callable[[list[bytes]], list[bytes]]) -> str:
+    """Change the metrics; return the sentence that readers must report."""
+    lines = run.metrics_path.read_bytes().splitlines(keepends=True)
+    assert change(lines) != lines
+    run.metrics_path.write_bytes(b"".join(change(lines)))
+    told = CHANGES[change].format(rows=len(lines), less=len(lines) - 2, more=len(lines) + 1)
+    return f"the metrics of run {run.run_id} {told}; put back a copy"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_reader_of_the_metrics_reports_rows_that_were_lost_added_or_changed(
+    change: Callable[[list[bytes]], list[bytes]],
+    run: RunFolder,
+    run_command: Command,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    results = str(run.path.parents[1])
+    told = rewrite(run, change)
+    for command in (
+        ("inspect", run.run_id, "spikes", "--results-dir", results),
+        ("compare", results, "-o", f"{results}/page.html"),
+        ("train", *WORDS, *CONSTANT, f"results_dir={results}"),
+    ):
+        code, _, err = run_command(*command)
+        assert code == 0
+        assert [line for line in err.splitlines() if told in line], command
+    assert told in (Path(results) / "page.html").read_text()
+    capfd.readouterr()
+    assert len(load(run.path).metrics)
+    assert told in capfd.readouterr().err
+    (row,) = summarize_by(results, ["norm"], Options(target=99.0)).rows
+    assert (row["target_runs"], row["target_reached"]) == (0, 0)
+    assert [warning for warning in row["warnings"] if told in warning]
+
+
+def test_a_run_with_changed_metrics_is_not_continued_by_a_longer_one(run: RunFolder, run_command: Command) -> None:
+    longer = (*WORDS, *CONSTANT, "train.steps=20", f"results_dir={run.path.parents[1]}", "run.name=longer")
+    told = rewrite(run, change_a_digit)
+    code, _, err = run_command("train", *longer)
+    assert code == 0
+    assert f"{told}; this run does not continue from it" in err
+    assert "continued_from" not in load("longer", run.path.parents[1]).record
+
+
+def test_runs_that_were_only_resumed_copied_or_made_before_are_reported_by_nobody(
+    run: RunFolder, run_command: Command
+) -> None:
+    results = str(run.path.parents[1])
+    assert run.metrics_problem() == ""
+    assert run.status()["metrics"]["rows"] == len(run.rows().rows)
+    assert "spikes" in run.status()
+    longer = train(compose_run([*WORDS, *CONSTANT, "train.steps=20", f"results_dir={results}"]), sinks=[]).folder
+    assert longer.run()["continued_from"]["run_id"] == run.run_id
+    assert longer.metrics_problem() == ""
+    before = {name: value for name, value in run.status().items() if name != "metrics"}
+    run.write_status(before)
+    rewrite(run, drop_rows)
+    assert run.metrics_problem() == ""
+    assert run_command("inspect", run.run_id, "spikes", "--results-dir", results)[2] == ""
+    run.write_status({**before, "state": "running", "metrics": {"rows": 1, "sha256": ""}})
+    assert run.metrics_problem() == ""
+
+
+def test_each_run_of_a_pack_knows_its_rows_the_diverged_one_too(tmp_path: Path) -> None:
+    configs = [compose_run([*WORDS, f"results_dir={tmp_path}", f"seed={seed}", f"optim.lr={lr}", "optim.clip=1e9"])
+               for seed, lr in ((0, 1e-3), (1, 1e6))]  # fmt: skip
+    outcomes = train_pack(configs, [[], []], pack={"sweep": "some", "number": 0})
+    assert [outcome.state for outcome in outcomes] == ["finished", "diverged"]
+    for outcome in outcomes:
+        assert outcome.status["metrics"] == outcome.folder.metrics_digest() == outcome.folder.status()["metrics"]
+    assert math.isfinite(outcomes[0].status["val_loss"])

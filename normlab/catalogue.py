@@ -34,7 +34,8 @@ def norms() -> list[Entry]:
 def placements() -> list[Entry]:
     """Every placement: rows of the algebra, and schemes with a class of their own."""
     known = _classes("placements/*.py")
-    kinds = {kind: _entry(known[kind], known) for kind in ("AlgebraPlacement", "EarlyPlacement")}
+    algebra = "AlgebraPlacement"
+    kinds = {kind: _entry(node, known) for kind, node in known.items() if algebra in {kind, *_ancestors(node, known)}}
     rows = [_row(node, kinds) for node in _nodes("placements/*.py", ast.Call) if _called(node) == "Row"]
     # A scheme's class is one with a name, a formula and a source of its own.
     schemes = [_entry(node, known) for node in known.values()]
@@ -180,7 +181,7 @@ def _scheme(entry: Entry) -> Entry:
 def _row(node: ast.Call, kinds: dict[str, Entry]) -> Entry:
     keywords = {word.arg or "": word.value for word in node.keywords}
     entry = {name: _value(keywords.get(name)) for name in ("name", "formula", "source", "init")}
-    kind = "EarlyPlacement" if "early" in keywords else "AlgebraPlacement"
+    kind = _value(keywords.get("kind")) or ("EarlyPlacement" if "early" in keywords else "AlgebraPlacement")
     for name in ("note", "parameters", "equals", "pitfalls"):
         entry[name] = _value(keywords[name]) if name in keywords else kinds[kind][name]
     for name in ("wrong_inits", "starts"):

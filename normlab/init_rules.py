@@ -174,8 +174,12 @@ def depth_scaled(weight: Weight) -> float:
 
 @init_rule
 def tinyinit(weight: Weight) -> float:
-    """sqrt(1 / (2 D L)) for every matrix of a block, D the width of the stream; N(0, 0.02) for embeddings and head.
+    """sqrt(1 / (2 D L)) for every matrix of a block, D the width of the stream; N(0, 0.5) for the token embedding.
 
-    Source: Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra), as it was reported; of embeddings we know nothing.
+    Positions and head start at N(0, 0.02), which is our choice; a tied head starts at N(0, 0.5) with the embedding.
+
+    Source: Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra), as a secondary source reports it.
     """
-    return 0.02 if weight.role in EMBEDDINGS else math.sqrt(1 / (2 * weight.width * weight.depth))
+    if weight.role in EMBEDDINGS:
+        return 0.5 if weight.role == "embed.tokens" else 0.02
+    return math.sqrt(1 / (2 * weight.width * weight.depth))

@@ -225,6 +225,17 @@ SHARED_PLACEMENT = {
 PLACEMENT_LEAVES = {
     "pre": SHARED_PLACEMENT,
     "post": SHARED_PLACEMENT | {"final_norm": Leaf("null", "true", shapes)},
+    "keel": SHARED_PLACEMENT
+    | {"final_norm": Leaf("null", "true", shapes), "first_block": Leaf("attention_pre", "same", shapes)},
+    "depth_scaled_sandwich": SHARED_PLACEMENT
+    | {"c_attn": Leaf("0.283", "1", weights), "c_mlp": Leaf("0.432", "1", weights)},
+    # Of the run's norm it has none; with qk_norm there is one for the switches.
+    "ngpt": {
+        "name": FIXED,
+        "embedding_norm": Leaf("null", "true", shapes, ("model.qk_norm=head",)),
+        "final_norm": Leaf("null", "true", shapes, ("model.qk_norm=head",)),
+        "normalize_embeddings": Leaf("false", "true", losses, ("norm=none",)),
+    },
     "mix_ln": SHARED_PLACEMENT | {"early_blocks": Leaf("null", "1", shapes)},
     "hybridnorm_star": SHARED_PLACEMENT | {"early_blocks": Leaf("null", "0", shapes)},
     # Schemes of one stream, and those that do more at its ends than a norm.
@@ -232,7 +243,7 @@ PLACEMENT_LEAVES = {
     "b2t": SHARED_PLACEMENT | {"final_norm": Leaf("null", "true", shapes)},
     **{
         name: {"name": FIXED, "embedding_norm": NO_SWITCH, "final_norm": NO_SWITCH}
-        for name in ("ngpt", "residual", "siamese", "x0_lambdas")
+        for name in ("residual", "siamese", "x0_lambdas")
     },
 }
 SHARED_DATA = {

@@ -32,7 +32,7 @@ class BHyTConfig(AffineNormConfig):
     source: ClassVar[str] = "arXiv:2601.09719 (2026), and its public code"
     oracle: ClassVar[str] = "torch.tanh of torch's rms_norm, whose weight is lam / kappa"
     oracle_kind: ClassVar[str] = "self"
-    parameters: ClassVar[str] = "D"
+    parameters: ClassVar[str] = "D + 1"
     starts: ClassVar[Mapping[str, str]] = {"lam": "lam"}
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm times lam / kappa, to first order in it"
@@ -48,8 +48,8 @@ class BHyTConfig(AffineNormConfig):
     """What kappa times the rms is brought to; the public scripts try 1 to 5."""
     kappa: float = option(10.0, above=0)
     """How many times the rms is brought to lam."""
-    learn_lam: bool = False
-    """Learn lam, one scalar, started there."""
+    learn_lam: bool = True
+    """Learn lam, one scalar, started there; every configuration of the authors does."""
 
     def build(self, width: int) -> nn.Module:
         """The module, for vectors of `width` numbers."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from normlab.errors import ConfigError, nearest
+from normlab.errors import ConfigError, nearest, unknown
 from normlab.options import option
 from normlab.placements.base import INNER_SITES, NORMED, WITHOUT_NORMS, MakeNorm, Placement, register_placement
 from normlab.source import code_of
@@ -110,6 +110,15 @@ class Early:
     mlp: SubLayer = field(default_factory=SubLayer)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """Another form of a row: its formula and its first blocks in place of the row's own."""
+
+    formula: str
+    early: Early | None = None
+    """None where all blocks are alike."""
+
+
 def one_block(depth: int) -> int:
     """The first block alone."""
     return 1
@@ -133,6 +142,11 @@ class Row:
     mlp: SubLayer = field(default_factory=SubLayer)
     early: Early | None = None
     """The first blocks, where they are unlike the rest."""
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    """Other forms of the row, by the value of the option that selects them."""
+    kind: str = ""
+    """Name of the placement class that has the row's options; by default `EarlyPlacement` for a row with `early`, and
+    `AlgebraPlacement` for any other."""
     head_scale: bool = False
     """Whether each head's output has a learned factor (`Placement.head_scale`)."""
     shared_scale: bool = False
@@ -156,8 +170,9 @@ class Row:
 
     @property
     def all_sub_layers(self) -> list[SubLayer]:
-        """All that there are, those of the first blocks too."""
-        return [sub for part in (self, self.early) if part is not None for sub in (part.attn, part.mlp)]
+        """All sub-layers, those of the first blocks and of the variants included."""
+        parts = (self, self.early, *(variant.early for variant in self.variants.values()))
+        return [sub for part in parts if part is not None for sub in (part.attn, part.mlp)]
 
 
 SMALL_POST = (
@@ -236,14 +251,16 @@ ROWS: tuple[Row, ...] = (
         formula="x = x + N(F(N(x)))",
         parameters="0",
         equals="peri, of the same gains",
-        source="after Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra)",
-        note="peri whose output norms' gains start at 1 / sqrt(L). We could not check the paper's number for 1, or its "
-        "init rule, which is said to be init=tinyinit",
+        kind="DepthScaledPlacement",
+        source="Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra), whose c we know from a secondary source; c = 1 is "
+        "Arcee Trinity's, arXiv:2602.17004",
+        note="peri whose output norms' gains start at c / sqrt(L), c_attn = 0.283 and c_mlp = 0.432. The init of Pangu "
+        "Ultra is reported to be init=tinyinit. Arcee Trinity is placement.c_attn=1 placement.c_mlp=1",
         init="gpt2",
         wrong_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         starts={
-            "wiring.attn.norms.out.affine.gain": "[L ** -0.5 - unit_offset] * D",
-            "wiring.mlp.norms.out.affine.gain": "[L ** -0.5 - unit_offset] * D",
+            "wiring.attn.norms.out.affine.gain": "[c_attn * L ** -0.5 - unit_offset] * D",
+            "wiring.mlp.norms.out.affine.gain": "[c_mlp * L ** -0.5 - unit_offset] * D",
         },
         attn=SubLayer(norms=("in", "out"), out_gain=over_root_of_depth),
         mlp=SubLayer(norms=("in", "out"), out_gain=over_root_of_depth),
@@ -302,17 +319,40 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="keel",
-        formula="x = N(2 * L * x + F(N(x)))",
+        formula="h = x + A(N(x)) if l == 1 else N(2 * L * x + A(N(x))); "
+        "x = N(h + M(N(h))) if l == 1 else N(2 * L * h + M(N(h)))",
         parameters="0",
+        kind="FirstBlockPlacement",
         pitfalls=(
+            "A first block like all others divides the embeddings' share by 2L; public code makes it another one.",
+            "Public code norms the head's input once more, which adds a gain: placement.final_norm=true.",
             "x-transformers names the paper beside code without an alpha: that is pre_post here.",
             "Under its name there is code that computes g x + (1 - g) N(F(x)), with a gate g: another method.",
         ),
-        source="Chen & Wei 2026, arXiv:2601.19895 (Keel)",
-        note="2L is the number of sub-layers, as others tell of the paper, which we could not read",
-        init="xavier",
+        source="Chen & Wei 2026, arXiv:2601.19895 (Keel), which we could not read; as in public forks of OLMo-core and "
+        "torchtitan",
+        note="2L is the number of sub-layers. The first block has no alpha, and no norm after its attention",
+        init="gpt2",
         attn=SubLayer(norms=("in", "res"), skip=twice_depth),
         mlp=SubLayer(norms=("in", "res"), skip=twice_depth),
+        early=Early(
+            blocks=one_block,
+            condition="l == 1",
+            attn=SubLayer(norms=("in",)),
+            mlp=SubLayer(norms=("in", "res")),
+        ),
+        variants={
+            "pre": Variant(
+                formula="x = x + F(N(x)) if l == 1 else N(2 * L * x + F(N(x)))",
+                early=Early(
+                    blocks=one_block,
+                    condition="l == 1",
+                    attn=SubLayer(norms=("in",)),
+                    mlp=SubLayer(norms=("in",)),
+                ),
+            ),
+            "same": Variant(formula="x = N(2 * L * x + F(N(x)))"),
+        },
     ),
     Row(
         name="lns",
@@ -468,7 +508,7 @@ class AlgebraPlacement(Placement):
 
     @property
     def row(self) -> Row:
-        """The row of this name."""
+        """The row of this name, as the options make it."""
         return _ROWS_BY_NAME[self.name]
 
     @property
@@ -521,7 +561,9 @@ class AlgebraPlacement(Placement):
 
     def sub_layers(self, layer: int, depth: int) -> tuple[SubLayer, SubLayer]:
         """Attention and MLP of block `layer`, counted from 1."""
-        return self.row.attn, self.row.mlp
+        row = self.row
+        part = row if row.early is None or layer > row.early.blocks(depth) else row.early
+        return part.attn, part.mlp
 
     def layers(self, depth: int) -> list[tuple[SubLayer, SubLayer]]:
         """Those of all blocks."""
@@ -585,21 +627,74 @@ class EarlyPlacement(AlgebraPlacement):
     @property
     def early(self) -> Early:
         """The row's."""
-        assert self.row.early is not None
-        return self.row.early
+        early = _ROWS_BY_NAME[self.name].early
+        assert early is not None
+        return early
 
     @property
-    def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The row's, with the number of early blocks that is asked for."""
-        if self.early_blocks is None:
-            return self.row.formula
-        return self.row.formula.replace(self.early.condition, f"l <= {self.early_blocks}")
+    def row(self) -> Row:
+        """The row, with the number of early blocks that is asked for."""
+        row, blocks = _ROWS_BY_NAME[self.name], self.early_blocks
+        if blocks is None:
+            return row
+        condition = f"l <= {blocks}"
+        early = replace(self.early, blocks=lambda depth: blocks, condition=condition)
+        return replace(row, formula=row.formula.replace(self.early.condition, condition), early=early)
 
-    def sub_layers(self, layer: int, depth: int) -> tuple[SubLayer, SubLayer]:
-        """Attention and MLP of block `layer`, counted from 1."""
-        blocks = self.early.blocks(depth) if self.early_blocks is None else self.early_blocks
-        return (self.early.attn, self.early.mlp) if layer <= blocks else (self.row.attn, self.row.mlp)
 
+@dataclass(kw_only=True, slots=True)
+class FirstBlockPlacement(AlgebraPlacement):
+    """A row whose first block has variants in public code."""
+
+    first_block: str = option("attention_pre", choices=("attention_pre", "pre", "same"), absent="same")
+    """The first block: `attention_pre` has pre-norm attention and the MLP N(x + M(N(x))); `pre` has pre-norm for both;
+    `same` is like all other blocks."""
+
+    @property
+    def row(self) -> Row:
+        """The row, or its variant with this first block."""
+        row = _ROWS_BY_NAME[self.name]
+        variant = row.variants.get(self.first_block)
+        return row if variant is None else replace(row, formula=variant.formula, early=variant.early)
+
+    def refuse_idle(self, norm: NormConfig, depth: int) -> None:
+        """As the base class; refuse a first block that differs from the default by its norms alone with norm=none.
+
+        Raises:
+            ConfigError: Naming the first block.
+        """
+        super(FirstBlockPlacement, self).refuse_idle(norm, depth)
+        default = replace(self, first_block="attention_pre")
+        own, other = ([replace(sub, norms=()) for sub in each.sub_layers(1, depth)] for each in (self, default))
+        if norm.name == "none" and self != default and own == other:
+            raise ConfigError(f"placement.first_block={self.first_block}: {WITHOUT_NORMS}")
+
+
+@dataclass(kw_only=True, slots=True)
+class DepthScaledPlacement(AlgebraPlacement):
+    """A row whose output norms' gains start at c times the row's number."""
+
+    c_attn: float = option(0.283, above=0, absent=1.0)
+    """c of attention's output norm: 0.283 as reported of Pangu Ultra; 1 in Arcee Trinity."""
+    c_mlp: float = option(0.432, above=0, absent=1.0)
+    """c of the MLP's output norm: 0.432 as reported of Pangu Ultra; 1 in Arcee Trinity."""
+
+    @property
+    def row(self) -> Row:
+        """The row, its gains' starts times c."""
+        row = _ROWS_BY_NAME[self.name]
+        return replace(row, attn=_scaled_start(row.attn, self.c_attn), mlp=_scaled_start(row.mlp, self.c_mlp))
+
+
+def _scaled_start(sub: SubLayer, c: float) -> SubLayer:
+    """The sub-layer, its output gain's start times c."""
+    start = sub.out_gain
+    assert start is not None
+    return replace(sub, out_gain=lambda layer, depth: c * start(layer, depth))
+
+
+KINDS = {kind.__name__: kind for kind in (AlgebraPlacement, EarlyPlacement, FirstBlockPlacement, DepthScaledPlacement)}
+"""Placement classes by the names that `Row.kind` has."""
 
 _ROWS_BY_NAME: dict[str, Row] = {}
 
@@ -624,8 +719,10 @@ def register_row(row: Row) -> None:
                 raise ConfigError(f"placement {row.name!r}: {kind} has one norm at {site!r}; name the site once")
         if sub.out_gain is not None and "out" not in sub.norms:
             raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'out'; add it")
-    kind = AlgebraPlacement if row.early is None else EarlyPlacement
-    register_placement(kind(name=row.name), same=_ROWS_BY_NAME.get(row.name) == row)
+    kind = row.kind or ("AlgebraPlacement" if row.early is None else "EarlyPlacement")
+    if kind not in KINDS:
+        raise ConfigError(f"placement {row.name!r}: " + unknown("kind", kind, [*KINDS]))
+    register_placement(KINDS[kind](name=row.name), same=_ROWS_BY_NAME.get(row.name) == row)
     _ROWS_BY_NAME[row.name] = row
 
 

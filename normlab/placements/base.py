@@ -71,8 +71,8 @@ class Placement:
     starts: ClassVar[Mapping[str, str]] = {}
     """Where each number starts that is learned beside linear layers and norms, by its name in a block (`wiring.gate`)
     or in the model (`head.logits.scale`): an expression of one number or a list of them, in L, l, D, `M`, the MLP's
-    width, `H`, heads, and `V`, the vocabulary. A norm's own too, where the placement starts it elsewhere; then the
-    norm's options are known."""
+    width, `H`, heads, `V`, the vocabulary, and the placement's options. A norm's own too, where the placement starts it
+    elsewhere; then the norm's options are known."""
     unit_length: ClassVar[Mapping[str, str]] = {}
     """The matrices whose `rows`, and `columns`, `project` brings back to length 1: their last names, in words."""
     note: ClassVar[str] = ""

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.placements.base import MakeNorm, Placement, register_placement
+from normlab.options import option
+from normlab.placements.base import NORMED, MakeNorm, Placement, register_placement
 from normlab.placements.wiring import Branch, Sequential
 
 ROWS = (
@@ -38,7 +39,7 @@ def unit(x: Tensor, axis: int = -1) -> Tensor:
 
 @dataclass(kw_only=True, slots=True)
 class NGPT(Placement):
-    """x <- unit(x + alpha (unit(F(x)) - x)), unit(x) = x / |x|, with a learned rate alpha for each channel.
+    """x <- unit(u + alpha (unit(F(x)) - u)), u = unit(x) = x / |x|, with a learned rate alpha for each channel.
 
     Also part of it, all learned scales starting where they multiply by the number that is given:
 
@@ -50,20 +51,26 @@ class NGPT(Placement):
     - alpha = |learned| (0.05). It, s_qk and s_z are stored as 1 / sqrt(D) and multiplied by what makes up for it,
       so that the optimiser's step is large beside them.
 
+    The embeddings are brought to length 1 by the weights alone, as in NVIDIA/ngpt and in the paper: the first
+    sub-layer reads them as they are, and only the x that it is added to is unit(x), there as in every sub-layer.
+    With learned positions, which neither has, that x is the sum with the token's embedding.
+
     It holds no norm of the run's, and its init rule decides nothing: rows of length 1 have lost their deviation.
     The paper trains it with optim.weight_decay=0 and optim.warmup_steps=0, with RoPE, SwiGLU, no bias and
-    an untied head. Of learned positions the sum with the token's embedding is brought to length 1.
+    an untied head.
     """
 
-    formula: ClassVar[str] = "f = F(x); x = x + 0.05 * sqrt(D) * abs(alpha) * (f / norm2(f) - x); x = x / norm2(x)"
-    opens: ClassVar[str] = "x = x / norm2(x)"
+    formula: ClassVar[str] = (
+        "f = F(x); x = x / norm2(x); x = x + 0.05 * sqrt(D) * abs(alpha) * (f / norm2(f) - x); x = x / norm2(x)"
+    )
     inside: ClassVar[str] = (
         "q = sqrt(D) * scale * q / norm2(q); a = sqrt(K) * a; h = sqrt(D) * scale * h; z = sqrt(D) * scale * z"
     )
-    source: ClassVar[str] = "Loshchilov et al. 2024, arXiv:2410.01131 (nGPT; numbers as in NVIDIA/ngpt)"
+    source: ClassVar[str] = "Loshchilov et al. 2024, arXiv:2410.01131 (nGPT), as in NVIDIA/ngpt"
     parameters: ClassVar[str] = "L * (3 * D + 2 * M) + V"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "The baseline in NVIDIA/ngpt was x = N(x) + F(N(x)), not pre, until November 2024 (issue 1).",
+        "Embeddings that the forward pass normalises too have another gradient: placement.normalize_embeddings=true.",
     )
     init: ClassVar[str] = "gpt2"
     starts: ClassVar[Mapping[str, str]] = {
@@ -81,18 +88,25 @@ class NGPT(Placement):
     wrong_inits: ClassVar[Mapping[str, str]] = {"other": "rows are brought to length 1: only the rule's zeros count"}
 
     name: str = "ngpt"
+    normalize_embeddings: bool = option(False, absent=True)
+    """Bring what enters the first block to length 1 in the forward pass too."""
+
+    @property
+    def opens(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The normalisation of the embeddings, if it is set."""
+        return "x = x / norm2(x)" if self.normalize_embeddings else ""
 
     def holds_norm(self, depth: int) -> bool:
-        """It does not: its own are fixed."""
-        return False
+        """Whether an end of the stream has a norm of the run's; a block has none."""
+        return NORMED in self.ends
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         """The two sub-layers, one after the other."""
         return Sequential(Displaced(width), Displaced(width))
 
-    def open(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """The sphere: where embeddings lie already, unless positions were added."""
-        return Unit()
+    def open(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        """The normalisation of the embeddings, if it is set."""
+        return Unit() if self.normalize_embeddings else None
 
     def attention_scale(self, head_width: int) -> float:
         """sqrt(K): the product of unit vectors has variance 1 / K."""
@@ -147,7 +161,7 @@ class UnitHeads(nn.Module):
 
 
 class Displaced(nn.Module):
-    """unit(x + alpha (unit(F(x)) - x)) for one sub-layer F."""
+    """unit(u + alpha (unit(F(x)) - u)), u = unit(x), for one sub-layer F."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -156,8 +170,8 @@ class Displaced(nn.Module):
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
         """The stream after the sub-layer."""
-        rate_D = self.alpha.abs() * self.factor
-        return unit(x_BTD + sublayer.added(rate_D * (unit(sublayer(x_BTD)) - x_BTD)))
+        rate_D, unit_BTD = self.alpha.abs() * self.factor, unit(x_BTD)
+        return unit(unit_BTD + sublayer.added(rate_D * (unit(sublayer(x_BTD)) - unit_BTD)))
 
 
 class Unit(nn.Module):

@@ -25,8 +25,8 @@ DEFAULTS: dict[str, tuple[str, str]] = {
     "batchnorm_past": (RUNNING, "those of batchnorm"),
     "batchnorm_position": (RUNNING, "those of batchnorm"),
     "bhyt": (
-        f"{GAIN} eps=1e-06 lam=2.0 kappa=10.0 learn_lam=False",
-        "the authors' code, arXiv:2601.09719: 1 / kappa is 0.1",
+        f"{GAIN} eps=1e-06 lam=2.0 kappa=10.0 learn_lam=True",
+        "the authors' code, arXiv:2601.09719: 1 / kappa is 0.1; learnable_lam is True in each of its config files",
     ),
     "crmsnorm": ("eps=1e-05", "that of the layer norm which it stands for"),
     "derf": (f"{AFFINE} alpha=0.5 shift=True", "Chen et al. 2025, arXiv:2512.10938"),

@@ -56,6 +56,11 @@ def last_slope(profiles: list[Profile]) -> float:
     return slope([p.depth for p in profiles], [p.last for p in profiles])
 
 
+def first_slope(profiles: list[Profile]) -> float:
+    """The power of L by which the first gradient grows."""
+    return slope([p.depth for p in profiles], [p.first for p in profiles])
+
+
 def over_root_of_2l(profiles: list[Profile]) -> float:
     """The stream's RMS over sqrt(2L), at the depth that is furthest from it."""
     return max((p.stream / math.sqrt(2 * p.depth) for p in profiles), key=lambda ratio: abs(ratio - 1))
@@ -83,8 +88,12 @@ LAWS = (
         (16,), last_over_first, 0.85, 1.15,
     ),
     Law(
-        "keel", "xavier", "the first and the last gradient are equal", "measured here",
-        (16,), last_over_first, 0.9, 1.1,
+        "keel", "gpt2", "the last gradient falls as 1 / L", "N(2L x + F) divides the branch by 2L",
+        (4, 8, 16), last_slope, -1.1, -0.9,
+    ),
+    Law(
+        "keel", "gpt2", "the first gradient does not depend on L", "the first block has no factor 2L",
+        (4, 8, 16), first_slope, -0.1, 0.1,
     ),
     Law(
         "pre", "gpt2", "the last gradient is larger than post's: Xiong's comparison turns round",

@@ -24,20 +24,20 @@ from normlab.verify.small import VOCAB, config_of
 
 XAVIER = "(2 / (I + O)) ** 0.5"
 CLOSED_FORMS = {
-    "gpt2": ("0.02", "0.02", "0.02", "0.02"),
-    "gpt2_scaled": ("0.02", "0.02", "0.02", "0.02 * (2 * L) ** -0.5"),
-    "xavier": ("0.02", XAVIER, XAVIER, XAVIER),
-    "xavier_scaled": ("0.02", *[f"{XAVIER} * L ** -0.5"] * 3),
-    "deepnorm": ("0.02", XAVIER, *[f"{XAVIER} * (8 * L) ** -0.25"] * 2),
-    "sub_ln": ("0.02", XAVIER, *[f"{XAVIER} * ln(2 * L) ** 0.5"] * 2),
-    "smallinit": ("(0.4 / D) ** 0.5",) * 4,
-    "smallinit_scaled": (*["(0.4 / D) ** 0.5"] * 3, "(0.2 / (D * L)) ** 0.5"),
-    "depth_scaled": ("0.02", "0.02", "0.02", "0.02 * (2 * l) ** -0.5"),
-    "tinyinit": ("0.02", *["(2 * D * L) ** -0.5"] * 3),
+    "gpt2": ("0.02",) * 5,
+    "gpt2_scaled": (*["0.02"] * 4, "0.02 * (2 * L) ** -0.5"),
+    "xavier": ("0.02", "0.02", XAVIER, XAVIER, XAVIER),
+    "xavier_scaled": ("0.02", "0.02", *[f"{XAVIER} * L ** -0.5"] * 3),
+    "deepnorm": ("0.02", "0.02", XAVIER, *[f"{XAVIER} * (8 * L) ** -0.25"] * 2),
+    "sub_ln": ("0.02", "0.02", XAVIER, *[f"{XAVIER} * ln(2 * L) ** 0.5"] * 2),
+    "smallinit": ("(0.4 / D) ** 0.5",) * 5,
+    "smallinit_scaled": (*["(0.4 / D) ** 0.5"] * 4, "(0.2 / (D * L)) ** 0.5"),
+    "depth_scaled": (*["0.02"] * 4, "0.02 * (2 * l) ** -0.5"),
+    "tinyinit": ("0.5", "0.02", *["(2 * D * L) ** -0.5"] * 3),
 }
-"""Standard deviations by rule: of embeddings and head; of queries and keys; of values and what the MLP reads with; of
-what writes to the stream."""
-GROUPS = (("tokens", "positions", "head"), ("q", "k"), ("v", "up", "gate"), ("out", "down"))
+"""Standard deviations by rule: of the token embedding; of positions and head; of queries and keys; of values and what
+the MLP reads with; of what writes to the stream."""
+GROUPS = (("tokens",), ("positions", "head"), ("q", "k"), ("v", "up", "gate"), ("out", "down"))
 SIZES = ((2, 16), (7, 24))
 """Depths and widths."""
 
@@ -51,11 +51,11 @@ BELONGS: dict[str, tuple[str, str]] = {
     "post": ("xavier", "Xiong et al. 2020, arXiv:2002.04745, section 3"),
     "peri": ("gpt2", UNDONE),
     "sandwich": ("gpt2", UNDONE),
-    "depth_scaled_sandwich": ("gpt2", f"{UNDONE}; its paper's own, tinyinit, we could not read"),
+    "depth_scaled_sandwich": ("gpt2", f"{UNDONE}; its paper's own, tinyinit, is known from a secondary source"),
     "res_post": ("gpt2", "OLMo 2, arXiv:2501.00656: N(0, 0.02) for every matrix"),
     "mix_ln": ("gpt2", "our choice: its first blocks are post, its others pre, and neither's rule is for both"),
     "deepnorm": ("deepnorm", "Wang et al. 2022, arXiv:2203.00555"),
-    "keel": ("xavier", "our choice: that of post; its paper, arXiv:2601.19895, we could not read"),
+    "keel": ("gpt2", "a public torchtitan fork of arXiv:2601.19895: N(0, 0.02) for linear layers and embeddings"),
     "lns": ("gpt2", "the authors' README (arXiv:2502.05795): no scaled outputs, 1 / sqrt(l) does that"),
     "skipinit": ("xavier", FROM_NOTHING),
     "rezero": ("xavier", FROM_NOTHING),
@@ -105,7 +105,8 @@ def rule_checks(rule: str) -> Iterator[Check]:
         model = dataclasses.replace(config.model, width=width, heads=2, mlp_width=3 * width)
         for name, error in _errors(dataclasses.replace(config, model=model, init=rule)):
             worst.add(error, f"{name} of {depth} blocks of width {width}")
-    check = "draws embeddings and head, queries and keys, values and MLP, outputs with " + ", ".join(CLOSED_FORMS[rule])
+    parts = "token embedding, positions and head, queries and keys, values and MLP, outputs"
+    check = f"draws {parts} with {', '.join(CLOSED_FORMS[rule])}"
     yield Check(of=f"init {rule}", check=check, kind="self", passed=worst.passed, seen=str(worst))
 
 

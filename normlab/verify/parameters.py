@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normlab.config import RunConfig
 from normlab.errors import ConfigError
 from normlab.norms.base import NORMS, NormConfig
 from normlab.placements.algebra import ROWS, AlgebraPlacement
@@ -116,7 +117,10 @@ def wiring_check(placement: Placement, of: str) -> Iterator[Check]:
             config = config_of(norm, placement, depth=depth, mlp="swiglu")
             model, norms = built(config, filled=False)
             sizes = {"L": depth, "D": config.model.width, "M": config.model.mlp_width, "H": config.model.heads}
-            known = {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)} | sizes | {"V": VOCAB}
+            options = {
+                field.name: getattr(one, field.name) for one in (placement, norm) for field in dataclasses.fields(one)
+            }
+            known = options | sizes | {"V": VOCAB}
             theirs = {parameter for each in norms for parameter in each.parameters()}
             found: set[str] = set()
             for layer, name, value in _beside_linear(model):
@@ -219,6 +223,12 @@ def _norms_for(placement: Placement) -> list[NormConfig]:
     except ConfigError:
         return [NORMS["rmsnorm"](unit_offset=offset) for offset in (False, True)]  # pyright: ignore[reportCallIssue]
     return [none]
+
+
+def starts_of(config: RunConfig) -> dict[str, list[float]]:
+    """The initial values of a small model's parameters, those of linear layers and tables excepted, by name."""
+    model, _ = built(config, filled=False)
+    return {f"{layer} {name}": value.flatten().tolist() for layer, name, value in _beside_linear(model)}
 
 
 def _beside_linear(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:

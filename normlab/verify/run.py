@@ -177,10 +177,11 @@ def _formula_checks(placement: Placement, of: str, each_norm: bool) -> Iterator[
 
 
 def _has_effect(placement: Placement, option: str, config: RunConfig) -> bool:
-    """Whether some value of an option makes another block, or another end of the stream."""
+    """Whether some value of an option makes another block or another end of the stream, or starts them elsewhere."""
     field = next(field for field in dataclasses.fields(placement) if field.name == option)
     kinds = [config_of(_plain(other), other, depth=DEPTH) for other in others(placement, field, 1)]
-    return any(fingerprint(kind) != fingerprint(config) for kind in kinds)
+    starts = parameters.starts_of(config)
+    return any(fingerprint(kind) != fingerprint(config) or parameters.starts_of(kind) != starts for kind in kinds)
 
 
 def _plain(placement: Placement) -> NormConfig:

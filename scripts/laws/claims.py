@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from laws.profiles import (
+    KEEL_SAME,
     Cases,
     Seen,
     by_depth,
@@ -127,10 +128,10 @@ CLAIMS = (
     _ratio("deepnorm: last over first gradient", last_over_first("deepnorm", "deepnorm"), (0.98, 1.00)),
     _stream("deepnorm", 1, init="deepnorm"),
     _power("deepnorm: last gradient's power of L", power(of("deepnorm", "last", "deepnorm")), -0.6),
-    _gradient("keel", "last", 0.0149, 0.0070, 0.0030, 0.0015),
-    _ratio("keel: last over first gradient", last_over_first("keel"), (0.99, 1.01)),
-    _stream("keel", 1),
-    _power("keel: last gradient's power of L", power(of("keel", "last")), -1),
+    _gradient(KEEL_SAME, "last", 0.0149, 0.0070, 0.0030, 0.0015),
+    _ratio(f"{KEEL_SAME}: last over first gradient", last_over_first(KEEL_SAME), (0.99, 1.01)),
+    _stream(KEEL_SAME, 1),
+    _power(f"{KEEL_SAME}: last gradient's power of L", power(of(KEEL_SAME, "last")), -1),
     _gradient("hybridnorm", "last", 0.237, 0.236, 0.216, 0.222),
     _gradient("hybridnorm", "first", (0.21, 0.25)),
     _stream("hybridnorm", 1.1),

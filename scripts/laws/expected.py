@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from laws.profiles import (
+    KEEL_SAME,
     Cases,
     Seen,
     by_depth,
@@ -55,8 +56,10 @@ LAWS = (
     _one("res_post: stream's RMS over sqrt(2L)", over(of("res_post", "stream"), by_depth(root_of_2l)), 5),
     _one("deepnorm: last over first gradient", last_over_first("deepnorm", "deepnorm"), 15),
     _slope("deepnorm: last gradient's power of L", "-0.6", power(of("deepnorm", "last", "deepnorm")), -0.6),
-    _one("keel: last over first gradient", last_over_first("keel"), 5),
-    _slope("keel: last gradient's power of L", "-1", power(of("keel", "last")), -1),
+    _one(f"{KEEL_SAME}: last over first gradient", last_over_first(KEEL_SAME), 5),
+    _slope(f"{KEEL_SAME}: last gradient's power of L", "-1", power(of(KEEL_SAME, "last")), -1),
+    _slope("keel: last gradient's power of L", "-1", power(of("keel", "last", "gpt2")), -1),
+    _slope("keel: first gradient's power of L", "0", power(of("keel", "first", "gpt2")), 0),
     _slope("lns: stream's power of ln L", "1/2", power(of("lns", "stream"), math.log), 0.5),
     _slope("hybridnorm: last gradient's power of L", "0", power(of("hybridnorm", "last")), 0),
     _one(

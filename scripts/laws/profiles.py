@@ -17,13 +17,15 @@ WORDS = [
     "train.batch_size=8",
 ]  # fmt: skip
 LAYERNORM = ["norm=layernorm", "norm.gain=false", "norm.bias=false"]
+KEEL_SAME = "keel placement.first_block=same"
+"""Keel with a first block like all others."""
 CASES = (
     ("post", "xavier"), ("pre", "xavier"), ("peri", "xavier"), ("res_post", "xavier"), ("lns", "xavier"),
     ("deepnorm", "deepnorm"), ("sub_ln", "sub_ln"), ("hybridnorm", "xavier"), ("siamese", "xavier"),
-    ("residual", "xavier"), ("keel", "xavier"), ("none", "xavier"), ("pre", "gpt2"), ("post", "gpt2"),
-    ("none", "gpt2"), ("peri", "gpt2_scaled"), ("res_post", "gpt2_scaled"),
+    ("residual", "xavier"), (KEEL_SAME, "xavier"), ("keel", "gpt2"), ("none", "xavier"), ("pre", "gpt2"),
+    ("post", "gpt2"), ("none", "gpt2"), ("peri", "gpt2_scaled"), ("res_post", "gpt2_scaled"),
 )  # fmt: skip
-"""Placement and init rule; none is pre without any norm."""
+"""Placement, with its options, and init rule; none is pre without any norm."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def measured(task: tuple[str, str, int, int]) -> tuple[float, float, float]:
     """Stream, first and last gradient of one case at one depth, the mean over so many seeds."""
     placement, init, depth, seeds = task
     torch.set_num_threads(1)
-    named = ["norm=none", "placement=pre"] if placement == "none" else [*LAYERNORM, f"placement={placement}"]
+    named = ["norm=none", "placement=pre"] if placement == "none" else [*LAYERNORM, *f"placement={placement}".split()]
     row = next(probe([compose_run([*WORDS, *named, f"init={init}", f"model.depth={depth}"])], seeds))
     stream, first, last = (
         math.nan if value is None else value for value in (row["stream"][-1], row["gradient"][0], row["gradient"][-1])

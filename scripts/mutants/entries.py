@@ -104,7 +104,7 @@ SHARED: dict[str, Checks] = {
     "affine": affine_checks,
     "wiring": partial(algebra_checks, "rezero", "lns"),
     "streams": partial(placement_checks, "residual", "siamese"),
-    "algebra": partial(algebra_checks, "rezero", "normformer"),
+    "algebra": partial(algebra_checks, "rezero", "normformer", "keel", "depth_scaled_sandwich"),
 }
 """Files that are of no entry alone, and whose checks they are seen by."""
 

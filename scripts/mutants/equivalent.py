@@ -18,7 +18,7 @@ LOOKED_AT = (
     "what a sub-layer adds is noted there for those who look, whom tests/stats holds; the block computes the same"
 )
 NOTES = (
-    ("ngpt", "return unit(x_BTD + {}rate_D * (unit(sublayer(x_BTD)) - x_BTD){})", "sublayer.added(", ")"),
+    ("ngpt", "return unit(unit_BTD + {}rate_D * (unit(sublayer(x_BTD)) - unit_BTD){})", "sublayer.added(", ")"),
     ("siamese", "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.added(", ")"),
     ("wiring", "return {}self.sublayer(x_BTD){}", "self.added(", ")"),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from mutants.mutant import Mutant
 from normlab.placements import algebra
-from normlab.placements.algebra import Row, Schedule, SubLayer, one
+from normlab.placements.algebra import Early, Row, Schedule, SubLayer, Variant, one
 from normlab.placements.base import PLACEMENTS
 
 
@@ -54,19 +54,27 @@ def row_mutants(row: Row) -> Iterator[Mutant]:
     for part in ("attn", "mlp"):
         for text, sub in _sub_layers(getattr(row, part), part):
             yield mutant(f"row: {part} {text}", **{part: sub})
-    if row.early is None:
-        return
-    early = row.early
-    for text, blocks in (("one less", lambda depth: early.blocks(depth) - 1), ("all", lambda depth: depth)):
-        yield mutant(f"row: {text} are early", early=dataclasses.replace(early, blocks=blocks))
-    yield mutant(
-        "row: one more is early", early=dataclasses.replace(early, blocks=lambda depth: early.blocks(depth) + 1)
-    )
-    late = {"attn": early.attn, "mlp": early.mlp, "early": dataclasses.replace(early, attn=row.attn, mlp=row.mlp)}
-    yield mutant("row: early and late are exchanged", **late)
+    for choice, form in (("", row), *row.variants.items()):
+        for text, early in _earlies(form.early) if form.early is not None else ():
+            variants = row.variants | ({choice: Variant(formula=form.formula, early=early)} if choice else {})
+            label = f"row: {choice}: {text}" if choice else f"row: {text}"
+            yield mutant(label, variants=variants, **({} if choice else {"early": early}))
+    if (early := row.early) is not None:
+        late = {"attn": early.attn, "mlp": early.mlp, "early": dataclasses.replace(early, attn=row.attn, mlp=row.mlp)}
+        yield mutant("row: early and late are exchanged", **late)
+
+
+def _earlies(early: Early) -> Iterator[tuple[str, Early]]:
+    """First blocks with one thing wrong, each with what it is."""
+    for text, blocks in (
+        ("one less", lambda depth: early.blocks(depth) - 1),
+        ("all", lambda depth: depth),
+        ("one more", lambda depth: early.blocks(depth) + 1),
+    ):
+        yield f"{text} {'is' if text == 'one more' else 'are'} early", dataclasses.replace(early, blocks=blocks)
     for part in ("attn", "mlp"):
         for text, sub in _sub_layers(getattr(early, part), part):
-            yield mutant(f"row: early {part} {text}", early=dataclasses.replace(early, **{part: sub}))
+            yield f"early {part} {text}", dataclasses.replace(early, **{part: sub})
 
 
 def _set_row(row: Row) -> None:

@@ -187,7 +187,7 @@ CASES: list[tuple[Callable[..., Array], NormConfig]] = [
     (gatednorm, GatedNormConfig(eps=0.3)),
     (gatednorm, GatedNormConfig(eps=0.3, rank=3, std=0.5, gate_scale=2.0, unit_offset=True, bias=True)),
     (bhyt, BHyTConfig(eps=0.3, bias=True)),
-    (bhyt, BHyTConfig(eps=0.3, lam=3.0, kappa=2.0, learn_lam=True)),
+    (bhyt, BHyTConfig(eps=0.3, lam=3.0, kappa=2.0, learn_lam=False)),
     (pointwise, DyTConfig(alpha=0.8)),
     (pointwise, DerfConfig(alpha=0.8)),
     *((pointwise, PointwiseConfig(function=name, alpha=0.8, shift=True)) for name in FUNCTIONS),
@@ -375,14 +375,15 @@ def test_a_gate_is_drawn_with_its_std_whatever_the_models_init_rule() -> None:
 
 
 def test_bhyt_is_rmsnorm_while_tanh_is_straight() -> None:
-    small = BHyTConfig(eps=0.1, lam=1e-3, kappa=1e3, gain=False).build(WIDTH).double()
+    small = BHyTConfig(eps=0.1, lam=1e-3, kappa=1e3, gain=False, learn_lam=False).build(WIDTH).double()
     plain = RMSNormConfig(eps=0.1, gain=False).build(WIDTH).double()
     torch.testing.assert_close(small(X) * 1e6, plain(X), rtol=1e-9, atol=1e-9)
 
 
-def test_bhyt_learns_lam_only_if_asked() -> None:
-    assert dict(BHyTConfig(gain=False).build(WIDTH).named_parameters()) == {}
-    assert list(dict(BHyTConfig(gain=False, learn_lam=True).build(WIDTH).named_parameters())) == ["lam"]
+def test_bhyt_learns_lam_as_its_authors_configurations_do_unless_asked_otherwise() -> None:
+    (lam,) = BHyTConfig(gain=False).build(WIDTH).parameters()
+    assert (lam.shape, lam.item()) == ((), 2.0)
+    assert dict(BHyTConfig(gain=False, learn_lam=False).build(WIDTH).named_parameters()) == {}
 
 
 PAST_INPUTS = {"batch": 3 + draw(3, 6, WIDTH), "one": draw(1, 6, WIDTH), "flat": draw(6, WIDTH)}

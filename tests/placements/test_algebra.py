@@ -23,12 +23,15 @@ from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.norms.layernorm import LayerNormConfig
 from normlab.norms.rmsnorm import RMSNormConfig
+from normlab.options import from_tree, identity_tree
 from normlab.placements import algebra, base
 from normlab.placements.algebra import (
     ROWS,
     AlgebraPlacement,
+    DepthScaledPlacement,
     Early,
     EarlyPlacement,
+    FirstBlockPlacement,
     Row,
     SubLayer,
     quarter,
@@ -100,10 +103,21 @@ def peri(block: Block, layer: int, x: Tensor) -> Tensor:
     return x + norm(block, "mlp", "out")(block.mlp(norm(block, "mlp", "in")(x)))
 
 
-def keel(block: Block, layer: int, x: Tensor) -> Tensor:
+def keel_same(block: Block, layer: int, x: Tensor) -> Tensor:
     alpha = len(("attn", "mlp")) * DEPTH
     x = norm(block, "attn", "res")(alpha * x + block.attn(norm(block, "attn", "in")(x)))
     return norm(block, "mlp", "res")(alpha * x + block.mlp(norm(block, "mlp", "in")(x)))
+
+
+def keel(block: Block, layer: int, x: Tensor) -> Tensor:
+    if layer > 1:
+        return keel_same(block, layer, x)
+    h = x + block.attn(norm(block, "attn", "in")(x))
+    return norm(block, "mlp", "res")(h + block.mlp(norm(block, "mlp", "in")(h)))
+
+
+def keel_pre(block: Block, layer: int, x: Tensor) -> Tensor:
+    return pre(block, layer, x) if layer == 1 else keel_same(block, layer, x)
 
 
 def res_post(block: Block, layer: int, x: Tensor) -> Tensor:
@@ -413,6 +427,32 @@ def test_factors_under_vmap_are_those_of_each_run() -> None:
 # Blocks unlike the rest
 
 
+@pytest.mark.parametrize(("first_block", "by_hand"), [("pre", keel_pre), ("same", keel_same)])
+def test_the_variants_of_a_first_block_are_their_formulas(first_block: str, by_hand: ByHand) -> None:
+    model = built(FirstBlockPlacement(name="keel", first_block=first_block))
+    assert_by_hand(model, by_hand, opened=False, closed=False)
+
+
+def test_a_first_block_that_differs_by_its_norms_alone_is_refused_without_norms() -> None:
+    words = ["norm=none", "placement=keel"]
+    with pytest.raises(ConfigError, match=r"placement\.first_block=pre: has no effect with norm=none"):
+        compose_run([*words, "placement.first_block=pre"]).refuse_idle()
+    compose_run([*words, "placement.first_block=same"]).refuse_idle()  # it has the factor 2L
+    compose_run(words).refuse_idle()
+
+
+def test_a_record_without_a_first_block_is_of_blocks_that_are_all_alike() -> None:
+    placement = from_tree(FirstBlockPlacement, {"name": "keel", "embedding_norm": None, "final_norm": None})
+    assert placement == FirstBlockPlacement(name="keel", first_block="same")
+    assert placement.sub_layers(1, 3) == placement.sub_layers(2, 3)
+    assert identity_tree(placement).keys() == {"name"}
+
+
+def test_a_row_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"test_row.*EarlyPlacment.*did you mean 'EarlyPlacement'"):
+        register_row(row_of(kind="EarlyPlacment"))
+
+
 def wired(placement: AlgebraPlacement, depth: int) -> str:
     """By block: o for post-norm, e for pre-norm."""
     letters = {("res",): "o", ("in",): "e"}
@@ -445,7 +485,7 @@ def test_early_blocks_are_those_of_the_model_too() -> None:
 
 
 def test_a_row_without_early_blocks_has_no_option_for_them() -> None:
-    early = {row.name for row in ROWS if row.early is not None}
+    early = {row.name for row in ROWS if row.early is not None and not row.variants}
     assert early == {name for name in BY_HAND if hasattr(PLACEMENTS[name], "early_blocks")}
     assert early == {"mix_ln", "hybridnorm_star"}
 
@@ -548,9 +588,15 @@ def test_a_learned_factor_keeps_the_dtype_of_the_stream_and_its_own_digits() -> 
 # Gains that start elsewhere
 
 
+PANGU, TRINITY = {"attn": 0.283, "mlp": 0.432}, {"attn": 1.0, "mlp": 1.0}
+
+
+@pytest.mark.parametrize(("options", "c"), [({}, PANGU), ({"c_attn": 1.0, "c_mlp": 1.0}, TRINITY)])
 @pytest.mark.parametrize("unit_offset", [False, True], ids=["", "unit_offset"])
-def test_gains_of_a_depth_scaled_sandwich_start_at_one_over_the_root_of_depth(unit_offset: bool) -> None:
-    config = config_of(AlgebraPlacement(name="depth_scaled_sandwich"))
+def test_gains_of_a_depth_scaled_sandwich_start_at_c_over_the_root_of_depth(
+    options: dict[str, float], c: dict[str, float], unit_offset: bool
+) -> None:
+    config = config_of(DepthScaledPlacement(name="depth_scaled_sandwich", **options))
     config = dataclasses.replace(config, norm=RMSNormConfig(unit_offset=unit_offset))
     model = build_model(config, VOCAB)
     gains = {name: gain + unit_offset for name, gain in model.named_parameters() if name.endswith("affine.gain")}
@@ -558,7 +604,15 @@ def test_gains_of_a_depth_scaled_sandwich_start_at_one_over_the_root_of_depth(un
     assert len(out) == 2 * DEPTH
     assert len(gains) == 4 * DEPTH + 1
     for name, gain in gains.items():
-        torch.testing.assert_close(gain, torch.full((WIDTH,), 1 / math.sqrt(DEPTH) if name in out else 1.0))
+        start = c[name.split(".")[3]] / math.sqrt(DEPTH) if name in out else 1.0
+        torch.testing.assert_close(gain, torch.full((WIDTH,), start))
+
+
+def test_a_record_without_c_is_of_c_1() -> None:
+    tree = {"name": "depth_scaled_sandwich", "embedding_norm": None, "final_norm": None}
+    placement = from_tree(DepthScaledPlacement, tree)
+    assert (placement.c_attn, placement.c_mlp) == (1.0, 1.0)
+    assert placement.definition(4) != DepthScaledPlacement(name="depth_scaled_sandwich").definition(4)
 
 
 NORM_KINDS = {name: kind() for name, kind in load_norms().items()}  # pyright: ignore[reportCallIssue]
@@ -566,13 +620,13 @@ NORM_KINDS = {name: kind() for name, kind in load_norms().items()}  # pyright: i
 
 @pytest.mark.parametrize("name", NORM_KINDS)
 def test_a_depth_scaled_sandwich_takes_the_norms_that_have_a_gain(name: str) -> None:
-    placement, norm = AlgebraPlacement(name="depth_scaled_sandwich"), NORM_KINDS[name]
+    placement, norm = DepthScaledPlacement(name="depth_scaled_sandwich"), NORM_KINDS[name]
     assert norm.has_gain is getattr(norm, "gain", False)
     if norm.has_gain:
         placement.fits(norm)
         model = build_model(dataclasses.replace(config_of(placement), norm=norm), VOCAB)
         gain = model.get_parameter("blocks.0.wiring.mlp.norms.out.affine.gain")
-        torch.testing.assert_close(gain, torch.full((WIDTH,), 1 / math.sqrt(DEPTH)))
+        torch.testing.assert_close(gain, torch.full((WIDTH,), 0.432 / math.sqrt(DEPTH)))
     else:
         with pytest.raises(ConfigError, match=f"norm={name}: has no gain per channel"):
             placement.fits(norm)

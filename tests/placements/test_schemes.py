@@ -20,6 +20,7 @@ from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import PLACEMENTS, load_all
+from normlab.placements.ngpt import NGPT
 
 load_all()
 SCHEMES = [name for name, placement in PLACEMENTS.items() if not isinstance(placement, AlgebraPlacement)]
@@ -123,7 +124,6 @@ def on_sphere(x: Tensor) -> Tensor:
 def ngpt(model: GPT, x: Tensor) -> Tensor:
     """With what nGPT does inside attention and the MLP; s_z is a factor on the logits, see `held`."""
     root = math.sqrt(WIDTH)
-    x = on_sphere(x)
     for block in model.blocks:
         attn, mlp = block.attn, block.mlp
         s_qk = attn.rotated.scale.view(2, 1, WIDTH // 2) * root
@@ -133,7 +133,7 @@ def ngpt(model: GPT, x: Tensor) -> Tensor:
         mixed = seen / seen.sum(-1, keepdim=True) @ heads(block, x @ attn.v.weight.T)
         written = torch.cat(list(mixed.unbind(1)), dim=-1) @ attn.out.weight.T
         alpha = 0.05 * root * block.wiring.attn.alpha.abs()
-        x = on_sphere((1 - alpha) * x + alpha * on_sphere(written))
+        x = on_sphere((1 - alpha) * on_sphere(x) + alpha * on_sphere(written))
         u, v = x @ mlp.up.weight.T * mlp.of_up.scale * root, x @ mlp.gate.weight.T * mlp.of_gate.scale * root
         written = (u * v / (1 + torch.exp(-v))) @ mlp.down.weight.T
         alpha = 0.05 * root * block.wiring.mlp.alpha.abs()
@@ -148,12 +148,13 @@ BY_HAND: dict[str, Stream] = {
 
 def held(name: str, by_hand: Stream) -> None:
     model = built(PLACEMENTS[name])
+    assert_same(model, lambda tokens: headed(name, model, by_hand(model, model.embed.tokens.weight[tokens])))
 
-    def logits_by_hand(tokens: Tensor) -> Tensor:
-        found = by_hand(model, model.embed.tokens.weight[tokens]) @ model.head.weight.T
-        return found * model.head.logits.scale * math.sqrt(WIDTH) if name == "ngpt" else found
 
-    assert_same(model, logits_by_hand)
+def headed(name: str, model: GPT, x: Tensor) -> Tensor:
+    """The logits of the head's input."""
+    found = x @ model.head.weight.T
+    return found * model.head.logits.scale * math.sqrt(WIDTH) if name == "ngpt" else found
 
 
 def test_every_scheme_has_its_formula_here() -> None:
@@ -177,7 +178,7 @@ def test_the_norms_at_the_ends_are_switches(name: str, opened: bool | None, clos
     def by_hand(tokens: Tensor) -> Tensor:
         x = model.embed.tokens.weight[tokens]
         x = BY_HAND[name](model, x if begin is None else begin(x))
-        return (x if end is None else end(x)) @ model.head.weight.T
+        return headed(name, model, x if end is None else end(x))
 
     def asked(tokens: Tensor) -> Tensor:
         kept, model.head.close = model.head.close, end
@@ -189,9 +190,10 @@ def test_the_norms_at_the_ends_are_switches(name: str, opened: bool | None, clos
     torch.testing.assert_close(asked(TOKENS), by_hand(TOKENS), rtol=1e-12, atol=1e-12)
 
 
-def test_the_schemes_with_switches_are_those_of_one_stream_on_no_sphere() -> None:
+def test_the_schemes_with_switches_are_those_of_one_stream() -> None:
     found = {name for name in BY_HAND if PLACEMENTS[name].has_switches}
-    assert found == {"b2t", "gpas", "parallel", "parallel_two_norms"}
+    assert found == {"b2t", "gpas", "ngpt", "parallel", "parallel_two_norms"}
+    assert not NGPT(normalize_embeddings=True).has_switches
 
 
 def gpas_with_its_gradient(model: GPT, x: Tensor) -> Tensor:

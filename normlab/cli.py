@@ -63,7 +63,7 @@ def train(
 
 def _train(config: RunConfig) -> None:
     """Train one run and say how it ended; a signal that stopped it stops a whole --multirun."""
-    from normlab.report.summary import divergence
+    from normlab.store.outcome import divergence, final_losses, outcome_of, shown
     from normlab.train.start import train
 
     _let_signals_be_handled()
@@ -71,11 +71,12 @@ def _train(config: RunConfig) -> None:
     where = os.path.relpath(outcome.folder.path)
     status = outcome.status
     if outcome.already:
-        loss = status.get("val_loss")
-        ending = f", validation loss {loss:.4f}" if isinstance(loss, float) else ""
-        _echo(f"{outcome.state} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another)")
+        ended = outcome_of(outcome.folder.run(), outcome.state, status) or outcome.state
+        loss, _ = final_losses(ended, status)
+        ending = "" if loss is None else f", validation loss {shown(loss)}"
+        _echo(f"{ended} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another)")
     if outcome.state == "diverged":
-        _echo(divergence(status["diverged"]))
+        _echo(f"diverged at step {status['diverged']['step']}: {divergence(status['diverged'])}")
     if outcome.state == "interrupted":
         _echo(f"interrupted at step {status['step']}: the same command goes on from there")
     _echo(where)
@@ -143,8 +144,9 @@ def summarize(
     """One line a run: how it ended, its losses, its speed. With --by one line a cell: means over seeds, intervals.
 
     A cell is shown at its own best learning rate, selected by the same validation loss, and at one that all share. A
-    diverged run is an outcome: it is counted, it is worse than every number, and a pair with it is lost. Plateau:
-    no validation loss was below 0.99 of the corpus's unigram cross entropy.
+    diverged run is an outcome: it is counted, it is worse than every number, and a pair with it is lost. Stuck: the
+    final loss is within 5 % of the corpus's unigram entropy. Regressed: an earlier evaluation was better than that.
+    Diverged: not finite, or more than 1 nat above both ln V and the initial loss.
     """
     from normlab.report.render import render
     from normlab.report.summary import summarize as rows_of

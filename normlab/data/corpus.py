@@ -1,8 +1,9 @@
 """A corpus: text as two files of tokens, made once and kept in the cache.
 
 `<cache>/tokens/<key>/` holds `train.bin`, `val.bin` (little-endian unsigned integers, each document followed
-by the end-of-document token) and `meta.json`. The key is a hash of all that the files depend on. Nothing in
-the cache is believed: lengths and hashes are compared at every opening, and what does not fit is made again.
+by the end-of-document token), `meta.json`, and `counts.npz` for the baselines. The key is a hash of all that the
+files depend on. Nothing in the cache is believed: lengths and hashes are compared at every opening, and what does not
+fit is made again.
 
 Shapes: N tokens.
 """
@@ -22,7 +23,7 @@ from normlab.config import canonical_hash
 from normlab.corpora import TOKENIZERS, DataConfig, HubData, NamedData
 from normlab.data import hub, tokenizers
 from normlab.data import split as split_rule
-from normlab.data.baselines import baselines
+from normlab.data.baselines import baselines, kept_counts
 from normlab.data.cache import fresh_folder, locked
 from normlab.data.origins import FilesOrigin, Origin, Text
 from normlab.data.pretrained import local_tokenizer, pretrained_tokenizer
@@ -59,8 +60,12 @@ class Corpus:
     """What was held out: whole `documents`, or their `tails`."""
     num_documents: int
     """Documents, without empty ones, in both parts together."""
-    baselines: dict[str, float]
-    """Nats a validation token under uniform, unigram and bigram models."""
+    folder: Path
+    """Where the cache keeps it."""
+
+    def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        """Return the cross entropies of validation targets under uniform, unigram and bigram models (`baselines`)."""
+        return baselines(kept_counts(self.folder, self.train, self.val, self.tokenizer.vocab_size), tokens, targets)
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON values for a run's record."""
@@ -73,7 +78,6 @@ class Corpus:
             "val_tokens": len(self.val),
             "documents": self.num_documents,
             "split": self.split,
-            "baselines": dict(self.baselines),
             **({"source": self.source} if self.source else {}),
         }
 
@@ -169,7 +173,9 @@ def _write(folder: Path, text: Text, pretrained: Tokenizer | None, config: DataC
                 f"for {part} with data.val_fraction={config.val_fraction}; give it more text (data.max_tokens, "
                 "where that is set)"
             )
+    # Here one process counts, while the others wait.
     train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
+    kept_counts(folder, train_N, val_N, tokenizer.vocab_size)
     meta = parts | {
         "split": "documents" if held_out else "tails",
         "num_documents": len(lengths),
@@ -179,7 +185,6 @@ def _write(folder: Path, text: Text, pretrained: Tokenizer | None, config: DataC
         "vocab_size": tokenizer.vocab_size,
         "dtype": token_dtype(tokenizer.vocab_size).str,
         "files": files,
-        "baselines": baselines(train_N, val_N, tokenizer.vocab_size),
     }
     meta["meta_sha256"] = canonical_hash(meta)
     (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
@@ -276,7 +281,7 @@ def _read(folder: Path) -> Corpus | None:
         source=meta["source"],
         split=meta["split"],
         num_documents=meta["num_documents"],
-        baselines=meta["baselines"],
+        folder=folder,
     )
 
 

@@ -110,7 +110,7 @@ def report_of(
         warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(different)}")
     if LR not in by and len({tuple(cell.losses) for cell in found if cell.losses}) > 1:
         warnings.append("the cells were not given the same learning rates: their best, and their S, do not compare")
-    shared = options.lr if options.lr is not None else shared_lr([cell.losses for cell in found if cell.losses])
+    shared = options.lr if options.lr is not None else shared_lr([cell.ranking for cell in found if cell.losses])
     if options.lr is not None and not any(options.lr in cell.losses for cell in found):
         tried = sorted({lr for cell in found for lr in cell.losses})
         raise ConfigError(f"--lr {options.lr:g}: no run has it; choose one of {', '.join(f'{lr:g}' for lr in tried)}")

@@ -11,10 +11,14 @@ from typing import Any
 from normlab.report.by import OWN, SHARED, Report, Row
 from normlab.report.intervals import LEVEL, Design
 from normlab.report.learning_rates import EDGE
-from normlab.report.outcomes import PLATEAU_RULE
+from normlab.report.outcomes import ENDINGS
 from normlab.report.render import render
+from normlab.store.outcome import RULES, WHOLE_TEXT, references_of
+from normlab.store.schema import FINISHED
 
 GIB = 2**30
+NO_S = "-"
+"""What stands for S where no learning rate is usable."""
 
 
 def render_report(report: Report, format: str) -> str:
@@ -51,7 +55,7 @@ def _table_row(row: Row, report: Report) -> Row:
     return {
         " ".join(report.by): row["cell"],
         "runs": f"{row['runs']}",
-        **{name: f"{row[key]}" if row[key] else "" for name, key in _COUNTS.items()},
+        **{ending: f"{row[ending]}" if row[ending] else "" for ending in _COUNTS},
         "best lr": "" if row["lr"] is None else f"{row['lr']:g}",
         "val loss": loss_text(row, OWN, "val_loss"),
         "best val": loss_text(row, OWN, "best_val_loss"),
@@ -62,7 +66,7 @@ def _table_row(row: Row, report: Report) -> Row:
             if compared
             else {}
         ),
-        "S": "" if row["lr_sensitivity"] is None else f"{row['lr_sensitivity']:.4f}",
+        "S": _sensitivity_text(row),
         "usable lr": "" if row["usable_lr"] is None else "-".join(f"{lr:g}" for lr in dict.fromkeys(row["usable_lr"])),
         "edge lr": "" if row["edge_lr"] is None else f"{row['edge_lr']:g}",
         **(_target_text(row) if "target" in row else {}),
@@ -72,7 +76,7 @@ def _table_row(row: Row, report: Report) -> Row:
     }
 
 
-_COUNTS = {key.replace("_", " "): key for key in ("diverged", "failed", "unfinished", "plateau", "fell_back")}
+_COUNTS = [ending for ending in ENDINGS if ending != FINISHED]
 _SHOWN_SPIKES = "loss_olmo_core"
 """The rule whose count the table shows; JSON has all of them."""
 
@@ -92,6 +96,12 @@ def loss_text(row: Row, prefix: str, key: str) -> str:
 def count_text(n: int, crossed: Sequence[int] | None) -> str:
     """`3`; `6x6` where seeds and data seeds are crossed; `11 of 6x6` where the crossing is incomplete."""
     return str(Design(n, (crossed[0], crossed[1]) if crossed else (n, n)))
+
+
+def _sensitivity_text(row: Row) -> str:
+    if row["lr_sensitivity"] is not None:
+        return f"{row['lr_sensitivity']:.4f}"
+    return NO_S if len(row["learning_rates"]) > 1 else ""
 
 
 def difference_text(row: Row, prefix: str) -> str:
@@ -126,13 +136,20 @@ def notes(report: Report) -> list[str]:
     shared = next((row["shared_lr"] for row in rows if row["shared_lr"] is not None), None)
     if shared is not None and any(row["lr"] != shared for row in rows):
         said.append(f"shared lr: {shared:g}, the same for every cell (by mean rank over the cells, or --lr)")
-    if any(row["plateau"] or row["fell_back"] for row in rows):
-        said.append(PLATEAU_RULE)
+    said += [f"{ending}: {rule}" for ending, rule in RULES.items() if any(row[ending] for row in rows)]
+    old = sum(references_of(run.entry.run, {}).whole_text for cell in report.cells for run in cell.outcomes)
+    if old:
+        said.append(f"the outcomes of {old} older runs are judged by {WHOLE_TEXT}")
     if any(row["lr_sensitivity"] is not None for row in rows):
         said.append(
-            "S: mean over the learning rates of min(loss, ln V), less the least; a diverged run counts as ln V, so "
-            f"read it with n diverged. Edge: the lowest lr above the best that is more than {EDGE:g} above it, or at "
-            "which a run diverged"
+            "S: mean over the learning rates of min(loss, ln V), less the least of a usable one; a diverged run counts "
+            f"as ln V, so read it with n diverged. Edge: the lowest lr above the best that is more than {EDGE:g} above "
+            "it, or not usable"
+        )
+    if any(_sensitivity_text(row) == NO_S for row in rows):
+        said.append(
+            f"S {NO_S}: no learning rate is usable; at each a run diverged, is stuck, regressed, or ended above the "
+            "band around the unigram entropy"
         )
     if any(row.get("baseline") for row in rows):
         m = sum(row.get("p") is not None for row in rows)

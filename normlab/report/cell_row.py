@@ -9,25 +9,18 @@ from typing import Any
 from normlab.report.groups import Cell
 from normlab.report.intervals import Design, mean_interval
 from normlab.report.learning_rates import USABLE, sensitivity
-from normlab.report.outcomes import ENDED, UNFINISHED, Outcome, loss_of
+from normlab.report.outcomes import ENDINGS, Outcome
 from normlab.report.settings import dig
 from normlab.store.evaluations import evaluations
-from normlab.store.schema import DIVERGED, FAILED, number
+from normlab.store.outcome import loss_of
+from normlab.store.schema import number
 
 Row = dict[str, Any]
 
 
 def counts(cell: Cell) -> Row:
-    """How many runs there are, and how they came out."""
-    return {
-        "runs": len(cell.outcomes),
-        "ended": cell.count(ENDED),
-        "diverged": cell.count(DIVERGED),
-        "failed": cell.count(FAILED),
-        "unfinished": cell.count(UNFINISHED),
-        "plateau": sum(run.on_plateau for run in cell.outcomes),
-        "fell_back": sum(run.fell_back for run in cell.outcomes),
-    }
+    """How many runs there are, and how many of each outcome: these add up to the runs."""
+    return {"runs": len(cell.outcomes), **{ending: cell.count(ending) for ending in ENDINGS}}
 
 
 def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
@@ -63,7 +56,7 @@ def sensitivity_of(cell: Cell) -> Row:
     """LR sensitivity with its grid, the learning rates that are usable, and where they end."""
     starts = [loss_of(dig(run.entry.run, "corpus.baselines.uniform")) for run in cell.outcomes]
     at_start = max((start for start in starts if start is not None), default=None)
-    found = sensitivity(cell.losses, at_start)
+    found = sensitivity(cell.losses, at_start, cell.unusable)
     return {
         "learning_rates": list(cell.losses),
         "lr_sensitivity": found.value,
@@ -71,12 +64,13 @@ def sensitivity_of(cell: Cell) -> Row:
         "usable_lr": found.usable and list(found.usable),
         "usable_within": USABLE,
         "edge_lr": found.edge,
+        "unusable_lrs": sorted(cell.unusable),
     }
 
 
 def costs(cell: Cell) -> Row:
     """Speed, the mean over the runs that ended; and memory, the most of any."""
-    ended = [run.entry.status for run in cell.outcomes if run.ending == ENDED]
+    ended = [run.entry.status for run in cell.outcomes if math.isfinite(run.loss)]
     speeds = [speed for status in ended if (speed := number(status.get("tokens_per_s"))) is not None]
     memory = [peak for status in ended if (peak := number(status.get("peak_memory_bytes"))) is not None]
     return {

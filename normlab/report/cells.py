@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from normlab.store.outcome import WHOLE_TEXT
 from normlab.store.schema import number
 
 Row = dict[str, Any]
@@ -19,6 +20,7 @@ Row = dict[str, Any]
 _TITLES = {
     "val_loss": "val loss",
     "best_val_loss": "best val",
+    "last_val_loss": "last val",
     "train_loss": "train loss",
     "vs_bigram": "vs bigram",
     "corpus_sha256": "corpus sha256",
@@ -33,6 +35,7 @@ _NUMBERS = {
     "steps": ".0f",
     "val_loss": ".4f",
     "best_val_loss": ".4f",
+    "last_val_loss": ".4f",
     "train_loss": ".4f",
     "vs_bigram": "+.4f",
     "tokens_per_s": ",.0f",
@@ -73,6 +76,12 @@ def _local_time(created: Any) -> Any:
 def corpus_cell(row: Row) -> str:
     """A corpus by its name and the beginning of its hash, for where names do not tell them apart."""
     return f"{cell('corpus', row['corpus'])} {cell('corpus_sha256', row['corpus_sha256'])[:8]}".strip()
+
+
+def old_baselines(rows: Sequence[Row]) -> str:
+    """A note where runs have a number against baselines of the whole validation text, else nothing."""
+    old = sum(bool(row.get("baselines")) and row.get("vs_bigram") is not None for row in rows)
+    return f"vs bigram of {old} older {'run' if old == 1 else 'runs'}: {WHOLE_TEXT}" if old else ""
 
 
 def differing_corpora(rows: Sequence[Row]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from normlab.report.learning_rates import Losses, arrange, best_lr
+from normlab.report.learning_rates import Losses, Ranking, arrange, best_lr, ranking
 from normlab.report.outcomes import UNFINISHED, Outcome
 from normlab.report.settings import Setting, differing, setting, shown
 from normlab.store.schema import number
@@ -38,7 +38,17 @@ class Cell:
     @cached_property
     def best_lr(self) -> float | None:
         """The cell's own best learning rate."""
-        return best_lr(self.losses)
+        return best_lr(self.ranking)
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        """What its learning rates are ordered by."""
+        return ranking(self.losses, self.unusable)
+
+    @cached_property
+    def unusable(self) -> frozenset[float]:
+        """The learning rates at which a run has come out and has not learned."""
+        return frozenset(run.lr for run in self.outcomes if run.came_out and not run.has_learned)
 
     def arranged(self, value: Callable[[Outcome], float]) -> Losses:
         """A number of each run that came out, by learning rate and replicate."""

@@ -1,4 +1,4 @@
-"""How a run came out, as what compares runs needs it: one outcome a run, divergence being one of them."""
+"""The outcome of each run, as what compares runs needs it: one of `ENDINGS`, and a loss."""
 
 from __future__ import annotations
 
@@ -7,25 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.report.settings import LR, REPLICATE, Setting, dig, setting, told
+from normlab.report.settings import LR, REPLICATE, Setting, setting, told
+from normlab.store.outcome import OUTCOMES, loss_of, outcome_of, references_of
 from normlab.store.query import Entry
-from normlab.store.schema import DAMAGED, DIVERGED, FAILED, FINISHED, number
+from normlab.store.schema import DAMAGED, DIVERGED, ENDED, FAILED, FINISHED, number
 
-ENDED, UNFINISHED = "ended", "unfinished"
-"""Ended: to its last step, with a loss that is a number. Beside these two a run has diverged, or failed."""
-
-LARGEST = 3.5e38
-"""What no finite loss is above: the largest float32 is just below."""
-PLATEAU = 0.99
-"""A loss from this share of the corpus's unigram cross entropy on is no lower than the plateau.
-
-One in a hundred below it, since the baseline is of the whole validation text, and a run is judged on windows of it.
-"""
-PLATEAU_RULE = (
-    f"never left the unigram plateau: no validation loss of it was below {PLATEAU:g} of the corpus's unigram cross "
-    "entropy (it has learned how often tokens occur, and nothing of their context), though none was infinite or NaN; "
-    "fell back: one was, and the last is not"
-)
+UNFINISHED = "unfinished"
+ENDINGS = (*OUTCOMES, FAILED, UNFINISHED)
+"""An outcome of a run that has ended, or what it is instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +23,24 @@ class Outcome:
 
     entry: Entry
     ending: str
+    """One of `ENDINGS`."""
     lr: float
     """Peak learning rate."""
     replicate: tuple[Setting, Setting]
     """Its seeds: of the weights, and of the order of the data. Runs of other cells with the same are its pairs."""
     loss: float
-    """Final validation loss, nats a token; infinite where it diverged, NaN where it has not come out."""
+    """Final validation loss, nats/token; infinite where it diverged, NaN where it has not come out."""
     best: float
     """The lowest validation loss of any evaluation; infinite where it diverged, NaN where it has not come out."""
-    on_plateau: bool
-    fell_back: bool
+    has_learned: bool
+    """Whether it finished with a loss below the band around the unigram entropy: its learning rate is usable."""
     told: Mapping[str, Any]
     """What its loss depends on, by word."""
 
     @property
     def came_out(self) -> bool:
         """Whether there is a result: a loss, or divergence."""
-        return self.ending in (ENDED, DIVERGED)
+        return self.ending in OUTCOMES
 
     @property
     def run_id(self) -> str:
@@ -63,46 +53,28 @@ def outcome(entry: Entry) -> Outcome | None:
     lr = number(setting(entry.run, LR))
     if lr is None or not math.isfinite(lr):
         return None
-    status = entry.status
     ending = _ending(entry)
-    final, best, unigram = (
-        loss_of(value)
-        for value in (status.get("val_loss"), status.get("best_val_loss"), dig(entry.run, "corpus.baselines.unigram"))
-    )
-    loss = {ENDED: final, DIVERGED: math.inf}.get(ending)
-    lowest = {ENDED: final if best is None else best, DIVERGED: math.inf}.get(ending)
-    on_plateau = fell_back = False
-    if ending == ENDED and unigram is not None and loss is not None and lowest is not None:
-        on_plateau = lowest >= PLATEAU * unigram
-        fell_back = not on_plateau and loss >= PLATEAU * unigram
+    final, lowest = (loss_of(entry.status.get(key)) for key in ("val_loss", "best_val_loss"))
+    loss = best = math.nan
+    if ending == DIVERGED:
+        loss = best = math.inf
+    elif ending in OUTCOMES and final is not None:
+        loss, best = final, final if lowest is None else lowest
     return Outcome(
         entry=entry,
         ending=ending,
         lr=lr,
         replicate=(setting(entry.run, REPLICATE[0]), setting(entry.run, REPLICATE[1])),
-        loss=math.nan if loss is None else loss,
-        best=math.nan if lowest is None else lowest,
-        on_plateau=on_plateau,
-        fell_back=fell_back,
+        loss=loss,
+        best=best,
+        has_learned=ending == FINISHED and references_of(entry.run, entry.status).level(loss) == 0,
         told=told(entry.run),
     )
-
-
-def loss_of(value: Any) -> float | None:
-    """A loss of the record; None for what is none, and for a number that no training in float32 can give."""
-    known = number(value)
-    return None if known is None or LARGEST < abs(known) < math.inf else known
 
 
 def _ending(entry: Entry) -> str:
     if entry.state in (FAILED, DAMAGED):
         return FAILED
-    if entry.state == DIVERGED:
-        return DIVERGED
-    if entry.state != FINISHED:
+    if entry.state not in ENDED:
         return UNFINISHED
-    final = loss_of(entry.status.get("val_loss"))
-    if final is None:  # a record that does not say how good the run was
-        return FAILED
-    # Trained to its end on finite losses, and is none where it is judged (running statistics can do that).
-    return ENDED if math.isfinite(final) else DIVERGED
+    return outcome_of(entry.run, entry.state, entry.status) or FAILED  # a record without a final loss

@@ -12,6 +12,15 @@ from normlab.report.render import FORMATS as FORMATS
 from normlab.report.render import render as render
 from normlab.report.settings import dig
 from normlab.report.where import chosen, parse
+from normlab.store.evaluations import evaluations_of
+from normlab.store.outcome import (
+    OUTCOMES,
+    divergence,
+    divergence_at_end,
+    final_losses,
+    outcome_of,
+    references_of,
+)
 from normlab.store.query import Entry, find_planned
 from normlab.store.reading import MENDING, Rows
 from normlab.store.schema import (
@@ -40,8 +49,10 @@ COLUMNS = (
     "steps",
     "val_loss",
     "best_val_loss",
+    "last_val_loss",
     "train_loss",
     "vs_bigram",
+    "baselines",
     "corpus",
     "corpus_sha256",
     "device",
@@ -50,7 +61,14 @@ COLUMNS = (
     "seconds",
     "note",
 )
-"""Keys of a summary's rows, in order. Losses are in nats a token; None is what a run has not said."""
+"""Keys of a summary's rows, in order. Losses are in nats/token; None is what a run's record does not hold.
+
+`state`: the outcome of a run that has ended (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
+`val_loss`: the final validation loss, so far for a run that has not ended; None for a diverged run, which has no final
+loss. `last_val_loss`: the last finite validation loss of a diverged run, for which nothing is ranked; None for others.
+`vs_bigram`: `val_loss` less the bigram's. `baselines`: `whole text` in an older record, whose bigram is of the whole
+validation text; None where it is of the evaluated windows.
+"""
 
 
 _OF_ALL_FINISHED = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
@@ -60,8 +78,8 @@ _OF_ALL_FINISHED = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_p
 def summarize(path: str | os.PathLike[str], where: Sequence[str] = ()) -> list[dict[str, Any]]:
     """A row for every run in a results folder, a `runs` folder, a run's folder or a sweep: `COLUMNS`.
 
-    Runs on one corpus stand together, the finished ones first, lowest validation loss first. A run that
-    diverged, failed, was killed or cannot be read has a row like any other, and a note of what happened.
+    Runs on one corpus stand together, those with a final loss first, lowest first. A run that diverged, failed, was
+    killed or cannot be read has a row like any other, and a note of what happened.
 
     Args:
         path: Where the runs are.
@@ -95,12 +113,16 @@ def row_of(entry: Entry, rows: Callable[[], Rows] | None = None) -> dict[str, An
         progress, lost = _progress(rows or entry.folder.rows)
         status = progress | status
     steps = _finite(status, "steps")
-    val_loss = _number(status, "val_loss")
+    outcome = outcome_of(run, entry.state, status)
+    val_loss, last_val_loss = final_losses(outcome, status)
+    if outcome == DIVERGED and last_val_loss is None:
+        last_val_loss = _last_finite(rows or entry.folder.rows)
+    references = references_of(run, status)
     bigram = _number(run, "corpus.baselines.bigram")
     row = {
         "run": entry.name,
         "id": entry.folder.run_id,
-        "state": entry.state,
+        "state": outcome or entry.state,
         "norm": _text(run, "config.norm.preset") or _text(run, "config.norm.name"),
         "placement": _text(run, "config.placement.name"),
         "depth": _finite(run, "config.model.depth"),
@@ -111,8 +133,10 @@ def row_of(entry: Entry, rows: Callable[[], Rows] | None = None) -> dict[str, An
         "steps": _finite(run, "config.train.steps") if steps is None else steps,
         "val_loss": val_loss,
         "best_val_loss": _number(status, "best_val_loss"),
+        "last_val_loss": last_val_loss,
         "train_loss": _number(status, "train_loss"),
         "vs_bigram": None if val_loss is None or bigram is None else val_loss - bigram,
+        "baselines": "whole text" if references.whole_text else None,
         "corpus": _text(run, "corpus.name"),
         "corpus_sha256": _text(run, "corpus.sha256"),
         "device": _text(run, "resolved.device"),
@@ -157,6 +181,15 @@ def _progress(rows: Callable[[], Rows]) -> tuple[dict[str, Any], str]:
     return progress, damaged_lines(record)
 
 
+def _last_finite(rows: Callable[[], Rows]) -> float | None:
+    """The last finite validation loss in the metrics; read only where the status has none."""
+    try:
+        found = evaluations_of(rows().rows)
+    except StoreError:
+        return None
+    return next((seen.loss for seen in reversed(found) if math.isfinite(seen.loss)), None)
+
+
 def damaged_lines(record: Rows) -> str:
     """How much of the metrics could not be read, in words; empty where nothing was damaged."""
     lines = "line" if record.damaged == 1 else "lines"
@@ -167,8 +200,10 @@ def _note(entry: Entry, row: dict[str, Any]) -> str:
     reached = f" at step {_or_unknown(row['step'])} of {_or_unknown(row['steps'])}"
     if entry.state == DAMAGED:
         return entry.problem
-    if entry.state == DIVERGED:
-        return divergence(entry.status.get("diverged"))
+    if row["state"] == DIVERGED:
+        # An older record may be called finished where its final loss is a divergence.
+        known = entry.status.get("diverged") if entry.state == DIVERGED else divergence_at_end(entry.run, entry.status)
+        return f"diverged at step {_or_unknown(number(dig(known, 'step')))}: {divergence(known)}"
     if entry.state == FAILED:
         lines = str(entry.status.get("error") or "").strip().splitlines()
         return f"failed{reached}: {lines[0]}" if lines else f"failed{reached}"
@@ -177,8 +212,6 @@ def _note(entry: Entry, row: dict[str, Any]) -> str:
     if entry.state == INTERRUPTED:
         return f"interrupted{reached}; the same command goes on {_from_where(entry, row)}"
     lost = [key for key in _OF_ALL_FINISHED if row[key] is None]
-    if math.isnan(row["val_loss"] or 0.0) and "best_val_loss" in lost:
-        lost.remove("best_val_loss")  # no loss was the best of none that is a number
     if entry.state == FINISHED and lost:
         return f"its {STATUS_FILE} does not say {', '.join(lost)}: {MENDING[STATUS_FILE]}"
     return ""
@@ -189,20 +222,6 @@ def _from_where(entry: Entry, row: dict[str, Any]) -> str:
     if saved is None:  # a status that was written before the first checkpoint, or is gone
         return "from its last checkpoint, or from the start"
     return "from there" if saved == row["step"] else f"from its checkpoint of step {saved}, or a later one"
-
-
-def divergence(seen: Any) -> str:
-    """What a diverged run's status says of it, in words."""
-    first = f"diverged at step {_or_unknown(number(dig(seen, 'step')))}"
-    last = dig(seen, "last_finite")
-    if not isinstance(last, dict):
-        return f"{first}: {_numbers(seen)}"
-    return f"{first}: {_numbers(seen)}; last finite at step {_or_unknown(number(last.get('step')))}: {_numbers(last)}"
-
-
-def _numbers(seen: Any) -> str:
-    loss, grad_norm = number(dig(seen, "loss")), number(dig(seen, "grad_norm"))
-    return f"loss {_or_unknown(loss, '.4f')}, gradient norm {_or_unknown(grad_norm, '.4g')}"
 
 
 def _or_unknown(value: float | None, form: str = "") -> str:
@@ -238,7 +257,7 @@ def _rank(row: dict[str, Any]) -> tuple[Any, ...]:
         row["corpus_sha256"] is None,
         str(row["corpus"]),
         str(row["corpus_sha256"]),
-        row["state"] != FINISHED,
+        row["state"] not in OUTCOMES,
         bad,
         0.0 if bad else loss,
         row["id"],

@@ -11,7 +11,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from normlab.report.cells import Row, cell, corpus_cell, differing_corpora, is_number, title
+from normlab.report.cells import Row, cell, corpus_cell, differing_corpora, is_number, old_baselines, title
 
 _SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus", "device", "precision")
 """What is said once where it is the same for all runs."""
@@ -28,7 +28,17 @@ _LEAST_TELLING = (
     ),
     *("memory", "spikes", "tokens/s", "best val", "less baseline at shared lr", "p (Holm) at shared lr", "edge lr"),
     *("val loss at shared lr", "usable lr", "S"),
-    *("seconds", "precision", "tokens_per_s", "device", "train_loss", "best_val_loss", "corpus", "width"),
+    *(
+        "seconds",
+        "precision",
+        "tokens_per_s",
+        "device",
+        "train_loss",
+        "best_val_loss",
+        "last_val_loss",
+        "corpus",
+        "width",
+    ),
     *("vs_bigram", "steps", "step", "seed", "lr", "init", "grad, last"),
     *("depth", "corpora", "created", "placement", "norm"),
 )
@@ -52,7 +62,7 @@ def table(rows: Sequence[Row], width: int) -> str:
     hidden = _fit(columns, width)
     named = zip(_names(rows), rows, strict=True)
     below = [f"{name}: {cell('note', row['note'])}" for name, row in named if row.get("note")]
-    below.append(differing_corpora(rows))
+    below += [old_baselines(rows), differing_corpora(rows)]
     if hidden:
         left_out = ", ".join(map(_title, hidden))
         below.append(f"not shown: {left_out} (a wider window shows more, json everything)")
@@ -79,7 +89,7 @@ def _columns(rows: Sequence[Row]) -> Columns:
     if differing_corpora(rows):
         columns["corpora"] = [corpus_cell(row) for row in rows]
         columns.pop("corpus")
-    for key in ("id", "corpus_sha256", "note"):
+    for key in ("id", "corpus_sha256", "baselines", "note"):
         columns.pop(key, None)
     # A column in which no row has anything to say would only take room.
     return {key: cells for key, cells in columns.items() if any(cells)}

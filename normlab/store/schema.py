@@ -33,8 +33,9 @@ LOCK_FILE = "lock"
 KNOWN_FIELDS = frozenset({
     "command", "config", "continued_from", "corpus", "created", "doubts", "fingerprint", "git", "identity", "name",
     "norm", "pack", "placement", "resolved", "run_id", "trunk", "version", "versions",
-    "best_val_loss", "best_val_step", "checkpoint", "diverged", "elsewhere", "error", "metrics", "peak_memory_bytes",
-    "seconds", "spikes", "state", "step", "steps", "tokens", "tokens_per_s", "train_loss", "updated", "val_loss",
+    "best_val_loss", "best_val_step", "checkpoint", "diverged", "elsewhere", "error", "initial_val_loss", "metrics",
+    "outcome", "peak_memory_bytes", "seconds", "spikes", "state", "step", "steps", "tokens", "tokens_per_s",
+    "train_loss", "updated", "val_loss",
     "val_loss_batch_statistics",
 })  # fmt: skip
 """What run.json and status.json may hold. A newer normlab may write more under the same version; that is said."""

@@ -19,7 +19,7 @@ from normlab.store.runs import RunFolder, pack_members
 from normlab.store.schema import ENDED
 from normlab.sweep.options import SweepOptions
 from normlab.sweep.packs import alike, auto_pack_size, split
-from normlab.train.identity import describe
+from normlab.train.identity import identity, run_id_of
 from normlab.train.resolve import resolve
 
 Asked = tuple[list[str], RunConfig]
@@ -60,7 +60,7 @@ class Identities:
         key = canonical_hash(text)
         if key not in self._corpora:
             self._corpora[key] = open_corpus(config.data)
-        return describe(config, resolve(config, self._has_gpu), self._corpora[key])["run_id"]
+        return run_id_of(config, identity(config, resolve(config, self._has_gpu), self._corpora[key]))
 
 
 def make_plan(

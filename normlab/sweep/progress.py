@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
@@ -21,7 +22,7 @@ REFRESH_S = 0.5
 PLAIN_EVERY_S = 60.0
 """Time between two lines that say how far it is, where there is no terminal."""
 MOST_LINES = 30
-"""With more packs than this only those are shown that run, failed or diverged."""
+"""With more packs than this only those are shown that run, failed, diverged, regressed or are stuck."""
 WAITING, RUNNING, STOPPED = "waiting", "running", "stopped"
 
 
@@ -132,7 +133,7 @@ class Progress:
             table.add_column(heading, no_wrap=heading != "runs")
         for pack in self._packs:
             seen, state = self._seen[pack.number], self._state[pack.number]
-            if len(self._packs) > MOST_LINES and state in (WAITING, FINISHED, STOPPED) and not seen.diverged:
+            if len(self._packs) > MOST_LINES and state in (WAITING, FINISHED, STOPPED) and not _remarkable(seen):
                 continue
             bar = ProgressBar(total=1.0, completed=seen.share, width=20)
             left = self._left_of(pack) if state == RUNNING else ""
@@ -149,10 +150,10 @@ class Progress:
         """How a pack stands, in a few words."""
         seen, state = self._seen[pack.number], self._state[pack.number]
         parts = [FAILURES.get(state, state)]
-        if len(pack.jobs) == 1 and seen.diverged:
-            parts = ["diverged"]
-        elif seen.diverged:
-            parts.append(f"{seen.diverged} of {len(pack.jobs)} diverged")
+        if len(pack.jobs) == 1:
+            parts = list(_remarkable(seen)) or parts
+        else:
+            parts += [f"{count} of {len(pack.jobs)} {outcome}" for outcome, count in _remarkable(seen).items()]
         if state not in (WAITING, FINISHED):
             parts.append(f"step {seen.step:.0f}/{seen.steps}")
         if state == FINISHED and seen.loss is not None:
@@ -168,9 +169,9 @@ class Progress:
             "stopped": states.count(STOPPED),
             "waiting": states.count(WAITING),
         }
-        diverged = sum(seen.diverged for pack in self._packs for seen in [self._seen[pack.number]])
+        outcomes = sum((Counter(_remarkable(self._seen[pack.number])) for pack in self._packs), Counter[str]())
         told = [f"{count} {name}" for name, count in counts.items() if count]
-        told += [f"{diverged} {'run' if diverged == 1 else 'runs'} diverged"] if diverged else []
+        told += [f"{count} {'run' if count == 1 else 'runs'} {outcome}" for outcome, count in outcomes.items()]
         packs = self._before + len(self._packs)
         return f"{packs} {'pack' if packs == 1 else 'packs'}: " + ", ".join(told) + self._left()
 
@@ -191,3 +192,8 @@ class Progress:
         if not gained or not left:
             return ""
         return f"; left {clock(left * (time.monotonic() - self._begun) / gained)}"
+
+
+def _remarkable(seen: Standing) -> dict[str, int]:
+    """How many runs of a pack have an outcome other than finished, by outcome."""
+    return {outcome: count for outcome, count in seen.outcomes.items() if outcome != FINISHED}

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from normlab.report.summary import row_of
+from normlab.store.outcome import OUTCOMES, REGRESSED, STUCK
 from normlab.store.plans import FAILURES, End, Job, Pack, Plan, log_of, run_of
 from normlab.store.query import examine
-from normlab.store.schema import DIVERGED, FINISHED, RUNNING, number
+from normlab.store.schema import DIVERGED, RUNNING
 from normlab.sweep.plan import has_ended, is_done, tokens_of
 from normlab.sweep.progress import MOST_LINES
 
@@ -53,13 +55,13 @@ def pack_rows(plan: Plan, folder: Path) -> list[Row]:
 
 
 def end_rows(plan: Plan, folder: Path, failed: Mapping[int, End]) -> list[Row]:
-    """A row for every run; of many runs only for those that failed or diverged."""
+    """A row for every run; of many runs only for those that failed, diverged, regressed or are stuck."""
     pack_of = {index: pack for pack in plan.packs for index in pack.jobs}
     rows: list[Row] = []
     for index, job in enumerate(plan.jobs):
         end = failed.get(pack_of[index].number) if index in pack_of else None
         row = _row(folder, job, end)
-        if len(plan.jobs) <= MOST_LINES or row["state"] in (*FAILURES, DIVERGED):
+        if len(plan.jobs) <= MOST_LINES or row["state"] in (*FAILURES, STUCK, REGRESSED, DIVERGED):
             rows.append(row)
     return rows
 
@@ -71,7 +73,7 @@ def closing_lines(plan: Plan, folder: Path, failed: Mapping[int, End]) -> Iterat
     for index, job in enumerate(plan.jobs):
         end = failed.get(pack_of[index].number) if index in pack_of else None
         state = _row(folder, job, end)["state"]
-        states["failed" if state in FAILURES else state if state in (FINISHED, DIVERGED) else "left to train"] += 1
+        states["failed" if state in FAILURES else state if state in OUTCOMES else "left to train"] += 1
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     yield f"{plan.name}: {len(plan.jobs)} {'run' if len(plan.jobs) == 1 else 'runs'}, {counts}"
     for pack_number, end in sorted(failed.items()):
@@ -89,18 +91,16 @@ def closing_lines(plan: Plan, folder: Path, failed: Mapping[int, End]) -> Iterat
 
 def _row(folder: Path, job: Job, end: End | None) -> Row:
     entry = examine(run_of(folder, job)) if run_of(folder, job).exists() else None
-    state = entry.state if entry else "waiting"
-    status = entry.status if entry else {}
-    note = ""
-    if end is not None and state not in (FINISHED, DIVERGED):
+    row = row_of(entry) if entry else {}
+    state, note = row.get("state", "waiting"), ""
+    if end is not None and state not in OUTCOMES:
         state, note = end.cause, f"{FAILURES[end.cause]}: {end.detail}"
     return {
         "run": " ".join(job.words) or job.run_id,
         "id": job.run_id,
         "state": "running elsewhere" if state == RUNNING else state,
-        "step": number(status.get("step")),
+        **{key: row.get(key) for key in ("step", "val_loss", "last_val_loss")},
         "steps": job.config["train"]["steps"],
-        "val_loss": number(status.get("val_loss")),
         "note": note,
     }
 

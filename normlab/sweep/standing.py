@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from normlab.errors import StoreError
+from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.plans import Job, run_of
 from normlab.store.reading import read_last_row
-from normlab.store.schema import DIVERGED, FINISHED, number
+from normlab.store.schema import number
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +22,10 @@ class Standing:
     """Steps that each of them takes, when it is done."""
     step: float
     """Steps that they have taken, on the mean; a run that has ended, however it did, has none to take."""
-    finished: int
-    """How many have finished."""
-    diverged: int
-    """How many have diverged."""
+    outcomes: Mapping[str, int]
+    """How many have ended, by outcome."""
     loss: float | None
-    """The validation loss that was measured last, where the pack is of one run."""
+    """The validation loss that was measured last, where the pack is of one run that has not diverged."""
     work: float
     """What all of it costs: the tokens of all runs times the weights that each of them goes through."""
 
@@ -44,19 +44,18 @@ def standing(folder: Path, jobs: Sequence[Job]) -> Standing:
     """
     steps = jobs[0].config["train"]["steps"]
     states = [_state(folder, job) for job in jobs]
-    taken = [steps if state in (FINISHED, DIVERGED) else step for state, step, _ in states]
+    taken = [steps if state in OUTCOMES else step for state, step, _ in states]
     return Standing(
         steps=steps,
         step=sum(taken) / len(taken),
-        finished=sum(state == FINISHED for state, _, _ in states),
-        diverged=sum(state == DIVERGED for state, _, _ in states),
+        outcomes=Counter(state for state, _, _ in states if state in OUTCOMES),
         loss=states[0][2] if len(jobs) == 1 else None,
         work=sum(map(_work, jobs)),
     )
 
 
 def _state(folder: Path, job: Job) -> tuple[str, float, float | None]:
-    """What a run says of itself: its state, the updates that it has made, its last validation loss."""
+    """The state or outcome of a run, the updates that it has made, and its last validation loss."""
     run = run_of(folder, job)
     try:
         status = run.status() if run.exists() else {"state": ""}
@@ -65,7 +64,8 @@ def _state(folder: Path, job: Job) -> tuple[str, float, float | None]:
         return "", 0, None
     # A training row's number counts from 0; the others have the number of updates before them.
     step = (number(row.get("step")) or 0) + (row.get("kind") == "train")
-    return status["state"], step, number(status.get("val_loss"))
+    state = status.get("outcome", status["state"])
+    return state, step, final_losses(state, status)[0]
 
 
 def _work(job: Job) -> float:

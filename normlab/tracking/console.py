@@ -15,6 +15,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from normlab.stats.profiles import Profiles
+from normlab.store.outcome import WHOLE_TEXT, divergence, references_of, shown, verdict
+from normlab.store.schema import DIVERGED
 from normlab.tracking.base import Row
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Console:
         self._seen: dict[str, float] = {}
         self._step = 0
         self._steps = 0
-        self._bigram = math.nan
+        self._run: Mapping[str, Any] = {}
         self._printed: int | None = None
         self._evals_every = 0
         self._held = False
@@ -47,7 +49,7 @@ class Console:
         """Print the header and, on a terminal, put up the bar."""
         self._step, self._steps = first_step, run["config"]["train"]["steps"]
         self._evals_every = run["config"]["eval"]["every"]
-        self._bigram = run["corpus"]["baselines"]["bigram"]
+        self._run = run
         for label, text in _header(run, first_step):
             self._print(f"{label:8}{text}")
         if self._bar is not None:
@@ -85,20 +87,20 @@ class Console:
                 self._print_line(now)
 
     def finish(self, status: Mapping[str, Any]) -> None:
-        """Take the bar down and say how it ended, with the validation loss against the bigram entropy."""
+        """Take the bar down and print the outcome, with what the validation loss means."""
         if self._bar is not None:
             self._draw(self._bar, time.monotonic())
             self._bar.stop()
         elif self._held:
             self._print_line(time.monotonic())
         at = status["diverged"]["step"] if status.get("diverged") else status["step"]
-        line = f"{status['state']} at step {at}/{status['steps']}"
-        loss = status.get("val_loss")
-        if loss is not None:
-            line += f"  val {loss:.4f}"
-            if math.isfinite(loss):
-                side = "below" if loss < self._bigram else "above"
-                line += f", {abs(loss - self._bigram):.4f} {side} bigram {self._bigram:.4f}"
+        outcome, loss = status.get("outcome"), status.get("val_loss")
+        line = f"{outcome or status['state']} at step {at}/{status['steps']}"
+        if status["state"] == DIVERGED:
+            line += f": {divergence(status['diverged'])}"
+        elif loss is not None:
+            meaning = verdict(outcome, loss, status.get("best_val_loss"), references_of(self._run, status))
+            line += f"  val {shown(loss)}" + (f", {meaning}" if meaning and math.isfinite(loss) else "")
         self._print(line)
 
     def _make_bar(self) -> Progress:
@@ -191,7 +193,8 @@ def _header(run: Mapping[str, Any], first_step: int) -> Iterator[tuple[str, str]
         f"depth {model['depth']} x width {model['width']}, {resolved['device']} {resolved['precision']}",
     )
     baselines = ", ".join(f"{kind} {corpus['baselines'][kind]:.4f}" for kind in ("uniform", "unigram", "bigram"))
-    yield "corpus", f"{corpus['name']}: {baselines} nats per token"
+    old = f" ({WHOLE_TEXT})" if references_of(run, {}).whole_text else ""
+    yield "corpus", f"{corpus['name']}: {baselines} nats/token{old}"
     if first_step:
         yield "resumes", f"from step {first_step}"
 

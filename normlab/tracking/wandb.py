@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from normlab.config import TrackingConfig
 from normlab.stats.profiles import Profiles
+from normlab.store.outcome import final_losses
 from normlab.tracking.base import Row
 from normlab.tracking.inside import SUMMED_BY_MAX, keys_of
 
@@ -114,7 +115,8 @@ class WandbSink:
         """Write the summary and end the run; its exit code is 1 for a failed run, 0 for every other end."""
         if self._run is not None:
             with self._guarded("did not finish"):
-                summary = {key: status.get(key) for key in ("state", "val_loss", "best_val_loss")}
+                summary = {key: status.get(key) for key in ("state", "outcome", "best_val_loss")}
+                summary["val_loss"], summary["last_val_loss"] = final_losses(status["state"], status)
                 summary |= {f"spike/{rule}": found["spikes"] for rule, found in status.get("spikes", {}).items()}
                 self._run.summary.update({key: value for key, value in summary.items() if value is not None})
                 self._run.finish(exit_code=int(status["state"] == "failed"))

@@ -19,6 +19,7 @@ from typing import Any
 
 import normlab
 from normlab.config import RunConfig, canonical_hash
+from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
 from normlab.init_rules import numbers_of
 from normlab.options import plain_tree
@@ -64,17 +65,24 @@ def trunk_hash(identity: dict[str, Any]) -> str | None:
     return canonical_hash({**identity, "config": {**config, "train": train}})
 
 
+def run_id_of(config: RunConfig, identity: dict[str, Any]) -> str:
+    """Return the id of the run of a config with this identity."""
+    model = config.model
+    return f"{config.norm.name}-{config.placement.name}-d{model.depth}w{model.width}-{canonical_hash(identity)[:10]}"
+
+
 def describe(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
     """The content of run.json, but for the block's fingerprint, which takes as long as the model is deep."""
     whole = identity(config, resolved, corpus)
-    model = config.model
-    run_id = f"{config.norm.name}-{config.placement.name}-d{model.depth}w{model.width}-{canonical_hash(whole)[:10]}"
+    run_id = run_id_of(config, whole)
+    tokens_NT, targets_NT = validation_windows(corpus.val, config.model.context, config.eval.sequences)
     return {
         "run_id": run_id,
         "name": config.run.name or run_id,
         "config": plain_tree(config),
         "resolved": resolved.record(),
-        "corpus": corpus.describe(),
+        # The baselines are scored on the very targets that the run's evaluations score.
+        "corpus": {**corpus.describe(), "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
         "identity": whole,
         "trunk": trunk_hash(whole),
         "doubts": config.doubts(),

@@ -56,7 +56,8 @@ class Member:
     """Whether its status says that it diverged: then nothing that happens to the others changes it."""
     saved_step: int | None = None
     """The step of the newest checkpoint that this session wrote, or began from."""
-    _last_finite: dict[str, Any] | None = None
+    last_finite: dict[str, Any] | None = None
+    """The last step whose loss and gradient norm were finite, with both."""
 
     # What was seen, into the record.
 
@@ -77,12 +78,12 @@ class Member:
                     "step": step,
                     "loss": loss,
                     "grad_norm": grad_norm,
-                    "last_finite": self._last_finite,
+                    "last_finite": self.last_finite,
                 }
                 self.progress.step = step
                 self.folder.arrays.cut(step + 1)  # of what a pass between two steps has seen of it since
                 return rows
-            self._last_finite = {"step": step, "loss": loss, "grad_norm": grad_norm}
+            self.last_finite = {"step": step, "loss": loss, "grad_norm": grad_norm}
             self.progress.train_loss = loss
         self.progress.step = first + len(scalars)
         return rows
@@ -132,7 +133,7 @@ class Member:
         self.folder.sync()
         meta = {
             "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
-            "last_finite": self._last_finite,
+            "last_finite": self.last_finite,
             "diverged": self.diverged,
             "record_bytes": self.folder.size(),
             "run_id": self.folder.run_id,
@@ -165,7 +166,7 @@ class Member:
             tensor.copy_(saved.tensors[name])
         self.progress = Progress(**meta["progress"])
         self.saved_step = saved.step
-        self._last_finite, self.diverged = meta["last_finite"], meta["diverged"]
+        self.last_finite, self.diverged = meta["last_finite"], meta["diverged"]
 
 
 def _known_meta(saved: checkpoint.Checkpoint) -> dict[str, Any]:

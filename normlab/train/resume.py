@@ -44,7 +44,13 @@ def _keep_what_has_finished(members: Sequence[Member], found: Sequence[checkpoin
     Raises:
         StoreError: It would be.
     """
-    finished = [member for member in members if member.folder.status()["state"] == FINISHED]
+    # One that is called diverged for its final loss has taken all its steps too.
+    finished = [
+        member
+        for member, status in ((member, member.folder.status()) for member in members)
+        if status["state"] == FINISHED
+        or (status["state"] == DIVERGED and status.get("step") == member.config.train.steps)
+    ]
     step = min((saved.step for saved in found or () if saved.meta.get("diverged") is None), default=0)
     if finished and len(members) > 1 and step < finished[0].config.train.steps:
         others = [member.folder.run_id for member in members if member.folder.status()["state"] not in ENDED]

@@ -17,7 +17,9 @@ from normlab.errors import ConfigError, MemoryRanOut, NormlabError, StoreError
 from normlab.stats.spikes import count
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import FOLDER as STATS_FOLDER
+from normlab.store.evaluations import evaluations
 from normlab.store.files import refusal, write_atomic
+from normlab.store.outcome import conclude
 from normlab.store.runs import RunFolder, pack_members
 from normlab.store.schema import DIVERGED, ENDED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
 from normlab.store.series import series
@@ -266,11 +268,24 @@ def _run(loop: Loop, runs: Sequence[dict[str, Any]], stop: StopRequest) -> list[
             reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
             _finish(loop, [_failed(loop.status(member, "failed"), reason) for member in loop.members], stop)
         raise
-    statuses = [loop.status(member, DIVERGED if member.diverged else state) for member in loop.members]
+    statuses = [
+        conclude(
+            run,
+            loop.status(member, DIVERGED if member.diverged else state),
+            _initial_val_loss(member.folder),
+            member.last_finite,
+        )
+        for member, run in zip(loop.members, runs, strict=True)
+    ]
     return [
         Outcome(member.folder, status["state"], status, stop.received if status["state"] == "interrupted" else None)
         for member, status in zip(loop.members, _finish(loop, statuses, stop), strict=True)
     ]
+
+
+def _initial_val_loss(folder: RunFolder) -> float | None:
+    """The validation loss before the first update, from the record."""
+    return next((seen.loss for seen in evaluations(folder) if seen.step == 0), None)
 
 
 def _failed(status: dict[str, Any], reason: str) -> dict[str, Any]:

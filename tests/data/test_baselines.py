@@ -3,41 +3,112 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from normlab.corpora import FilesData
 from normlab.data import baselines as module
-from normlab.data.baselines import baselines, bigram, unigram
+from normlab.data.baselines import baselines, count, kept_counts
+from normlab.data.batches import validation_windows
+from normlab.data.corpus import open_corpus
+from normlab.train.evaluate import Validation
+
+CORPUS = Path(__file__).parent.with_name("corpus.txt")
 
 
-def slow_unigram(train: list[int], val: list[int], vocab: int) -> float:
+def slow_unigram(train: list[int], targets: list[int], vocab: int) -> float:
     counts = Counter(train)
-    return sum(-math.log((counts[b] + 1) / (len(train) + vocab)) for b in val) / len(val)
+    return sum(-math.log((counts[b] + 1) / (len(train) + vocab)) for b in targets) / len(targets)
 
 
-def slow_bigram(train: list[int], val: list[int], vocab: int) -> float:
+def slow_bigram(train: list[int], tokens: list[int], targets: list[int], vocab: int) -> float:
     counts, pairs, firsts = Counter(train), Counter(itertools.pairwise(train)), Counter(train[:-1])
     total = 0.0
-    for a, b in itertools.pairwise(val):
+    for a, b in zip(tokens, targets, strict=True):
         p1 = (counts[b] + 1) / (len(train) + vocab)
         total -= math.log((pairs[a, b] + p1) / (firsts[a] + 1))
-    return total / (len(val) - 1)
+    return total / len(targets)
+
+
+def of_text(train: np.ndarray, val: np.ndarray, vocab: int) -> dict[str, float]:
+    """The baselines of every validation token but the first."""
+    return baselines(count(train, val, vocab), val[:-1], val[1:])
 
 
 @pytest.mark.parametrize("vocab", [2, 7, 257, 5000])
 @pytest.mark.parametrize("way", ["dense", "sparse"])
 @pytest.mark.parametrize("chunk", [1, 13, 1 << 22])
-def test_against_counters(vocab: int, way: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_against_counters(vocab: int, way: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", chunk)
     monkeypatch.setattr(module, "DENSE", 1 << 40 if way == "dense" and vocab < 1000 else 0)
     draw = np.random.default_rng(vocab)
     weights = draw.dirichlet(np.full(vocab, 0.1))
     train = draw.choice(vocab, 600, p=weights).astype(np.uint16)
     val = draw.choice(vocab, 101, p=(weights + 1 / vocab) / 2).astype(np.uint16)
-    args = train.tolist(), val.tolist(), vocab
-    assert unigram(train, val, vocab) == pytest.approx(slow_unigram(*args), rel=1e-12)
-    assert bigram(train, val, vocab) == pytest.approx(slow_bigram(*args), rel=1e-12)
+    tokens, targets = (windows.numpy() for windows in validation_windows(val, context=7, sequences=5))
+    found = baselines(count(train, val, vocab), tokens, targets)
+    seen, asked = tokens.ravel().tolist(), targets.ravel().tolist()
+    assert found["unigram"] == pytest.approx(slow_unigram(train.tolist(), asked, vocab), rel=1e-12)
+    assert found["bigram"] == pytest.approx(slow_bigram(train.tolist(), seen, asked, vocab), rel=1e-12)
+    assert (found["uniform"], found["targets"]) == (math.log(vocab), 35)
+
+
+class Bigram:
+    """A runner whose model is exactly the bigram, with torch's own cross entropy."""
+
+    lead = ()
+
+    def __init__(self, train: np.ndarray, vocab: int) -> None:
+        pairs = Counter(itertools.pairwise(train.tolist()))
+        p1 = (np.bincount(train, minlength=vocab) + 1) / (len(train) + vocab)
+        table = np.array([[pairs[a, b] + p1[b] for b in range(vocab)] for a in range(vocab)])
+        self.logits_VV = torch.from_numpy(np.log(table / table.sum(1, keepdims=True)))
+
+    def train(self, training: bool) -> None:
+        pass
+
+    def loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> SimpleNamespace:
+        logits = self.logits_VV[tokens.flatten()]
+        return SimpleNamespace(loss=torch.nn.functional.cross_entropy(logits, targets.flatten()))
+
+
+def test_a_model_that_is_the_bigram_scores_the_bigram_in_an_evaluation(tmp_path: Path) -> None:
+    """`vs_bigram` is 0 for it, whichever windows the evaluation has."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "corpus.txt").write_bytes(CORPUS.read_bytes())
+    corpus = open_corpus(FilesData(path=[str(tmp_path / "text")]), tmp_path / "cache")
+    model: Any = Bigram(corpus.train, corpus.tokenizer.vocab_size)
+    for context, sequences in ((64, 8), (128, 3)):
+        tokens, targets = validation_windows(corpus.val, context, sequences)
+        loss = Validation(tokens, targets, 2, nullcontext, batch_statistics=False)(model)["loss"][0]
+        found = corpus.baselines(tokens.numpy(), targets.numpy())
+        assert loss - found["bigram"] == pytest.approx(0, abs=1e-12)
+        assert found["targets"] == targets.numel()
+        # Of the whole text it is another number, by far more than that.
+        assert abs(loss - of_text(corpus.train, corpus.val, 257)["bigram"]) > 1e-3
+
+
+def test_counts_are_kept_and_damaged_ones_are_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, val = np.array([0, 1, 0, 2, 0, 1], np.uint16), np.array([0, 1, 1], np.uint16)
+    first = kept_counts(tmp_path, train, val, 4)
+    path = tmp_path / module.FILE
+    whole = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "count", None)  # it must not count
+        again = kept_counts(tmp_path, train, val, 4)
+    assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in module.Counts.__slots__)
+    middle = whole.index(b"tokens_V.npy") + 160
+    for damaged in (b"", whole[:-9], bytes([*whole[:middle], whole[middle] ^ 1, *whole[middle + 1 :]]), b"[]"):
+        path.write_bytes(damaged)
+        assert kept_counts(tmp_path, train, val, 4).counts_P.tolist() == first.counts_P.tolist()
+        assert path.read_bytes() == whole
+    assert [file.name for file in tmp_path.iterdir()] == [module.FILE]
 
 
 @pytest.mark.parametrize("dense", [0, 1 << 22])
@@ -45,17 +116,17 @@ def test_both_are_distributions(dense: int, monkeypatch: pytest.MonkeyPatch) -> 
     """The probabilities of all tokens sum to one, after any token, seen or not."""
     monkeypatch.setattr(module, "DENSE", dense)
     train, vocab = np.array([0, 1, 0, 2, 0, 1], np.uint16), 5
-    one = [unigram(train, np.array([b]), vocab) for b in range(vocab)]
+    one = [of_text(train, np.array([0, b]), vocab)["unigram"] for b in range(vocab)]
     assert sum(math.exp(-nats) for nats in one) == pytest.approx(1)
     for a in range(vocab):
-        two = [bigram(train, np.array([a, b]), vocab) for b in range(vocab)]
+        two = [of_text(train, np.array([a, b]), vocab)["bigram"] for b in range(vocab)]
         assert sum(math.exp(-nats) for nats in two) == pytest.approx(1)
 
 
 def test_tokens_without_structure_score_ln_v() -> None:
     draw = np.random.default_rng(0)
     train, val = draw.integers(0, 16, 200_000), draw.integers(0, 16, 20_000)
-    scores = baselines(train, val, 16)
+    scores = of_text(train, val, 16)
     assert scores["uniform"] == math.log(16)
     assert scores["unigram"] == pytest.approx(math.log(16), abs=1e-3)
     assert scores["bigram"] == pytest.approx(math.log(16), abs=1e-2)
@@ -63,9 +134,6 @@ def test_tokens_without_structure_score_ln_v() -> None:
 
 def test_what_follows_from_the_last_token_costs_nothing_under_the_bigram() -> None:
     cycle = np.tile(np.arange(16, dtype=np.uint16), 2000)
-    assert unigram(cycle, cycle, 16) == pytest.approx(math.log(16), abs=1e-3)
-    assert bigram(cycle, cycle, 16) == pytest.approx(0, abs=1e-3)
-
-
-def test_one_validation_token_has_no_pairs() -> None:
-    assert bigram(np.array([0, 1, 1]), np.array([1]), 4) == math.log(4)
+    scores = of_text(cycle, cycle, 16)
+    assert scores["unigram"] == pytest.approx(math.log(16), abs=1e-3)
+    assert scores["bigram"] == pytest.approx(0, abs=1e-3)

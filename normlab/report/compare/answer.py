@@ -17,6 +17,7 @@ from normlab.report.intervals import LEVEL, Design, Paired, Replicate, mean_inte
 from normlab.report.learning_rates import badness
 from normlab.report.outcomes import UNFINISHED, Outcome
 from normlab.report.settings import shown
+from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.schema import DIVERGED, FAILED
 
 ALL_DIVERGED = "every run that has come out diverged"
@@ -120,14 +121,14 @@ def _no_best(cells: Sequence[Cell], order: Sequence[int], by: Sequence[str]) -> 
 
 
 def _rest(cells: Sequence[Cell], absent: Sequence[str], by: Sequence[str]) -> str:
-    """What diverged, failed, stayed on the plateau or has not ended, in numbers with names."""
+    """What diverged, failed, is stuck, regressed or has not ended, in numbers with names."""
     total = sum(len(cell.outcomes) for cell in cells) + len(absent)
     named = [(_called(cell, by), cell) for cell in cells]
     counts = {
         "diverged": {name: cell.count(DIVERGED) for name, cell in named},
         "failed": {name: cell.count(FAILED) for name, cell in named},
-        "never left the unigram plateau": {name: sum(run.on_plateau for run in cell.outcomes) for name, cell in named},
-        "fell back to the unigram plateau": {name: sum(run.fell_back for run in cell.outcomes) for name, cell in named},
+        "are stuck at the unigram entropy": {name: cell.count(STUCK) for name, cell in named},
+        "regressed": {name: cell.count(REGRESSED) for name, cell in named},
         "have not ended": {name: cell.count(UNFINISHED) for name, cell in named},
         "are in no cell": Counter(absent),
     }
@@ -135,7 +136,7 @@ def _rest(cells: Sequence[Cell], absent: Sequence[str], by: Sequence[str]) -> st
     for what, by_name in counts.items():
         if number := sum(by_name.values()):
             names = ", ".join(f"{name} ({count})" for name, count in by_name.items() if count)
-            verb = what.replace("have", "has").replace("are", "is") if number == 1 else what
+            verb = what.replace("have ", "has ").replace("are ", "is ") if number == 1 else what
             parts.append(f"{number} {verb}: {names}")
     if not parts:
         return "The one run came to its end." if total == 1 else f"All {total} runs came to their end."

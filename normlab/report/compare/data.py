@@ -20,7 +20,7 @@ from normlab.report.summary import COLUMNS, row_of
 from normlab.report.where import chosen, parse
 from normlab.stats.spikes import RULES
 from normlab.store.query import Entry
-from normlab.store.schema import DAMAGED, RUNNING, number
+from normlab.store.schema import DAMAGED, DIVERGED, RUNNING, number
 
 Row = dict[str, Any]
 
@@ -132,11 +132,9 @@ def _run(entry: Entry, one: Outcome | None, runs: int, differing: Sequence[str])
         "problems": problems,
         "settings": {word: shown(setting(entry.run, word)) for word in differing},
         "came_out": one is not None and one.came_out,
-        "on_plateau": one is not None and one.on_plateau,
-        "fell_back": one is not None and one.fell_back,
         "warmup": _count(dig(entry.run, "config.optim.warmup_steps")),
         "tokens_per_step": _tokens(entry),
-        "diverged_at": _count(dig(entry.status, "diverged.step")),
+        "diverged_at": _diverged_at(entry, row),
         "spikes": {of: steps[:MOST_SPIKES] for of, steps in _spikes(read).items()},
         "spike_counts": {of: len(steps) for of, steps in _spikes(read).items()},
         "loss": curves.curve(read.steps, read.loss, most),
@@ -147,6 +145,14 @@ def _run(entry: Entry, one: Outcome | None, runs: int, differing: Sequence[str])
         },
         "paces": _paces(read, curves.moments_for(runs)),
     }
+
+
+def _diverged_at(entry: Entry, row: Row) -> int | None:
+    """The step at which a run diverged: its last one, where its final loss is the divergence."""
+    if row["state"] != DIVERGED:
+        return None
+    step = dig(entry.status, "diverged.step")
+    return _count(row["step"] if step is None else step)
 
 
 def _spikes(read: Numbers) -> dict[str, list[int]]:

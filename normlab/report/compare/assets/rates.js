@@ -101,6 +101,7 @@ function drawRates(width) {
   }
   const all = cells.map(([cell]) => cell).filter((cell) => cell.lr_sensitivity !== null);
   const known = all.slice(0, MOST_BARS).reverse();
+  const unusable = cells.map(([cell]) => cell).filter((cell) => cell.text.S === "-");
   traces.push({
     x: known.map((cell) => cell.lr_sensitivity),
     y: known.map((cell) => plain(cell.label)),
@@ -157,7 +158,8 @@ function drawRates(width) {
     numbers: () => rows,
     caption:
       `${LOSS}, at each learning rate: the mean with its ${(DATA.level * 100).toFixed(0)}% interval over n seeds, and the seeds; one that leaves the picture is wider than it. ✕: so many of its seeds diverged; such a rate has no mean. ` +
-      "S = mean over the learning rates of min(loss, ln V) less the least of them, nats; a diverged run counts as ln V (Wortsman et al. 2023, arXiv:2309.14322). Read it with what diverged; of another grid it is another number." +
+      "S = mean over the learning rates of min(loss, ln V) less the least of a usable one, nats; a diverged run counts as ln V (Wortsman et al. 2023, arXiv:2309.14322). Read it with what diverged; of another grid it is another number." +
+      (unusable.length ? ` Without S, for no rate is usable: ${unusable.map(({ label }) => label).join(", ")}.` : "") +
       (all.length > known.length ? ` S of ${all.length - known.length} more cells is in the table.` : ""),
   };
 }

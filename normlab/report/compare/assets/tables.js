@@ -6,8 +6,8 @@ const fixed = (value, digits) => {
 };
 const grouped = (value) => (number(value) === null ? "" : Math.round(number(value)).toLocaleString("en"));
 
-/** Of a run that diverged there is no final loss: the last evaluation before it is none. */
-const finalLoss = (run) => (run.diverged_at === null ? fixed(run.val_loss, 4) : "diverged");
+/** A diverged run has no final loss; its last finite one has a column of its own. */
+const finalLoss = (run) => (run.state === "diverged" ? "diverged" : fixed(run.val_loss, 4));
 
 function addTables() {
   const listed = () => CELLS.filter((cell) => cell.runs.some((index) => meets(RUNS[index])));
@@ -20,10 +20,9 @@ function addTables() {
     "tokens/s": (cell) => cell.tokens_per_s,
     memory: (cell) => cell.peak_memory_bytes,
     "edge lr": (cell) => cell.edge_lr,
-    diverged: (cell) => cell.diverged,
-    failed: (cell) => cell.failed,
-    unfinished: (cell) => cell.unfinished,
-    plateau: (cell) => cell.plateau,
+    ...Object.fromEntries(
+      ["stuck", "regressed", "diverged", "failed", "unfinished"].map((ending) => [ending, (cell) => cell[ending]]),
+    ),
   };
   const words = DATA.by.map((word) => ({ name: word, text: (cell) => shown(cell[word]), value: (cell) => cell[word] }));
   const columns = DATA.cell_columns.slice(1).map((heading) => ({
@@ -57,12 +56,12 @@ function addTables() {
     name: "runs",
     columns: [
       { name: "run", text: called, value: called },
-      { name: "state", text: (run) => run.state + (run.on_plateau ? ", plateau" : ""), value: (run) => run.state },
+      { name: "state", text: (run) => run.state, value: (run) => run.state },
       ...settings,
       {
         name: "val loss",
         text: finalLoss,
-        value: (run) => (run.diverged_at === null ? number(run.val_loss) : Infinity),
+        value: (run) => (run.state === "diverged" ? Infinity : number(run.val_loss)),
         number: true,
       },
       {
@@ -71,6 +70,16 @@ function addTables() {
         value: (run) => number(run.best_val_loss),
         number: true,
       },
+      ...(RUNS.some((run) => run.last_val_loss !== null)
+        ? [
+            {
+              name: "last val",
+              text: (run) => fixed(run.last_val_loss, 4),
+              value: (run) => number(run.last_val_loss),
+              number: true,
+            },
+          ]
+        : []),
       {
         name: "train loss",
         text: (run) => fixed(run.train_loss, 4),

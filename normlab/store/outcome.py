@@ -1,0 +1,223 @@
+"""The outcome of a run that has ended: finished, stuck, regressed or diverged. One rule for the trainer and readers.
+
+A validation loss (nats/token) has a level, by what a model must know to score it:
+
+| level | losses | such a model |
+| --- | --- | --- |
+| 0 | below the band | uses the context |
+| 1 | in the band around the unigram entropy U | knows how often tokens occur and nothing of their context |
+| 2 | above the band, up to the start: max(ln V, initial loss) | has not learned how often tokens occur |
+| 3 | above the start | is worse than a uniform guess (ln V) and than the untrained model |
+
+The band is U +- 5 %. Its lower edge is at least half-way from the bigram entropy to U, for a corpus where these are
+close, and at most U, for a corpus so small that the bigram scores worse. The outcome is the first that holds:
+
+| outcome | rule | reason |
+| --- | --- | --- |
+| diverged | loss or gradient NaN or infinite, or final loss > start + 1 | perplexity e times the start's |
+| regressed | the final loss has a higher level than the best loss | the run lost what it had learned |
+| stuck | the final loss is in the band | the run never left the unigram entropy |
+| finished | every other run | below the band, or above it and still on the way down |
+
+A uniform guess scores ln V, so a diverged run is confidently wrong: worse than a guess and than no training, by 1
+nat/token. A run of few steps that ends above the band is finished: it has learned little, and lost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from normlab.store.schema import DIVERGED, FINISHED, number
+
+STUCK = "stuck"
+REGRESSED = "regressed"
+OUTCOMES = (FINISHED, STUCK, REGRESSED, DIVERGED)
+
+BAND = 0.05
+"""Half the width of the band around the unigram entropy, as a share of that entropy."""
+MARGIN = 1.0
+"""Nats/token above the start from which a final loss is a divergence."""
+LARGEST = 3.5e38
+"""The largest float32 is just below: no training in float32 gives a finite loss above this one."""
+
+RULES = {
+    STUCK: f"the final validation loss is within {BAND:.0%} of the unigram entropy, and no evaluation was below that "
+    "band: the run has learned how often tokens occur, and nothing of their context",
+    REGRESSED: "an evaluation was below the band around the unigram entropy and the last one is not, or one was in the "
+    "band and the last one is above it, or the last one is above the initial loss",
+    DIVERGED: f"the loss or gradient was NaN or infinite, or the final validation loss is more than {MARGIN:g} nat "
+    "above the larger of ln V and the initial loss",
+}
+"""The rules in words, for tables and pages."""
+WHOLE_TEXT = "baselines of the whole validation text"
+"""The baselines of records that an older normlab wrote; newer ones are of the evaluated windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """The losses, in nats/token, that a run's validation losses are judged by; None where its record has none."""
+
+    uniform: float | None
+    """ln V."""
+    unigram: float | None
+    bigram: float | None
+    initial: float | None = None
+    """Validation loss before the first update."""
+    whole_text: bool = False
+    """Whether the baselines are of the whole validation text, not of the evaluated windows."""
+
+    @property
+    def start(self) -> float:
+        """The larger of ln V and the initial loss; infinite where neither is known."""
+        return max((value for value in (self.uniform, self.initial) if value is not None), default=math.inf)
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """The band around the unigram entropy."""
+        if self.unigram is None:
+            return None
+        halfway = -math.inf if self.bigram is None else (self.unigram + self.bigram) / 2
+        return max((1 - BAND) * self.unigram, min(halfway, self.unigram)), (1 + BAND) * self.unigram
+
+    def level(self, loss: float) -> int:
+        """Level of a loss, 0 (uses the context) to 3 (worse than no training)."""
+        low, high = self.band or (math.inf, math.inf)
+        return 0 if loss < low else 1 if loss <= high else 2 if loss <= self.start else 3
+
+
+def outcome(final: float, best: float, references: References, *, finite: bool = True) -> str:
+    """Return the outcome of a run that has ended, by the table above.
+
+    Args:
+        final: Last validation loss.
+        best: Lowest validation loss of any evaluation.
+        references: What these are judged by.
+        finite: Whether every training loss and gradient was finite.
+    """
+    if not finite or not math.isfinite(final) or final > references.start + MARGIN:
+        return DIVERGED
+    level = references.level(final)
+    if references.level(best) < level:
+        return REGRESSED
+    return STUCK if level == 1 else FINISHED
+
+
+def references_of(run: Mapping[str, Any], status: Mapping[str, Any]) -> References:
+    """Return what the validation losses of a recorded run are judged by."""
+    corpus = run.get("corpus")
+    found = corpus.get("baselines") if isinstance(corpus, Mapping) else None
+    found = found if isinstance(found, Mapping) else {}
+    values = [loss_of(found.get(name)) for name in ("uniform", "unigram", "bigram")]
+    values.append(loss_of(status.get("initial_val_loss")))
+    known = [value if value is not None and math.isfinite(value) else None for value in values]
+    return References(*known, whole_text=known[1] is not None and "targets" not in found)
+
+
+def outcome_of(run: Mapping[str, Any], state: str, status: Mapping[str, Any]) -> str | None:
+    """Return the outcome of a recorded run; None where it has not ended, or its record has no final loss."""
+    final, best = loss_of(status.get("val_loss")), loss_of(status.get("best_val_loss"))
+    if state == DIVERGED:
+        return DIVERGED
+    if state != FINISHED or final is None:
+        return None
+    return outcome(final, final if best is None else min(best, final), references_of(run, status))
+
+
+def conclude(
+    run: Mapping[str, Any], status: Mapping[str, Any], initial: float | None, last_finite: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the last status of a run with its outcome; a final loss that is a divergence makes it diverged.
+
+    Args:
+        run: Its run.json.
+        status: Its last status.
+        initial: Validation loss before the first update, where it is known.
+        last_finite: The last training step with its loss and gradient norm.
+    """
+    whole = {**status, "initial_val_loss": initial}
+    found = outcome_of(run, status["state"], whole)
+    if found is None:
+        return dict(status)
+    if found == DIVERGED and status["state"] != DIVERGED:
+        whole |= {"state": DIVERGED, "diverged": {**divergence_at_end(run, whole), "last_finite": last_finite}}
+    return whole | {"outcome": found}
+
+
+def divergence_at_end(run: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the step, the losses and the reason of a run whose final validation loss is a divergence."""
+    final, references = number(status.get("val_loss")), references_of(run, status)
+    reason = f"its final validation loss is {shown(final)}"
+    if final is not None and math.isfinite(final):
+        known = {"ln V": references.uniform, "the initial loss": references.initial}
+        start = " and ".join(f"{name} {value:.4f}" for name, value in known.items() if value is not None)
+        reason += f", more than {MARGIN:g} nat above {start}: worse than a uniform guess"
+    return {"step": status.get("step"), "loss": status.get("train_loss"), "val_loss": final, "reason": reason}
+
+
+def final_losses(outcome: str | None, status: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Return the final validation loss, and the last finite one of a diverged run, which has no final loss.
+
+    The loss of a run that has not ended is its latest. The last one of a diverged run is that of its status; None where
+    that is not finite, though earlier evaluations may have been.
+    """
+    loss = number(status.get("val_loss"))
+    if outcome != DIVERGED:
+        return loss, None
+    return None, loss if loss is not None and math.isfinite(loss) else None
+
+
+def verdict(found: str | None, final: float, best: float | None, references: References) -> str:
+    """Return what a final or latest validation loss means, in words; empty where the record has no baselines.
+
+    Args:
+        found: The outcome; None for a run that has not ended.
+        final: The loss.
+        best: The lowest loss of any evaluation.
+        references: What these are judged by.
+    """
+    band, level, text = references.band, references.level(final), ""
+    if found == REGRESSED and best is not None:
+        text = f"after a best of {best:.4f}: it lost what it had learned"
+    elif found == STUCK and references.unigram is not None:
+        text = f"at unigram {references.unigram:.4f}: it has learned how often tokens occur, and nothing of context"
+    elif level > 0 and band is not None and references.unigram is not None:
+        side = "below" if final < references.unigram else "above"
+        text = f"{abs(final - references.unigram):.4f} {side} unigram {references.unigram:.4f}"
+        text += ": it has not yet learned how often tokens occur" if level > 1 else ""
+    elif references.bigram is not None:
+        side = "below" if final < references.bigram else "above"
+        text = f"{abs(final - references.bigram):.4f} {side} bigram {references.bigram:.4f}"
+    return f"{text} ({WHOLE_TEXT})" if text and references.whole_text else text
+
+
+def divergence(seen: Any) -> str:
+    """Return why and after which numbers a run diverged, in words, from its status's `diverged`."""
+    seen = seen if isinstance(seen, Mapping) else {}
+    reason, last = seen.get("reason"), seen.get("last_finite")
+    text = reason if isinstance(reason, str) else _numbers(seen)
+    if isinstance(last, Mapping):
+        text += f"; last finite at step {_or_unknown(number(last.get('step')))}: {_numbers(last)}"
+    return text
+
+
+def _numbers(seen: Mapping[str, Any]) -> str:
+    grad_norm = _or_unknown(number(seen.get("grad_norm")), ".4g")
+    return f"loss {shown(number(seen.get('loss')))}, gradient norm {grad_norm}"
+
+
+def _or_unknown(value: float | None, form: str = "") -> str:
+    return "?" if value is None else format(value, form)
+
+
+def loss_of(value: Any) -> float | None:
+    """Return a loss of the record; None for what is none, and for a number that no training in float32 can give."""
+    known = number(value)
+    return None if known is None or LARGEST < abs(known) < math.inf else known
+
+
+def shown(loss: float | None) -> str:
+    """Return a loss as text: four decimals, or four digits where it is very large."""
+    return "?" if loss is None else f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.4g}"

@@ -33,7 +33,9 @@ def rounding(dtype: torch.dtype, terms: int, layers: int = 1) -> float:
     return 1e-12 if dtype == torch.float64 else 2 * torch.finfo(dtype).eps * math.sqrt(terms) * layers
 
 
-def assert_equal(ours: Tensor, theirs: Tensor, *, terms: int, layers: int = 1, scale: float = 0.0, name: str = "") -> None:
+def assert_equal(
+    ours: Tensor, theirs: Tensor, *, terms: int, layers: int = 1, scale: float = 0.0, name: str = ""
+) -> None:
     """Fail unless two tensors are equal up to rounding.
 
     Args:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from tolerance import assert_equal, float32_as_float64, rounding
 from torch import Tensor, nn
 from transformers import (
     GPT2Config,
@@ -25,7 +26,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from tolerance import assert_equal, float32_as_float64, rounding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from normlab.config import ModelConfig, RunConfig
@@ -39,6 +39,17 @@ Translate = Callable[[Tensors], Tensors]
 
 VOCAB = 61
 CONTEXT = 24
+
+
+@pytest.fixture(params=["float64", "float32"])
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """The precision of both models: float64 judges, float32 is what is used."""
+    if request.param == "float32":
+        yield torch.float32
+    else:
+        with float32_as_float64():
+            yield torch.float64
+
 
 each_attention = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 each_shape = pytest.mark.parametrize(
@@ -194,18 +205,11 @@ def gpt2_like(config: ModelConfig, attention: str = "sdpa") -> GPT2LMHeadModel:
 
 
 @each_shape
-def test_gpt2(depth: int, heads: int, steps: int, attention: str) -> None:
+def test_gpt2(depth: int, heads: int, steps: int, attention: str, dtype: torch.dtype) -> None:
     config = config_of(
         "model=gpt2_nano", "norm=layernorm", "placement=pre", f"model.depth={depth}", f"model.heads={heads}"
     )
-    assert_equal_models(randomised(config), gpt2_like(config.model, attention), as_gpt2, steps)
-
-
-def test_gpt2_in_float64() -> None:
-    # Nothing in GPT-2 is bound to float32, so that nothing but rounding may differ.
-    config = config_of("model=gpt2_nano", "norm=layernorm_gpt2", "placement=pre", "model.depth=3")
-    model, other = randomised(config, torch.float64), gpt2_like(config.model).double()
-    assert_equal_models(model, other, as_gpt2, 17)
+    assert_equal_models(randomised(config, dtype), gpt2_like(config.model, attention), as_gpt2, steps)
 
 
 # Llama and those that came from it
@@ -232,13 +236,13 @@ def shape_of(config: ModelConfig) -> dict[str, object]:
 
 
 @each_shape
-def test_llama(depth: int, heads: int, steps: int, attention: str) -> None:
+def test_llama(depth: int, heads: int, steps: int, attention: str, dtype: torch.dtype) -> None:
     config = config_of(
         "model=llama_nano", "norm=rmsnorm", "placement=pre", f"model.depth={depth}", f"model.heads={heads}"
     )
     assert not config.model.tie_embeddings
     other = LlamaForCausalLM(LlamaConfig(**shape_of(config.model), attn_implementation=attention))
-    assert_equal_models(randomised(config), other, as_llama, steps)
+    assert_equal_models(randomised(config, dtype), other, as_llama, steps)
 
 
 @pytest.mark.parametrize(
@@ -251,44 +255,52 @@ def test_llama(depth: int, heads: int, steps: int, attention: str) -> None:
     ],
     ids=lambda words: words[0],
 )
-def test_llama_with_options(words: tuple[str, ...]) -> None:
+def test_llama_with_options(words: tuple[str, ...], dtype: torch.dtype) -> None:
     config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", *words)
     other = LlamaForCausalLM(LlamaConfig(**shape_of(config.model)))
     theta = config.model.rope_theta
     assert theta is not None
     assert other.model.rotary_emb.inv_freq[1].item() == pytest.approx(theta**-0.25, rel=1e-6)
-    assert_equal_models(randomised(config), other, as_llama, 17)
+    assert_equal_models(randomised(config, dtype), other, as_llama, 17)
 
 
 @each_attention
-def test_qwen3_norms_each_heads_queries_and_keys_before_rope(attention: str) -> None:
+def test_qwen3_norms_each_heads_queries_and_keys_before_rope(attention: str, dtype: torch.dtype) -> None:
     config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=3", "model.qk_norm=head")
     other = Qwen3ForCausalLM(Qwen3Config(**shape_of(config.model), attn_implementation=attention))
-    assert_equal_models(randomised(config), other, as_llama, 17)
+    assert_equal_models(randomised(config, dtype), other, as_llama, 17)
 
 
 @each_attention
-def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(attention: str) -> None:
+def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(attention: str, dtype: torch.dtype) -> None:
     words = ("model=llama_nano", "norm=rmsnorm", "placement=res_post", "model.depth=3", "model.qk_norm=full")
     config = config_of(*words)
     other = Olmo2ForCausalLM(Olmo2Config(**shape_of(config.model), attn_implementation=attention))
-    assert_equal_models(randomised(config), other, as_llama, 17)
+    assert_equal_models(randomised(config, dtype), other, as_llama, 17)
 
 
 @pytest.mark.parametrize("word", ["model.rope_theta=9000", "norm.eps=1e-4"])
-def test_the_comparison_can_fail(word: str) -> None:
+def test_the_comparison_can_fail(word: str, dtype: torch.dtype) -> None:
     # Another model, by a little; it may not pass for Llama.
     config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", word)
     shape = shape_of(config.model) | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     with pytest.raises(AssertionError, match="not close"):
-        assert_equal_models(randomised(config), LlamaForCausalLM(LlamaConfig(**shape)), as_llama, 17)
+        assert_equal_models(randomised(config, dtype), LlamaForCausalLM(LlamaConfig(**shape)), as_llama, 17)
+
+
+def test_in_float64_no_eps_passes_for_another() -> None:
+    config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", "norm.eps=1.0001e-6")
+    with float32_as_float64():
+        model, other = randomised(config, torch.float64), LlamaForCausalLM(LlamaConfig(**shape_of(config.model)))
+        with pytest.raises(AssertionError, match="not close"):
+            assert_equal_models(model, other, as_llama, 17)
 
 
 # Attention by itself
 
 
 @pytest.mark.parametrize("theta", [10000.0, 17.5])
-def test_rope_is_theirs(theta: float) -> None:
+def test_rope_is_theirs(theta: float, dtype: torch.dtype) -> None:
     steps, width = 64, 16
     config = LlamaConfig(
         hidden_size=width,
@@ -300,7 +312,8 @@ def test_rope_is_theirs(theta: float) -> None:
     q, k = torch.randn(2, 3, 4, steps, width, generator=generator)
     cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(steps)[None])
     for ours, theirs in zip((rotate(q, theta), rotate(k, theta)), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+        # The angle of the last position is a sum of `steps` rates.
+        assert_equal(ours, theirs, terms=steps**2)
 
 
 def test_rope_turns_pairs_by_position_and_keeps_what_it_should() -> None:
@@ -311,8 +324,7 @@ def test_rope_turns_pairs_by_position_and_keeps_what_it_should() -> None:
     rate = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(steps, dtype=torch.float64)[:, None] * rate
     expected = torch.complex(q[:, :4], q[:, 4:]) * torch.polar(torch.ones_like(angle), angle)
-    # Its angles are float32's, as everywhere in the field.
-    torch.testing.assert_close(torch.cat([expected.real, expected.imag], -1), turned, rtol=0, atol=2e-6)
+    assert_equal(turned, torch.cat([expected.real, expected.imag], -1), terms=steps)
     torch.testing.assert_close(turned[0], q[0], rtol=0, atol=0)
     assert rotate(q.bfloat16(), theta).dtype == torch.bfloat16
     torch.testing.assert_close(rotate(q.bfloat16(), theta), rotate(q.bfloat16().float(), theta).bfloat16())

@@ -380,6 +380,8 @@ def inspect(
         return typer.echo(f"{one} shows one of them whole; normlab list stats names them all")
     typer.echo(look.heading(statistic))
     typer.echo(render(look.table_rows(rows)))
+    for note in look.notes(rows):
+        typer.echo(note)
     if more := look.left_out(rows):
         typer.echo(more)
 

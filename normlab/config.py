@@ -20,7 +20,7 @@ from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import PLACEMENTS, Placement
 from normlab.source import file_of_plugin
-from normlab.stats.options import OF_ADAM, StatsConfig
+from normlab.stats.options import OF_ADAM, OF_EXAMPLES, StatsConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -295,9 +295,10 @@ class RunConfig:
         self.stats.resolve()
         for name in set(self.stats.also) & set(OF_ADAM) if self.optim.name != "adamw" else ():
             raise ConfigError(f"stats.also={name}: has no effect with optim={self.optim.name}; it is of optim=adamw")
-        if "gns" in self.stats.also and (self.norm.batch_statistics or self.eval.sequences < 2):
+        if self.norm.batch_statistics or self.eval.sequences < 2:
             why = f"norm={self.norm.label}" if self.norm.batch_statistics else f"eval.sequences={self.eval.sequences}"
-            raise ConfigError(f"stats.also=gns: has no effect with {why}; it takes two examples that are apart")
+            for name in set(self.stats.also) & set(OF_EXAMPLES):
+                raise ConfigError(f"stats.also={name}: has no effect with {why}; it needs two independent examples")
         self.norm.validate()
         self.placement.validate()
         self.placement.fits(self.norm)

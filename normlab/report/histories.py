@@ -13,7 +13,7 @@ import numpy as np
 
 from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
 from normlab.stats import options  # noqa: F401  (with it every statistic is known)
-from normlab.stats.profiles import Array, Profiles
+from normlab.stats.profiles import Array, Profiles, join, later_half
 from normlab.stats.statistic import STATISTICS, places_of, values_of
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, RUNNING, number
@@ -35,6 +35,10 @@ class History(NamedTuple):
     """(S, L + 2), or (S,)."""
     places: list[int]
     """Where it is, of the L + 2."""
+    counts: list[int] | None = None
+    """(S,): how many measured steps each value averages; None for a statistic that does not average."""
+    notes: tuple[str, ...] = ()
+    """What to know before these values are believed."""
 
 
 def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
@@ -102,10 +106,13 @@ def history(profiles: Sequence[Profiles], name: str) -> list[History]:
     """
     if name not in STATISTICS and not any(name in part for part in profiles):
         raise ConfigError(unknown("statistic", name, [*STATISTICS, SPIKES]))
+    statistic = STATISTICS.get(name)
+    needs = (name, *statistic.needs) if statistic else (name,)
     found: dict[str, list[tuple[Profiles, Array]]] = {}
     places: dict[str, set[int]] = {}
     problem: StatisticsError | None = None
-    for part in profiles:
+    # A run's parts can differ in other statistics; what averages over steps reads across them.
+    for part in join(part.select(needs) for part in profiles):
         try:
             for site, values in values_of(part, name).items():
                 found.setdefault(site, []).append((part, values))
@@ -116,10 +123,21 @@ def history(profiles: Sequence[Profiles], name: str) -> list[History]:
     if not found:
         assert problem is not None
         raise problem
-    return [_joined(site, parts, sorted(places.get(site, ()))) for site, parts in found.items()]
+    return [_joined(name, site, parts, sorted(places.get(site, ()))) for site, parts in found.items()]
 
 
-def _joined(site: str, parts: Sequence[tuple[Profiles, Array]], places: list[int]) -> History:
+def _joined(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], places: list[int]) -> History:
     steps = np.concatenate([part.steps for part, _ in parts])
     order = np.argsort(steps, kind="stable")
-    return History(site, steps[order].tolist(), np.concatenate([values for _, values in parts])[order], places)
+    values = np.concatenate([values for _, values in parts])[order]
+    statistic, counts, notes = STATISTICS.get(name), None, list[str]()
+    if statistic is not None and statistic.averaged:
+        sizes = [[1] * len(part.steps) if name in part else later_half(len(part.steps)) for part, _ in parts]
+        counts = np.concatenate(sizes)[order].tolist()
+        if any(name in part for part, _ in parts):
+            notes.append("n = 1: recorded by an older normlab as ratios of single steps, which scatter widely")
+    if statistic is not None and statistic.undefined:
+        there = values[:, places] if values.ndim == 2 else values
+        if np.isnan(there).any():
+            notes.append(f"nan: {statistic.undefined}")
+    return History(site, steps[order].tolist(), values, places, counts, tuple(notes))

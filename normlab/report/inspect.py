@@ -48,7 +48,8 @@ def check(name: str | None, *, probe: bool) -> None:
 def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
     """Rows with everything: a statistic's, or, with no name, those of every statistic that was measured.
 
-    A row is one site and one place: `statistic`, `site`, `place`, `steps`, `values`, `formula`, `unit`.
+    A row is one site and one place: `statistic`, `site`, `place`, `steps`, `values`, `formula`, `unit`; where a value
+    averages over measured steps also `n`, how many, and where there is something to know of the values `notes`.
 
     Raises:
         ConfigError: There is no statistic of that name.
@@ -84,6 +85,7 @@ def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
 def table_rows(rows: Sequence[Row]) -> list[Row]:
     """One statistic's rows as a person reads them: a few steps, some places, and its way through training."""
     several = len({row["site"] for row in rows}) > 1
+    placed = any(row["place"] for row in rows)
     shown: list[Row] = []
     for site in dict.fromkeys(row["site"] for row in rows):
         own = [row for row in rows if row["site"] == site]
@@ -92,7 +94,7 @@ def table_rows(rows: Sequence[Row]) -> list[Row]:
             shown.append(
                 {
                     **({"site": site} if several else {}),
-                    **({"place": row["place"]} if row["place"] else {}),
+                    **({"place": row["place"]} if placed else {}),
                     **{f"step {row['steps'][index]}": f"{row['values'][index]:.4g}" for index in picked},
                     "over training": bars(row["values"]),
                 }
@@ -109,6 +111,18 @@ def left_out(rows: Sequence[Row]) -> str:
     }
     told = [f"{shown} of {there} {what}" for what, (shown, there) in counts.items() if shown < there]
     return f"{', '.join(told)}; --json has all" if told else ""
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What to know of one statistic's values, a line each: how many steps they average, and what is wrong with them."""
+    lines = list(dict.fromkeys(note for row in rows for note in row.get("notes", ())))
+    if "n" in rows[0]:
+        steps = [
+            f"{n} at step {step}"
+            for step, n in _spread(list(zip(rows[0]["steps"], rows[0]["n"], strict=True)), MOST_STEPS)
+        ]
+        lines.insert(0, f"n = measured steps averaged: {', '.join(steps)}")
+    return lines
 
 
 def overview_steps(rows: Sequence[Row]) -> str:
@@ -207,12 +221,13 @@ def _read(folder: RunFolder) -> list[Profiles]:
 def _rows(name: str, histories: Sequence[History]) -> Iterator[Row]:
     one = STATISTICS.get(name)
     told: Mapping[str, Any] = {"formula": one.formula, "unit": one.unit} if one else {}
-    for site, steps, values, places in histories:
+    for site, steps, values, places, counts, notes in histories:
+        about = told | ({"n": counts} if counts is not None else {}) | ({"notes": list(notes)} if notes else {})
         whole = one is not None and one.of == "model"
         columns = {"": values} if values.ndim == 1 else {"": values[:, -1]} if whole else dict(_places(values, places))
         for place, column in columns.items():
             yield {
-                "statistic": name, "site": site, "place": place, "steps": steps, "values": column.tolist(), **told,
+                "statistic": name, "site": site, "place": place, "steps": steps, "values": column.tolist(), **about,
             }  # fmt: skip
 
 

@@ -6,12 +6,32 @@ it does not name.
 
 from __future__ import annotations
 
+import numpy as np
+
+from normlab.stats.profiles import Array, Profiles, mean_of_later_half
 from normlab.stats.statistic import EXTENDED, Statistic, register
 
 QUERIES = 128
 """Most queries of a sequence whose attention is looked at, evenly spaced and the last among them."""
 MOST_TOKENS = 2048
 """Most tokens whose covariance is looked at, evenly spaced."""
+
+
+def noise_scale(profiles: Profiles) -> dict[str, Array]:
+    """Return tr(S) / |G|^2 of each parameter, (S, L + 2), and of all of them together as site "all", (S,).
+
+    Numerator and denominator are averaged over measured steps before the division: the ratio of two noisy numbers is
+    biased, and its mean need not exist. NaN where the averaged |G|^2 is not positive.
+    """
+    trace, square = (profiles.get(name) for name in ("gns_trace", "gns_square"))
+
+    def ratio(trace: Array, square: Array) -> Array:
+        trace, square = mean_of_later_half(trace), mean_of_later_half(square)
+        return np.divide(trace, square, out=np.full_like(trace, np.nan), where=square > 0)
+
+    whole = [profiles.select([name]).values.sum(axis=1, dtype=np.float64) for name in ("gns_trace", "gns_square")]
+    return {site: ratio(trace[site], square[site]) for site in trace} | {"all": ratio(*whole)}
+
 
 for name, formula, unit, value, question, source in (
     (
@@ -77,16 +97,43 @@ register(
         source="normlab",
     )
 )
+for name, formula, question in (
+    (
+        "gns_trace", "tr(S) of each parameter: (mean_b |g_b|^2 - |mean_b g_b|^2) B / (B - 1) of B <= 8 examples' g",
+        "How much do the gradients of single examples scatter? Unbiased: average it over steps.",
+    ),
+    (
+        "gns_square", "|G|^2 of each parameter: (B |mean_b g_b|^2 - mean_b |g_b|^2) / (B - 1) of B <= 8 examples' g",
+        "How large is the gradient without its noise? Unbiased, and so below 0 at times: average it over steps.",
+    ),
+):  # fmt: skip
+    register(
+        Statistic(
+            name=name, tier=EXTENDED, of="parameter", formula=formula, unit="(nats / of w)^2", merge="pass",
+            question=question, source="McCandlish et al. 2018, arXiv:1812.06162, appendix A.1",
+        )
+    )  # fmt: skip
+register(
+    Statistic(
+        name="gns",
+        tier=EXTENDED,
+        of="parameter",
+        formula="mean gns_trace / mean gns_square, each over the later half of the measured steps so far",
+        unit="examples",
+        merge="derived",
+        derive=noise_scale,
+        needs=("gns_trace", "gns_square"),
+        averaged=True,
+        undefined="the averaged |G|^2 is not positive: too few examples to tell the gradient from its noise",
+        question="How many examples would a batch need before more of them stop helping? Of norms it foretells all.",
+        source="McCandlish et al. 2018, arXiv:1812.06162; Gray et al. 2024, arXiv:2411.00999",
+    )
+)
 for name, formula, question, source in (
     (
         "radial_cos", "<g, w> / (|g| |w|), of each matrix",
         "Is the loss blind to the weight's size? 0 exactly where a norm that removes scale follows it.",
         "van Laarhoven 2017, arXiv:1706.05350",
-    ),
-    (
-        "gns", "tr(S) / |G|^2 of each parameter, unbiased both, S covariance and G mean of at most 8 examples' g",
-        "How many examples would a batch need before more of them stop helping? Of norms it foretells the whole.",
-        "McCandlish et al. 2018, arXiv:1812.06162; Gray et al. 2024, arXiv:2411.00999",
     ),
     (
         "adam_rms", "sqrt(mean u^2) of each matrix, u = m^ / (sqrt(v^) + eps) as the update has it",

@@ -54,6 +54,7 @@ register(
         unit="1",
         merge="derived",
         derive=lambda profiles: per_place(np.divide, profiles, "norm_out_rms", "norm_in_rms"),
+        needs=("norm_out_rms", "norm_in_rms"),
         question="How hard does the norm work? On the way back the gradient is multiplied by about as much.",
         source="normlab",
     )

@@ -11,6 +11,8 @@ from normlab.stats.statistic import CORE, EXTENDED, PROBE, STATISTICS, TIERS
 
 OF_ADAM = ("adam_rms", "adam_eps_frac", "sharpness_pre")
 """Statistics that only Adam has."""
+OF_EXAMPLES = ("gns", "gns_trace", "gns_square")
+"""Statistics that compare the gradients of at least two independent examples."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -22,9 +24,9 @@ class StatsConfig:
     tiers: list[str] = option([CORE], identity=False)
     """Whole sets: core, read in the step itself; extended, in a pass over a fixed batch; probe, at a few moments."""
     also: list[str] = option([], identity=False)
-    """Statistics to measure besides those sets, by their names (`normlab list stats`)."""
+    """Statistics to measure besides those sets (`normlab list stats`); a derived one adds those that it needs."""
     without: list[str] = option([], identity=False)
-    """Statistics to leave out."""
+    """Statistics to leave out; a derived one leaves out those that it alone needs."""
     every: int | None = option(None, at_least=1, at_most=10**9, identity=False)
     """Steps between two that are measured, the first one among them; 10 unless set."""
     extended_every: int | None = option(None, at_least=1, at_most=10**9, identity=False)
@@ -45,18 +47,19 @@ class StatsConfig:
             for name in names:
                 if name not in known:
                     raise ConfigError(f"stats.{word}={name}: " + unknown("name", name, known))
-                if name in STATISTICS and STATISTICS[name].derive is not None:
-                    made = STATISTICS[name].formula
-                    raise ConfigError(
-                        f"stats.{word}={name}: is derived when it is read ({made}); name what it is made of"
-                    )
         measured = self._of_tiers()
         for name in self.also:
-            if name in measured:
+            if _needs(name) <= measured:
                 raise ConfigError(f"stats.also={name}: has no effect, it is measured anyway; leave it out")
+        measured = measured.union(*map(_needs, self.also))
         for name in self.without:
-            if name not in measured | set(self.also):
+            if not _needs(name) <= measured:
                 raise ConfigError(f"stats.without={name}: has no effect, it is not measured; leave it out")
+            if not _needed_alone(name):
+                needs = ", ".join(sorted(_needs(name)))
+                raise ConfigError(
+                    f"stats.without={name}: has no effect, other statistics need {needs} too; leave it out"
+                )
         for word, tier, usual in (("every", CORE, 10), ("extended_every", EXTENDED, 200), ("probe_share", PROBE, 0.03)):
             given = getattr(self, word)
             if self.names(tier):
@@ -69,9 +72,20 @@ class StatsConfig:
 
     def names(self, tier: str) -> frozenset[str]:
         """The statistics of a tier that are measured."""
-        chosen = (self._of_tiers() | set(self.also)) - set(self.without)
+        chosen = self._of_tiers().union(*map(_needs, self.also)).difference(*map(_needed_alone, self.without))
         return frozenset(name for name in chosen if STATISTICS[name].tier == tier)
 
     def _of_tiers(self) -> set[str]:
         """What is measured of the chosen tiers, and so not what is derived."""
         return {name for name, one in STATISTICS.items() if one.tier in self.tiers and one.derive is None}
+
+
+def _needs(name: str) -> set[str]:
+    """The measured statistics that a statistic is read from: itself, unless it is derived."""
+    return set(STATISTICS[name].needs) or {name}
+
+
+def _needed_alone(name: str) -> set[str]:
+    """Those of them that no other derived statistic needs; itself, unless it is derived."""
+    others = [one.needs for one in STATISTICS.values() if one.name != name]
+    return _needs(name).difference(*others) if STATISTICS[name].needs else {name}

@@ -15,14 +15,9 @@ BY_A_COPY = ("param_norm", "update_norm")
 
 
 def shares(profiles: Profiles) -> dict[str, Array]:
-    """The share of each family in the square of the whole gradient's norm, (S,) each.
-
-    Raises:
-        KeyError: The norms were not measured.
-    """
+    """The share of each family in the square of the whole gradient's norm, (S,) each."""
     sums: dict[str, Array] = {}
-    if not (found := profiles.get("grad_norm")):
-        raise KeyError("grad_norm")
+    found = profiles.get("grad_norm")
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for group in profiles.layout.groups:
             if group.statistic == "grad_norm":
@@ -52,6 +47,7 @@ register(
         unit="1",
         merge="derived",
         derive=shares,
+        needs=("grad_norm",),
         question="Embeddings, attention, MLPs, norms, the wiring or the head: whose gradient is it?",
         source="normlab, after Marin's diary of a spike that was all the head's",
     )
@@ -86,6 +82,7 @@ register(
         unit="1",
         merge="derived",
         derive=lambda profiles: per_place(np.divide, profiles, "update_norm", "param_norm"),
+        needs=("update_norm", "param_norm"),
         question="What is the learning rate in effect? Infinite where a parameter starts at 0.",
         source="folklore; 1e-3 is often called healthy",
     )

@@ -7,7 +7,7 @@ Shapes: S measured steps, L blocks, N numbers a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,6 +109,13 @@ class Profiles:
             start = stop
         return found
 
+    def select(self, names: Sequence[str]) -> Profiles:
+        """Return these statistics alone, at the same steps."""
+        kept = [group.statistic in names for group in self.layout.groups]
+        groups = tuple(group for group, keep in zip(self.layout.groups, kept, strict=True) if keep)
+        columns = np.repeat(np.array(kept, dtype=bool), [len(group.places) for group in self.layout.groups])
+        return Profiles(Layout(self.layout.depth, groups, self.layout.families), self.steps, self.values[:, columns])
+
     def one(self, name: str) -> Array:
         """A statistic that has one site, (S, L + 2).
 
@@ -122,18 +129,47 @@ class Profiles:
         return values
 
 
+def join(parts: Iterable[Profiles]) -> list[Profiles]:
+    """Join the parts that have the same layout, each in the order of its steps."""
+    groups: list[list[Profiles]] = []
+    for part in parts:
+        group = next((group for group in groups if group[0].layout == part.layout), None)
+        if group is None:
+            groups.append([part])
+        else:
+            group.append(part)
+    joined: list[Profiles] = []
+    for group in groups:
+        steps = np.concatenate([part.steps for part in group])
+        order = np.argsort(steps, kind="stable")
+        joined.append(Profiles(group[0].layout, steps[order], np.concatenate([part.values for part in group])[order]))
+    return joined
+
+
+def later_half(count: int) -> list[int]:
+    """Return how many measured steps the later half holds after the 1st, 2nd, ... of `count`: 1, 1, 2, 2, 3, ..."""
+    return [(index + 2) // 2 for index in range(count)]
+
+
+def mean_of_later_half(values: Array) -> Array:
+    """Return at each step the mean over the later half of the measured steps up to it, float64.
+
+    The window grows, so that the mean of a stationary statistic converges, and it forgets the start of training.
+
+    Args:
+        values: (S, ...), in the order of the steps.
+    """
+    wide = values.astype(np.float64)
+    sizes = later_half(len(wide))
+    means = [wide[stop - size : stop].mean(axis=0) for stop, size in enumerate(sizes, start=1)]
+    return np.stack(means) if means else wide
+
+
 def per_place(
     combine: Callable[[Array, Array], Array], profiles: Profiles, first: str, second: str
 ) -> dict[str, Array]:
-    """Two statistics made one, site by site and place by place.
-
-    Raises:
-        KeyError: One of them was not measured.
-    """
+    """Combine two measured statistics, site by site and place by place."""
     pair = [profiles.get(name) for name in (first, second)]
-    for name, found in zip((first, second), pair, strict=True):
-        if not found:
-            raise KeyError(name)
     with np.errstate(divide="ignore", invalid="ignore"):
         return {site: combine(values, pair[1][site]) for site, values in pair[0].items()}
 

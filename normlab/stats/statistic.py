@@ -76,6 +76,12 @@ class Statistic:
     Nothing where the step itself makes it, or other statistics do."""
     derive: Callable[[Profiles], dict[str, Array]] | None = None
     """Of what was measured, by site: (S, L + 2), a number a place, or (S,)."""
+    needs: tuple[str, ...] = ()
+    """The statistics that `derive` reads."""
+    averaged: bool = False
+    """Whether `derive` averages over measured steps (`profiles.mean_of_later_half`)."""
+    undefined: str = ""
+    """Why a value can be NaN although everything that was measured is finite."""
 
 
 STATISTICS: dict[str, Statistic] = {}
@@ -93,8 +99,8 @@ def register(statistic: Statistic) -> Statistic:
     ):  # fmt: skip
         if word not in known:
             raise ConfigError(f"statistic {name!r}: " + unknown(what, word, known))
-    if (statistic.merge == "derived") != (statistic.derive is not None):
-        raise ConfigError(f"statistic {name!r}: merge='derived' and a function `derive` go together")
+    if not (statistic.merge == "derived") == (statistic.derive is not None) == bool(statistic.needs):
+        raise ConfigError(f"statistic {name!r}: merge='derived', `derive` and `needs` go together; set all or none")
     if name in STATISTICS:
         raise ConfigError(f"statistic {name!r}: the name is taken; choose another")
     STATISTICS[name] = statistic
@@ -119,14 +125,17 @@ def places_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:
 def values_of(profiles: Profiles, name: str) -> dict[str, Array]:
     """A statistic by site, measured or derived: (S, L + 2), NaN where it is not, or (S,).
 
+    A statistic that older records hold and that is derived today is returned as it was recorded.
+
     Raises:
         StatisticsError: It was not measured, or something that it is made of.
     """
     statistic = STATISTICS.get(name)
-    try:
-        found = profiles.get(name) if statistic is None or statistic.derive is None else statistic.derive(profiles)
-    except KeyError as error:
-        raise StatisticsError(f"{name}: {error.args[0]}, of which it is made, was not measured") from error
-    if not found:
+    if name in profiles:
+        return profiles.get(name)
+    if statistic is None or statistic.derive is None:
         raise StatisticsError(f"{name}: was not measured")
-    return found
+    for need in statistic.needs:
+        if need not in profiles:
+            raise StatisticsError(f"{name}: {need}, of which it is made, was not measured")
+    return statistic.derive(profiles)

@@ -85,6 +85,7 @@ for site in STREAM:
             unit="1",
             merge="derived",
             derive=partial(crest, site=site),
+            needs=(f"{site}_absmax", f"{site}_rms"),
             question="Are there massive activations? Of a Gaussian it is 4 to 6.",
             source="after Sun et al. 2024, arXiv:2402.17762",
         )
@@ -111,6 +112,7 @@ for site in ("attn", "mlp"):
             unit="1",
             merge="derived",
             derive=partial(ratio, branch=site),
+            needs=(f"{site}_rms", "resid_rms"),
             question="Does a deep block still do anything?",
             source="Sun et al. 2025, arXiv:2502.05795 (the curse of depth)",
         )
@@ -136,6 +138,7 @@ register(
         unit="per block",
         merge="derived",
         derive=resid_growth,
+        needs=("resid_rms",),
         question="How fast does the stream grow with depth, in one number?",
         source="after OLMo 2, arXiv:2501.00656, which fits it over depth",
     )
@@ -171,6 +174,7 @@ register(
         unit="per block",
         merge="derived",
         derive=dresid_growth,
+        needs=("dresid_rms",),
         question="Do gradients vanish or explode with depth? Above 0 they are larger at the top.",
         source="after Xiong et al. 2020, arXiv:2002.04745",
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normlab.config import AdamW
-from normlab.stats.options import OF_ADAM
+from normlab.stats.options import OF_ADAM, OF_EXAMPLES
 from normlab.stats.profiles import Column
 from normlab.stats.show import Wanted, wanted
 from normlab.train.bound import Alone
@@ -26,9 +26,21 @@ from normlab.train.optim import Optimizer
 
 MOST_EXAMPLES = 8
 """Examples of the fixed batch, at most."""
-GNS = "gns"
-"""The gradient's noise, which takes the gradients of two examples at least."""
-OF_GRADIENTS = ("radial_cos", GNS)
+OF_GRADIENTS = ("radial_cos", *OF_EXAMPLES)
+
+
+def noise_and_signal(mean_square: Tensor, square_of_mean: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return unbiased estimates of tr(S) and |G|^2, S the covariance and G the mean of an example's gradient.
+
+    McCandlish et al. 2018, arXiv:1812.06162, appendix A.1, with batches of 1 and of `count` examples.
+
+    Args:
+        mean_square: mean_b |g_b|^2.
+        square_of_mean: |mean_b g_b|^2.
+        count: B >= 2, the number of examples.
+    """
+    trace = (mean_square - square_of_mean) * count / (count - 1)
+    return trace, (count * square_of_mean - mean_square) / (count - 1)
 
 
 @dataclass(slots=True)
@@ -50,7 +62,7 @@ class CloserLook:
     def __post_init__(self) -> None:
         """Bind the model once more, uncompiled: a pass in two hundred repays no graph of its own."""
         if not self.apart or len(self.tokens_BT) < 2:
-            self.names -= {GNS}
+            self.names -= set(OF_EXAMPLES)
         self.wanted = wanted(self.names)
         self._eager = Alone(self.bound.model, compiled=False)
 
@@ -111,11 +123,12 @@ class CloserLook:
             if "radial_cos" in self.names and p.dim() >= 2:
                 size = torch.linalg.vector_norm(p.detach()) * torch.linalg.vector_norm(g)
                 found[column._replace(statistic="radial_cos")] = (p.detach() * g).sum() / size
-            if GNS in self.names:
-                # Of gradients that are 1 / B of the examples': E|g_b|^2 = B sum |g_b / B|^2.
-                mean = count * squares[index]
-                spread = (mean - whole[index]) * count / (count - 1)
-                found[column._replace(statistic=GNS)] = spread / ((count * whole[index] - mean) / (count - 1))
+            if self.names & set(OF_EXAMPLES):
+                # These gradients are 1 / B of the examples': mean_b |g_b|^2 = B sum |g_b / B|^2.
+                trace, square = noise_and_signal(count * squares[index], whole[index], count)
+                for statistic, value in (("gns_trace", trace), ("gns_square", square)):
+                    if statistic in self.names:
+                        found[column._replace(statistic=statistic)] = value
         return found
 
     @torch.no_grad()

@@ -60,8 +60,8 @@ class Looks:
                 self.bound, extended, windows.tokens_NT[picked], windows.targets_NT[picked], self.optimizer,
                 apart=not config.norm.batch_statistics, autocast=windows.autocast,
             )  # fmt: skip
-            for name in sorted(extended - self._closer.names):
-                print(f"normlab: {name} is not measured: it takes two examples that are apart", file=sys.stderr)
+            if missing := sorted(extended - self._closer.names):
+                print(f"normlab: not measured: {', '.join(missing)} (needs two independent examples)", file=sys.stderr)
         self._probed_at = probed_steps(config)
         if probed and not self._probed_at:
             print(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from tolerance import assert_equal, float32_as_float64, rounding
 from torch import Tensor, nn
 from transformers import (
     GPT2Config,
@@ -38,6 +39,17 @@ Translate = Callable[[Tensors], Tensors]
 
 VOCAB = 61
 CONTEXT = 24
+
+
+@pytest.fixture(params=["float64", "float32"])
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """The precision of both models: float64 judges, float32 is what is used."""
+    if request.param == "float32":
+        yield torch.float32
+    else:
+        with float32_as_float64():
+            yield torch.float64
+
 
 each_attention = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 each_shape = pytest.mark.parametrize(
@@ -133,11 +145,10 @@ def assert_equal_models(
     other: nn.Module,
     translate: Translate,
     steps: int,
-    *,
-    logits_atol: float = 1e-5,
-    grad_rtol: float = 1e-5,
 ) -> None:
     """Copy our weights to theirs, and compare logits and all the gradients of the loss."""
+    # The longest sum is over the MLP's hidden channels, or over the vocabulary on the way back.
+    size = {"terms": max(VOCAB, *(p.shape[-1] for p in model.parameters())), "layers": len(model.blocks) + 1}
     ours, theirs = dict(model.named_parameters()), dict(other.named_parameters())
     weights = translate({name: parameter.detach() for name, parameter in ours.items()})
     assert weights.keys() == theirs.keys()
@@ -152,20 +163,27 @@ def assert_equal_models(
     # Worth comparing: of order one, different at each position, and nothing like uniform.
     assert logits.std() > 0.8
     assert logits.shape == expected.shape == (3, steps, VOCAB)
-    torch.testing.assert_close(logits, expected, rtol=0, atol=logits_atol)
+    assert_equal(logits, expected, **size)
 
     def gradients(logits: Tensor, params: Tensors) -> Tensors:
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
 
-    found, wanted = translate(gradients(logits, ours)), gradients(expected, theirs)
-    for name, grad in wanted.items():
-        # Relative to the largest entry of each tensor; a single position has only itself to attend to, and the
-        # gradient of its queries and keys is zero up to rounding.
-        largest = grad.abs().max().item()
-        atol = 1e-6 if largest < 1e-6 else grad_rtol * largest
-        torch.testing.assert_close(found[name], grad, rtol=0, atol=atol)
-    assert sum(grad.abs().max() > 1e-3 for grad in wanted.values()) > len(wanted) / 2
+    assert_equal_gradients(translate(gradients(logits, ours)), gradients(expected, theirs), **size)
+
+
+def assert_equal_gradients(ours: Tensors, theirs: Tensors, *, terms: int, layers: int) -> None:
+    """Compare each gradient relative to its largest entry.
+
+    Some are zero but for rounding, as of biases of keys, or of the queries of a single position: they cancel, and are
+    compared relative to the largest gradient of all.
+    """
+    largest = max(grad.abs().max().item() for grad in theirs.values())
+    for name, grad in theirs.items():
+        cancels = grad.abs().max() < rounding(grad.dtype, terms, 2 * layers) * largest
+        scale = largest if cancels else 0.0
+        assert_equal(ours[name], grad, terms=terms, layers=2 * layers, scale=scale, name=name)
+    assert sum(grad.abs().max() > 1e-3 for grad in theirs.values()) > len(theirs) / 2
 
 
 # GPT-2
@@ -187,18 +205,11 @@ def gpt2_like(config: ModelConfig, attention: str = "sdpa") -> GPT2LMHeadModel:
 
 
 @each_shape
-def test_gpt2(depth: int, heads: int, steps: int, attention: str) -> None:
+def test_gpt2(depth: int, heads: int, steps: int, attention: str, dtype: torch.dtype) -> None:
     config = config_of(
         "model=gpt2_nano", "norm=layernorm", "placement=pre", f"model.depth={depth}", f"model.heads={heads}"
     )
-    assert_equal_models(randomised(config), gpt2_like(config.model, attention), as_gpt2, steps)
-
-
-def test_gpt2_in_float64() -> None:
-    # Nothing in GPT-2 is bound to float32, so that nothing but rounding may differ.
-    config = config_of("model=gpt2_nano", "norm=layernorm_gpt2", "placement=pre", "model.depth=3")
-    model, other = randomised(config, torch.float64), gpt2_like(config.model).double()
-    assert_equal_models(model, other, as_gpt2, 17, logits_atol=1e-12, grad_rtol=1e-12)
+    assert_equal_models(randomised(config, dtype), gpt2_like(config.model, attention), as_gpt2, steps)
 
 
 # Llama and those that came from it
@@ -225,13 +236,13 @@ def shape_of(config: ModelConfig) -> dict[str, object]:
 
 
 @each_shape
-def test_llama(depth: int, heads: int, steps: int, attention: str) -> None:
+def test_llama(depth: int, heads: int, steps: int, attention: str, dtype: torch.dtype) -> None:
     config = config_of(
         "model=llama_nano", "norm=rmsnorm", "placement=pre", f"model.depth={depth}", f"model.heads={heads}"
     )
     assert not config.model.tie_embeddings
     other = LlamaForCausalLM(LlamaConfig(**shape_of(config.model), attn_implementation=attention))
-    assert_equal_models(randomised(config), other, as_llama, steps)
+    assert_equal_models(randomised(config, dtype), other, as_llama, steps)
 
 
 @pytest.mark.parametrize(
@@ -244,44 +255,52 @@ def test_llama(depth: int, heads: int, steps: int, attention: str) -> None:
     ],
     ids=lambda words: words[0],
 )
-def test_llama_with_options(words: tuple[str, ...]) -> None:
+def test_llama_with_options(words: tuple[str, ...], dtype: torch.dtype) -> None:
     config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", *words)
     other = LlamaForCausalLM(LlamaConfig(**shape_of(config.model)))
     theta = config.model.rope_theta
     assert theta is not None
     assert other.model.rotary_emb.inv_freq[1].item() == pytest.approx(theta**-0.25, rel=1e-6)
-    assert_equal_models(randomised(config), other, as_llama, 17)
+    assert_equal_models(randomised(config, dtype), other, as_llama, 17)
 
 
 @each_attention
-def test_qwen3_norms_each_heads_queries_and_keys_before_rope(attention: str) -> None:
+def test_qwen3_norms_each_heads_queries_and_keys_before_rope(attention: str, dtype: torch.dtype) -> None:
     config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=3", "model.qk_norm=head")
     other = Qwen3ForCausalLM(Qwen3Config(**shape_of(config.model), attn_implementation=attention))
-    assert_equal_models(randomised(config), other, as_llama, 17)
+    assert_equal_models(randomised(config, dtype), other, as_llama, 17)
 
 
 @each_attention
-def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(attention: str) -> None:
+def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(attention: str, dtype: torch.dtype) -> None:
     words = ("model=llama_nano", "norm=rmsnorm", "placement=res_post", "model.depth=3", "model.qk_norm=full")
     config = config_of(*words)
     other = Olmo2ForCausalLM(Olmo2Config(**shape_of(config.model), attn_implementation=attention))
-    assert_equal_models(randomised(config), other, as_llama, 17)
+    assert_equal_models(randomised(config, dtype), other, as_llama, 17)
 
 
 @pytest.mark.parametrize("word", ["model.rope_theta=9000", "norm.eps=1e-4"])
-def test_the_comparison_can_fail(word: str) -> None:
+def test_the_comparison_can_fail(word: str, dtype: torch.dtype) -> None:
     # Another model, by a little; it may not pass for Llama.
     config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", word)
     shape = shape_of(config.model) | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     with pytest.raises(AssertionError, match="not close"):
-        assert_equal_models(randomised(config), LlamaForCausalLM(LlamaConfig(**shape)), as_llama, 17)
+        assert_equal_models(randomised(config, dtype), LlamaForCausalLM(LlamaConfig(**shape)), as_llama, 17)
+
+
+def test_in_float64_no_eps_passes_for_another() -> None:
+    config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", "norm.eps=1.0001e-6")
+    with float32_as_float64():
+        model, other = randomised(config, torch.float64), LlamaForCausalLM(LlamaConfig(**shape_of(config.model)))
+        with pytest.raises(AssertionError, match="not close"):
+            assert_equal_models(model, other, as_llama, 17)
 
 
 # Attention by itself
 
 
 @pytest.mark.parametrize("theta", [10000.0, 17.5])
-def test_rope_is_theirs(theta: float) -> None:
+def test_rope_is_theirs(theta: float, dtype: torch.dtype) -> None:
     steps, width = 64, 16
     config = LlamaConfig(
         hidden_size=width,
@@ -293,7 +312,8 @@ def test_rope_is_theirs(theta: float) -> None:
     q, k = torch.randn(2, 3, 4, steps, width, generator=generator)
     cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(steps)[None])
     for ours, theirs in zip((rotate(q, theta), rotate(k, theta)), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+        # The angle of the last position is a sum of `steps` rates.
+        assert_equal(ours, theirs, terms=steps**2)
 
 
 def test_rope_turns_pairs_by_position_and_keeps_what_it_should() -> None:
@@ -304,8 +324,7 @@ def test_rope_turns_pairs_by_position_and_keeps_what_it_should() -> None:
     rate = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(steps, dtype=torch.float64)[:, None] * rate
     expected = torch.complex(q[:, :4], q[:, 4:]) * torch.polar(torch.ones_like(angle), angle)
-    # Its angles are float32's, as everywhere in the field.
-    torch.testing.assert_close(torch.cat([expected.real, expected.imag], -1), turned, rtol=0, atol=2e-6)
+    assert_equal(turned, torch.cat([expected.real, expected.imag], -1), terms=steps)
     torch.testing.assert_close(turned[0], q[0], rtol=0, atol=0)
     assert rotate(q.bfloat16(), theta).dtype == torch.bfloat16
     torch.testing.assert_close(rotate(q.bfloat16(), theta), rotate(q.bfloat16().float(), theta).bfloat16())

@@ -23,7 +23,7 @@ from normlab.report.inspect import MOST_PLACES, inspect, left_out, overview_step
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.spikes import RULES
-from normlab.stats.statistic import CORE, STATISTICS
+from normlab.stats.statistic import CORE, EXTENDED, STATISTICS
 from normlab.store.runs import RunFolder
 from normlab.train.start import train
 
@@ -250,6 +250,43 @@ def test_a_run_whose_steps_are_gone_says_so(measured: tuple[RunFolder, int], run
     code, _, err = run_command("inspect", str(folder.path), "spikes")
     said = f"error: {folder.metrics_path}: the steps of run {folder.run_id} are gone; put back a copy\n"
     assert (code, err) == (2, said)
+
+
+def test_the_noise_scale_reads_across_the_parts_of_a_run(words: list[str], run_command: Command) -> None:
+    """Adam's statistics join after the first update and begin a new part; the averages go on."""
+    folder = train(compose_run([*words, "stats=full", "stats.extended_every=2"]), sinks=[]).folder
+    parts, _ = folder.arrays.read(EXTENDED)
+    assert [part.steps.tolist() for part in parts] == [[0], [2, 4, 6, 8, 10]]
+    trace, square = (
+        np.concatenate([part.get(name)["head.close.affine.gain"][:, -1] for part in parts]).astype(float)
+        for name in ("gns_trace", "gns_square")
+    )
+    rows = {(row["site"], row["place"]): row for row in inspect(folder, "gns")}
+    row = rows["head.close.affine.gain", "head"]
+    assert (row["steps"], row["n"]) == ([0, 2, 4, 6, 8, 10], [1, 1, 2, 2, 3, 3])
+    assert row["values"][0] == trace[0] / square[0]
+    assert row["values"][5] == pytest.approx(trace[3:].mean() / square[3:].mean(), rel=1e-6)
+    assert len(rows["all", ""]["values"]) == 6
+    _, out, _ = run_command("inspect", str(folder.path), "gns")
+    assert "n = measured steps averaged: 1 at step 0, 1 at step 2, 2 at step 4, 3 at step 8, 3 at step 10" in out
+
+
+def test_a_noise_scale_that_is_undefined_or_of_an_older_record_says_so(tmp_path: Path, run_command: Command) -> None:
+    columns = [NumberOf("gns_trace", "w", 1), NumberOf("gns_square", "w", 1)]
+    layout, order = Layout.of(columns, 1, {})
+    (tmp_path / "stats").mkdir()
+    arrays = RunFolder(tmp_path).arrays
+    arrays.append(EXTENDED, Profiles(layout, np.array([2, 4]), np.array([[6, -1], [6, 3]])[:, order]))
+    (row, *_) = inspect(RunFolder(tmp_path), "gns")
+    assert (str(row["values"]), row["n"]) == ("[nan, 2.0]", [1, 1])
+    assert row["notes"] == [f"nan: {STATISTICS['gns'].undefined}"]
+    # As recorded before: the ratio itself.
+    arrays.append(
+        EXTENDED, Profiles(Layout.of([NumberOf("gns", "w", 1)], 1, {})[0], np.array([0]), np.array([[-3623]]))
+    )
+    (row, *_) = inspect(RunFolder(tmp_path), "gns")
+    assert (row["steps"], str(row["values"]), row["n"]) == ([0, 2, 4], "[-3623.0, nan, 2.0]", [1, 1, 1])
+    assert row["notes"][0] == "n = 1: recorded by an older normlab as ratios of single steps, which scatter widely"
 
 
 def test_it_needs_no_torch(run: RunFolder) -> None:

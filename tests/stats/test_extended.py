@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from by_hooks import where
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 
 from normlab.model.gpt import GPT
 from normlab.norms.base import NORMS
-from normlab.stats.statistic import EXTENDED, STATISTICS
-from normlab.train.closer import CloserLook
+from normlab.stats.profiles import Column, Layout, Profiles
+from normlab.stats.statistic import EXTENDED, STATISTICS, values_of
+from normlab.train.closer import CloserLook, noise_and_signal
 from normlab.train.optim import hyper_of
 
-NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == EXTENDED)
+NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == EXTENDED and one.derive is None)
 
 
 def looked(placement: str, *words: str, steps: int = 2, apart: bool = True) -> tuple[dict[Any, float], GPT, Any]:
@@ -126,10 +128,42 @@ def test_gradients_of_each_example() -> None:
         trace = (own - mean).square().sum() / (count - 1)
         square = mean.square().sum() - trace / count
         site, place = where(name, depth)
-        assert found["gns", site, place] == pytest.approx((trace / square).item(), rel=1e-6), name
+        assert found["gns_trace", site, place] == pytest.approx(trace.item(), rel=1e-6), name
+        assert found["gns_square", site, place] == pytest.approx(square.item(), rel=1e-6), name
         if p.dim() == 2:
             cosine = nn.functional.cosine_similarity(p.detach().flatten(), mean, dim=0).item()
             assert found["radial_cos", site, place] == pytest.approx(cosine, rel=1e-6, abs=1e-12), name
+
+
+def test_the_noise_scale_is_a_ratio_of_means_and_not_a_mean_of_ratios() -> None:
+    """Gradients of 8 examples with |G|^2 = 1 and tr(S) = 100: the noise scale is 100 examples."""
+    generator = np.random.default_rng(0)
+    steps, count, width = 2000, 8, 100
+    mean = generator.normal(size=width)
+    mean /= np.linalg.norm(mean)
+    grads = mean + generator.normal(size=(steps, count, width)) * np.sqrt(100 / width)
+    squares = torch.tensor((grads**2).sum(2).mean(1)), torch.tensor((grads.mean(1) ** 2).sum(1))
+    trace, square = noise_and_signal(*squares, count)
+    layout, order = Layout.of([Column("gns_trace", "w", 1), Column("gns_square", "w", 1)], 1, {})
+    values = torch.stack([trace, square], 1).numpy()[:, order]
+    found = values_of(Profiles(layout, np.arange(steps), values), "gns")["w"][:, 1]
+    # Over the later 1000 steps the standard errors are 0.06 of |G|^2 and 0.17 of tr(S).
+    assert found[-1] == pytest.approx(100, rel=0.2)
+    ratios = values[:, 0] / values[:, 1]
+    assert (ratios < 0).mean() > 0.2
+    assert abs(ratios.mean() - 100) > 50
+    # Window by window, by numpy alone.
+    expected = [values[stop // 2 : stop].mean(0) for stop in range(1, steps + 1)]
+    expected = [trace / square if square > 0 else np.nan for trace, square in expected]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_the_noise_scale_of_all_parameters_adds_theirs_up() -> None:
+    columns = [Column(name, site, 1) for name in ("gns_trace", "gns_square") for site in ("v", "w")]
+    layout, order = Layout.of(columns, 1, {})
+    found = values_of(Profiles(layout, np.arange(2), np.array([[6.0, 2, 1, -1], [6, 2, 3, -1]])[:, order]), "gns")
+    assert (found["v"][1, 1], found["all"][1]) == (2, 8 / 2)
+    assert np.isnan([found["w"][0, 1], found["all"][0]]).all()  # |G|^2 is -1, and 0
 
 
 def test_radial_cosines_are_zero_exactly_where_a_norm_follows_the_weight() -> None:
@@ -172,7 +206,7 @@ def test_what_adam_does_is_what_its_next_step_does() -> None:
 
 def test_batch_statistics_have_no_example_of_their_own_and_keep_their_running_ones() -> None:
     found, *_ = looked("pre", "norm=batchnorm", apart=False)
-    assert not any(name == "gns" for name, _, _ in found)
+    assert not any(name.startswith("gns") for name, _, _ in found)
     assert any(name == "radial_cos" for name, _, _ in found)
     assert NORMS["batchnorm"].batch_statistics
 
@@ -185,7 +219,7 @@ def test_one_token_or_many(context: int) -> None:
     tokens = torch.randint(0, VOCAB, (2, context), generator=torch.Generator().manual_seed(0))
     seen = CloserLook(step.bound, NAMES, tokens, tokens, step.optimizer)()
     told = dict(zip(map(tuple, seen.columns), seen.values.tolist(), strict=True))
-    assert all(math.isfinite(value) for (name, _, _), value in told.items() if name not in ("adam_rms", "gns"))
+    assert all(math.isfinite(value) for (name, _, _), value in told.items() if name != "adam_rms")
     if context == 1:
         assert told["attn_entropy", "", 1] == 0
         assert told["attn_sink", "", 1] == 1

@@ -13,7 +13,7 @@ from normlab.errors import ConfigError, StatisticsError
 from normlab.launch import compose_run
 from normlab.stats import options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.statistic import CORE, STATISTICS, Statistic, register, values_of
+from normlab.stats.statistic import CORE, EXTENDED, STATISTICS, Statistic, register, values_of
 from normlab.train.start import train
 
 Command = Callable[..., tuple[int, str, str]]
@@ -27,7 +27,8 @@ def test_everything_is_said_of_it(name: str) -> None:
     for text in (one.formula, one.unit, one.question, one.source):
         assert text == " ".join(text.split()) != ""
     assert one.question[-1] in "?.:"
-    assert (one.merge == "derived") == (one.derive is not None)
+    assert (one.merge == "derived") == (one.derive is not None) == bool(one.needs)
+    assert all(STATISTICS[need].derive is None for need in one.needs)
     assert not (one.derive and one.value)
 
 
@@ -55,9 +56,11 @@ def test_a_statistic_that_is_none(change: dict[str, str], message: str) -> None:
         (["stats.also=[resid_rms]"], "has no effect, it is measured anyway"),
         (["stats.also=[gns]", "norm=batchnorm"], "stats.also=gns: has no effect with norm=batchnorm"),
         (["stats.also=[gns]", "eval.sequences=1"], "stats.also=gns: has no effect with eval.sequences=1"),
+        (["stats=full", "stats.also=[gns]"], "stats.also=gns: has no effect, it is measured anyway"),
         (["stats=off", "stats.without=[resid_rms]"], "has no effect, it is not measured"),
         (["stats=off", "stats.every=5"], "has no effect, none of those statistics is measured; set stats=core"),
-        (["stats.without=[resid_crest]"], "is derived when it is read .*resid_absmax / resid_rms"),
+        (["stats.without=[resid_growth]"], "has no effect, other statistics need resid_rms too"),
+        (["stats=off", "stats.without=[gns]"], "has no effect, it is not measured"),
         (["stats.tiers=[cores]"], "did you mean 'core'"),
         (["stats.every=0"], "must be at least 1"),
         (["stats.extended_every=5"], "has no effect, none of those .*; set stats=full"),
@@ -85,6 +88,8 @@ def test_words_that_choose() -> None:
     chosen = compose_run(["stats=off", "stats.also=[adj_cos,logz]", "stats.every=3"]).stats
     assert (chosen.names(CORE), chosen.every) == ({"adj_cos", "logz"}, 3)
     assert compose_run(["stats.without=[adj_cos]"]).stats.names(CORE) == core - {"adj_cos"}
+    assert compose_run(["stats.without=[resid_crest]"]).stats.names(CORE) == core - {"resid_absmax"}
+    assert compose_run(["stats.also=[gns]"]).stats.names(EXTENDED) == {"gns_trace", "gns_square"}
 
 
 def test_they_are_no_part_of_a_run_s_identity() -> None:
@@ -188,6 +193,7 @@ def test_what_is_derived_is_what_its_formula_says() -> None:
             ("dresid_rms", ""): [np.exp(1), np.exp(3), np.exp(5), np.exp(7)],
             ("grad_norm", "q"): [3, 0, 0], ("grad_norm", "up"): [0, 4, 0], ("grad_norm", "g"): [0, 0, 5],
             ("param_norm", "q"): [1, 2, 0], ("update_norm", "q"): [1e-3, 1e-3, 1e-3],
+            ("gns_trace", "q"): [6, 1, 4], ("gns_square", "q"): [3, -1, 0],
         },
         {"q": "attn", "up": "mlp", "g": "norm"},
     )  # fmt: skip
@@ -203,6 +209,7 @@ def test_what_is_derived_is_what_its_formula_says() -> None:
         "dresid_growth": {"": 2.0},
         "grad_share": {"attn": 9 / 50, "mlp": 16 / 50, "norm": 25 / 50},
         "update_ratio": {"q": [nan, 1e-3, 5e-4, np.inf, nan]},
+        "gns": {"q": [nan, 2, nan, nan, nan], "all": 11 / 2},
     }
     assert expected.keys() == {name for name, one in STATISTICS.items() if one.derive is not None}
     for name, sites in expected.items():

@@ -31,13 +31,12 @@ from numpy.typing import NDArray
 from normlab.stats.profiles import Array
 from normlab.stats.spikes import count
 from normlab.stats.statistic import CORE
+from normlab.store.outcome import STUCK
 from normlab.store.plans import Job, Pack, Plan, sweep_folder, write_plan
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DIVERGED, ENDED, FAILED, FINISHED, RUNS_FOLDER
 
-PLATEAU = "plateau"
-"""Finished, and never below the unigram baseline: an outcome beside the states that a run writes of itself."""
-BASELINES = {"uniform": 5.549, "unigram": 3.238, "bigram": 2.512}
+BASELINES = {"uniform": 5.549, "unigram": 3.238, "bigram": 2.512, "targets": 64 * 128}
 LOG_EVERY, EVAL_EVERY, CHECKPOINT_EVERY = 10, 100, 200
 TOKENS_PER_S = 7e4
 BLOW_UP = 30
@@ -73,7 +72,7 @@ class Record:
     batch_size: int = 8
     warmup_steps: int = 50
     outcome: str = FINISHED
-    """One of the states that a run writes of itself, or `PLATEAU`. Who reads a run that says running calls it killed,
+    """One of the states that a run writes of itself, or `STUCK`. Who reads a run that says running calls it killed,
     unless somebody holds its folder's lock."""
     at: int | None = None
     """The step at which it diverged, failed or was last seen; half of them unless said."""
@@ -85,7 +84,7 @@ class Record:
     @property
     def last(self) -> int:
         """Updates made."""
-        if self.outcome in (FINISHED, PLATEAU):
+        if self.outcome in (FINISHED, STUCK):
             return self.steps
         return self.steps // 2 if self.at is None else self.at
 
@@ -215,7 +214,7 @@ def series(record: Record, chance: np.random.Generator) -> Series:
     if diverges:
         loss[-1] = grad_norm[-1] = math.nan
     due = {*range(0, record.last + (not diverges), EVAL_EVERY)}
-    if record.outcome in (FINISHED, PLATEAU):
+    if record.outcome in (FINISHED, STUCK):
         due.add(record.last)
     return Series(
         *(_single(values) for values in (loss, grad_norm, np.minimum(1, 1 / grad_norm))),
@@ -228,7 +227,7 @@ def series(record: Record, chance: np.random.Generator) -> Series:
 def _curve(record: Record, step: NDArray[np.int64], chance: np.random.Generator) -> NDArray[np.float64]:
     """The loss without its noise: a quick fall, and a slow one after it, whatever the number of steps."""
     scaled, start = _scaled(record, step), BASELINES["uniform"]
-    if record.outcome == PLATEAU:
+    if record.outcome == STUCK:
         floor = 1.005 * BASELINES["unigram"]
         return floor + (start - floor) * np.exp(-scaled / 40)
     extra, best = BY_PLACEMENT.get(record.placement, (0.05, 3e-3))
@@ -309,7 +308,7 @@ def _status(record: Record, seen: Series, speed: float) -> dict[str, Any]:
     tokens = record.last * record.batch_size * record.context
     best = min(seen.validation, key=seen.validation.__getitem__)
     found = count({"loss": seen.loss, "grad_norm": seen.grad_norm, "clip": seen.clip})
-    state = FINISHED if record.outcome == PLATEAU else record.outcome
+    state = FINISHED if record.outcome == STUCK else record.outcome
     status = {
         "state": state,
         "step": record.last,
@@ -327,6 +326,7 @@ def _status(record: Record, seen: Series, speed: float) -> dict[str, Any]:
         "checkpoint": record.last if state == FINISHED else record.last // CHECKPOINT_EVERY * CHECKPOINT_EVERY,
     }
     if state in ENDED:
+        status |= {"initial_val_loss": seen.validation[0], "outcome": record.outcome}
         status["spikes"] = {one.rule.name: {"spikes": len(one.spikes), "of_steps": one.scored} for one in found}
     if state == DIVERGED:
         before = {"step": record.last - 1, "loss": float(seen.loss[-2]), "grad_norm": float(seen.grad_norm[-2])}

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from records import BASELINES, PLATEAU, Record, learning_rates, main, write_run, write_sweep
+from records import BASELINES, STUCK, Record, learning_rates, main, write_run, write_sweep
 from records_inside import Size, layout
 
 from normlab.config import AdamW
@@ -86,7 +86,7 @@ def test_rows_steps_and_tokens(tmp_path):
         ({"outcome": "failed", "at": 20}, "failed", 20),
         ({"outcome": "interrupted"}, "interrupted", 30),
         ({"outcome": "running", "at": 15}, "killed", 15),
-        ({"outcome": PLATEAU}, "finished", 60),
+        ({"outcome": STUCK}, "finished", 60),
     ],
 )
 def test_outcomes(tmp_path, told, state, last):
@@ -98,7 +98,9 @@ def test_outcomes(tmp_path, told, state, last):
     assert (inside.steps.tolist(), damaged) == (list(range(0, last, 10)), 0)
     came_out = outcome(seen)
     assert came_out is not None
-    assert came_out.on_plateau == (told.get("outcome") == PLATEAU)
+    assert came_out.ending == {"interrupted": "unfinished", "running": "unfinished"}.get(
+        told.get("outcome"), told.get("outcome", "finished")
+    )
     if state == "diverged":
         assert math.isnan(series(folder)["loss"][-1])
         assert seen.status["diverged"]["step"] == 41

@@ -43,6 +43,10 @@ _NUMBERS = {
 }
 
 
+_LARGE = 1e5
+"""From here on four digits of a loss say enough."""
+
+
 def title(key: str) -> str:
     """The heading of a column."""
     return _TITLES.get(key, key)
@@ -61,7 +65,8 @@ def cell(key: str, value: Any) -> str:
         value = _local_time(value)
     elif key in _NUMBERS and (known := number(value)) is not None:
         with contextlib.suppress(OverflowError):  # a damaged record may hold what no float does
-            return format(known, _NUMBERS[key]).replace("+nan", "nan")
+            form = _NUMBERS[key].replace(".4f", ".4g") if abs(known) >= _LARGE else _NUMBERS[key]
+            return format(known, form).replace("+nan", "nan")
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from normlab.report.intervals import Replicate, mean_interval
 
@@ -26,8 +26,7 @@ EDGE = 0.1
 """Nats above the best loss: up to the first a learning rate is as usable, above the second it is over the edge."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
+class Sensitivity(NamedTuple):
     """How much the loss depends on the learning rate, over a grid of them."""
 
     value: float | None

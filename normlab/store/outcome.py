@@ -180,7 +180,8 @@ def verdict(found: str | None, final: float, best: float | None, references: Ref
     """
     band, level, text = references.band, references.level(final), ""
     if found == REGRESSED and best is not None:
-        text = f"after a best of {best:.4f}: it lost what it had learned"
+        text = f"up from a best of {best:.4f}: "
+        text += "worse than the untrained model" if level == 3 else "it lost what it had learned"
     elif found == STUCK and references.unigram is not None:
         text = f"at unigram {references.unigram:.4f}: it has learned how often tokens occur, and nothing of context"
     elif level > 0 and band is not None and references.unigram is not None:

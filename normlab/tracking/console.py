@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from normlab.stats.profiles import Profiles
-from normlab.store.outcome import WHOLE_TEXT, divergence, references_of, shown, verdict
+from normlab.store.outcome import WHOLE_TEXT, references_of, shown, verdict
 from normlab.store.schema import DIVERGED
 from normlab.tracking.base import Row
 
@@ -97,7 +97,7 @@ class Console:
         outcome, loss = status.get("outcome"), status.get("val_loss")
         line = f"{outcome or status['state']} at step {at}/{status['steps']}"
         if status["state"] == DIVERGED:
-            line += f": {divergence(status['diverged'])}"
+            line += "" if loss is None else f"  last val {shown(loss)}"
         elif loss is not None:
             meaning = verdict(outcome, loss, status.get("best_val_loss"), references_of(self._run, status))
             line += f"  val {shown(loss)}" + (f", {meaning}" if meaning and math.isfinite(loss) else "")

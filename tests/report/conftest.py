@@ -34,7 +34,7 @@ def make_run(tmp_path):
             "corpus": {
                 "name": "stdlib",
                 "sha256": "a" * 64,
-                "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5},
+                "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5, "targets": 8192},
             },
             "created": 1_760_000_000,
         }

@@ -53,7 +53,7 @@ def test_a_cell_at_its_own_best_learning_rate_and_at_the_shared_one(make, tmp_pa
     assert (rms["val_loss"], rms["val_loss_low"], rms["val_loss_high"]) == pytest.approx((2.15, low, high))
     assert layer["val_loss"] == pytest.approx(2.1)
     assert layer["shared_val_loss"] == pytest.approx(2.55)
-    assert (rms["runs"], rms["ended"], rms["seeds"], rms["learning_rates"]) == (6, 6, 3, [1e-3, 3e-3])
+    assert (rms["runs"], rms["finished"], rms["seeds"], rms["learning_rates"]) == (6, 6, 3, [1e-3, 3e-3])
     assert rms["selected"].startswith("lowest mean final validation loss of 2 learning rates")
     assert rms["lr_sensitivity"] == pytest.approx((2.15 + 2.3) / 2 - 2.15)
     assert rows(tmp_path, lr=3e-3)["rmsnorm"]["shared_val_loss"] == pytest.approx(2.3)
@@ -68,8 +68,8 @@ def test_a_diverged_run_is_an_outcome_and_a_failed_one_is_none(make, tmp_path):
     make("rmsnorm", 1e-3, 4, 2.0, "interrupted")
     make("rmsnorm", 1e-3, 5, math.nan)  # trained to its end, and is no number
     row = rows(tmp_path)["rmsnorm"]
-    counted = {key: row[key] for key in ("runs", "ended", "diverged", "failed", "unfinished", "seeds")}
-    assert counted == {"runs": 6, "ended": 2, "diverged": 2, "failed": 1, "unfinished": 1, "seeds": 4}
+    counted = {key: row[key] for key in ("runs", "finished", "diverged", "failed", "unfinished", "seeds")}
+    assert counted == {"runs": 6, "finished": 2, "diverged": 2, "failed": 1, "unfinished": 1, "seeds": 4}
     assert (row["val_loss"], row["val_loss_low"], row["best_val_loss"]) == (math.inf, None, math.inf)
     assert row["val_loss_of_others"] == pytest.approx(2.05)
     report = summarize_by(tmp_path, ["norm"])
@@ -95,13 +95,56 @@ def test_one_seed_has_no_interval_and_one_learning_rate_no_sensitivity(make, tmp
     assert table_rows(report)[0]["val loss"] == "2.5000 (n=1)"
 
 
-def test_the_plateau_is_told_from_divergence_and_from_falling_back(make, tmp_path):
-    for seed, (loss, best) in enumerate([(3.17, 3.17), (4.0, 3.2), (3.3, 2.8), (3.1, 3.1)]):
+def test_each_run_has_one_outcome(make, tmp_path):
+    # The band is 3.04 to 3.36.
+    for seed, (loss, best) in enumerate([(3.17, 3.17), (4.0, 3.2), (3.3, 2.8), (3.0, 3.0), (4.9, 4.9), (2.3e9, 5.4)]):
         make("post", 1e-3, seed, loss, status={"best_val_loss": best})
-    make("post", 1e-3, 4, math.inf)
+    make("post", 1e-3, 6, math.inf)
+    make("post", 1e-3, 7, 2.0, "failed")
     row = rows(tmp_path)["post"]
-    assert (row["plateau"], row["fell_back"], row["diverged"]) == (2, 1, 1)  # 0.99 x 3.2 = 3.168
-    assert any("never left the unigram plateau" in note for note in notes(summarize_by(tmp_path, ["norm"])))
+    counted = {key: row[key] for key in ("finished", "stuck", "regressed", "diverged", "failed", "unfinished")}
+    assert counted == {"finished": 2, "stuck": 1, "regressed": 2, "diverged": 2, "failed": 1, "unfinished": 0}
+    assert sum(counted.values()) == row["runs"]
+    said = notes(summarize_by(tmp_path, ["norm"]))
+    assert [note.split(":")[0] for note in said[1:4]] == ["stuck", "regressed", "diverged"]
+
+
+def test_runs_that_never_train_have_no_sensitivity(make, tmp_path):
+    for lr, short, stuck, trained, mixed in (
+        (1e-3, 4.91, 3.22, 2.2, 2.4),
+        (3e-3, 4.93, 3.21, 2.0, 2.0),
+        (1e-2, 4.92, 3.2, 2.1, 2.0),
+    ):
+        for seed in (0, 1):
+            make("short", lr, seed, short)
+            make("stuck", lr, seed, stuck)
+            make("trained", lr, seed, trained)
+            make("mixed", lr, seed, 3.2 if seed and lr == 3e-3 else math.inf if seed and lr == 1e-2 else mixed)
+    found = rows(tmp_path)
+    for cell in ("short", "stuck"):
+        keys = ("lr_sensitivity", "usable_lr", "edge_lr", "unusable_lrs")
+        assert [found[cell][key] for key in keys] == [None, None, None, [1e-3, 3e-3, 1e-2]]
+    assert found["trained"]["lr_sensitivity"] == pytest.approx((0.2 + 0.0 + 0.1) / 3)
+    # The rate at which a seed is stuck has no worse a mean than one at which both train, and is not the best.
+    assert found["mixed"]["lr"] == 1e-3
+    assert found["mixed"]["usable_lr"] == [1e-3, 1e-3]
+    assert found["mixed"]["edge_lr"] == 3e-3
+    assert found["mixed"]["lr_sensitivity"] == pytest.approx((0 + 0.2 + (2.0 + 5.5) / 2 - 2.4) / 3)
+    report = summarize_by(tmp_path, ["norm"])
+    assert {row["norm"]: row["S"] for row in table_rows(report)} == {
+        "short": "-", "stuck": "-", "trained": "0.1000", "mixed": "0.5167",
+    }  # fmt: skip
+    assert sum(note.startswith("S -: no learning rate is usable") for note in notes(report)) == 1
+
+
+def test_older_baselines_are_named_once_beside_the_outcomes(make, tmp_path):
+    old = {
+        "corpus": {"name": "stdlib", "sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
+    }
+    make("rmsnorm", 1e-3, 0, 2.0, run=old)
+    make("rmsnorm", 1e-3, 1, 2.0)
+    said = notes(summarize_by(tmp_path, ["norm"]))
+    assert said.count("the outcomes of 1 older runs are judged by baselines of the whole validation text") == 1
 
 
 def test_what_a_cell_mixes_is_said(make, tmp_path):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from normlab.report.learning_rates import arrange, best_lr, sensitivity, shared_lr
+from normlab.report.learning_rates import arrange, best_lr, ranking, sensitivity, shared_lr
 
 inf = math.inf
 
@@ -16,17 +16,22 @@ def grid(**losses):
 
 
 def test_the_best_has_the_lowest_mean_and_no_divergence_where_that_can_be():
-    assert best_lr(grid(a=[3, 3], b=[2, 2.2], c=[2.1, 2.2])) == 3e-4
-    assert best_lr(grid(a=[3, 3], b=[1, inf], c=[inf, inf])) == 1e-4
-    assert best_lr(grid(a=[2, inf], b=[1, inf], c=[inf, inf])) == 3e-4
-    assert best_lr(grid(a=[2, 2], b=[2, 2])) == 1e-4
+    assert best_lr(ranking(grid(a=[3, 3], b=[2, 2.2], c=[2.1, 2.2]))) == 3e-4
+    assert best_lr(ranking(grid(a=[3, 3], b=[1, inf], c=[inf, inf]))) == 1e-4
+    assert best_lr(ranking(grid(a=[2, inf], b=[1, inf], c=[inf, inf]))) == 3e-4
+    assert best_lr(ranking(grid(a=[2, 2], b=[2, 2]))) == 1e-4
     assert best_lr({}) is None
 
 
+def test_the_best_is_usable_where_one_is():
+    assert best_lr(ranking(grid(a=[3, 3], b=[2, 3.2], c=[inf, inf]), {3e-4, 1e-3})) == 1e-4
+    assert best_lr(ranking(grid(a=[3.2, 3.2], b=[2, 3.2], c=[2, inf]), {1e-4, 3e-4, 1e-3})) == 3e-4
+
+
 def test_the_shared_one_has_the_best_mean_rank_of_those_that_all_have():
-    cells = [grid(a=[1], b=[2], c=[3]), grid(b=[1], c=[2], d=[0]), grid(b=[inf], c=[5])]
+    cells = [ranking(one) for one in (grid(a=[1], b=[2], c=[3]), grid(b=[1], c=[2], d=[0]), grid(b=[inf], c=[5]))]
     assert shared_lr(cells) == 3e-4  # its ranks are 1, 1 and 2; those of 1e-3, which all have too, 2, 2 and 1
-    assert shared_lr([grid(a=[1]), grid(b=[1])]) is None
+    assert shared_lr([ranking(grid(a=[1])), ranking(grid(b=[1]))]) is None
     assert shared_lr([]) is None
 
 
@@ -37,23 +42,33 @@ def test_runs_of_one_seed_and_learning_rate_are_one_value():
 
 
 def test_sensitivity_is_wortsmans_with_divergence_as_the_loss_at_the_start():
-    found = sensitivity(grid(a=[2.3], b=[2.01], c=[2.0], d=[2.015], e=[inf]), 5.5)
+    found = sensitivity(grid(a=[2.3], b=[2.01], c=[2.0], d=[2.015], e=[inf]), 5.5, {1e-2})
     assert found.value == pytest.approx((2.3 + 2.01 + 2.0 + 2.015 + 5.5) / 5 - 2.0)
     assert found.usable == (3e-4, 3e-3)
     assert found.edge == 1e-2
 
 
 def test_of_two_seeds_one_that_diverged_is_half_of_it():
-    found = sensitivity(grid(a=[2.0, 2.0], b=[2.1, inf]), 5.5)
+    found = sensitivity(grid(a=[2.0, 2.0], b=[2.1, inf]), 5.5, {3e-4})
     assert found.value == pytest.approx((2.0 + (2.1 + 5.5) / 2) / 2 - 2.0)
     assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
 
 
 def test_where_one_diverged_is_never_usable_however_little_was_learned():
-    found = sensitivity(grid(a=[5.49], b=[inf]), 5.5)
+    found = sensitivity(grid(a=[5.49], b=[inf]), 5.5, {3e-4})
     assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
-    found = sensitivity(grid(a=[inf], b=[inf]), 5.5)
-    assert found.usable is None
+
+
+def test_without_a_usable_rate_there_is_no_sensitivity():
+    for losses in (grid(a=[inf], b=[inf]), grid(a=[3.2], b=[3.2]), grid(a=[4.9], b=[4.93])):
+        assert sensitivity(losses, 5.5, losses.keys()) == (None, None, None)
+
+
+def test_an_unusable_rate_with_a_lower_mean_counts_as_the_best():
+    """One seed of two is stuck there: no negative part of S, and no best."""
+    found = sensitivity(grid(a=[2.9, 2.9], b=[2.0, 3.2], c=[3.0, 3.0]), 5.5, {3e-4})
+    assert found.value == pytest.approx((0 + 0 + 0.1) / 3)
+    assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
 
 
 def test_a_loss_above_the_start_counts_as_the_start():

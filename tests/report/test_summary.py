@@ -28,8 +28,10 @@ def test_a_row_says_what_the_run_was_and_how_good(make_run, tmp_path):
             "steps": 100,
             "val_loss": 2.0,
             "best_val_loss": 2.0,
+            "last_val_loss": None,
             "train_loss": 1.9,
             "vs_bigram": -0.5,
+            "baselines": None,
             "corpus": "stdlib",
             "corpus_sha256": "a" * 64,
             "device": "cpu",
@@ -174,9 +176,48 @@ def test_a_finished_run_whose_status_lacks_something_says_so(make_run, tmp_path)
     assert row["note"].startswith("its status.json does not say val_loss, seconds: delete this one file")
 
 
-def test_no_loss_is_the_best_of_none_that_is_a_number(make_run, tmp_path):
-    make_run("odd", status={"val_loss": math.nan, "best_val_loss": None})
-    assert summarize(tmp_path)[0]["note"] == ""
+def test_a_final_loss_that_is_no_number_is_a_divergence(make_run, tmp_path):
+    folder = make_run("odd", status={"val_loss": math.nan, "best_val_loss": None})
+    (row,) = summarize(tmp_path)
+    assert (row["state"], row["val_loss"], row["last_val_loss"]) == ("diverged", None, None)
+    assert row["note"] == "diverged at step 100: its final validation loss is nan"
+    with folder.lock():
+        folder.append(
+            [{"kind": "eval", "step": step, "loss": loss} for step, loss in ((0, 5.5), (50, 4.0), (100, math.nan))]
+        )
+    assert summarize(tmp_path)[0]["last_val_loss"] == 4.0
+
+
+def test_a_diverged_run_has_no_final_loss_and_ranks_below_every_other(make_run, tmp_path):
+    numbers = {"step": 40, "loss": math.nan, "grad_norm": math.nan, "last_finite": None}
+    make_run("diverged", "diverged", status={"val_loss": 1.5, "best_val_loss": 1.5, "diverged": numbers})
+    make_run("large", status={"val_loss": 2.3e9, "best_val_loss": 5.4})
+    make_run("poor", status={"val_loss": 5.0, "best_val_loss": 5.0})
+    make_run("stuck", status={"val_loss": 3.25, "best_val_loss": 3.25})
+    make_run("regressed", status={"val_loss": 3.4, "best_val_loss": 2.9})
+    found = {row["id"]: row for row in summarize(tmp_path)}
+    assert list(found) == ["stuck", "regressed", "poor", "diverged", "large"]
+    assert {run: row["state"] for run, row in found.items()} == {
+        "stuck": "stuck", "regressed": "regressed", "poor": "finished", "diverged": "diverged", "large": "diverged",
+    }  # fmt: skip
+    of_diverged = [(row["val_loss"], row["vs_bigram"], row["last_val_loss"]) for row in list(found.values())[3:]]
+    assert of_diverged == [(None, None, 1.5), (None, None, 2.3e9)]
+    assert found["large"]["note"].startswith(
+        "diverged at step 100: its final validation loss is 2.3e+09, more than 1 nat above ln V 5.5000"
+    )
+
+
+def test_baselines_of_the_whole_text_are_named_once(make_run, tmp_path):
+    old = {
+        "corpus": {"name": "stdlib", "sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
+    }
+    make_run("old1", run=old)
+    make_run("old2", run=old)
+    make_run("new")
+    rows = summarize(tmp_path)
+    assert {row["id"]: row["baselines"] for row in rows} == {"new": None, "old1": "whole text", "old2": "whole text"}
+    assert render(rows, "table", 200).count("baselines of the whole validation text") == 1
+    assert "vs bigram of 2 older runs" in render(rows, "table", 200)
 
 
 def test_fields_that_nobody_knows_are_no_matter(make_run, tmp_path):

@@ -44,9 +44,10 @@ def test_how_far_a_pack_is(folder: Path, jobs: list[Job]) -> None:
     write(folder, jobs[1], "finished", 500, val_loss=2.5)
     write(folder, jobs[2], "diverged", 50, val_loss=float("nan"))
     seen = standing(folder, jobs[:4])
-    assert (seen.step, seen.steps, seen.finished, seen.diverged) == ((100 + 500 + 500 + 0) / 4, 500, 1, 1)
+    assert (seen.step, seen.steps, seen.outcomes) == ((100 + 500 + 500 + 0) / 4, 500, {"finished": 1, "diverged": 1})
     assert seen.loss is None
     assert standing(folder, jobs[1:2]).loss == 2.5
+    assert standing(folder, jobs[2:3]).loss is None
     with run_of(folder, jobs[0]).lock():
         run_of(folder, jobs[0]).append([{"kind": "train", "step": 100, "loss": 1.0}])
     assert standing(folder, jobs[:1]).step == 101

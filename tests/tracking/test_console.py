@@ -31,7 +31,7 @@ RUN: dict[str, Any] = {
     "resolved": {"device": "cpu", "precision": "fp32"},
     "corpus": {
         "name": "[bold]stdlib",
-        "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046},
+        "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046, "targets": 8192},
     },
 }
 
@@ -92,7 +92,7 @@ def test_header_says_what_runs_and_shows_names_as_they_are(stream: io.StringIO) 
         "run     rmsnorm-pre-3fa9c1 ([red]mine[/red])",
         "norm    llama, placement pre",
         "model   depth 4 x width 128, cpu fp32",
-        "corpus  [bold]stdlib: uniform 5.5491, unigram 3.2134, bigram 2.5046 nats per token",
+        "corpus  [bold]stdlib: uniform 5.5491, unigram 3.2134, bigram 2.5046 nats/token",
         "resumes from step 340",
     ]
 
@@ -203,11 +203,29 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
         ),
         (
             status("diverged", 350, math.nan, diverged={"step": 347, "last_finite": {}}),
-            "diverged at step 347/1000  val nan",
+            "diverged at step 347/1000  last val nan",
+        ),
+        (
+            status("diverged", val_loss=2.3e9, outcome="diverged", diverged={"step": 1000}),
+            "diverged at step 1000/1000  last val 2.3e+09",
+        ),
+        (
+            status(val_loss=3.3, outcome="stuck"),
+            "stuck at step 1000/1000  val 3.3000, at unigram 3.2134: it has learned how often tokens occur, and "
+            "nothing of context",
+        ),
+        (
+            status(val_loss=3.3, outcome="regressed") | {"best_val_loss": 2.6},
+            "regressed at step 1000/1000  val 3.3000, up from a best of 2.6000: it lost what it had learned",
+        ),
+        (
+            status(val_loss=4.93, outcome="finished"),
+            "finished at step 1000/1000  val 4.9300, 1.7166 above unigram 3.2134: it has not yet learned how often "
+            "tokens occur",
         ),
         (status("failed", 3, None, diverged=None), "failed at step 3/1000"),
     ],
-    ids=["finished", "interrupted", "diverged", "failed"],
+    ids=["finished", "interrupted", "nan", "diverged", "stuck", "regressed", "short", "failed"],
 )
 def test_end(end: dict[str, Any], line: str) -> None:
     stream = io.StringIO()
@@ -215,6 +233,17 @@ def test_end(end: dict[str, Any], line: str) -> None:
     sink.start(RUN, 0)
     sink.finish(end)
     assert stream.getvalue().splitlines()[-1] == line
+
+
+def test_baselines_of_an_older_record_are_named() -> None:
+    stream = io.StringIO()
+    sink = Console(stream)
+    old = {name: value for name, value in RUN["corpus"]["baselines"].items() if name != "targets"}
+    sink.start(RUN | {"corpus": {"name": "stdlib", "baselines": old}}, 0)
+    sink.finish(status())
+    of_all = "(baselines of the whole validation text)"
+    assert stream.getvalue().splitlines()[3].endswith(f"nats/token {of_all}")
+    assert stream.getvalue().splitlines()[-1].endswith(f"0.1046 below bigram 2.5046 {of_all}")
 
 
 def test_stderr_unless_told_and_stdout_left_alone(

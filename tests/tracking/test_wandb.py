@@ -54,7 +54,7 @@ RUN: dict[str, Any] = {
         "vocab_size": 257,
         "train_tokens": 1000,
         "val_tokens": 100,
-        "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046},
+        "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046, "targets": 8192},
     },
     "fingerprint": "cd" * 32,
     "norm": {"causal": True},

@@ -230,11 +230,13 @@ def test_nothing_has_come_out(make, found):
     ]
 
 
-def test_plateaus(make, found):
+def test_stuck_and_regressed(make, found):
     make("rmsnorm", [3.3, 2.0])
     make("layernorm", [2.5])
-    told = answer(found())[-1]
-    assert told == "1 of 3 runs never left the unigram plateau: rmsnorm (1)."
+    assert answer(found())[-1] == "1 of 3 runs is stuck at the unigram entropy: rmsnorm (1)."
+    make("dyt", [3.3, 3.3], status={"best_val_loss": 2.6})
+    told = "1 of 5 runs is stuck at the unigram entropy: rmsnorm (1); 2 regressed: dyt (2)."
+    assert answer(found())[-1] == told
 
 
 def test_corpora_do_not_compare(make, found):

@@ -70,7 +70,7 @@ def test_what_a_run_shows_besides(trained, compare):
     assert one["paces"] == {"steps": [4], "seconds": [1.5]}
     assert one["settings"] == {"optim.lr": "0.002", "seed": "3"}
     assert one["spikes"] == {"loss": [], "grad_norm": []}
-    assert (one["came_out"], two["came_out"], two["on_plateau"]) == (True, True, False)
+    assert (one["came_out"], two["came_out"], one["state"], two["state"]) == (True, True, "finished", "diverged")
     assert two["note"].startswith("diverged at step 4")
     assert "nothing was measured inside it" in two["note"]
     assert one["note"] == ""

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import PHONE, WIDE, opened
-from records import PLATEAU, Record, write_run, write_sweep
+from records import Record, write_run, write_sweep
 
 from normlab.store.files import write_atomic
+from normlab.store.outcome import STUCK
 from normlab.store.schema import DIVERGED, RUNS_FOLDER, number, seal
 
 STEPS = 400
@@ -37,7 +38,7 @@ def grid() -> list[Record]:
                     if told == DIVERGING:
                         more = {"outcome": DIVERGED, "at": 250}
                     elif (norm, placement, lr, seed) == ("layernorm", "post", 1e-2, 0):
-                        more = {"outcome": PLATEAU}
+                        more = {"outcome": STUCK}
                     elif (norm, placement, depth, lr, seed) == ("rmsnorm", "pre", 4, 1e-3, 0):
                         more = {"spike_at": 301}
                     runs.append(Record(steps=STEPS, **told, **more))
@@ -180,7 +181,7 @@ def test_the_tables_hold_what_summarize_says(browser, path, cells, runs):
             assert shown["train loss"] == f"{number(row['train_loss']):.4f}".replace("nan", "NaN")
             assert shown["step"] == f"{row['step']}/{row['steps']}"
         assert "diverged at step 250" in row_of(page, "runs", "diverged").inner_text()
-        assert page.locator("#runs tbody tr", has_text="plateau").count() == 1
+        assert page.locator("#runs tbody tr", has_text="stuck").count() == 1
 
 
 def test_the_rates_are_those_of_summarize(browser, path, sweep, cells):

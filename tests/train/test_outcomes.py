@@ -1,0 +1,59 @@
+"""The outcome of real runs: a final loss that is a divergence, alone and in a pack, and what the user reads of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from normlab.launch import compose_run
+from normlab.report.summary import summarize
+from normlab.train.start import train, train_pack
+
+BAD = ["optim.lr=10", "optim.clip=null"]
+"""Trained to its last step on finite losses, and far worse than a uniform guess."""
+
+
+def test_a_finite_final_loss_far_above_a_guess_is_a_divergence(
+    words: list[str], run_command: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run_command("train", *words, *BAD)
+    first, place = out.splitlines()
+    assert code == 0
+    assert first.startswith("diverged at step 12: its final validation loss is ")
+    assert "more than 1 nat above ln V 5.5491 and the initial loss " in first
+    assert err.splitlines()[-1].startswith("diverged at step 12/12  last val ")
+    (row,) = summarize(Path(place))
+    assert (row["state"], row["val_loss"], row["vs_bigram"]) == ("diverged", None, None)
+    assert 7 < row["last_val_loss"] < math.inf
+    assert row["note"] == first
+    again = run_command("train", *words, *BAD)[1].splitlines()
+    assert again == ["diverged at step 12: nothing to do (run.fresh=true starts another)", first, place]
+
+
+def test_a_short_run_is_finished_and_its_message_says_how_far_it_is(
+    words: list[str], run_command: Callable[..., tuple[int, str, str]]
+) -> None:
+    _, _, err = run_command("train", *words)
+    assert err.splitlines()[-1].startswith("finished at step 12/12  val ")
+    assert err.splitlines()[-1].endswith(": it has not yet learned how often tokens occur")
+
+
+def test_a_run_of_a_pack_has_the_outcome_that_it_has_alone(words: list[str], tmp_path: Path) -> None:
+    configs = [compose_run([*words, "optim.clip=null", f"optim.lr={lr}"]) for lr in (1e-3, 10)]
+    finished, diverged = train_pack(configs, sinks=[[], []])
+    alone = train(compose_run([*words, *BAD, f"results_dir={tmp_path / 'alone'}"]), sinks=[])
+    assert (finished.status["outcome"], finished.state) == ("finished", "finished")
+    assert (diverged.status["outcome"], diverged.state, alone.state) == ("diverged", "diverged", "diverged")
+    for one in (diverged, alone):
+        told = one.status["diverged"]
+        assert (told["step"], told["last_finite"]["step"], told["val_loss"]) == (12, 11, one.status["val_loss"])
+        assert told["val_loss"] > 7
+    assert [one.already for one in train_pack(configs, sinks=[[], []])] == [True, True]
+
+
+def test_the_baselines_of_a_run_are_of_the_targets_that_it_evaluates(words: list[str]) -> None:
+    record = train(
+        compose_run([*words, "train.steps=1", "model.context=32", "eval.sequences=5"]), sinks=[]
+    ).folder.run()
+    assert record["corpus"]["baselines"]["targets"] == 5 * 32

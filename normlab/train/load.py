@@ -6,6 +6,7 @@ Shapes: T time, V vocabulary.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from normlab.model.init import build_model
 from normlab.norms import base as norms
 from normlab.parsing import from_json
 from normlab.placements import base as placements
-from normlab.source import load_plugins
+from normlab.source import Plugin, read_plugins, run_plugins
 from normlab.store.files import refusal
 from normlab.store.query import resolve_run
 from normlab.store.runs import RunFolder
@@ -33,20 +34,37 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def load(run: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results") -> LoadedRun:
-    """A run by its folder, its id, the beginning of its id, or its name.
+MOST_NAMED = 3
+"""Most files of a run's folder that a refusal names."""
+
+
+def load(
+    run: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results", *, trust: bool = False
+) -> LoadedRun:
+    """Return a run by its folder, its id, the beginning of its id, or its name.
+
+    Args:
+        run: The run.
+        results_dir: Where ids and names are looked up.
+        trust: Whether the run's own copies of plugins, Python files in its folder, may be executed. `config`, `model`
+            and `sample` need them; the record, the metrics and the tokenizer never do.
 
     Raises:
         StoreError: No run or several answer to it, or its record cannot be read.
     """
-    return LoadedRun(resolve_run(os.fspath(run), results_dir))
+    return LoadedRun(resolve_run(os.fspath(run), results_dir), trust=trust)
 
 
 class LoadedRun:
-    """A run, read from its folder. Each part is read when it is first asked for."""
+    """A run, read from its folder. Each part is read when it is first asked for.
 
-    def __init__(self, folder: RunFolder):
+    A run's folder is data: code in it is executed only with `trust`.
+    """
+
+    def __init__(self, folder: RunFolder, *, trust: bool = False):
         self.folder = folder
+        self.trust = trust
+        """Whether the copies of plugins in the folder may be executed."""
         self.record: dict[str, Any] = folder.run()
         """The content of run.json."""
 
@@ -60,10 +78,15 @@ class LoadedRun:
 
     @cached_property
     def config(self) -> RunConfig:
-        """What was trained. A plugin's norm comes from the copy that the run keeps."""
+        """The config that was trained; a plugin's norm comes from the copy that the run keeps.
+
+        Raises:
+            StoreError: The run keeps plugins that are not trusted, or its config is none that this normlab knows.
+            ConfigError: A plugin cannot be read, or raises.
+        """
         norms.load_all()
         placements.load_all()
-        load_plugins([str(path) for path in sorted((self.folder.path / PLUGINS).glob("*.py"))])
+        run_plugins(self._trusted_plugins())
         try:
             return config_of_record(self.record["config"])
         except ConfigError as error:
@@ -71,6 +94,25 @@ class LoadedRun:
                 f"{self.folder.path / RUN_FILE}: holds no config that this normlab knows ({error}); "
                 "update normlab, or put back a copy"
             ) from error
+
+    def _trusted_plugins(self) -> list[Plugin]:
+        """Return the run's own copies of plugins.
+
+        Raises:
+            StoreError: One is neither trusted nor code that this process has run before, byte for byte.
+        """
+        plugins = read_plugins(sorted((self.folder.path / PLUGINS).glob("*.py")))
+        unknown = [plugin for plugin in plugins if not (self.trust or plugin.has_run)]
+        if unknown:
+            named = [f"{plugin.path} (SHA-256 {plugin.sha256[:16]})" for plugin in unknown[:MOST_NAMED]]
+            more = [f"{len(unknown) - MOST_NAMED} more files"] if len(unknown) > MOST_NAMED else []
+            paths = " ".join(shlex.quote(str(plugin.path)) for plugin in unknown[:MOST_NAMED])
+            raise StoreError(
+                f"run {self.folder.run_id} brings code of its own, which is executed only on request: "
+                f"{', '.join([*named, *more])}; read it with `less {paths}`, then allow it with --trust "
+                "(in Python: trust=True)"
+            )
+        return plugins
 
     @property
     def metrics(self) -> pd.DataFrame:

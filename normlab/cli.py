@@ -365,12 +365,14 @@ def inspect(
     """What happened inside a run: activations, gradients, norms and updates, by depth and over training."""
     from normlab.report import inspect as look
     from normlab.report.render import render
-    from normlab.store.query import resolve_run
+    from normlab.store.query import examine, resolve_run
 
     folder = resolve_run(run, results_dir)
     look.check(statistic, probe=probe)
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, which alone builds the model; leave it out")
+    if not probe and (problem := examine(folder).problem):
+        typer.echo(f"normlab: {one_line(problem)}", err=True)
     if statistic == look.SPIKES:
         found = look.spike_rows(folder)
         return typer.echo(render(found, "json") if json else render(look.spike_table(found)))

@@ -72,7 +72,9 @@ def _table_row(row: Row, report: Report) -> Row:
     }
 
 
-_COUNTS = {key.replace("_", " "): key for key in ("diverged", "failed", "unfinished", "plateau", "fell_back")}
+_COUNTS = {
+    key.replace("_", " "): key for key in ("diverged", "failed", "damaged", "unfinished", "plateau", "fell_back")
+}
 _SHOWN_SPIKES = "loss_olmo_core"
 """The rule whose count the table shows; JSON has all of them."""
 

@@ -12,7 +12,7 @@ from normlab.report.learning_rates import USABLE, sensitivity
 from normlab.report.outcomes import ENDED, UNFINISHED, Outcome, loss_of
 from normlab.report.settings import dig
 from normlab.store.evaluations import evaluations
-from normlab.store.schema import DIVERGED, FAILED, number
+from normlab.store.schema import DAMAGED, DIVERGED, FAILED, number
 
 Row = dict[str, Any]
 
@@ -24,6 +24,7 @@ def counts(cell: Cell) -> Row:
         "ended": cell.count(ENDED),
         "diverged": cell.count(DIVERGED),
         "failed": cell.count(FAILED),
+        "damaged": cell.count(DAMAGED),
         "unfinished": cell.count(UNFINISHED),
         "plateau": sum(run.on_plateau for run in cell.outcomes),
         "fell_back": sum(run.fell_back for run in cell.outcomes),

@@ -9,10 +9,12 @@ from typing import Any
 
 from normlab.report.settings import LR, REPLICATE, Setting, dig, setting, told
 from normlab.store.query import Entry
-from normlab.store.schema import DAMAGED, DIVERGED, FAILED, FINISHED, number
+from normlab.store.reading import MENDING
+from normlab.store.schema import DAMAGED, DIVERGED, FAILED, FINISHED, STATUS_FILE, number
 
 ENDED, UNFINISHED = "ended", "unfinished"
-"""Ended: to its last step, with a loss that is a number. Beside these two a run has diverged, or failed."""
+"""Ended: to its last step, with a loss that is a number. Beside these two a run has diverged, or its training has
+failed, or its record is damaged, so that how it ended is not known."""
 
 LARGEST = 3.5e38
 """What no finite loss is above: the largest float32 is just below."""
@@ -57,6 +59,14 @@ class Outcome:
         """The run's id."""
         return self.entry.folder.run_id
 
+    @property
+    def damage(self) -> str:
+        """What is wrong with the run's record; empty where the record is whole."""
+        if self.ending != DAMAGED:
+            return ""
+        no_loss = f"{self.entry.folder.path / STATUS_FILE}: names no final validation loss; {MENDING[STATUS_FILE]}"
+        return self.entry.problem or no_loss
+
 
 def outcome(entry: Entry) -> Outcome | None:
     """How a run came out; None where its record does not even say what it was."""
@@ -96,13 +106,13 @@ def loss_of(value: Any) -> float | None:
 
 def _ending(entry: Entry) -> str:
     if entry.state in (FAILED, DAMAGED):
-        return FAILED
+        return entry.state
     if entry.state == DIVERGED:
         return DIVERGED
     if entry.state != FINISHED:
         return UNFINISHED
     final = loss_of(entry.status.get("val_loss"))
-    if final is None:  # a record that does not say how good the run was
-        return FAILED
+    if final is None:
+        return DAMAGED
     # Trained to its end on finite losses, and is none where it is judged (running statistics can do that).
     return ENDED if math.isfinite(final) else DIVERGED

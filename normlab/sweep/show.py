@@ -10,11 +10,14 @@ from typing import Any
 
 from normlab.store.plans import FAILURES, End, Job, Pack, Plan, log_of, run_of
 from normlab.store.query import examine
-from normlab.store.schema import DIVERGED, FINISHED, RUNNING, number
+from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, RUNNING, number
 from normlab.sweep.plan import has_ended, is_done, tokens_of
 from normlab.sweep.progress import MOST_LINES
 
 Row = dict[str, Any]
+
+KNOWN = (FINISHED, DIVERGED, DAMAGED)
+"""States that are counted by their own names at the end; all others but failures are left to train."""
 
 
 def plan_lines(plan: Plan, folder: Path, *, to_be_tried: bool = False) -> Iterator[str]:
@@ -71,7 +74,7 @@ def end_rows(plan: Plan, folder: Path, failed: Mapping[int, End]) -> list[Row]:
     for index, job in enumerate(plan.jobs):
         end = failed.get(pack_of[index].number) if index in pack_of else None
         row = _row(folder, job, end)
-        if len(plan.jobs) <= MOST_LINES or row["state"] in (*FAILURES, DIVERGED):
+        if len(plan.jobs) <= MOST_LINES or row["state"] in (*FAILURES, DIVERGED, DAMAGED):
             rows.append(row)
     return rows
 
@@ -83,7 +86,7 @@ def closing_lines(plan: Plan, folder: Path, failed: Mapping[int, End]) -> Iterat
     for index, job in enumerate(plan.jobs):
         end = failed.get(pack_of[index].number) if index in pack_of else None
         state = _row(folder, job, end)["state"]
-        states["failed" if state in FAILURES else state if state in (FINISHED, DIVERGED) else "left to train"] += 1
+        states["failed" if state in FAILURES else state if state in KNOWN else "left to train"] += 1
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     yield f"{plan.name}: {len(plan.jobs)} {'run' if len(plan.jobs) == 1 else 'runs'}, {counts}"
     for pack_number, end in sorted(failed.items()):
@@ -115,7 +118,7 @@ def _row(folder: Path, job: Job, end: End | None) -> Row:
     entry = examine(run_of(folder, job)) if run_of(folder, job).exists() else None
     state = entry.state if entry else "waiting"
     status = entry.status if entry else {}
-    note = ""
+    note = entry.problem if entry else ""
     if end is not None and state not in (FINISHED, DIVERGED):
         state, note = end.cause, f"{FAILURES[end.cause]}: {end.detail}"
     return {

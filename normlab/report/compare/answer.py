@@ -17,7 +17,7 @@ from normlab.report.intervals import LEVEL, Paired, mean_interval, paired
 from normlab.report.learning_rates import badness
 from normlab.report.outcomes import UNFINISHED, Outcome
 from normlab.report.settings import shown
-from normlab.store.schema import DIVERGED, FAILED
+from normlab.store.schema import DAMAGED, DIVERGED, FAILED
 
 ALL_DIVERGED = "every run that has come out diverged"
 
@@ -128,6 +128,7 @@ def _rest(cells: Sequence[Cell], absent: Sequence[str], by: Sequence[str]) -> st
         "failed": {name: cell.count(FAILED) for name, cell in named},
         "never left the unigram plateau": {name: sum(run.on_plateau for run in cell.outcomes) for name, cell in named},
         "fell back to the unigram plateau": {name: sum(run.fell_back for run in cell.outcomes) for name, cell in named},
+        "are damaged": {name: cell.count(DAMAGED) for name, cell in named},
         "have not ended": {name: cell.count(UNFINISHED) for name, cell in named},
         "are in no cell": Counter(absent),
     }

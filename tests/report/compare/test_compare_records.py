@@ -128,7 +128,10 @@ def test_a_run_that_does_not_say_what_it_was(trained, compare):
     trained("b", run={"config": 7})
     shown = compare()
     assert shown["answer"][1] == "1 of 2 runs is in no cell: does not say what it was (1)."
-    assert shown["warnings"] == ["1 of 2 runs do not say what they were, and are in no cell: b"]
+    assert shown["warnings"] == [
+        "run b is damaged, and in no number: its run.json names no learning rate; "
+        "put back a copy, or delete the run's folder and run it again"
+    ]
 
 
 @pytest.mark.parametrize("file", ["run.json", "status.json"])

@@ -22,6 +22,7 @@ function addTables() {
     "edge lr": (cell) => cell.edge_lr,
     diverged: (cell) => cell.diverged,
     failed: (cell) => cell.failed,
+    damaged: (cell) => cell.damaged,
     unfinished: (cell) => cell.unfinished,
     plateau: (cell) => cell.plateau,
   };

@@ -22,6 +22,8 @@ from normlab.source import line_of_plugin
 if TYPE_CHECKING:
     from normlab.config import RunConfig
 
+TRUST = typer.Option("--trust", help="Execute the code (plugins) that lies in the run's folder.")
+
 app = typer.Typer(
     name="normlab",
     help="A laboratory for normalisation in transformers.",
@@ -351,15 +353,20 @@ def inspect(
     statistic: Annotated[str | None, typer.Argument(help="One of `normlab list stats`, or spikes.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Probe its checkpoints now: curvature and the like.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every step and place.")] = False,
+    trust: Annotated[bool, TRUST] = False,
     results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
 ) -> None:
     """What happened inside a run: activations, gradients, norms and updates, by depth and over training."""
     from normlab.report import inspect as look
     from normlab.report.render import render
-    from normlab.store.query import resolve_run
+    from normlab.store.query import examine, resolve_run
 
     folder = resolve_run(run, results_dir)
     look.check(statistic, probe=probe)
+    if trust and not probe:
+        raise ConfigError("--trust: has no effect without --probe, which alone builds the model; leave it out")
+    if not probe and (problem := examine(folder).problem):
+        typer.echo(f"normlab: {one_line(problem)}", err=True)
     if statistic == look.SPIKES:
         found = look.spike_rows(folder)
         return typer.echo(render(found, "json") if json else render(look.spike_table(found)))
@@ -367,7 +374,7 @@ def inspect(
         from normlab.train.load import LoadedRun
         from normlab.train.probed import probe_checkpoints
 
-        rows = look.rows_of(list(probe_checkpoints(LoadedRun(folder), statistic)), statistic)
+        rows = look.rows_of(list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic)), statistic)
     else:
         rows = look.inspect(folder, statistic)
     if json:
@@ -393,12 +400,14 @@ def sample(
     tokens: Annotated[int, typer.Option(help="How many tokens to add.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest.")] = 0.8,
     seed: Annotated[int, typer.Option(help="The same seed, the same text.")] = 0,
+    trust: Annotated[bool, TRUST] = False,
     results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
 ) -> None:
     """Continue a text with a run's model."""
     from normlab.train.load import load
 
-    typer.echo(load(run, results_dir=results_dir).sample(prompt, tokens=tokens, temperature=temperature, seed=seed))
+    loaded = load(run, results_dir, trust=trust)
+    typer.echo(loaded.sample(prompt, tokens=tokens, temperature=temperature, seed=seed))
 
 
 @app.command()

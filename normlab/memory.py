@@ -81,6 +81,21 @@ def check(config: RunConfig, there: int, where: str, bytes_a_number: int = 4) ->
     )
 
 
+def check_weights(config: RunConfig, there: int, where: str) -> None:
+    """Refuse a model whose weights, in a checkpoint and in the model, cannot fit into `there` bytes.
+
+    Raises:
+        ConfigError: Naming what is needed, and what is there.
+    """
+    model, needed = config.model, 2 * 4 * weights_of(config)
+    if needed > there:
+        raise ConfigError(
+            f"model.depth={model.depth} model.width={model.width} model.mlp_width={model.mlp_width} "
+            f"model.context={model.context}: needs about {_size(needed)} of memory for its weights, and {where} has "
+            f"{_size(there)}; use a machine with more"
+        )
+
+
 def of_machine() -> int:
     """Bytes of memory that this process may have."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

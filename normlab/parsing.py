@@ -1,12 +1,28 @@
-"""Reading JSON that may be damaged, or made to do damage."""
+"""Reading files and JSON that may be damaged, or made to do damage."""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 MOST_NESTED = 100
 """Levels of objects and lists in a file of ours. A plugin's options may nest; nothing that is meant goes so deep."""
+
+
+def read_at_most(path: Path, most: int) -> bytes:
+    """Return a file's content, once its size is known to be at most `most` bytes.
+
+    Raises:
+        ValueError: The file is larger.
+        OSError: The system refused.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"has {size} bytes, of at most {most}")
+        return file.read(size)
 
 
 def from_json(content: bytes) -> dict[str, Any]:

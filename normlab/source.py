@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
 from normlab.errors import ConfigError
+from normlab.parsing import read_at_most
 
 
 def code_of(module: ModuleType) -> str:
@@ -83,6 +84,8 @@ def _code_in(text: str) -> str:
     return ast.unparse(tree)
 
 
+LARGEST_PLUGIN = 2**22
+"""Most bytes of a plugin."""
 _PLUGIN = "normlab_plugin_"
 """How the modules of plugins begin."""
 _superseded: set[str] = set()
@@ -136,42 +139,92 @@ def registered_by_plugins() -> list[tuple[str, str]]:
     return [thing for thing, owner in _owner.items() if owner in _together]
 
 
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A user's Python file as it was read; these bytes are what runs, whatever becomes of the file."""
+
+    path: Path
+    content: bytes
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the content, in hex."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def module(self) -> str:
+        """The name of its module, which is of the content alone."""
+        return f"{_PLUGIN}{self.sha256}"
+
+    @property
+    def has_run(self) -> bool:
+        """Whether this process has run these very bytes."""
+        return self.module in sys.modules
+
+
+def read_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
+    """Read plugins without running them.
+
+    Raises:
+        ConfigError: A file is missing, too large, no Python file, or cannot be read.
+    """
+    plugins: list[Plugin] = []
+    for name in paths:
+        path = Path(name).expanduser()
+        try:
+            if not path.is_file():
+                raise ConfigError(
+                    f"plugins: no file {str(name)!r}; give the path of a Python file that registers a norm"
+                )
+            if path.suffix != ".py":
+                raise ConfigError(f"plugins: {str(name)!r} is no Python file; its name must end in .py")
+            plugins.append(Plugin(path, read_at_most(path, LARGEST_PLUGIN)))
+        except OSError as error:
+            raise ConfigError(f"plugins: {name} cannot be read ({error.strerror}); make it readable") from error
+        except ValueError as error:
+            raise ConfigError(f"plugins: {name} {error}; give the path of a Python file") from error
+    return plugins
+
+
 def load_plugins(paths: Sequence[str]) -> None:
     """Run Python files of the user's, so that what they register is known.
 
-    A file that has run is run again only where another version of it has taken its names since.
+    Only for files that the user names; the copies in a run's folder are another's until the user trusts them
+    (`train.load`).
 
     Raises:
         ConfigError: A file is missing, cannot be read, or raises; the message says where.
     """
+    run_plugins(read_plugins(paths))
+
+
+def run_plugins(plugins: Sequence[Plugin]) -> None:
+    """Run plugins; one that has run is run again only where another version of it has taken its names since.
+
+    The bytes that were read are compiled: Python's own import would prefer a `__pycache__` beside the file, which holds
+    code that nobody sees.
+
+    Raises:
+        ConfigError: One of them raises; the message says where.
+    """
     global _running
-    files: dict[str, tuple[str, Path]] = {}
-    for word in paths:
-        path = Path(word).expanduser()
-        try:
-            if not path.is_file():
-                raise ConfigError(f"plugins: no file {word!r}; give the path of a Python file that registers a norm")
-            files[f"{_PLUGIN}{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"] = word, path
-        except OSError as error:
-            raise ConfigError(f"plugins: {word} cannot be read ({error.strerror}); make it readable") from error
     _together.clear()
-    _together.update(files)
-    for name, (word, path) in files.items():
-        if name in sys.modules and name not in _superseded:
+    _together.update(plugin.module for plugin in plugins)
+    for plugin in plugins:
+        name, path = plugin.module, plugin.path
+        if plugin.has_run and name not in _superseded:
             continue
-        spec = importlib.util.spec_from_file_location(name, path.absolute())
-        if spec is None or spec.loader is None:
-            raise ConfigError(f"plugins: {word!r} is no Python file; its name must end in .py")
-        module = importlib.util.module_from_spec(spec)
+        module = ModuleType(name)
+        module.__file__ = str(path.absolute())
         sys.modules[name] = module
         _superseded.discard(name)
         _running = name
         try:
-            spec.loader.exec_module(module)
+            exec(compile(plugin.content, module.__file__, "exec", dont_inherit=True), vars(module))  # noqa: S102
         except (Exception, SystemExit) as error:
             del sys.modules[name]
             line = _line_in(path.absolute(), error)
-            raise ConfigError(f"plugins: {word}{line}: {type(error).__name__}: {error}; mend the file") from error
+            raise ConfigError(f"plugins: {path}{line}: {type(error).__name__}: {error}; mend the file") from error
         finally:
             _running = ""
 

@@ -151,9 +151,14 @@ def call_process(*arguments: str) -> Said:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Every file and folder below, and the SHA-256 of what it holds; but for locks."""
+    """Every file and folder below, and the SHA-256 of what it holds, of a huge one its size; but for locks."""
+
+    def content(path: Path) -> str:
+        size = path.stat().st_size
+        return hashlib.sha256(path.read_bytes()).hexdigest() if size < 2**30 else f"{size} bytes"
+
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        str(path.relative_to(folder)): content(path) if path.is_file() else ""
         for path in sorted(folder.rglob("*"))
         if path.name != "lock" and not (path.is_dir() and path.name in ("runs", "results"))
     }
@@ -647,7 +652,7 @@ def checkpoints(draw: random.Random, lab: Lab) -> Case:
             return f"went on without a word: {said.err[-300:]}"
         return ""
 
-    sample = ["sample", "rmsnorm", "--prompt", "the", "--tokens", "8", "--seed", "1"]
+    sample = ["sample", "rmsnorm", "--trust", "--prompt", "the", "--tokens", "8", "--seed", "1"]
     case = Case("", [sample, ["train", *lab.words]], prepare, ["checkpoint"], judge)
     case.what = " + ".join(f"{name}/{file} #{seed}" for name, file, seed in plan)
     return case
@@ -668,14 +673,19 @@ def records(draw: random.Random, lab: Lab) -> Case:
     path = next((the_run(original) / "plugins").iterdir()) if file == "plugin" else the_run(original) / file
     content = path.read_bytes()
     plausible = False
-    if file.endswith(".json") and draw.random() < 0.6:
+    sparse = 0  # bytes
+    if draw.random() < 0.1:
+        how, made, sparse = "a sparse terabyte", content, 2**40
+    elif file == "run.json" and draw.random() < 0.3:
+        how, made = resealed(draw, json.loads(content))
+    elif file.endswith(".json") and draw.random() < 0.6:
         how, tree = mutate_json(draw, json.loads(content))
         made = json.dumps(tree).encode()
     elif draw.random() < 0.1:
         how, made = "missing", None
     else:
         how, made = mutate_bytes(draw, content)
-    if made is not None and file.endswith(".json"):
+    if made is not None and file.endswith(".json") and not sparse:
         with contextlib.suppress(ValueError, RecursionError):
             # Bytes that still are JSON say other digits, or have lost some; so may a tree of the same kinds.
             plausible = bool(re.match(r"\w+ at \d+ of", how)) or shape(json.loads(made)) == shape(json.loads(content))
@@ -684,6 +694,8 @@ def records(draw: random.Random, lab: Lab) -> Case:
         shutil.copytree(original, folder, dirs_exist_ok=True)
         damaged = the_run(folder) / path.relative_to(the_run(original))
         damaged.unlink() if made is None else damaged.write_bytes(made)
+        if sparse:
+            os.truncate(damaged, sparse)
 
     def judge(folder: Path, said: Said, arguments: list[str]) -> str:
         if plausible:
@@ -702,10 +714,24 @@ def records(draw: random.Random, lab: Lab) -> Case:
         ["compare", "results", "-o", "page.html"],
         ["list", "runs"],
         ["list", "runs", "results", "--json"],
-        ["sample", "rmsnorm", "--prompt", "the", "--tokens", "8", "--seed", "1"],
+        ["sample", "rmsnorm", "--trust", "--prompt", "the", "--tokens", "8", "--seed", "1"],
         ["train", *lab.words],
     ]
     return Case(f"{source} {file}: {how}", calls, prepare, [file, the_run(original).name, "plugins", "no run"], judge)
+
+
+SIZES = ("context", "width", "mlp_width", "depth", "heads")
+"""Options of a model whose values cost memory."""
+
+
+def resealed(draw: random.Random, record: dict[str, Any]) -> tuple[str, bytes]:
+    """A run.json whose config asks for an absurd size, with a seal that fits: what a person may send."""
+    from normlab.store.schema import SEAL, seal
+
+    name, value = draw.choice(SIZES), draw.choice([-1, 0, 7, 2**17, 2**20, 2**40, 10**30, 1.5, "x", None])
+    record["config"]["model"][name] = value
+    made = seal({key: value for key, value in record.items() if key not in ("version", SEAL)})
+    return f"resealed with model.{name} {value!r}", made
 
 
 def shape(tree: Any) -> Any:
@@ -786,7 +812,7 @@ def prepared(scratch: Path) -> Lab:
         if step == STOPPED:
             raise KeyboardInterrupt
 
-    sample = ["sample", "rmsnorm", "--prompt", "the", "--tokens", "8", "--seed", "1"]
+    sample = ["sample", "rmsnorm", "--trust", "--prompt", "the", "--tokens", "8", "--seed", "1"]
     for name in ("finished", "stopped"):
         (scratch / name).mkdir()
         os.chdir(scratch / name)

@@ -9,14 +9,17 @@ from typing import Any
 
 from normlab.errors import ConfigError, StoreError
 from normlab.report import against, cell_row
-from normlab.report.groups import Cell, between, cells
+from normlab.report.groups import Cell, between, cells, damaged_lines
 from normlab.report.learning_rates import shared_lr
 from normlab.report.outcomes import Outcome, outcome
 from normlab.report.settings import LR, check_words
 from normlab.report.where import chosen, parse
 from normlab.store.query import Entry, find_planned
+from normlab.store.reading import MENDING
+from normlab.store.schema import RUN_FILE
 
 Row = dict[str, Any]
+NO_LR = f"its {RUN_FILE} names no learning rate; {MENDING[RUN_FILE]}"
 OWN, SHARED = "", "shared_"
 """What the keys of a cell's numbers begin with: at its own best learning rate, and at that of all."""
 
@@ -128,13 +131,9 @@ def outcomes_of(entries: Sequence[Entry], missing: int = 0) -> tuple[list[Outcom
         missing: How many more a sweep has planned, which have not started.
     """
     said = [f"{missing} of the sweep's {missing + len(entries)} runs have not started"] if missing else []
-    every = [(entry.folder.run_id, outcome(entry)) for entry in entries]
-    outcomes = [one for _, one in every if one is not None]
-    if unread := [run_id for run_id, one in every if one is None]:
-        more = ", ..." if len(unread) > 3 else ""
-        names = ", ".join(unread[:3]) + more
-        said.append(f"{len(unread)} of {len(every)} runs do not say what they were, and are in no cell: {names}")
-    return outcomes, said
+    every = [(entry, outcome(entry)) for entry in entries]
+    unread = [(entry.folder.run_id, entry.problem or NO_LR) for entry, one in every if one is None]
+    return [one for _, one in every if one is not None], said + damaged_lines(unread)
 
 
 def _row(cell: Cell, by: Sequence[str], shared: float | None, options: Options) -> Row:

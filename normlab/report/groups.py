@@ -15,6 +15,8 @@ from normlab.store.schema import number
 
 MOST_VALUES = 6
 """Values that a warning lists."""
+MOST_DAMAGED = 5
+"""Damaged runs that get a warning each; of more only the ids are listed."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Cell:
         said = [f"mixes {mixture}" for mixture in mixtures(self.outcomes).values()]
         if unfinished := self.count(UNFINISHED):
             said.append(f"{unfinished} of {len(self.outcomes)} runs have not ended, and are in no number")
+        said += damaged_lines([(run.run_id, run.damage) for run in self.outcomes if run.damage])
         twins = Counter((run.lr, run.replicate) for run in self.outcomes if run.came_out)
         if repeated := sum(1 for number in twins.values() if number > 1):
             said.append(f"{repeated} of its seeds ran more than once at one learning rate: the mean counts as one")
@@ -78,6 +81,17 @@ class Cell:
                 if self.best_lr == end(self.losses):
                     said.append(f"its best learning rate is the {where} of its grid: a {beyond} one may be better")
         return said
+
+
+def damaged_lines(damaged: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a warning for each run that is left out because its record is damaged, the first of them with the reason.
+
+    Args:
+        damaged: The id of each, and what is wrong with its record.
+    """
+    lines = [f"run {run_id} is damaged, and in no number: {why}" for run_id, why in damaged[:MOST_DAMAGED]]
+    more = [run_id for run_id, _ in damaged[MOST_DAMAGED:]]
+    return lines + ([f"{len(more)} more runs are damaged, and in no number: {', '.join(more)}"] if more else [])
 
 
 def cells(outcomes: Iterable[Outcome], by: Sequence[str]) -> list[Cell]:

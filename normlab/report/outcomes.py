@@ -10,11 +10,13 @@ from typing import Any
 from normlab.report.settings import LR, REPLICATE, Setting, setting, told
 from normlab.store.outcome import OUTCOMES, loss_of, outcome_of, references_of
 from normlab.store.query import Entry
-from normlab.store.schema import DAMAGED, DIVERGED, ENDED, FAILED, FINISHED, number
+from normlab.store.reading import MENDING
+from normlab.store.schema import DAMAGED, DIVERGED, ENDED, FAILED, FINISHED, STATUS_FILE, number
 
 UNFINISHED = "unfinished"
-ENDINGS = (*OUTCOMES, FAILED, UNFINISHED)
-"""An outcome of a run that has ended, or what it is instead."""
+ENDINGS = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)
+"""An outcome of a run that has ended, or what it is instead: its training failed, or its record is damaged, so that how
+it ended is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,14 @@ class Outcome:
         """The run's id."""
         return self.entry.folder.run_id
 
+    @property
+    def damage(self) -> str:
+        """What is wrong with the run's record; empty where the record is whole."""
+        if self.ending != DAMAGED:
+            return ""
+        no_loss = f"{self.entry.folder.path / STATUS_FILE}: names no final validation loss; {MENDING[STATUS_FILE]}"
+        return self.entry.problem or no_loss
+
 
 def outcome(entry: Entry) -> Outcome | None:
     """How a run came out; None where its record does not even say what it was."""
@@ -74,7 +84,7 @@ def outcome(entry: Entry) -> Outcome | None:
 
 def _ending(entry: Entry) -> str:
     if entry.state in (FAILED, DAMAGED):
-        return FAILED
+        return entry.state
     if entry.state not in ENDED:
         return UNFINISHED
-    return outcome_of(entry.run, entry.state, entry.status) or FAILED  # a record without a final loss
+    return outcome_of(entry.run, entry.state, entry.status) or DAMAGED  # a record without a final loss

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from normlab.errors import StoreError
-from normlab.parsing import from_json
+from normlab.parsing import from_json, read_at_most
 from normlab.store.files import refusal, write_all
 from normlab.store.schema import to_json
 
@@ -89,7 +89,7 @@ def _take(descriptor: int, path: Path, what: str, beside: str) -> None:
 
 def _owner(path: Path) -> str:
     try:
-        owner = from_json(path.read_bytes())
+        owner = from_json(read_at_most(path, 2**10))
         return f"process {owner['pid']} on {owner['host']}"
     except (OSError, ValueError, KeyError):
         return "another process"

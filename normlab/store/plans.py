@@ -1,8 +1,9 @@
 """A sweep's folder: which runs it is, which of them train together, and how each attempt at them ended.
 
-`results/sweeps/NAME/` holds `plan.json`, frozen once it is written (but for a pack that is halved where the memory ran
-out, which replaces it whole), `ends.jsonl`, one line for each end of a pack's process, and the processes' logs. The
-runs themselves are where all runs are, `results/runs/`. Whoever writes holds the lock of the folder.
+`results/sweeps/NAME/` holds `plan.json`, whose packs are frozen once it is written (but for a pack that is halved where
+the memory ran out, which replaces it whole), `ends.jsonl`, one line for each end of a pack's process, and the
+processes' logs. The runs themselves are where all runs are, `results/runs/`. Whoever writes holds the lock of the
+folder.
 """
 
 from __future__ import annotations
@@ -172,6 +173,8 @@ def read_plan(folder: Path) -> Plan:
         if strays := [job.run_id for job in jobs if not job.run_id or Path(job.run_id).name != job.run_id]:
             raise ValueError(f"{strays[0]!r} is no run's id")  # a folder's name, never a way out of the runs
         packs = [Pack(**pack) for pack in record["packs"]]
+        if any(index not in range(len(jobs)) for pack in packs for index in pack.jobs):
+            raise ValueError(f"a pack has a run that is none of {len(jobs)}")
         notes = record.get("notes", [_TRIED] if record.get("tried") else [])
         return Plan(record["name"], record["pack"], jobs, packs, notes, record.get("memory_bytes"))
     except (KeyError, TypeError, ValueError) as error:

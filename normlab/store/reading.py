@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import StoreError
-from normlab.parsing import from_json
+from normlab.parsing import from_json, read_at_most
 from normlab.store.files import refusal
 from normlab.store.schema import PLAN_FILE, QUEUE_FILE, RECORD_VERSION, RUN_FILE, SEAL, STATUS_FILE, decode, is_sealed
 
@@ -28,6 +28,15 @@ MENDING = {
     QUEUE_FILE: "see with `squeue` that none of the sweep's tasks is left, then delete this one file",
 }
 """What to do where a file of a run or a sweep is damaged."""
+
+LARGEST_RECORD = 2**24
+"""Most bytes of run.json, status.json, a checkpoint's manifest and the like, which have thousands."""
+LARGEST_PLAN = 2**27
+"""Most bytes of plan.json, which has some 5,000 for each run of a sweep."""
+LARGEST_TOKENIZER = 2**27
+"""Most bytes of tokenizer.json."""
+LARGEST_METRICS = 2**31
+"""Most bytes of metrics.jsonl, which has some 120 for each step."""
 
 _LONGEST_ROW = 2**14
 """Bytes at the end of the metrics in which a whole row is looked for."""
@@ -52,7 +61,9 @@ def read_record(path: Path) -> dict[str, Any]:
         StoreError: It is missing or damaged, or was written by a newer normlab.
     """
     try:
-        record = _parse(path.read_bytes())
+        record = _parse(read_at_most(path, LARGEST_PLAN if path.name == PLAN_FILE else LARGEST_RECORD))
+    except ValueError as error:
+        raise StoreError(f"{path}: is damaged ({error}); {_mending(path)}") from None
     except FileNotFoundError:
         raise StoreError(f"{path}: is missing; {_mending(path)}") from None
     except OSError as error:
@@ -77,12 +88,14 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a run's metrics; empty where there are none.
 
     Raises:
-        StoreError: The file is there and cannot be opened.
+        StoreError: The file is there and cannot be opened, or is too large.
     """
     try:
-        return path.read_bytes()
+        return read_at_most(path, LARGEST_METRICS)
     except FileNotFoundError:
         return b""
+    except ValueError as error:
+        raise StoreError(f"{path}: is damaged ({error}); {_mending(path)}") from None
     except OSError as error:
         raise refusal(path, "read", error) from error
 

@@ -183,7 +183,10 @@ def _how(runs: int) -> str:
 
 
 def plan_there(folder: Path, made: Plan) -> Plan:
-    """The plan that a sweep was begun with, where it is that of the same jobs.
+    """Return the packs that a sweep was begun with, of the jobs that this command makes.
+
+    A plan is data, as a run's folder is: the runs' configs, and with them the plugins that are executed, are those that
+    the command names, and only how they are packed is read.
 
     A run that had ended when the plan was made is in no pack; where it is gone since, it gets one of its own. So does
     one that is gone from a pack of which others have ended: they are not taken back to the start for it.
@@ -194,6 +197,8 @@ def plan_there(folder: Path, made: Plan) -> Plan:
     """
     plan = read_plan(folder)
     _refuse_another(plan, made)
+    ours = {job.run_id: job for job in made.jobs}
+    plan = replace(plan, jobs=[ours[job.run_id] for job in plan.jobs])
     runs = [run_of(folder, job) for job in plan.jobs]
     packed = {index for pack in plan.packs for index in pack.jobs}
     lost = {index for index, run in enumerate(runs) if index not in packed and not has_ended(run)}

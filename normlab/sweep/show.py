@@ -12,11 +12,14 @@ from normlab.report.summary import row_of
 from normlab.store.outcome import OUTCOMES, REGRESSED, STUCK
 from normlab.store.plans import FAILURES, End, Job, Pack, Plan, log_of, run_of
 from normlab.store.query import examine
-from normlab.store.schema import DIVERGED, RUNNING
+from normlab.store.schema import DAMAGED, DIVERGED, RUNNING
 from normlab.sweep.plan import has_ended, is_done, tokens_of
 from normlab.sweep.progress import MOST_LINES
 
 Row = dict[str, Any]
+
+KNOWN = (*OUTCOMES, DAMAGED)
+"""States that are counted by their own names at the end; all others but failures are left to train."""
 
 
 def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
@@ -61,7 +64,7 @@ def end_rows(plan: Plan, folder: Path, failed: Mapping[int, End]) -> list[Row]:
     for index, job in enumerate(plan.jobs):
         end = failed.get(pack_of[index].number) if index in pack_of else None
         row = _row(folder, job, end)
-        if len(plan.jobs) <= MOST_LINES or row["state"] in (*FAILURES, STUCK, REGRESSED, DIVERGED):
+        if len(plan.jobs) <= MOST_LINES or row["state"] in (*FAILURES, STUCK, REGRESSED, DIVERGED, DAMAGED):
             rows.append(row)
     return rows
 
@@ -73,7 +76,7 @@ def closing_lines(plan: Plan, folder: Path, failed: Mapping[int, End]) -> Iterat
     for index, job in enumerate(plan.jobs):
         end = failed.get(pack_of[index].number) if index in pack_of else None
         state = _row(folder, job, end)["state"]
-        states["failed" if state in FAILURES else state if state in OUTCOMES else "left to train"] += 1
+        states["failed" if state in FAILURES else state if state in KNOWN else "left to train"] += 1
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     yield f"{plan.name}: {len(plan.jobs)} {'run' if len(plan.jobs) == 1 else 'runs'}, {counts}"
     for pack_number, end in sorted(failed.items()):
@@ -92,7 +95,7 @@ def closing_lines(plan: Plan, folder: Path, failed: Mapping[int, End]) -> Iterat
 def _row(folder: Path, job: Job, end: End | None) -> Row:
     entry = examine(run_of(folder, job)) if run_of(folder, job).exists() else None
     row = row_of(entry) if entry else {}
-    state, note = row.get("state", "waiting"), ""
+    state, note = row.get("state", "waiting"), entry.problem if entry else ""
     if end is not None and state not in OUTCOMES:
         state, note = end.cause, f"{FAILURES[end.cause]}: {end.detail}"
     return {

@@ -21,9 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from normlab import memory
 from normlab.errors import StoreError
-from normlab.parsing import from_json
+from normlab.parsing import from_json, read_at_most
 from normlab.store.files import refusal
+from normlab.store.reading import LARGEST_RECORD
 from normlab.store.schema import SEAL, decode, is_sealed, seal, to_json
 
 FOLDER = "checkpoints"
@@ -129,10 +131,11 @@ def read(folder: Path, step: int) -> Checkpoint:
     Raises:
         Damaged: It is damaged; the message says which part and how.
         StoreError: It is of a newer version, or the system refused to read it.
+        MemoryError: This machine has not the memory for it.
     """
     path = folder / f"step_{step:08d}"
     try:
-        manifest = from_json((path / "manifest.json").read_bytes())
+        manifest = from_json(read_at_most(path / "manifest.json", LARGEST_RECORD))
         # Manifests had no seal once; then a version that is not theirs is damage, whatever it is.
         if not is_sealed(manifest) and (SEAL in manifest or manifest["version"] != 1):
             raise Damaged(f"{path / 'manifest.json'}: damaged (its content is not what was written)")
@@ -145,11 +148,14 @@ def read(folder: Path, step: int) -> Checkpoint:
         if manifest["step"] != step:
             raise Damaged(f"{path}: is the checkpoint of step {manifest['step']} under another name")
         for name in ("state.safetensors", "meta.json"):
-            if _digest(path / name) != manifest["files"][name]:
+            # The length first: a sparse file of terabytes takes hours to hash.
+            length = (path / name).stat().st_size
+            if length != manifest["files"][name]["bytes"] or _digest(path / name) != manifest["files"][name]:
                 raise Damaged(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
-        return Checkpoint(
-            step, load_file(path / "state.safetensors"), decode(from_json((path / "meta.json").read_bytes()))
-        )
+            if length > memory.of_machine():
+                raise MemoryError(f"{path / name}: has {length} bytes, more than this machine's memory")
+        meta = decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD)))
+        return Checkpoint(step, load_file(path / "state.safetensors"), meta)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise Damaged(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error
     except (OSError, SafetensorError) as error:

@@ -6,23 +6,27 @@ Shapes: T time, V vocabulary.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from normlab import memory
 from normlab.config import RunConfig, config_of_record
 from normlab.data.tokenizers import Tokenizer, from_state
 from normlab.errors import ConfigError, DataError, StoreError
 from normlab.model.gpt import GPT
-from normlab.model.init import build_model
+from normlab.model.init import build_model, weight_shapes
 from normlab.norms import base as norms
-from normlab.parsing import from_json
+from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
-from normlab.source import load_plugins
+from normlab.source import Plugin, read_plugins, run_plugins
 from normlab.store.files import refusal
 from normlab.store.query import resolve_run
+from normlab.store.reading import LARGEST_TOKENIZER
 from normlab.store.runs import RunFolder
 from normlab.store.schema import RUN_FILE
 from normlab.train import checkpoint
@@ -33,20 +37,37 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def load(run: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results") -> LoadedRun:
-    """A run by its folder, its id, the beginning of its id, or its name.
+MOST_NAMED = 3
+"""Most files of a run's folder that a refusal names."""
+
+
+def load(
+    run: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results", *, trust: bool = False
+) -> LoadedRun:
+    """Return a run by its folder, its id, the beginning of its id, or its name.
+
+    Args:
+        run: The run.
+        results_dir: Where ids and names are looked up.
+        trust: Whether the run's own copies of plugins, Python files in its folder, may be executed. `config`, `model`
+            and `sample` need them; the record, the metrics and the tokenizer never do.
 
     Raises:
         StoreError: No run or several answer to it, or its record cannot be read.
     """
-    return LoadedRun(resolve_run(os.fspath(run), results_dir))
+    return LoadedRun(resolve_run(os.fspath(run), results_dir), trust=trust)
 
 
 class LoadedRun:
-    """A run, read from its folder. Each part is read when it is first asked for."""
+    """A run, read from its folder. Each part is read when it is first asked for.
 
-    def __init__(self, folder: RunFolder):
+    A run's folder is data: code in it is executed only with `trust`.
+    """
+
+    def __init__(self, folder: RunFolder, *, trust: bool = False):
         self.folder = folder
+        self.trust = trust
+        """Whether the copies of plugins in the folder may be executed."""
         self.record: dict[str, Any] = folder.run()
         """The content of run.json."""
 
@@ -60,17 +81,43 @@ class LoadedRun:
 
     @cached_property
     def config(self) -> RunConfig:
-        """What was trained. A plugin's norm comes from the copy that the run keeps."""
+        """The config that was trained; a plugin's norm comes from the copy that the run keeps.
+
+        Raises:
+            StoreError: The run keeps plugins that are not trusted, or its config is none that this normlab knows.
+            ConfigError: A plugin cannot be read, or raises.
+        """
         norms.load_all()
         placements.load_all()
-        load_plugins([str(path) for path in sorted((self.folder.path / PLUGINS).glob("*.py"))])
+        run_plugins(self._trusted_plugins())
         try:
-            return config_of_record(self.record["config"])
+            config = config_of_record(self.record.get("config", {}))
+            config.validate()
         except ConfigError as error:
             raise StoreError(
                 f"{self.folder.path / RUN_FILE}: holds no config that this normlab knows ({error}); "
                 "update normlab, or put back a copy"
             ) from error
+        return config
+
+    def _trusted_plugins(self) -> list[Plugin]:
+        """Return the run's own copies of plugins.
+
+        Raises:
+            StoreError: One is neither trusted nor code that this process has run before, byte for byte.
+        """
+        plugins = read_plugins(sorted((self.folder.path / PLUGINS).glob("*.py")))
+        unknown = [plugin for plugin in plugins if not (self.trust or plugin.has_run)]
+        if unknown:
+            named = [f"{plugin.path} (SHA-256 {plugin.sha256[:16]})" for plugin in unknown[:MOST_NAMED]]
+            more = [f"{len(unknown) - MOST_NAMED} more files"] if len(unknown) > MOST_NAMED else []
+            paths = " ".join(shlex.quote(str(plugin.path)) for plugin in unknown[:MOST_NAMED])
+            raise StoreError(
+                f"run {self.folder.run_id} brings code of its own, which is executed only on request: "
+                f"{', '.join([*named, *more])}; read it with `less {paths}`, then allow it with --trust "
+                "(in Python: trust=True)"
+            )
+        return plugins
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -94,7 +141,7 @@ class LoadedRun:
         """The tokenizer that the run was trained with."""
         path = self.folder.path / TOKENIZER_FILE
         try:
-            return from_state(from_json(path.read_bytes()))
+            return from_state(from_json(read_at_most(path, LARGEST_TOKENIZER)))
         except OSError as error:
             raise refusal(path, "read", error) from error
         except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -128,29 +175,57 @@ class LoadedRun:
     def model_at(self, saved: checkpoint.Checkpoint) -> GPT:
         """The model of one of the run's checkpoints, on the CPU, in evaluation mode.
 
+        Every size that the config names is held against the machine's memory and the checkpoint before the model is
+        built: nothing is allocated for a record that asks for more than was trained.
+
         Raises:
-            StoreError: It is of another run.
+            StoreError: It is of another run, or there is no memory for it.
         """
-        defined = sources(self.config, self.tokenizer.vocab_size)
-        trained = self.record["identity"]["sources"]
+        vocab_size = self.tokenizer.vocab_size
+        try:
+            memory.check_weights(self.config, memory.of_machine(), "this machine")
+            for name, shape in weight_shapes(self.config.model, vocab_size).items():
+                self._weights(saved, "param", name, shape)
+            self._report_other_sources(vocab_size)
+            model = build_model(self.config, vocab_size)
+        except (ConfigError, MemoryError) as error:
+            reason = str(error) or "the memory ran out"
+            raise StoreError(f"run {self.folder.run_id}: its model cannot be built ({reason})") from error
+        with torch.no_grad():
+            for kind, tensors in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
+                for name, tensor in tensors:
+                    tensor.copy_(self._weights(saved, kind, name, tensor.shape))
+        return model.eval()
+
+    def _weights(self, saved: checkpoint.Checkpoint, kind: str, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """Return a tensor of a checkpoint.
+
+        Raises:
+            StoreError: There is none of this name and shape.
+        """
+        values = saved.tensors.get(f"{kind}/{name}")
+        if values is None or values.shape != torch.Size(shape):
+            raise StoreError(
+                f"the checkpoint of step {saved.step} of run {self.folder.run_id} has no {kind} {name} of "
+                f"shape {tuple(shape)}: it is of another run, or of another normlab; put back the run's own"
+            )
+        return values
+
+    def _report_other_sources(self, vocab_size: int) -> None:
+        """Print a warning where the norm or the placement was trained in another version than this normlab has."""
+        identity = self.record.get("identity")
+        trained = identity.get("sources") if isinstance(identity, dict) else None
+        if not isinstance(trained, dict):
+            raise StoreError(
+                f"{self.folder.path / RUN_FILE}: is damaged (it names no sources); put back a copy of the run"
+            )
+        defined = sources(self.config, vocab_size)
         if other := [part for part in ("norm", "placement") if trained.get(part) != defined[part]]:
             print(
                 f"normlab: run {self.folder.run_id} was trained with another version of its {' and its '.join(other)} "
                 "than this normlab has; its model may compute something else",
                 file=sys.stderr,
             )
-        model = build_model(self.config, self.tokenizer.vocab_size)
-        with torch.no_grad():
-            for kind, tensors in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
-                for name, tensor in tensors:
-                    values = saved.tensors.get(f"{kind}/{name}")
-                    if values is None or values.shape != tensor.shape:
-                        raise StoreError(
-                            f"the checkpoint of step {saved.step} of run {self.folder.run_id} has no {kind} {name} of "
-                            f"shape {tuple(tensor.shape)}: it is of another run, or of another normlab"
-                        )
-                    tensor.copy_(values)
-        return model.eval()
 
     @torch.no_grad()
     def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:

@@ -14,7 +14,9 @@ from scipy import stats
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.report.by import Options, summarize_by
 from normlab.report.by_text import notes, render_report, table_rows
+from normlab.report.groups import MOST_DAMAGED
 from normlab.store.plans import Job, Plan, sweep_folder, write_plan
+from normlab.store.schema import seal
 
 
 @pytest.fixture
@@ -266,16 +268,60 @@ def test_words_are_checked(make, tmp_path):
 
 def test_damaged_runs_are_in_no_cell_and_are_named(make, tmp_path):
     make("layernorm", 1e-3, 0, 2.0)
-    make("layernorm", 1e-3, 1, 2.0).path.joinpath("status.json").write_text("{")
     broken = make("layernorm", 1e-3, 2, 2.0)
     broken.path.joinpath("run.json").write_text("{")
     report = summarize_by(tmp_path, ["norm"])
-    assert (report.rows[0]["runs"], report.rows[0]["failed"]) == (2, 1)
-    assert report.of_all == [f"1 of 3 runs do not say what they were, and are in no cell: {broken.run_id}"]
+    assert report.rows[0]["runs"] == 1
+    (line,) = report.of_all
+    assert line.startswith(f"run {broken.run_id} is damaged, and in no number: {broken.path}/run.json: is damaged (")
     with pytest.raises(StoreError, match="no run there says what it was"):
         summarize_by(broken.path, ["norm"])
     with pytest.raises(StoreError, match="no runs in"):
         summarize_by(tmp_path / "empty", ["norm"])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 2],
+        lambda content: content.replace(b'"state": "finished"', b'"state": "finisied"'),
+        lambda content: content.replace(b'"val_loss": 2.0', b'"val_loss": 1.0'),
+        lambda content: seal({"state": "finished", "step": 100}),
+    ],
+    ids=["empty", "cut", "flipped state", "flipped loss", "no loss"],
+)
+def test_a_damaged_status_is_called_damaged_and_named_with_its_reason(damage, make, tmp_path, run_command):
+    make("layernorm", 1e-3, 0, 2.0)
+    make("layernorm", 1e-3, 1, 2.0, "failed")
+    broken = make("layernorm", 1e-3, 2, 2.0)
+    status = broken.path / "status.json"
+    status.write_bytes(damage(status.read_bytes()))
+    (row,) = summarize_by(tmp_path, ["norm"]).rows
+    assert {key: row[key] for key in ("runs", "ended", "failed", "damaged")} == {
+        "runs": 3, "ended": 1, "failed": 1, "damaged": 1,
+    }  # fmt: skip
+    told = f"run {broken.run_id} is damaged, and in no number: {status}: "
+    _, out, err = run_command("summarize", str(tmp_path), "--by", "norm")
+    assert ["damaged", "1"] in [line.split() for line in out.splitlines()]
+    (line,) = [line for line in err.splitlines() if broken.run_id in line]
+    assert told in line
+    _, out, err = run_command("summarize", str(tmp_path), "--by", "norm", "--format", "json")
+    assert [told in warning for warning in json.loads(out)[0]["warnings"] if broken.run_id in warning] == [True]
+    _, out, err = run_command("compare", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    assert "1 of 3 runs failed: layernorm pre (1); 1 is damaged: layernorm pre (1)." in out
+    assert [told in line for line in err.splitlines() if str(status) in line] == [True]
+
+
+def test_of_many_damaged_runs_the_first_are_named_with_their_reasons(make, tmp_path):
+    for seed in range(9):
+        (make("layernorm", 1e-3, seed, 2.0).path / "status.json").write_text("")
+    (row,) = summarize_by(tmp_path, ["norm"]).rows
+    named = [warning for warning in row["warnings"] if "damaged" in warning]
+    assert len(named) == MOST_DAMAGED + 1
+    assert named[-1] == (
+        "4 more runs are damaged, and in no number: " + ", ".join(f"run{number:04}" for number in range(5, 9))
+    )
 
 
 def test_a_cell_without_an_outcome_is_a_row(make, tmp_path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 
 import pytest
 
+from normlab.errors import StoreError
 from normlab.store import reading
 from normlab.store.schema import to_json
 
@@ -51,3 +53,14 @@ def test_what_a_run_writes_is_read_at_once():
     assert found is not None
     assert math.isnan(found[3]["loss"])
     assert [row["step"] for row in found] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["run.json", "status.json", "plan.json", "metrics.jsonl"])
+def test_a_file_of_terabytes_is_not_read(tmp_path, name):
+    """A sparse one, which costs its maker nothing."""
+    path = tmp_path / name
+    path.write_bytes(b"{}\n")
+    os.truncate(path, 2**40)
+    read = reading.read_rows if name.endswith("l") else reading.read_record
+    with pytest.raises(StoreError, match=rf"{name}: is damaged \(has {2**40} bytes, of at most [0-9]+\); "):
+        read(path)

@@ -468,7 +468,7 @@ def test_a_norm_from_a_file(plugin: Path, train: Train, interrupt: Callable[...,
     assert source not in [untouched.run()["identity"]["sources"]["placement"], ""]
 
     shutil.rmtree(plugin.parent)
-    code = "import sys, normlab; print(normlab.load(sys.argv[1]).model)"
+    code = "import sys, normlab; print(normlab.load(sys.argv[1], trust=True).model)"
     with in_a_process("-c", code, str(folder.path)) as process:
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err

@@ -18,7 +18,7 @@ from normlab.report.learning_rates import badness
 from normlab.report.outcomes import UNFINISHED, Outcome
 from normlab.report.settings import shown
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.schema import DIVERGED, FAILED
+from normlab.store.schema import DAMAGED, DIVERGED, FAILED
 
 ALL_DIVERGED = "every run that has come out diverged"
 
@@ -129,6 +129,7 @@ def _rest(cells: Sequence[Cell], absent: Sequence[str], by: Sequence[str]) -> st
         "failed": {name: cell.count(FAILED) for name, cell in named},
         "are stuck at the unigram entropy": {name: cell.count(STUCK) for name, cell in named},
         "regressed": {name: cell.count(REGRESSED) for name, cell in named},
+        "are damaged": {name: cell.count(DAMAGED) for name, cell in named},
         "have not ended": {name: cell.count(UNFINISHED) for name, cell in named},
         "are in no cell": Counter(absent),
     }

@@ -87,8 +87,12 @@ def write_compare(words: Sequence[str], options: Options | None = None) -> Writt
 
 def _problems(shown: Row) -> list[str]:
     """The warnings, as `normlab summarize --by` has them, and a line for each run of which something cannot be read."""
-    broken = [run for run in shown["runs"] if run["problems"] and run["state"] != NOT_STARTED]
-    return [*shown["warnings"], *(f"run {run['id']}: {'; '.join(run['problems'])}" for run in broken)]
+    warnings, lines = shown["warnings"], []
+    for run in shown["runs"]:
+        problems = [problem for problem in run["problems"] if not any(problem in warning for warning in warnings)]
+        if problems and run["state"] != NOT_STARTED:
+            lines.append(f"run {run['id']}: {'; '.join(problems)}")
+    return [*warnings, *lines]
 
 
 def _pictures(page_path: Path) -> list[Path]:

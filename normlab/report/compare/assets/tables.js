@@ -21,7 +21,10 @@ function addTables() {
     memory: (cell) => cell.peak_memory_bytes,
     "edge lr": (cell) => cell.edge_lr,
     ...Object.fromEntries(
-      ["stuck", "regressed", "diverged", "failed", "damaged", "unfinished"].map((ending) => [ending, (cell) => cell[ending]]),
+      ["stuck", "regressed", "diverged", "failed", "damaged", "unfinished"].map((ending) => [
+        ending,
+        (cell) => cell[ending],
+      ]),
     ),
   };
   const words = DATA.by.map((word) => ({ name: word, text: (cell) => shown(cell[word]), value: (cell) => cell[word] }));

@@ -155,6 +155,6 @@ def _wait_for(terminal: int, path: Path) -> None:
     since = time.monotonic()
     shown = b""
     while not path.exists() or (path.name == "line" and not path.read_text()):
-        assert time.monotonic() - since < 30, shown.decode(errors="replace")
+        assert time.monotonic() - since < 300, shown.decode(errors="replace")
         if select.select([terminal], [], [], 0.05)[0]:
             shown += os.read(terminal, 4096)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import os
 import struct
-import time
 import zlib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -128,9 +127,7 @@ def test_a_page_that_is_gone(tmp_path):
 def test_a_page_that_never_comes_to_an_end(write, monkeypatch, body):
     executable()
     monkeypatch.setattr(pictures, "PATIENCE_S", 3.0)
-    since = time.monotonic()
     assert "not drawn its pictures in 3 s" in refused(write(f"async function exportPictures() {{ {body} }}"))
-    assert time.monotonic() - since < 15
 
 
 @pytest.mark.parametrize("rest", ["", "; echo '#0 0x5581c8d0' >&2"])

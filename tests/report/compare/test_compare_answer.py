@@ -18,10 +18,13 @@ from normlab.store.query import examine
 def make(make_run):
     made = iter(range(1000))
 
-    def one(norm, losses, lr=1e-3, *, state=None, first_seed=0, **options):
+    def one(norm, losses, lr=1e-3, *, state=None, first_seed=0, best=None, **options):
         for seed, loss in enumerate(losses, start=first_seed):
             told = state or ("diverged" if math.isinf(loss) else "finished")
-            ended = {"val_loss": math.nan if math.isinf(loss) else loss, "best_val_loss": loss}
+            ended = {
+                "val_loss": math.nan if math.isinf(loss) else loss,
+                "best_val_loss": loss if best is None else best,
+            }
             make_run(f"run{next(made):03}", told, norm=norm, lr=lr, seed=seed, status=ended, **options)
 
     return one
@@ -234,7 +237,7 @@ def test_stuck_and_regressed(make, found):
     make("rmsnorm", [3.3, 2.0])
     make("layernorm", [2.5])
     assert answer(found())[-1] == "1 of 3 runs is stuck at the unigram entropy: rmsnorm (1)."
-    make("dyt", [3.3, 3.3], status={"best_val_loss": 2.6})
+    make("dyt", [3.3, 3.3], best=2.6)
     told = "1 of 5 runs is stuck at the unigram entropy: rmsnorm (1); 2 regressed: dyt (2)."
     assert answer(found())[-1] == told
 

@@ -193,6 +193,7 @@ def test_what_slurm_is_asked_for(words: list[str], tmp_path: Path, cluster: Clus
     asked += ["memory_gb=12.5", "extra=[qos=high,exclusive]"]
     grid = [word for word in words if not word.startswith("device=")]
     grid += [*THERE, "sweep.slurm.gpus=1", "device=cuda", "precision=bf16", "seed=range(3)", "sweep.jobs=2"]
+    grid += ["sweep.pack=off"]
     asked[0] = "partition='short,long'"
 
     def finish_all() -> None:

@@ -324,7 +324,7 @@ ROWS: tuple[Row, ...] = (
         parameters="0",
         kind="FirstBlockPlacement",
         pitfalls=(
-            "A first block like all others divides the embeddings' share by 2L; public code makes it another one.",
+            "With first_block=same the first block's branches are divided by 2L as well; in public code they are not.",
             "Public code norms the head's input once more, which adds a gain: placement.final_norm=true.",
             "x-transformers names the paper beside code without an alpha: that is pre_post here.",
             "Under its name there is code that computes g x + (1 - g) N(F(x)), with a gate g: another method.",
@@ -648,7 +648,7 @@ class FirstBlockPlacement(AlgebraPlacement):
 
     first_block: str = option("attention_pre", choices=("attention_pre", "pre", "same"), absent="same")
     """The first block: `attention_pre` has pre-norm attention and the MLP N(x + M(N(x))); `pre` has pre-norm for both;
-    `same` is like all other blocks."""
+    `same` is like all other blocks, as in every run recorded without this option."""
 
     @property
     def row(self) -> Row:
@@ -675,9 +675,11 @@ class DepthScaledPlacement(AlgebraPlacement):
     """A row whose output norms' gains start at c times the row's number."""
 
     c_attn: float = option(0.283, above=0, absent=1.0)
-    """c of attention's output norm: 0.283 as reported of Pangu Ultra; 1 in Arcee Trinity."""
+    """c of attention's output norm: 0.283 as reported of Pangu Ultra; 1 in Arcee Trinity and in every run recorded
+    without this option."""
     c_mlp: float = option(0.432, above=0, absent=1.0)
-    """c of the MLP's output norm: 0.432 as reported of Pangu Ultra; 1 in Arcee Trinity."""
+    """c of the MLP's output norm: 0.432 as reported of Pangu Ultra; 1 in Arcee Trinity and in every run recorded
+    without this option."""
 
     @property
     def row(self) -> Row:

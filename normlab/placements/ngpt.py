@@ -89,7 +89,8 @@ class NGPT(Placement):
 
     name: str = "ngpt"
     normalize_embeddings: bool = option(False, absent=True)
-    """Bring what enters the first block to length 1 in the forward pass too."""
+    """Bring what enters the first block to length 1 in the forward pass too, as every run recorded without this option
+    does."""
 
     @property
     def opens(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -1,121 +1,131 @@
-"""A sink on a thread of its own, so that a run never waits for it longer than a few seconds.
+"""Run W&B sinks on threads of their own, so that training never waits for them longer than a few seconds.
 
-What a sink's own timeouts do not bound (a process of its that is stopped, a disk that hangs) is bounded here.
+The runs of a pack share one W&B process and one wait at either end. W&B's own timeouts do not bound everything (a
+process that is stopped, a disk that hangs): whatever exceeds the wait is cut off here.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from normlab.stats.profiles import Profiles
-from normlab.tracking.base import Row, Sink
+from normlab.tracking.base import Row
+from normlab.tracking.wandb import WandbSink, end_service
 
 WAIT_S = 9.0
-"""Longest wait for the other sink to begin, and to end, in seconds."""
+"""Longest wait for all sinks of a process to start, and to finish, in seconds."""
 LAST_WAIT_S = 1.0
-"""How long a sink that was cut off has to come to itself, or to its end."""
+"""Longest further wait, in seconds, once W&B's process has been killed."""
 NO_ANSWER = "does not answer and is left alone"
-MOST = 10_000
-"""Intervals that may wait to be sent; beyond that the sink is given up."""
-
-
-class Abandonable(Sink, Protocol):
-    """A sink that can be cut off from what it waits for, by another thread than the one that uses it."""
-
-    def cut_off(self) -> bool:
-        """Make what its thread waits for fail at once; the sink says so. Whether it then tries another way."""
-        ...
-
-    def abandon(self, why: str) -> None:
-        """Cut it off for good, and say `why`, once, unless it has come to its end."""
-        ...
-
-    def let_go(self) -> None:
-        """After `abandon`, and from its own thread: leave nothing behind that the end of the process waits for."""
-        ...
+MAX_CALLS = 10_000
+"""Most calls that wait for a sink; a sink that falls further behind is abandoned."""
 
 
 class Background:
-    """Hands a run on to another sink, in order, from a thread of its own.
+    """Pass every call to a sink, in order, on a separate thread; no call waits.
 
-    `start` waits a little, so that what the sink says of its beginning comes before the first step, and then
-    cuts the sink off from what it waits for; `log` and `look` never wait; `finish` waits a little, and then abandons
-    it.
+    `wait_for_start` and `wait_for_finish` wait, for all sinks of a process together.
 
     Args:
-        sink: Where everything goes. It is used from one thread only, and must not raise.
-        name: What its thread is called.
+        sink: Used from one thread only; must not raise.
     """
 
-    def __init__(self, sink: Abandonable, name: str) -> None:
+    def __init__(self, sink: WandbSink) -> None:
         self.sink = sink
-        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST)
-        self._thread = threading.Thread(target=self._work, name=f"normlab {name}", daemon=True)
-        self._begun = threading.Event()
-        # Asked instead of the thread: a join that Ctrl-C interrupts may take it for ended.
-        self._ended = threading.Event()
-        self._ended.set()
-        self._given_up = False
+        self.started = threading.Event()
+        # Waited for instead of the thread: a join that Ctrl-C interrupts may return before the thread has ended.
+        self.finished = threading.Event()
+        self.finished.set()
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_CALLS)
+        self._thread = threading.Thread(target=self._work, name="normlab W&B", daemon=True)
+        self._abandoned = False
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
-        """A run begins; return when the sink has begun, or after `WAIT_S` and `LAST_WAIT_S` at most."""
+        """Start the sink."""
 
-        def begin() -> None:
+        def start() -> None:
             self.sink.start(run, first_step)
-            self._begun.set()
+            self.started.set()
 
-        self._calls.put(begin)
-        self._ended.clear()
+        self._calls.put(start)
+        self.finished.clear()
         self._thread.start()
-        if not self._begun.wait(WAIT_S):
-            tries_on = self.sink.cut_off()
-            if not self._begun.wait(LAST_WAIT_S) and not tries_on:
-                self._give_up(NO_ANSWER)
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Rows, oldest first; return at once."""
-        self._hand_on(lambda: self.sink.log(rows))
+        """Pass on rows, oldest first."""
+        self._enqueue(lambda: self.sink.log(rows))
 
     def look(self, profiles: Profiles) -> None:
-        """What was seen inside a measured step; return at once."""
-        self._hand_on(lambda: self.sink.look(profiles))
+        """Pass on the statistics of a measured step."""
+        self._enqueue(lambda: self.sink.look(profiles))
 
-    def _hand_on(self, call: Callable[[], None]) -> None:
-        if self._given_up:
+    def finish(self, status: Mapping[str, Any]) -> None:
+        """Finish the sink, with the content of status.json."""
+        self._enqueue(lambda: self.sink.finish(status))
+        self._enqueue(None)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the sink has neither finished nor been abandoned."""
+        return not (self._abandoned or self.finished.is_set())
+
+    def abandon(self, why: str) -> None:
+        """Drop all calls that wait; whoever abandons a sink then ends W&B's process, so that its thread ends."""
+        self._abandoned = True
+        self.sink.abandon(why)
+        with suppress(queue.Full):  # wakes a thread that waits for a call
+            self._calls.put_nowait(None)
+
+    def _enqueue(self, call: Callable[[], None] | None) -> None:
+        if self._abandoned:
             return
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            self._give_up(NO_ANSWER)
-
-    def finish(self, status: Mapping[str, Any]) -> None:
-        """The run ends; return when the sink has ended, or after `WAIT_S` and `LAST_WAIT_S` at most."""
-        if not self._given_up and not self._ended.is_set():
-            with suppress(queue.Full):
-                self._calls.put_nowait(lambda: self.sink.finish(status))
-                self._calls.put_nowait(None)
-            self._ended.wait(WAIT_S)
-            self.abandon(NO_ANSWER)
-
-    def abandon(self, why: str = "is not waited for") -> None:
-        """The run ends now: leave the sink alone, unless it has ended; what it can still do takes `LAST_WAIT_S`."""
-        if not self._given_up and not self._ended.is_set():
-            self._give_up(why)
-            self._ended.wait(LAST_WAIT_S)
+            abandon([self], NO_ANSWER, wait_s=0)
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None and not self._given_up:
+        while (call := self._calls.get()) is not None and not self._abandoned:
             call()
-        if self._given_up:
-            self.sink.let_go()
-        self._ended.set()
+        if self._abandoned:
+            self.sink.release()
+        self.finished.set()
 
-    def _give_up(self, why: str) -> None:
-        self._given_up = True
-        self.sink.abandon(why)
-        with suppress(queue.Full):  # wakes a thread that has nothing to do
-            self._calls.put_nowait(None)
+
+def wait_for_start(mirrors: Sequence[Background]) -> None:
+    """Return when all sinks have started, or after `WAIT_S` and `LAST_WAIT_S` at most.
+
+    Where none has started and one is waiting for the server, W&B's process is killed, and all start offline. Where
+    some have, the server answers: the others go on starting in the background, within W&B's own timeouts.
+    """
+    started = [mirror.started for mirror in mirrors]
+    if _wait(started, WAIT_S) == len(mirrors) and any(mirror.sink.cut_off() for mirror in mirrors):
+        end_service()
+        _wait(started, LAST_WAIT_S)
+
+
+def wait_for_finish(mirrors: Sequence[Background]) -> None:
+    """Return when all sinks have finished, or after `WAIT_S` and `LAST_WAIT_S` at most; abandon those that have not."""
+    _wait([mirror.finished for mirror in mirrors if mirror.is_active], WAIT_S)
+    abandon(mirrors, NO_ANSWER)
+
+
+def abandon(mirrors: Sequence[Background], why: str = "is not waited for", *, wait_s: float = LAST_WAIT_S) -> None:
+    """Abandon the sinks that have not finished, kill W&B's process, and give their threads `wait_s` to end."""
+    left = [mirror for mirror in mirrors if mirror.is_active]
+    for mirror in left:
+        mirror.abandon(why)
+    if left:
+        end_service()
+        _wait([mirror.finished for mirror in left], wait_s)
+
+
+def _wait(events: Sequence[threading.Event], seconds: float) -> int:
+    """Wait for all events, `seconds` in all; return how many are missing."""
+    deadline = time.monotonic() + seconds
+    return sum(not event.wait(max(0.0, deadline - time.monotonic())) for event in events)

@@ -13,6 +13,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -73,17 +74,10 @@ class WandbSink:
         """Begin a W&B run, or go on with the one of this id; offline each part is a W&B run of its own."""
         config = run["config"]
         self._tokens_per_step = config["train"]["batch_size"] * config["model"]["context"]
-        with self._guarded("did not start"):
+        with _SERVICE.init, self._guarded("did not start"), _no_error_reports():
             self._earlier = self._parts("offline-run", "*")
             self._run = self._init(run, first_step)
             self._over = self._over or self._run is None
-            if self._run is not None:
-                # W&B counts each part that it sees alone from 0; our own step is the axis.
-                self._run.define_metric("train/step")
-                self._run.define_metric("*", step_metric="train/step")
-                self._run.define_metric("eval/loss", step_metric="train/step", summary="min")
-                for key in SUMMED_BY_MAX:
-                    self._run.define_metric(key, step_metric="train/step", summary="max")
 
     def log(self, rows: Sequence[Row]) -> None:
         """Send an interval's rows: one W&B row for each step that has something besides the training loss."""
@@ -123,61 +117,61 @@ class WandbSink:
                 if (later := self._later(with_this=self._run.offline)) and not self._told and not self._over:
                     _say(f"W&B was offline: {later}")
                 self._run, self._over = None, True
+                _SERVICE.leave(self)
 
     def cut_off(self) -> bool:
-        """End W&B's own process, whatever it is doing: what waits for it fails at once. What it wrote stays.
-
-        An attempt to begin online goes on offline. (A process that stops even before that leaves W&B's `setup`
-        waiting for a lock of its own, for ever.)
-        """
-        self._cut_off = True
-        for pid in _own_processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Return whether the run is starting online; if so, it starts offline once W&B's process is killed."""
+        self._cut_off = self._tries_online
         return self._tries_online
 
     def abandon(self, why: str) -> None:
-        """Cut it off for good; that it fails then is not said again."""
+        """Print `why` unless the run has finished, and print nothing more."""
         if not self._over:
             self._over = True
             self._warn(why)
-        self.cut_off()
 
-    def let_go(self) -> None:
-        """W&B's exit hook would wait for the process that was ended."""
+    def release(self) -> None:
+        """Let W&B forget its process, which is killed; called from the sink's own thread."""
         self._run = None
-        if "wandb" in sys.modules:
-            _tear_down()
+        _SERVICE.leave(self)
+        _SERVICE.end()
 
     def _init(self, run: Mapping[str, Any], first_step: int) -> Any:
-        import wandb
-
         self._folder.mkdir(parents=True, exist_ok=True)
         seen = outlook()
         mode: Any = seen.mode if self._tracking.wandb == "auto" else self._tracking.wandb
         if mode == "disabled":
             return None
+        _SERVICE.enter(self)
         # Before anything is tried, because the try leaves a folder.
         alone = self.options(run, self._part(run, first_step, online=False))
         if mode != "online":
-            return wandb.init(mode=mode, settings=_known_settings(), **alone)
+            return _start_run(mode=mode, **alone)
         try:
             # Asked here, because W&B would ask for a key on the terminal and wait.
             if not seen.has_login:
                 raise PermissionError("no login for W&B; `wandb login` makes one")
+            if _SERVICE.refusal:
+                raise ConnectionError(_SERVICE.refusal)
             self._tries_online = True
             options = self.options(run, self._part(run, first_step, online=True))
-            return wandb.init(mode="online", resume="allow", settings=_known_settings(), **options)
+            self._run = _start_run(mode="online", resume="allow", **options)
         except Exception as error:
             if self._over:
                 raise
-            why = self._reason(error)
-            # W&B's process goes on holding the id of a run that failed to start.
-            _tear_down()
-            self._run = wandb.init(mode="offline", settings=_known_settings(), **alone)
+            reason = self._reason(error)
+            why = _SERVICE.refusal = _SERVICE.refusal or reason
+            if self._tries_online:
+                # W&B's process keeps the id of a run that failed to start.
+                if _SERVICE.is_used_only_by(self):
+                    _SERVICE.end()
+                else:
+                    alone = self.options(run, self._part(run, first_step, online=False))
+            self._run = _start_run(mode="offline", **alone)
             self._warn(f"goes on offline: {why}")
             self._told = True
-            return self._run
+        self._tries_online = False
+        return self._run
 
     def _part(self, run: Mapping[str, Any], first_step: int, *, online: bool) -> str:
         """What is added to the run's id for this part of it; nothing where W&B can tell it from the others.
@@ -257,14 +251,12 @@ class WandbSink:
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
         try:
-            with _no_error_reports():
-                yield
+            yield
         except Exception as error:
             if not self._over:
                 self._warn(f"{what}: {self._reason(error)}")
             self._run, self._over = None, True
-            # Without this W&B's exit hook would fail loudly, and a later run would inherit a dead process.
-            _tear_down()
+            _SERVICE.leave(self, failed=True)
 
     def _reason(self, error: Exception) -> str:
         """What failed; where that is our own doing, why we did it."""
@@ -355,11 +347,20 @@ def flat_config(run: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _known_settings() -> Any:
+def _start_run(**options: Any) -> Any:
+    """Start a W&B run; `options` are those of `wandb.init`, without settings."""
     import wandb
 
     known = wandb.Settings.model_fields
-    return wandb.Settings(**{key: value for key, value in SETTINGS.items() if key in known})
+    settings = wandb.Settings(**{key: value for key, value in SETTINGS.items() if key in known})
+    run = wandb.init(settings=settings, **options)
+    # W&B counts the steps of each part from 0; our own step is the axis.
+    run.define_metric("train/step")
+    run.define_metric("*", step_metric="train/step")
+    run.define_metric("eval/loss", step_metric="train/step", summary="min")
+    for key in SUMMED_BY_MAX:
+        run.define_metric(key, step_metric="train/step", summary="max")
+    return run
 
 
 def _has_login(settings: Any) -> bool:
@@ -388,24 +389,66 @@ def _no_error_reports() -> Iterator[None]:
             os.environ["WANDB_ERROR_REPORTING"] = before
 
 
-def _tear_down() -> None:
-    # This ends every W&B run of the process. It raises if W&B's own process is gone, and may call sys.exit;
-    # by then it has let go of what it held.
-    with suppress(Exception, SystemExit):
-        import wandb
+class _Service:
+    """W&B's own process, wandb-core: all sinks of this process share one."""
 
-        wandb.teardown()
+    def __init__(self) -> None:
+        self.init = threading.Lock()
+        """Held while a run starts: W&B starts its process, and runs, one at a time."""
+        self.refusal = ""
+        """Why the server did not take a run; the others that share the process then start offline."""
+        self._lock = threading.Lock()
+        self._users: set[WandbSink] = set()
+        self._failed = False
+
+    def enter(self, sink: WandbSink) -> None:
+        """Count a sink among the users."""
+        with self._lock:
+            self._users.add(sink)
+
+    def is_used_only_by(self, sink: WandbSink) -> bool:
+        """Whether no other sink uses the process."""
+        with self._lock:
+            return self._users <= {sink}
+
+    def leave(self, sink: WandbSink, *, failed: bool = False) -> None:
+        """Take a sink from the users; end the process with the last one if one of them failed.
+
+        Otherwise W&B's exit hook would wait for what a failed run still has to send, and a later run would inherit
+        the process.
+        """
+        with self._lock:
+            self._users.discard(sink)
+            self._failed |= failed
+            if not self._users:
+                if self._failed:
+                    self.end()
+                self._failed, self.refusal = False, ""
+
+    def end(self) -> None:
+        """Kill the process and let W&B forget it, which ends every W&B run of this process."""
+        end_service()
+        if "wandb" in sys.modules:
+            # It raises if the process is gone, and may call sys.exit; by then it has released what it held.
+            with suppress(Exception, SystemExit):
+                import wandb
+
+                wandb.teardown()
 
 
-def _own_processes() -> list[int]:
-    """The processes that W&B started from this one, on Linux; W&B keeps its handle on them to itself."""
-    found = []
+_SERVICE = _Service()
+
+
+def end_service() -> None:
+    """Kill the processes that W&B started from this one, on Linux: what waits for them fails; what they wrote stays.
+
+    W&B keeps its handle on them to itself.
+    """
     for task in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
-            for pid in task.read_text().split():
+            for pid in map(int, task.read_text().split()):
                 if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
-                    found.append(int(pid))
-    return found
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _is_unsent(folder: Path) -> bool:

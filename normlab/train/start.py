@@ -23,9 +23,10 @@ from normlab.store.outcome import conclude
 from normlab.store.runs import RunFolder, pack_members
 from normlab.store.schema import DIVERGED, ENDED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
 from normlab.store.series import series
-from normlab.tracking.background import Background
+from normlab.tracking.background import Background, abandon, wait_for_finish, wait_for_start
 from normlab.tracking.base import Sink
 from normlab.tracking.console import Console
+from normlab.tracking.wandb import WandbSink
 from normlab.train import checkpoint
 from normlab.train.identity import describe
 from normlab.train.loop import Loop, copied_rows
@@ -244,9 +245,7 @@ def make_sinks(config: RunConfig, folder: RunFolder, *, console: bool = True) ->
     """Who listens besides the local record, as the config asks; several runs at once have no use for one console."""
     sinks: list[Sink] = [Console()] if console else []
     if config.tracking.wandb != "off":
-        from normlab.tracking.wandb import WandbSink
-
-        sinks.append(Background(WandbSink(config.tracking, folder.path), "W&B"))
+        sinks.append(Background(WandbSink(config.tracking, folder.path)))
     return sinks
 
 
@@ -258,6 +257,7 @@ def _run(loop: Loop, runs: Sequence[dict[str, Any]], stop: StopRequest) -> list[
                 sink.start(run, first)
                 if run.get("continued_from", {}).get("step") == first and first > 0:
                     sink.log(copied_rows(member.folder))
+        wait_for_start(_mirrors(loop))
         with _torchs_words():
             state = loop.run(stop)
     except BaseException as error:
@@ -331,7 +331,7 @@ def _finish(
 ) -> list[dict[str, Any]]:
     """Write the last statuses, tell who listens, and return what they were told."""
     told = list(statuses)
-    mirrors = [sink for member in loop.members for sink in member.sinks if isinstance(sink, Background)]
+    mirrors = _mirrors(loop)
     try:
         for index, (member, status) in enumerate(zip(loop.members, statuses, strict=True)):
             told[index] = status | ({"metrics": member.folder.metrics_digest()} if status["state"] in ENDED else {})
@@ -339,18 +339,23 @@ def _finish(
     finally:
         stop.end()  # no step is left to stop at: from here Ctrl-C is for what is waited for
         try:
-            for mirror in mirrors if at_once else ():
-                mirror.abandon()
+            if at_once:
+                abandon(mirrors)
             for index, member in enumerate(loop.members):
                 if not at_once:
                     told[index] = _with_spikes(member.folder, told[index])
                 for sink in member.sinks:
                     sink.finish(told[index])
+            wait_for_finish(mirrors)
         except KeyboardInterrupt:
-            for mirror in mirrors:
-                mirror.abandon()
+            abandon(mirrors)
             raise
     return told
+
+
+def _mirrors(loop: Loop) -> list[Background]:
+    """Return the sinks of all runs that may have to be waited for."""
+    return [sink for member in loop.members for sink in member.sinks if isinstance(sink, Background)]
 
 
 def _other_statistics(begun: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

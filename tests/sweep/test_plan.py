@@ -49,8 +49,11 @@ def plan(words: list[str]) -> Callable[..., Planned]:
         ["norm=rmsnorm", "++norm.eps=1e-3,1e-4", "model.width=64", "model.mlp_width=${model.width}"],
     ],
 )
-def test_what_is_composed_once_is_what_hydra_composes_each_time(grid: list[str]) -> None:
+def test_what_is_composed_once_is_what_hydra_composes_each_time(
+    grid: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every job of a grid against a composition of its own."""
+    import hydra
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -59,6 +62,7 @@ def test_what_is_composed_once_is_what_hydra_composes_each_time(grid: list[str])
     parsed = OverridesParser.create().parse_overrides(read(grid))
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     assert len(jobs) > 1
+    monkeypatch.setattr("normlab.launch.compose", hydra.compose)  # not that of conftest.py
     assert [plain_tree(config) for config in compose_grid(grid)] == [plain_tree(compose_run(job)) for job in jobs]
 
 

@@ -13,21 +13,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from normlab import __version__
 from normlab.errors import ConfigError, NormlabError, one_line, unknown
 from normlab.openmp import limit_spinning
-from normlab.source import line_of_plugin
+from normlab.source import line_of_plugin, load_plugins
 
 if TYPE_CHECKING:
     from normlab.config import RunConfig
 
 TRUST = typer.Option("--trust", help="Execute the code (plugins) that lies in the run's folder.")
 
+
+class _HydraCommand(TyperCommand):
+    """A command that hands Hydra's flags on. In their long form: click reads -cd=home as -c -d -= -h."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, with Hydra's short flags of two letters or with a value spelt out."""
+        spelt = {"-cd": "--config-dir", "-cn": "--config-name", "-c": "--cfg", "-p": "--package", "-i": "--info"}
+        parts = [word.partition("=") for word in args]
+        return super().parse_args(ctx, [spelt.get(flag, flag) + equals + value for flag, equals, value in parts])
+
+
 app = typer.Typer(
     name="normlab",
     help="A laboratory for normalisation in transformers.",
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -121,8 +134,11 @@ def _echo(line: str) -> None:
 @app.command()
 def summarize(
     path: Annotated[
-        str, typer.Argument(help="A results folder, its runs, one run, or a sweep: its folder or name.")
-    ] = "results",
+        str | None,
+        typer.Argument(
+            metavar="[SWEEP|RUN]", help="A sweep, a run or a results folder: by folder, name, id or its beginning."
+        ),
+    ] = None,
     format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
     by: Annotated[
         str | None, typer.Option("--by", help="One line a cell of these words: norm,placement,model.depth.")
@@ -142,6 +158,7 @@ def summarize(
     spikes: Annotated[
         bool, typer.Option("--spikes", help="With --by: count spikes of runs whose status has no count of them.")
     ] = False,
+    results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
 ) -> None:
     """One line a run: how it ended, its losses, its speed. With --by one line a cell: means over seeds, intervals.
 
@@ -157,12 +174,12 @@ def summarize(
         given = {"--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None}
         if idle := [option for option, value in given.items() if value is not None]:
             raise ConfigError(f"{', '.join(idle)}: has no effect without --by; add --by norm,placement, for one")
-        return typer.echo(render(rows_of(path, where or ()), format))
+        return typer.echo(render(rows_of(path or results_dir, where or (), results_dir), format))
     from normlab.report.by import Options, summarize_by
     from normlab.report.by_text import render_report
 
     asked = Options(where=where or (), against=against, lr=lr, target=target, spikes=spikes)
-    report = summarize_by(path, [word.strip() for word in by.split(",")], asked)
+    report = summarize_by(path or results_dir, [word.strip() for word in by.split(",")], asked, results_dir)
     typer.echo(render_report(report, format))
     for warning in report.warnings:
         typer.echo(f"normlab: {one_line(warning)}", err=True)
@@ -211,15 +228,27 @@ def compare(
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, init, stats or runs.")],
-    name: Annotated[str | None, typer.Argument(help="One of them, whole; for runs, where they are.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME] [plugins=[FILE]]", help="One of them, whole; for runs, where they are."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option and its meaning.")] = False,
 ) -> None:
-    """What there is to choose from, and what was run."""
+    """What there is to choose from, and what was run; with plugins=[my_norm.py] what your own files register too."""
     from normlab.report.catalogue import ENTRIES, ROWS
     from normlab.report.entry import entry_text, one_entry
     from normlab.report.listing import list_runs
     from normlab.report.render import render
 
+    plugins = [word for word in words or [] if word.startswith("plugins=")]
+    name, *more = [word for word in words or [] if word not in plugins] or [None]
+    if more:
+        raise ConfigError(f"list {what} {name} {' '.join(more)}: takes one name; leave out {' '.join(more)}")
+    load_plugins([])
+    if plugins:
+        from normlab.launch import register_plugins
+
+        register_plugins(plugins)
     kinds = {"runs": lambda: list_runs(name or "results"), **(ENTRIES if json else ROWS)}
     if what not in kinds:
         raise ConfigError(unknown("list", what, kinds))
@@ -229,7 +258,7 @@ def list_(
     typer.echo(render(kinds[what](), "json" if json else "table"))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
 def verify(
     words: Annotated[list[str] | None, typer.Argument(help="norm=... placement=..., as for train.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -240,17 +269,19 @@ def verify(
     """
     import torch
 
-    from normlab.launch import compose_run, norm_presets
+    from normlab.launch import compose_run, norm_presets, overrides_in, show_config
     from normlab.report.render import render
     from normlab.verify.run import of_catalogue, verdict
     from normlab.verify.words import checks_of
 
+    if show_config(words or []):
+        return 0
     torch.set_num_threads(1)  # what is checked is small: threads would wait for each other
     found, config = [], compose_run(words) if words else None
     presets = norm_presets(None if config is None else [config.norm.preset])
-    checks = checks_of(config, words or [], presets) if config is not None else of_catalogue(presets)
+    checks = checks_of(config, overrides_in(words or []), presets) if config is not None else of_catalogue(presets)
     for doubt in config.doubts() if config is not None else ():
-        typer.echo(f"normlab: {doubt}", err=True)
+        typer.echo(f"warning: {one_line(doubt)}", err=True)
     for check in checks:
         found.append(check)
         if not json:
@@ -259,7 +290,7 @@ def verify(
     return int(not all(check.passed for check in found))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
 def probe(
     words: Annotated[list[str] | None, typer.Argument(help="placement=pre,post model.depth=6,12: a grid.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many initial weights and batches to average over.")] = 1,
@@ -268,10 +299,12 @@ def probe(
 ) -> None:
     """Signal propagation at initialisation: stream, gradient and update, block by block, without training."""
     from normlab import probe as look
-    from normlab.launch import compose_grid
+    from normlab.launch import compose_grid, show_config
     from normlab.report.pages.shell import check_page
     from normlab.report.render import render
 
+    if show_config(words or []):
+        return
     if page is not None:
         check_page(Path(page), "--page")
     rows = list(look.probe(compose_grid(words or []), seeds, _progress_line))
@@ -303,7 +336,7 @@ def explain(
         webbrowser.open(path.resolve().as_uri())
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
 def sweep(
     words: Annotated[list[str] | None, typer.Argument(help="norm=rmsnorm,dyt 'seed=range(3)': a grid.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; train nothing, leave nothing.")] = False,
@@ -315,17 +348,19 @@ def sweep(
     in numbers train in packs of sweep.pack runs; auto: 1 on a CPU in fp32, 16 in bf16 at width 128 or less; on a GPU 8
     up to width 512, 4 up to 1024. A run's bits depend on the size and the members of its pack, which the plan names.
     """
-    from normlab.launch import compose_sweep
+    from normlab.launch import compose_sweep, show_config
     from normlab.report.render import render
     from normlab.sweep import show
     from normlab.sweep.plan import make_plan
     from normlab.sweep.progress import Progress
     from normlab.sweep.supervisor import supervise
 
+    if show_config(words or []):
+        return 0
     options, asked = compose_sweep(words or [], _progress_line)
     planned = make_plan(options, asked, _progress_line)
     for doubt in planned.doubts:
-        typer.echo(f"normlab: {doubt}", err=True)
+        typer.echo(f"warning: {one_line(doubt)}", err=True)
     plan, folder = planned.plan, planned.folder
     for line in show.plan_lines(plan, folder):
         _echo(line)

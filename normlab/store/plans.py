@@ -31,13 +31,14 @@ FINISHED = "finished"
 """Every run of the pack has ended, finished or diverged."""
 INTERRUPTED = "interrupted"
 """It was asked to stop; its runs go on from their checkpoints."""
-RAISED, EXITED, KILLED, HUNG, MEMORY = "raised", "exited", "killed", "hung", "memory"
+RAISED, EXITED, KILLED, HUNG, MEMORY, LOST = "raised", "exited", "killed", "hung", "memory", "lost"
 FAILURES = {
     RAISED: "raised an exception",
     EXITED: "exited by itself",
     KILLED: "was killed",
     HUNG: "hung",
     MEMORY: "ran out of memory",
+    LOST: "is lost",
 }
 """The causes that are failures, in words."""
 

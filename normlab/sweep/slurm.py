@@ -15,20 +15,21 @@ from typing import Any
 
 from normlab.errors import ConfigError, one_line
 from normlab.store.files import refusal
-from normlab.store.plans import FINISHED, INTERRUPTED, KILLED, MEMORY, End, Pack, Plan
+from normlab.store.plans import FINISHED, INTERRUPTED, KILLED, LOST, MEMORY, End, Pack, Plan
 from normlab.store.queue import Handed, forget_end, handed_to, read_end, read_queue, write_queue
 from normlab.sweep.options import SweepOptions
 from normlab.sweep.plan import is_done
+from normlab.sweep.squeue import GONE_FOR_S, Squeue
 from normlab.sweep.task import NOTICE_S, Task
 
 LOOK_EVERY_S = 2.0
-"""Seconds between two looks at what Slurm has: each is a few requests to a shared disk for every pack."""
+"""Seconds between two looks at what the tasks have written: each is a few requests to a shared disk for every pack."""
 MOST_IN_AN_ARRAY = 1000
 """Tasks of one array job: what Slurm allows unless it was told otherwise."""
 MOST_REQUEUES = 1000
 """How often a pack may reach its time limit: each time it has come further."""
 _STOPPED = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED", "INTERRUPTED")
-"""States in Slurm's words (the last is submitit's own) of what was ended from outside, and may simply go on."""
+"""Slurm's states (the last is submitit's own) of a task that was stopped from outside, and can be resumed."""
 
 
 class Slurm:
@@ -55,6 +56,7 @@ class Slurm:
         self._queue: dict[int, Handed] = {}
         self._jobs: dict[int, Any] = {}
         self._not_begun: set[int] = set()
+        self._squeue = Squeue()
         self._looked = -LOOK_EVERY_S
         self._watched = True
         if options.on == "slurm":
@@ -100,18 +102,20 @@ class Slurm:
         self._not_begun -= set(begun)
         return sorted(begun)
 
-    def ended(self, plan: Plan) -> Iterator[End]:
-        """Those that are over: not queued, not running, and not to be queued again."""
+    def ended(self, plan: Plan, *, patience_s: float | None = None) -> Iterator[End]:
+        """Yield the end of each pack whose task is over.
+
+        A task is over when it has left its result, or has been out of Slurm's queue for `patience_s` seconds
+        (`GONE_FOR_S` unless given).
+        """
         if time.monotonic() - self._looked < LOOK_EVERY_S:
             return
         self._looked = time.monotonic()
         packs = {pack.number: pack for pack in plan.packs}
-        for number in list(self._queue):
-            if not self._is_over(number):
-                continue
+        for number, state in self._over(GONE_FOR_S if patience_s is None else patience_s).items():
             if number in packs:  # else it was halved already
                 done = is_done(self._folder, plan.members(packs[number]))
-                yield read_end(self._folder, number) or _untold(number, self._jobs[number].state, all_ended=done)
+                yield read_end(self._folder, number) or _end_of_task(number, state, all_ended=done)
             del self._queue[number], self._jobs[number]
             self._not_begun.discard(number)
             write_queue(self._folder, self._queue)
@@ -171,11 +175,20 @@ class Slurm:
             self._not_begun.add(pack.number)
         write_queue(self._folder, self._queue)
 
-    def _is_over(self, number: int) -> bool:
-        job = self._jobs[number]
-        if self._queue[number].cluster == "local" and job._process is None:  # another process of ours started it
-            return not _lives(int(job.job_id))
-        return job.done()
+    def _over(self, patience_s: float) -> dict[int, str]:
+        """Return the packs whose tasks are over, by number, with the task's final state, "" if unknown."""
+        over: dict[int, str] = {}
+        in_slurm: dict[str, int] = {}
+        for number, handed in self._queue.items():
+            job = self._jobs[number]
+            if handed.cluster == "slurm" and not job.paths.result_pickle.exists():
+                in_slurm[handed.job] = number
+            elif handed.cluster == "slurm":
+                over[number] = "COMPLETED"
+            elif job.done() if job._process is not None else not _lives(int(job.job_id)):
+                over[number] = str(job.state)  # without a process: another process of ours started it
+        gone = self._squeue.gone(in_slurm, patience_s=patience_s)
+        return over | {in_slurm[task]: state for task, state in gone.items()}
 
 
 def _require(cluster: str) -> None:
@@ -192,17 +205,18 @@ def _said(word: str) -> tuple[str, str | bool]:
     return name, value if equals else True
 
 
-def _untold(number: int, state: str, *, all_ended: bool) -> End:
-    """The end of a task that could say nothing of it, from Slurm's word for its state."""
-    state = str(state).partition(" ")[0]
+def _end_of_task(number: int, state: str, *, all_ended: bool) -> End:
+    """Return the end of a task that reported none, by its final state in Slurm."""
     if all_ended:
         cause, detail = FINISHED, ""
+    elif not state:
+        cause, detail = LOST, "no longer in squeue, and it reported no end: cancelled or killed"
     elif state == "OUT_OF_MEMORY":
-        cause, detail = MEMORY, "Slurm ended it for want of memory; raise sweep.slurm.memory_gb"
+        cause, detail = MEMORY, "Slurm state OUT_OF_MEMORY; raise sweep.slurm.memory_gb"
     elif state in _STOPPED:
-        cause, detail = INTERRUPTED, f"Slurm says {state}; the same command goes on"
+        cause, detail = INTERRUPTED, f"Slurm state {state}; the same command resumes it"
     else:
-        cause, detail = KILLED, f"Slurm says {state}"
+        cause, detail = KILLED, f"Slurm state {state}"
     return End(number, cause, detail, None, 0.0, time.time())
 
 

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from normlab.launch import compose_sweep
 from normlab.store.plans import End, read_ends, read_plan, run_of, sweep_folder
 from normlab.store.queue import Handed, read_end, read_queue, write_end, write_queue
 from normlab.store.runs import RunFolder
-from normlab.sweep import slurm, supervisor
+from normlab.sweep import slurm, squeue, supervisor
 from normlab.sweep.plan import make_plan
+from normlab.sweep.squeue import Squeue
 from normlab.sweep.supervisor import Outcome, supervise
 from tests.sweep.watching import Silent, children_of, wait_for
 
@@ -131,7 +132,7 @@ def runs_of(folder: Path) -> list[RunFolder]:
 
 @dataclass
 class Cluster:
-    """What sbatch was given, and what sacct is to say."""
+    """What sbatch was given, and what squeue and sacct report."""
 
     folder: Path
 
@@ -140,15 +141,23 @@ class Cluster:
         return [path.read_text() for path in sorted(self.folder.glob("job_*.sh"))]
 
     def says(self, **states: str) -> None:
-        """The states of tasks, named t12_0 for task 0 of array 12."""
-        lines = ["JobID|State|NodeList", *(f"{task.removeprefix('t')}|{state}|n1" for task, state in states.items())]
-        (self.folder / "sacct.txt").write_text("\n".join(lines) + "\n")
+        """Set what squeue reports of tasks, named t12_0 for task 0 of array 12; "" if it no longer knows one."""
+        tasks = [f"t{job}{task}" for job in range(12, 20) for task in ("", *(f"_{index}" for index in range(8)))]
+        self._report("squeue", dict.fromkeys(tasks, "RUNNING") | states)
+
+    def has_accounting(self, **states: str) -> None:
+        """Set what sacct reports; without this, it fails as where there is no accounting."""
+        self._report("sacct", states)
+
+    def _report(self, program: str, states: dict[str, str]) -> None:
+        lines = [f"{task.removeprefix('t')}|{state}\n" for task, state in states.items() if state]
+        path = self.folder / f"{program}.txt"
+        path.with_suffix(".new").write_text("".join(lines))
+        path.with_suffix(".new").replace(path)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    from submitit import SlurmJob
-
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     place = tmp_path / "bin"
     place.mkdir()
     programs = {
@@ -156,7 +165,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         f'n=$(ls {place}/job_*.sh 2>/dev/null | wc -l); cp "$1" {place}/job_$n.sh\n'
         'echo "Submitted batch job $((n + 12))"',
         "srun": "exit 1",
-        "sacct": f"cat {place}/sacct.txt",
+        "squeue": f"cat {place}/squeue.txt",
+        "sacct": f"cat {place}/sacct.txt 2>&- || {{ echo Slurm accounting storage is disabled >&2; exit 1; }}",
     }
     for name, lines in programs.items():
         (place / name).write_text(f"#!/bin/sh\n{lines}\n")
@@ -164,12 +174,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
     monkeypatch.setattr(supervisor, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(slurm, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(SlurmJob.watcher, "_delay_s", 0)
-    SlurmJob.watcher.clear()
+    monkeypatch.setattr(squeue, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(slurm, "GONE_FOR_S", 0.0)
     cluster = Cluster(place)
     cluster.says()
-    yield cluster
-    SlurmJob.watcher.clear()
+    return cluster
 
 
 THERE = ["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.name=x"]
@@ -212,7 +221,10 @@ def test_what_slurm_is_asked_for(words: list[str], tmp_path: Path, cluster: Clus
     assert "gres" not in script
 
 
-def test_what_slurm_says_of_tasks_that_cannot_speak(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
+@pytest.mark.parametrize("program", ["squeue", "sacct"])
+def test_what_slurm_says_of_tasks_that_cannot_speak(
+    words: list[str], tmp_path: Path, cluster: Cluster, program: str
+) -> None:
     """Want of memory halves the pack, into an array of its own; what was cancelled goes on when it is asked to."""
     grid = [*words, *THERE, "seed=range(4)", "optim=adamw", "sweep.pack=2", "norm=layernorm,rmsnorm"]
     folder = sweep_folder(tmp_path / "results", "x")
@@ -221,7 +233,10 @@ def test_what_slurm_says_of_tasks_that_cannot_speak(words: list[str], tmp_path: 
         queue = read_queue(folder)
         if set(queue) >= {1, 2, 3, 4}:
             finish(folder, 1)
-            cluster.says(t12_1="OUT_OF_MEMORY", t12_2="CANCELLED by 1000", t12_3="NODE_FAIL")
+            states = {"t12_1": "OUT_OF_MEMORY", "t12_2": "CANCELLED by 1000", "t12_3": "NODE_FAIL"}
+            if program == "sacct":
+                cluster.has_accounting(**states)
+            cluster.says(**(states if program == "squeue" else dict.fromkeys(states, "")))
         for number in {5, 6} & set(queue):
             finish(folder, number)
 
@@ -230,7 +245,7 @@ def test_what_slurm_says_of_tasks_that_cannot_speak(words: list[str], tmp_path: 
         ("finished", 1, []), ("memory", 2, [5, 6]), ("interrupted", 3, []), ("killed", 4, []),
         ("finished", 5, []), ("finished", 6, []),
     ]  # fmt: skip
-    assert {number: end.detail for number, end in outcome.failed.items()} == {4: "Slurm says NODE_FAIL"}
+    assert {number: end.detail for number, end in outcome.failed.items()} == {4: "Slurm state NODE_FAIL"}
     assert len(cluster.scripts) == 2
     assert "--array=0-1%2" in cluster.scripts[1]
     # Again: what failed waits, what was cancelled is handed over.
@@ -239,6 +254,91 @@ def test_what_slurm_says_of_tasks_that_cannot_speak(words: list[str], tmp_path: 
     assert ("finished", 3, []) in told
     assert outcome.code == 1
     assert len(cluster.scripts) == 3
+
+
+def test_a_task_that_left_the_queue_without_an_end_is_lost(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
+    """Without accounting, and once squeue has forgotten the task; it has failed, and is handed over when asked to."""
+    grid = [*words, *THERE, "seed=range(3)"]
+    folder = sweep_folder(tmp_path / "results", "x")
+    looks = iter(range(1000))
+
+    def act() -> None:
+        assert next(looks, None) is not None, "the lost task is still shown as running"
+        if {1, 2, 3} <= set(read_queue(folder)):
+            finish(folder, 1)
+            cluster.says(t12_1="")
+        elif 2 not in read_queue(folder):
+            finish(folder, 3)
+
+    outcome, told, _ = run_sweep(grid, act)
+    assert ("lost", 2, []) in told
+    assert outcome.code == 1
+    assert {number: end.cause for number, end in outcome.failed.items()} == {2: "lost"}
+    assert outcome.failed[2].detail == "no longer in squeue, and it reported no end: cancelled or killed"
+    assert [end.cause for end in read_ends(folder)] == ["finished", "lost", "finished"]
+    outcome, told, _ = run_sweep(grid)
+    assert told[0] == ("begin", [], 2, [2])
+    options, asked = compose_sweep(grid)
+    planned, watcher = make_plan(options, asked), Silent(lambda: finish(folder, 2))
+    assert supervise(planned.folder, planned.plan, options, watcher, retry_failed=True).code == 0
+
+
+def test_a_task_that_reported_its_end_and_left_the_queue_is_over(
+    words: list[str], tmp_path: Path, cluster: Cluster
+) -> None:
+    """As after scancel: the task has no result, since submitit would take it for finished."""
+    folder = sweep_folder(tmp_path / "results", "x")
+    looks = iter(range(1000))
+
+    def act() -> None:
+        assert next(looks, None) is not None, "the cancelled task is still shown as running"
+        write_end(folder, End(1, "interrupted", "stopped", 143, 1.0, time.time()))
+        cluster.says(t12="CANCELLED")
+
+    outcome, _, _ = run_sweep([*words, *THERE, "seed=0"], act)
+    assert (outcome.code, [end.detail for end in read_ends(folder)]) == (1, ["stopped"])
+
+
+def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(program: str, patience_s: float = 0.0, watch: Squeue | None = None) -> dict[str, str]:
+        (cluster.folder / "squeue").write_text(f"#!/bin/sh\n{program}\n")
+        return (watch or Squeue()).gone({"12_0", "12_1"}, patience_s=patience_s)
+
+    assert gone("echo '12_0|PENDING'; echo '12_1|REQUEUED'") == {}
+    assert gone("echo '12_0|COMPLETING'") == {"12_1": ""}
+    assert gone("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1") == {"12_0": "", "12_1": ""}
+    assert gone("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1") == {}
+    (cluster.folder / "sacct.txt").write_text("12_0|TIMEOUT\n12_1|RUNNING\n12_[2-9]|PENDING\n")
+    assert gone(":") == {"12_0": "TIMEOUT", "12_1": ""}
+    # Two answers must lie further apart than the patience, and between them the task is not seen.
+    clock = 100.0
+    monkeypatch.setattr(squeue.time, "monotonic", lambda: clock)
+    watch = Squeue()
+    assert gone(":", 60, watch) == {}
+    clock = 130.0
+    assert gone("echo '12_0|RUNNING'", 60, watch) == {}
+    clock = 170.0
+    assert gone("exit 1", 60, watch) == {}
+    assert gone(":", 60, watch) == {"12_1": ""}
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", f"{cluster.folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(squeue, "ANSWER_WITHIN_S", 0.2)
+    assert gone("exec sleep 60") == {}
+
+
+def test_squeue_is_asked_once_for_all_tasks_and_not_too_often(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = cluster.folder / "calls"
+    (cluster.folder / "squeue").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    monkeypatch.setattr(squeue, "ASK_EVERY_S", 1000.0)
+    watch = Squeue()
+    for _ in range(5):
+        watch.gone({"12_0", "12_1", "13"}, patience_s=60)
+    (call,) = calls.read_text().splitlines()
+    assert call.endswith("--jobs=12,13")
 
 
 def test_what_ended_while_nobody_looked(words: list[str], tmp_path: Path, cluster: Cluster) -> None:

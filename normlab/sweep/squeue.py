@@ -1,0 +1,107 @@
+"""Ask Slurm which tasks have left its queue, with or without accounting.
+
+squeue knows every task that is pending or running, and for some minutes how a task ended (`MinJobAge`); sacct knows
+the final state for good, but only where accounting is set up. A command that fails is no evidence.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Collection
+
+ASK_EVERY_S = 15.0
+"""Least time, in seconds, between two calls of squeue: one call asks for all tasks of a sweep."""
+GONE_FOR_S = 60.0
+"""How long a task must be out of the queue before it counts as over: it may be requeued, or its files may be late."""
+ANSWER_WITHIN_S = 20.0
+"""How long one command of Slurm may take, in seconds."""
+FINAL = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    ]
+)
+"""Slurm's states of a task that has ended; in every other state it is queued, running or about to be requeued."""
+
+
+class Squeue:
+    """Keeps track of when each task was last seen in the queue."""
+
+    def __init__(self) -> None:
+        self._asked = self._answered = -float("inf")
+        self._gone: dict[str, tuple[float, str]] = {}
+        """By task: when it was first seen to be out of the queue, and its final state, "" if unknown."""
+
+    def gone(self, tasks: Collection[str], *, patience_s: float) -> dict[str, str]:
+        """Return the tasks that have been out of the queue for `patience_s`, with their final state, "" if unknown.
+
+        Args:
+            tasks: By Slurm's names, JOB or ARRAY_INDEX.
+            patience_s: In seconds, between two answers of squeue.
+        """
+        now = time.monotonic()
+        if tasks and now - self._asked >= ASK_EVERY_S:
+            self._asked = now
+            if (states := _squeue(tasks)) is not None:
+                self._answered = now
+                for task in tasks:
+                    state = states.get(task, "")
+                    if state and state not in FINAL:
+                        self._gone.pop(task, None)
+                    else:
+                        since, known = self._gone.get(task, (now, ""))
+                        self._gone[task] = since, state or known
+        gone = {
+            task: state
+            for task, (since, state) in self._gone.items()
+            if task in tasks and self._answered - since >= patience_s
+        }
+        if unknown := [task for task, state in gone.items() if not state]:
+            gone |= _sacct(unknown)
+        return gone
+
+
+def _squeue(tasks: Collection[str]) -> dict[str, str] | None:
+    """Return the states of those tasks that squeue still knows, or None if it does not answer."""
+    answer = _run("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", f"--jobs={_jobs(tasks)}")
+    if answer is None:
+        return None
+    if answer.returncode and "Invalid job id" not in answer.stderr:  # so it says that it knows none of them
+        return None
+    return _states(answer.stdout)
+
+
+def _sacct(tasks: Collection[str]) -> dict[str, str]:
+    """Return the final states of those tasks of which accounting has one; none without accounting."""
+    answer = _run(
+        "sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State", f"--jobs={_jobs(tasks)}"
+    )
+    states = {} if answer is None or answer.returncode else _states(answer.stdout)
+    return {task: state for task, state in states.items() if task in tasks and state in FINAL}
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_WITHIN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _jobs(tasks: Collection[str]) -> str:
+    """Return the jobs of the tasks: one name for all tasks of an array."""
+    return ",".join(sorted({task.partition("_")[0] for task in tasks}))
+
+
+def _states(text: str) -> dict[str, str]:
+    """Parse lines of `TASK|STATE`; "CANCELLED by 1000" is CANCELLED."""
+    rows = (line.strip().partition("|") for line in text.splitlines())
+    return {task: state.split()[0] for task, _, state in rows if state.split()}

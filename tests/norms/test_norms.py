@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -72,6 +73,10 @@ ALL = [options for kind in load_all().values() for options in variants(kind)] + 
 
 each_norm = pytest.mark.parametrize("options", DEFAULTS, ids=label)
 each_variant = pytest.mark.parametrize("options", ALL, ids=label)
+# Where a variant takes long: all but the defaults are slow; test_references.py holds each to its formula in any case.
+mainly_defaults = pytest.mark.parametrize(
+    "options", [pytest.param(one, marks=[] if one in DEFAULTS else pytest.mark.slow, id=label(one)) for one in ALL]
+)
 both_modes = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 
 
@@ -109,16 +114,15 @@ def assert_same(actual: tuple, expected: tuple, **tolerance: float) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(5, WIDTH), (2, 3, WIDTH), (2, 3, 4, WIDTH), (2, 3, 1)], ids=str)
-def test_shape_dtype_and_input_are_kept(options: NormConfig, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_shape_dtype_and_input_are_kept(options: NormConfig, shape: tuple[int, ...]) -> None:
     try:
         options.fits(shape[-1])
     except ConfigError as refused:
         with pytest.raises(ConfigError, match=re.escape(str(refused))):
             options.build(shape[-1])
         return
-    for training in (True, False):
+    for training, dtype in itertools.product((True, False), (torch.float32, torch.float64, torch.bfloat16)):
         norm = build(options, width=shape[-1], training=training)
         x = draw(*shape, dtype=dtype)
         before = x.clone()
@@ -223,7 +227,7 @@ class Several(nn.Module):
         return torch.stack([norm(own) for norm, own in zip(self.norms, x, strict=True)])
 
 
-@each_variant
+@mainly_defaults
 def test_one_graph_equals_eager(options: NormConfig) -> None:
     # Traced as a compiled run would be, but not lowered to C++: that is the slow part, done once below.
     torch.compiler.reset()
@@ -271,21 +275,20 @@ INPUTS = {
 
 
 @each_variant
-@both_modes
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", INPUTS)
-def test_values_and_gradients_are_finite(options: NormConfig, training: bool, dtype: torch.dtype, kind: str) -> None:
-    y, grads, buffers = outcome(build(options, training=training), INPUTS[kind].to(dtype))
-    if options == NO_EPS and kind == "zero":
-        # The one norm that is not defined everywhere says so.
-        assert "NaN at x = 0" in (type(options).__doc__ or "")
-        assert y.isnan().all()
-        return
-    for tensor in (y, *grads.values(), *buffers.values()):
-        assert tensor.isfinite().all()
+def test_values_and_gradients_are_finite(options: NormConfig, kind: str) -> None:
+    for training, dtype in itertools.product((True, False), (torch.float32, torch.bfloat16)):
+        y, grads, buffers = outcome(build(options, training=training), INPUTS[kind].to(dtype))
+        if options == NO_EPS and kind == "zero":
+            # The one norm that is not defined everywhere says so.
+            assert "NaN at x = 0" in (type(options).__doc__ or "")
+            assert y.isnan().all()
+            continue
+        for tensor in (y, *grads.values(), *buffers.values()):
+            assert tensor.isfinite().all(), (training, dtype)
 
 
-@each_variant
+@mainly_defaults
 @both_modes
 def test_gradcheck(options: NormConfig, training: bool) -> None:
     norm = build(options, training=training).double()

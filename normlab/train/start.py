@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from normlab.config import RunConfig
+from normlab.config import RunConfig, canonical_hash, config_of_record
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, MemoryRanOut, NormlabError, StoreError
 from normlab.stats.spikes import count
@@ -21,6 +21,7 @@ from normlab.store.arrays import FOLDER as STATS_FOLDER
 from normlab.store.evaluations import evaluations
 from normlab.store.files import refusal, write_atomic
 from normlab.store.outcome import conclude
+from normlab.store.reading import MENDING
 from normlab.store.runs import RunFolder, pack_members
 from normlab.store.schema import DIVERGED, ENDED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
 from normlab.store.series import series
@@ -148,6 +149,10 @@ def _ended(member: Member, now: Mapping[str, Any]) -> Outcome | None:
     if not folder.exists():
         return None
     run, status = folder.run(), folder.status()
+    if not _is_record_of(run, now):
+        raise StoreError(
+            f"{folder.path / RUN_FILE}: is damaged (it is not the record of run {folder.run_id}); {MENDING[RUN_FILE]}"
+        )
     if status["state"] not in ENDED:
         return None
     if problem := folder.metrics_problem():
@@ -160,6 +165,20 @@ def _ended(member: Member, now: Mapping[str, Any]) -> Outcome | None:
             "into its checkpoints now, and run.fresh=true trains another run that measures so"
         )
     return Outcome(folder, status["state"], status, already=True)
+
+
+def _is_record_of(run: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a run.json, whoever wrote it, is of the run that its folder's name says, and has every part of one."""
+    try:
+        config, identity = config_of_record(run["config"]).identity(), run["identity"]
+        same = canonical_hash([config, identity]) == canonical_hash([now["identity"]["config"], now["identity"]])
+        whole = all(isinstance(run[part], type(now[part])) for part in ("run_id", "name", "resolved", "corpus"))
+        git, pack = run["git"] or {"commit": "", "diff": ""}, run.get("pack")
+        whole = whole and all(isinstance(git[part], str) for part in ("commit", "diff"))
+        whole = whole and isinstance(run["versions"], dict) and isinstance(run["config"]["run"]["fresh"], bool)
+        return same and whole and (pack is None or isinstance(pack["runs"], list))
+    except (ConfigError, KeyError, TypeError, ValueError, AttributeError):
+        return False
 
 
 def _refuse_other_company(run: Mapping[str, Any], now: Mapping[str, Any], pack: Mapping[str, Any] | None) -> None:

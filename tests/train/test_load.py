@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from resuming import Command, contents
 
 import normlab
 from normlab import memory
@@ -17,14 +17,21 @@ from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
 from normlab.store.schema import SEAL, seal
 
-Command = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def folder(reference: Path, tmp_path: Path) -> RunFolder:
     """A copy of a trained run, to be damaged; its width is 32, its depth 2."""
     shutil.copytree(reference, tmp_path / reference.name)
     return RunFolder(tmp_path / reference.name)
+
+
+@pytest.fixture
+def trained(reference: Path, tmp_path: Path) -> RunFolder:
+    """The same where `command` looks for it, stopped before its last checkpoint."""
+    folder = RunFolder(tmp_path / "results" / "runs" / reference.name)
+    shutil.copytree(reference, folder.path)
+    folder.write_status({**folder.status(), "state": "interrupted"})
+    return folder
 
 
 def rewrite(folder: RunFolder, option: str, value: Any) -> None:
@@ -65,6 +72,34 @@ def test_absurd_records_are_one_line_and_build_nothing(
         code, out, err = run_command(*command)
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert told in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("config.model.width", 2**17),
+        ("config", 3),
+        ("identity", None),
+        ("resolved", None),
+        ("versions", None),
+        ("git", 3),
+        ("run_id", 5),
+        ("corpus", 3),
+        ("pack", {}),
+    ],
+)
+def test_a_record_of_something_else_is_not_resumed(
+    option: str, value: Any, trained: RunFolder, command: Command
+) -> None:
+    rewrite(trained, option, value)
+    before = contents(trained.path)
+    code, out, err = command()
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert f"run.json: is damaged (it is not the record of run {trained.run_id}); put back a copy" in err
+    assert {name: content for name, content in contents(trained.path).items() if name != "lock"} == {
+        name: content for name, content in before.items() if name != "lock"
+    }
 
 
 def test_weights_that_the_machine_has_no_memory_for(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,20 +16,10 @@ GONE_FOR_S = 60.0
 """How long a task must be out of the queue before it counts as over: it may be requeued, or its files may be late."""
 ANSWER_WITHIN_S = 20.0
 """How long one command of Slurm may take, in seconds."""
-FINAL = frozenset(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    ]
-)
+FINAL = frozenset((
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT",
+))  # fmt: skip
 """Slurm's states of a task that has ended; in every other state it is queued, running or about to be requeued."""
 
 

@@ -20,12 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from normlab.config import TrackingConfig
 from normlab.store.runs import RunFolder
-from normlab.tracking.wandb import flat_config, payloads
+from normlab.tracking.wandb import WandbSink, flat_config, payloads
 from tests.sweep.watching import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -376,6 +378,20 @@ def test_offline_each_part_of_a_run_is_a_folder_with_our_steps(tmp_path: Path) -
     assert ends == {"interrupted": 0, "failed": 1, "diverged": 0}
     (diverged,) = [rows for _, _, rows, summary, _ in parts if summary.get("state") == "diverged"]
     assert math.isnan(diverged[0]["train/loss_max"])
+
+
+def test_the_summary_has_the_outcome_and_no_final_loss_of_a_diverged_run(tmp_path: Path) -> None:
+    def summary_of(**status: Any) -> dict[str, Any]:
+        sink: Any = WandbSink(TrackingConfig(wandb="offline"), tmp_path)
+        sink._run = SimpleNamespace(summary={}, finish=lambda exit_code: None, offline=False)
+        kept = sink._run.summary
+        sink.finish({"val_loss": 7.5, "best_val_loss": 5.5} | status)
+        return kept
+
+    diverged = {"state": "diverged", "outcome": "diverged", "best_val_loss": 5.5, "last_val_loss": 7.5}
+    assert summary_of(state="diverged", outcome="diverged") == diverged
+    stuck = {"state": "finished", "outcome": "stuck", "val_loss": 7.5, "best_val_loss": 5.5}
+    assert summary_of(state="finished", outcome="stuck") == stuck
 
 
 def test_its_process_killed(tmp_path: Path) -> None:

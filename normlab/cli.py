@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from normlab import __version__
 from normlab.errors import ConfigError, NormlabError, one_line, unknown
@@ -22,10 +23,21 @@ from normlab.source import line_of_plugin
 if TYPE_CHECKING:
     from normlab.config import RunConfig
 
+class _HydraCommand(TyperCommand):
+    """A command that hands Hydra's flags on. In their long form: click reads -cd=home as -c -d -= -h."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, with Hydra's short flags of two letters or with a value spelt out."""
+        spelt = {"-cd": "--config-dir", "-cn": "--config-name", "-c": "--cfg", "-p": "--package", "-i": "--info"}
+        parts = [word.partition("=") for word in args]
+        return super().parse_args(ctx, [spelt.get(flag, flag) + equals + value for flag, equals, value in parts])
+
+
 app = typer.Typer(
     name="normlab",
     help="A laboratory for normalisation in transformers.",
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -225,7 +237,7 @@ def list_(
     typer.echo(render(kinds[what](), "json" if json else "table"))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
 def verify(
     words: Annotated[list[str] | None, typer.Argument(help="norm=... placement=..., as for train.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -236,15 +248,17 @@ def verify(
     """
     import torch
 
-    from normlab.launch import compose_run, norm_presets
+    from normlab.launch import compose_run, norm_presets, overrides_in, show_config
     from normlab.report.render import render
     from normlab.verify.run import of_catalogue, verdict
     from normlab.verify.words import checks_of
 
+    if show_config(words or []):
+        return 0
     torch.set_num_threads(1)  # what is checked is small: threads would wait for each other
     found, config = [], compose_run(words) if words else None
     presets = norm_presets(None if config is None else [config.norm.preset])
-    checks = checks_of(config, words or [], presets) if config is not None else of_catalogue(presets)
+    checks = checks_of(config, overrides_in(words or []), presets) if config is not None else of_catalogue(presets)
     for doubt in config.doubts() if config is not None else ():
         typer.echo(f"normlab: {doubt}", err=True)
     for check in checks:
@@ -255,7 +269,7 @@ def verify(
     return int(not all(check.passed for check in found))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
 def probe(
     words: Annotated[list[str] | None, typer.Argument(help="placement=pre,post model.depth=6,12: a grid.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many initial weights and batches to average over.")] = 1,
@@ -264,10 +278,12 @@ def probe(
 ) -> None:
     """Signal propagation at initialisation: stream, gradient and update, block by block, without training."""
     from normlab import probe as look
-    from normlab.launch import compose_grid
+    from normlab.launch import compose_grid, show_config
     from normlab.report.pages.shell import check_page
     from normlab.report.render import render
 
+    if show_config(words or []):
+        return
     if page is not None:
         check_page(Path(page), "--page")
     rows = list(look.probe(compose_grid(words or []), seeds, _progress_line))
@@ -299,7 +315,7 @@ def explain(
         webbrowser.open(path.resolve().as_uri())
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
 def sweep(
     words: Annotated[list[str] | None, typer.Argument(help="norm=rmsnorm,dyt 'seed=range(3)': a grid.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; train nothing, leave nothing.")] = False,
@@ -309,7 +325,7 @@ def sweep(
 
     The same words again go on with it. Exit code 1 where a run failed; one that diverged is an outcome.
     """
-    from normlab.launch import compose_sweep
+    from normlab.launch import compose_sweep, show_config
     from normlab.report.render import render
     from normlab.store.plans import Plan, has_plan
     from normlab.sweep import auto, show
@@ -317,6 +333,8 @@ def sweep(
     from normlab.sweep.progress import Progress
     from normlab.sweep.supervisor import supervise
 
+    if show_config(words or []):
+        return 0
     options, asked = compose_sweep(words or [], _progress_line)
     planned = make_plan(options, asked, _progress_line)
     for doubt in planned.doubts:

@@ -1,11 +1,13 @@
-"""From words to a RunConfig, by Hydra. Only this module and `words.py` know it.
+"""From a command line to RunConfigs, by Hydra. Only this module and `words.py` know it.
 
-Every word is composed and validated before anything starts, so that a mistake leaves nothing behind; then
-Hydra runs the job as it would any other application's, and all of its flags work.
+`train`, `sweep`, `verify` and `probe` read the same command line (`_Line`) and compose in the same way (`_composing`).
+Every run is composed and validated before anything starts, so that a mistake leaves nothing behind; then, for `train`,
+Hydra runs the job as it would any other application's, and its flags work.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import dataclasses
@@ -15,6 +17,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import hydra
@@ -23,21 +26,25 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import BooleanNode, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
-from normlab import memory
+from normlab import __version__, memory
 from normlab import words as reading
 from normlab.config import OPTIMIZERS, RunConfig
 from normlab.corpora import DATA, FilesData
-from normlab.errors import ConfigError, NormlabError, nearest, one_line
+from normlab.errors import ConfigError, NormlabError, one_line
 from normlab.norms.base import NormConfig
 from normlab.norms.base import load_all as load_norms
+from normlab.option_names import hint
 from normlab.paths import config_dir
 from normlab.placements.base import load_all as load_placements
 from normlab.source import load_plugins
@@ -68,7 +75,7 @@ def to_config(cfg: DictConfig, words: Sequence[str] = ()) -> RunConfig:
         raise reading.explain(error, words) from error
     if not isinstance(config, RunConfig):
         raise ConfigError(
-            "--config-name: what it names is no run; let its defaults begin with run_schema, as conf/train.yaml does"
+            "--config-name: the config is not one of a run; let its defaults list begin with train"
         )
     config.validate()
     config.refuse_idle()
@@ -82,65 +89,143 @@ def _refuse_additions(node: DictConfig, prefix: str = "") -> None:
         word = f"{prefix}{key}"
         if dataclasses.is_dataclass(kind) and key not in (known := {field.name for field in dataclasses.fields(kind)}):
             raise ConfigError(
-                f"{word}: no such option; choose one of {', '.join(sorted(known))}{nearest(str(key), known)}"
+                f"{word}: no such option; choose one of {', '.join(sorted(known))}{hint(word, reading.all_options())}"
             )
         if not OmegaConf.is_missing(node, key) and isinstance(child := node[key], DictConfig):
             _refuse_additions(child, f"{word}.")
 
 
-def compose_run(words: Sequence[str], config_folder: str | None = None) -> RunConfig:
-    """The validated config that words on the command line would make.
+@dataclass(frozen=True)
+class _Line:
+    """A command line: the overrides as they were typed and as Hydra reads them, and Hydra's flags."""
+
+    words: list[str]
+    overrides: list[str]
+    flags: list[str]
+    args: argparse.Namespace
+
+    @property
+    def config_name(self) -> str:
+        """The primary config."""
+        return self.args.config_name or "train"
+
+
+def _read_line(words: Sequence[str]) -> _Line:
+    """Split a command line, register its plugins, and refuse the flags that no command of normlab has.
 
     Raises:
-        ConfigError: Naming the word, what was seen, and what to do.
+        ConfigError: A flag or an override cannot be read, or a plugin cannot be loaded.
     """
-    register(_plugins_in(words))
-    overrides = reading.read(words)
-    if config_folder is not None:
-        overrides.append(_search(config_folder))
-    with _composing(words):
-        return to_config(compose("train", overrides=overrides), words)
+    parser = argparse.ArgumentParser(parents=[get_args_parser()], add_help=False, conflict_handler="resolve")
+    parser.add_argument("--version", action="version", version=f"normlab {__version__}")
+    parser.error = _refuse_flag
+    args = parser.parse_intermixed_args(list(words))
+    _check_flags(args)
+    register(_plugins_in(args.overrides))
+    # Hydra's own help may be asked for beside overrides of any kind.
+    overrides = [] if args.hydra_help else reading.read(args.overrides)
+    return _Line(args.overrides, overrides, [word for word in words if word not in args.overrides], args)
+
+
+def _read_line_without_job(words: Sequence[str]) -> _Line:
+    """The command line of `sweep`, `verify` and `probe`, which compose runs and hand no job to Hydra.
+
+    Raises:
+        ConfigError: As `_read_line`; or a flag or an override only changes how Hydra runs a job.
+    """
+    line = _read_line(words)
+    jobs = ("run", "hydra_help", "shell_completion")
+    if idle := next((flag for flag in jobs if getattr(line.args, flag)), None):
+        raise ConfigError(f"--{idle.replace('_', '-')}: has no effect here; leave it out, or use normlab train")
+    if idle := next((word for word in line.words if re.match(r"\+*hydra(?!\.searchpath)\b", word)), None):
+        raise ConfigError(f"{idle}: has no effect here, only normlab train hands its job to Hydra; leave it out")
+    return line
+
+
+def compose_run(words: Sequence[str]) -> RunConfig:
+    """Return the validated config that a command line makes.
+
+    Raises:
+        ConfigError: Naming the override, the value seen, and what to do.
+    """
+    line = _read_line_without_job(words)
+    if line.args.multirun:
+        raise ConfigError("--multirun: has no effect here, where there is one run; leave it out")
+    with _composing(line):
+        return to_config(compose(line.config_name, overrides=line.overrides), line.words)
 
 
 def compose_grid(words: Sequence[str]) -> list[RunConfig]:
-    """The configs of a grid, `norm=rmsnorm,dyt model.depth=6,12`: every combination, as with `train --multirun`.
+    """Return the configs of a grid, `norm=rmsnorm,dyt model.depth=6,12`: every combination, as `train --multirun`.
 
     Raises:
-        ConfigError: Naming the word, what was seen, and what to do.
+        ConfigError: Naming the override, the value seen, and what to do.
     """
-    register(_plugins_in(words))
-    overrides = reading.read(words)
-    with _composing(words):
-        return [config for _, config in _composed(_jobs(overrides))]
+    line = _read_line_without_job(words)
+    with _composing(line):
+        return [config for _, config in _composed(line)]
 
 
 def compose_sweep(
     words: Sequence[str], tell: Callable[[str], None] = lambda _: None
 ) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
-    """How a sweep is run, and of each of its jobs the words that tell it from the others, and its validated config.
+    """Return the options of a sweep, and of each job the overrides that differ between jobs, and its validated config.
 
     Args:
-        words: Of the command line: those of a grid, and those after `sweep.`.
-        tell: Is told how far it is.
+        words: The command line: a grid, and the options of the sweep, which begin with `sweep.`.
+        tell: Is called with the progress, as text.
 
     Raises:
-        ConfigError: Naming the word, what was seen, and what to do.
+        ConfigError: Naming the override, the value seen, and what to do.
     """
-    own = [word for word in words if re.match(r"[+~]*sweep\.", word)]
-    words = [word for word in words if word not in own]
+    own = _of_sweep(words)
     options = _sweep_options(own)
-    register(_plugins_in(words))
-    overrides = reading.read(words)
-    with _composing(words):
-        jobs = _jobs(overrides)
-        varied = {word.get_key_element() for word in reading.parse(overrides) if word.is_sweep_override()}
+    line = _read_line_without_job([word for word in words if word not in own])
+    with _composing(line):
+        count, varied = len(_jobs(line.overrides)), _varied(line)
         found: list[tuple[list[str], RunConfig]] = []
-        for job, config in _composed(jobs):
-            tell(f"composing: {len(found) + 1} of {len(jobs)} runs")
+        for job, config in _composed(line):
+            tell(f"composing: {len(found) + 1} of {count} runs")
             _check_machine(config, options)
             found.append(([word for word in job if word.partition("=")[0] in varied], config))
     tell("")
     return options, found
+
+
+def overrides_in(words: Sequence[str]) -> list[str]:
+    """Return the overrides of a command line, without Hydra's flags; empty where no run is named at all."""
+    line = _read_line_without_job(words)
+    return [*line.words, *([f"--config-name={line.config_name}"] if line.args.config_name else [])]
+
+
+def show_config(words: Sequence[str]) -> bool:
+    """Print what --cfg or --info asks for, of each run of a grid, as `train` prints it of one.
+
+    Returns:
+        Whether either was asked for.
+
+    Raises:
+        ConfigError: The command line cannot be read or composed.
+    """
+    line = _read_line_without_job([word for word in words if word not in _of_sweep(words)])
+    if not (line.args.cfg or line.args.info):
+        return False
+    with _composing(line):
+        jobs, varied = _jobs(line.overrides), _varied(line)
+    for number, job in enumerate(jobs):
+        if varied:
+            print("---\n" * (number > 0) + f"# {' '.join(word for word in job if word.partition('=')[0] in varied)}")
+        _run_hydra(line, job, lambda _: None)
+    return True
+
+
+def _of_sweep(words: Sequence[str]) -> list[str]:
+    return [word for word in words if re.match(r"[+~]*sweep\.", word)]
+
+
+def _varied(line: _Line) -> set[str]:
+    """The keys that a grid gives several values."""
+    return {override.get_key_element() for override in reading.parse(line.overrides) if override.is_sweep_override()}
 
 
 def _sweep_options(words: Sequence[str]) -> SweepOptions:
@@ -165,17 +250,17 @@ def _parsed(word: str) -> Override:
         return OverridesParser.create().parse_override(word)
 
 
-def _composed(jobs: Sequence[Sequence[str]]) -> Iterator[tuple[Sequence[str], RunConfig]]:
+def _composed(line: _Line) -> Iterator[tuple[Sequence[str], RunConfig]]:
     """Each job of a grid, and its config: what is chosen by name is composed once, the values are set in copies of it.
 
     Composing is nearly all in the choices. The values are set by Hydra's own function, which does it after them.
     """
     chosen: dict[tuple[str, ...], DictConfig] = {}
-    for job in jobs:
+    for job in _jobs(line.overrides):
         choices = tuple(word for word in job if _is_choice(word))
         with _explained(job):
             if choices not in chosen:
-                chosen[choices] = compose("train", overrides=list(choices))
+                chosen[choices] = compose(line.config_name, overrides=list(choices))
             cfg = copy.deepcopy(chosen[choices])
             ConfigLoaderImpl._apply_overrides_to_config([_parsed(word) for word in job if not _is_choice(word)], cfg)
             config = to_config(cfg, job)
@@ -183,9 +268,9 @@ def _composed(jobs: Sequence[Sequence[str]]) -> Iterator[tuple[Sequence[str], Ru
 
 
 def _is_choice(word: str) -> bool:
-    """Whether a word chooses by name, or speaks to Hydra; the others set a value."""
+    """Whether an override chooses a config by name, one of the user's too, or is Hydra's; the others set a value."""
     key = word.partition("=")[0].lstrip("+")
-    return key in reading.GROUPS or key.startswith("hydra")
+    return key in reading.GROUPS or key.partition(".")[0] not in reading.FIELDS
 
 
 def _jobs(overrides: Sequence[str]) -> list[list[str]]:
@@ -206,44 +291,27 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
     Raises:
         ConfigError: A word is wrong; nothing was written. What `job` raises is raised too.
     """
-    parser = get_args_parser()
-    parser.error = _refuse_flag
-    args = parser.parse_intermixed_args(list(words))
-    _check_flags(args)
-    register(_plugins_in(args.overrides))
-    flags = [word for word in words if word not in args.overrides]
-    overrides = [] if args.hydra_help else reading.read(args.overrides)
-    shows_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
-    if not shows_only:
-        _check_all(args, overrides)
+    line = _read_line(words)
+    if not (line.args.help or line.args.hydra_help or line.args.cfg or line.args.info or line.args.shell_completion):
+        _check_all(line)
     failures: list[BaseException] = []
     owner = os.getpid()
 
     def task(cfg: DictConfig) -> Any:
         try:
             register(list(cfg.plugins))  # a launcher may have brought the job to a process that knows none yet
-            return job(to_config(cfg, overrides))
+            return job(to_config(cfg, line.overrides))
         except Exception as error:
             failures.append(error)
             if os.getpid() != owner:  # a launcher's process: only what is raised comes back from there
                 raise
             return None  # Hydra would print a line of its own around it; and a sweep's other runs are trained
 
-    arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    # The flags last: one that takes a value or none must not take a word for it.
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["normlab train", *overrides, *flags], "1"
     try:
-        with _refusing(args.overrides), _explained(args.overrides):
-            hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
+        _run_hydra(line, line.overrides, task)
     except Exception:
         if not failures:
             raise
-    finally:
-        sys.argv = arguments
-        if full_error is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = full_error
     if failures:
         # A mistake of ours, if there is one, for its traceback; the others in a line each.
         raised = next((error for error in failures if not isinstance(error, NormlabError)), failures[-1])
@@ -251,6 +319,27 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
             if error is not raised:
                 print(f"error: {one_line(error)}", file=sys.stderr)
         raise raised
+
+
+_WRITE_NOTHING = ("hydra.run.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null")
+"""Overrides, after those of any config: Hydra makes no folder, since a run makes its own once its config is valid."""
+
+
+def _run_hydra(line: _Line, overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
+    """Hand overrides and the flags of a command line to Hydra, which runs the task or prints what a flag asks for."""
+    arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    # The flags last: one that takes a value or none must not take an override for it.
+    sys.argv = ["normlab train", *overrides, *([] if line.args.hydra_help else _WRITE_NOTHING), *line.flags]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        with _refusing(line.words), _explained(line.words):
+            hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
+    finally:
+        sys.argv = arguments
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
 def _refuse_flag(message: str) -> NoReturn:
@@ -282,18 +371,14 @@ def _check_flags(args: Any) -> None:
         raise ConfigError(f"{flag}: only says how a config is shown; use it with --cfg job")
 
 
-def _check_all(args: Any, overrides: Sequence[str]) -> None:
+def _check_all(line: _Line) -> None:
     """Compose and validate every job of a command line, before the first one starts."""
-    jobs = [list(overrides)]
-    with _composing(args.overrides):
-        if args.multirun:
-            jobs = _jobs(overrides)
-        extra = [] if args.config_dir is None else [_search(args.config_dir)]
-        for words in jobs:
-            told = words if args.multirun else args.overrides
-            with _explained(told):
-                config = to_config(compose(args.config_name or "train", overrides=[*words, *extra]), told)
-            _check_machine(config)
+    with _composing(line):
+        if line.args.multirun:
+            for _, config in _composed(line):
+                _check_machine(config)
+        else:
+            _check_machine(to_config(compose(line.config_name, overrides=line.overrides), line.words))
 
 
 def _check_machine(config: RunConfig, options: SweepOptions | None = None) -> None:
@@ -325,13 +410,29 @@ def _check_machine(config: RunConfig, options: SweepOptions | None = None) -> No
         find_sources(config.data)
 
 
+class _ConfigDir(SearchPathPlugin):
+    """Puts the folder of --config-dir where Hydra's own command line puts it: behind normlab's configs."""
+
+    folder: str | None = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the folder."""
+        if self.folder is not None:
+            search_path.append("command-line", f"file://{os.path.abspath(self.folder)}")
+
+
 @contextlib.contextmanager
-def _composing(words: Sequence[str]) -> Iterator[None]:
-    """Be able to compose configs, and say in one line what is wrong with them."""
+def _composing(line: _Line) -> Iterator[None]:
+    """Compose configs from normlab's and the user's folders; what is wrong with them is raised in one line."""
     GlobalHydra.instance().clear()
-    composing = initialize_config_dir(str(config_dir()), version_base="1.3")
-    with composing, _refusing(words), _explained(words), _numbers_are_no_switches():
-        yield
+    Plugins.instance().register(_ConfigDir)
+    _ConfigDir.folder = line.args.config_dir
+    try:
+        composing = initialize_config_dir(str(config_dir()), version_base="1.3")
+        with composing, _refusing(line.words), _explained(line.words), _numbers_are_no_switches():
+            yield
+    finally:
+        _ConfigDir.folder = None
 
 
 @contextlib.contextmanager
@@ -375,7 +476,7 @@ def _explained(words: Sequence[str]) -> Iterator[None]:
             warnings.filterwarnings("ignore", module="hydra")
             yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise reading.explain(error, words, lambda: compose_run([])) from error
+        raise reading.explain(error, words) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{mark.name} line {mark.line + 1}" if mark else "a config file"
@@ -386,12 +487,6 @@ def _explained(words: Sequence[str]) -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or "Hydra cannot use this").splitlines()[0].rstrip(".")
-
-
-def _search(folder: str) -> str:
-    """The word that adds a folder to those that configs are looked for in."""
-    url = reading.quoted(f"file://{os.path.abspath(folder)}")
-    return f"hydra.searchpath=[{url}]"
 
 
 def _plugins_in(words: Sequence[str]) -> list[str]:

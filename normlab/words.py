@@ -20,7 +20,7 @@ from normlab.config import OPTIMIZERS, RunConfig, RunOptions
 from normlab.corpora import DATA, HubData
 from normlab.errors import ConfigError, nearest, unknown
 from normlab.norms.base import NORMS
-from normlab.options import leaves
+from normlab.option_names import hint
 from normlab.paths import config_dir
 from normlab.placements.base import PLACEMENTS
 from normlab.sweep.options import SlurmOptions, SweepOptions
@@ -30,6 +30,11 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "stats": {},
 }  # fmt: skip
 """What is chosen by name, and the classes or instances that are known; presets are Hydra's to find."""
+
+FIELDS = frozenset(field.name for field in dataclasses.fields(RunConfig))
+"""What a run's config consists of; an override of anything else is Hydra's, or chooses from a group of the user's."""
+_NO_FOLDER = ("hydra.run.dir", "hydra.sweep.subdir", "hydra.output_subdir")
+"""Folders that Hydra would make and that no run writes to."""
 
 _LONGEST_NAME = 200
 """Most characters of what is chosen by name: it is looked for as a file, whose name cannot be much longer."""
@@ -56,6 +61,8 @@ def _read(word: str, texts: set[str], flags: set[str]) -> str:
         choices = [f"{group}={word}" for group, known in GROUPS.items() if word in known]
         shown = word if word.strip() else repr(word)
         raise ConfigError(f"{shown}: is no option=value; write {choices[0] if choices else 'norm=rmsnorm, for one'}")
+    if option in _NO_FOLDER:
+        raise ConfigError(f"{word}: has no effect, Hydra writes nothing here; results_dir={value} is where runs are kept")
     if option.startswith("hydra"):
         return word
     if "@" in option:
@@ -145,6 +152,13 @@ def _options_of_type(pattern: str) -> set[str]:
     return found
 
 
+def all_options() -> set[str]:
+    """Return the name of every option that some run or sweep has, of every group, and `+experiment`."""
+    sections = {name for name, _ in _parts()} - GROUPS.keys()
+    labels = {f"{group}.{label}" for group in GROUPS for label in ("name", "preset")}
+    return _options_of_type("") - sections - labels | {"+experiment"}
+
+
 def _parts() -> Iterable[tuple[str, Any]]:
     """Every dataclass that can stand in a run's config, by where; and how a sweep is run."""
     yield "sweep", SweepOptions
@@ -159,14 +173,8 @@ def _parts() -> Iterable[tuple[str, Any]]:
 # Hydra's and OmegaConf's errors, in one line that names the word, the choices and the nearest.
 
 
-def explain(error: Exception, words: Sequence[str], default: Any = None) -> ConfigError:
-    """What a user is told of an error in their words.
-
-    Args:
-        error: As Hydra or OmegaConf raised it.
-        words: The user's.
-        default: Makes the default run's config, for what is nearest to a word.
-    """
+def explain(error: Exception, words: Sequence[str]) -> ConfigError:
+    """Return one line about an error in the user's overrides, which are `words`, for what Hydra or OmegaConf raised."""
     if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         return ConfigError(f"{group}={name}: " + unknown(group.split("/")[-1] or "config", name, error.options))
@@ -197,10 +205,13 @@ def explain(error: Exception, words: Sequence[str], default: Any = None) -> Conf
         return ConfigError(f"{match[1]}.yaml: " + unknown(match[2], match[3], {*GROUPS.get(match[2], ()), *presets}))
     if match := re.search(r"^Cannot find primary config '(.*?)'", first):
         return ConfigError(f"--config-name={match[1]}: there is no such config; put {match[1]}.yaml into --config-dir")
-    match = re.search(r"override '?([^'\s=]+)", first)
-    if match and "Could not override" in first:
-        known = list(leaves(default())) if default else []
-        return ConfigError(f"{match[1]}: no such option{nearest(match[1], known)}; normlab train --cfg job lists them")
+    if match := re.search(r"Could not override '?([^'\s=]+)", first):
+        word = _word_of(match[1], words)
+        if "To append to your default list" in str(error):
+            return ConfigError(f"{word}: the config chooses no {match[1]} yet; write +{word} to add one")
+        return ConfigError(
+            f"{word}: no such option{hint(match[1], all_options())}; normlab train --cfg job lists them"
+        )
     return ConfigError(f"{first.rstrip('.:')}; normlab train --cfg job lists what can be set")
 
 
@@ -211,7 +222,9 @@ def _explain_value(cause: OmegaConfBaseException, first: str, words: Sequence[st
         options = _fields(cause.object_type)
         owner = f"{key.rpartition('.')[0]}" or "the run"
         choices = f"choose one of {', '.join(options)}" if options else "it has none"
-        return ConfigError(f"{word}: {owner} has no option {cause.key!r}: {choices}{nearest(str(cause.key), options)}")
+        elsewhere = {option for option in all_options() if not option.startswith(f"{owner}.")}
+        close = nearest(str(cause.key), options) or hint(key, elsewhere | {f"{owner}.{option}" for option in options})
+        return ConfigError(f"{word}: {owner} has no option {cause.key!r}: {choices}{close}")
     if "missing mandatory value: name" in first:
         group = key.rpartition(".")[0]
         return ConfigError(f"{_word_of(group, words)}: names no {group}; let its defaults list begin with one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
@@ -12,26 +13,26 @@ from normlab.verify.check import Check
 from normlab.verify.run import of_plugins, of_run
 
 OF_A_RUN = ("norm", "placement", "model", "init", "plugins")
-"""What a run's words may begin with: nothing else changes what is verified."""
-CHOICES = ("norm", "placement")
-"""What a run is told by: plugins without either are verified themselves, whatever they register."""
+"""The parts of a run that `verify` checks; an override of another part has no effect."""
+NOT_CHECKED = {field.name for field in dataclasses.fields(RunConfig)} - set(OF_A_RUN)
 
 
-def checks_of(config: RunConfig, words: Sequence[str], presets: Sequence[NormConfig]) -> Iterator[Check]:
-    """The checks of a run, or of its plugins where its words name neither norm nor placement.
+def checks_of(config: RunConfig, overrides: Sequence[str], presets: Sequence[NormConfig]) -> Iterator[Check]:
+    """Return the checks of a run, or of all that its plugins register where the overrides name the plugins alone.
 
     Args:
-        config: What the words make.
-        words: Of the command line.
+        config: The run's.
+        overrides: Those of the command line. One that chooses a config of the user's, as +experiment=mine, is of a run.
         presets: Those of norms.
 
     Raises:
-        ConfigError: A word has no effect on what is verified.
+        ConfigError: An override has no effect on what is verified.
     """
-    chosen = {word: re.split(r"[.=@]", word.lstrip("+"), maxsplit=1)[0].strip() for word in words}
-    only_plugins = bool(config.plugins) and not set(CHOICES) & set(chosen.values())
-    known = ("plugins",) if only_plugins else OF_A_RUN
-    if idle := [word for word, part in chosen.items() if part not in known]:
+    parts = {word: re.split(r"[.=@]", word.lstrip("+"), maxsplit=1)[0].strip() for word in overrides}
+    only_plugins = bool(config.plugins) and set(parts.values()) <= {*NOT_CHECKED, "model", "init", "plugins", "hydra"}
+    without_effect = {*NOT_CHECKED, "model", "init"} if only_plugins else NOT_CHECKED
+    if idle := [word for word, part in parts.items() if part in without_effect]:
+        known = "plugins" if only_plugins else ", ".join(OF_A_RUN)
         add = "; name a norm or a placement, or leave it out" if only_plugins else "; leave it out"
-        raise ConfigError(f"{' '.join(idle)}: has no effect on what is verified ({', '.join(known)} have){add}")
+        raise ConfigError(f"{' '.join(idle)}: has no effect on what is verified ({known} have){add}")
     return of_plugins(config.plugins) if only_plugins else of_run(config, presets)

@@ -1,0 +1,53 @@
+"""Find the option that a short or foreign name means: `lr` means `optim.lr`, `n_layer` means `model.depth`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from normlab.errors import nearest
+
+ALIASES = {
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "num_hidden_layers", "layers", "blocks"), "model.depth"),
+    **dict.fromkeys(("n_head", "n_heads", "num_heads", "num_attention_heads"), "model.heads"),
+    **dict.fromkeys(("n_embd", "n_embed", "d_model", "hidden_size", "hidden_dim", "dim"), "model.width"),
+    **dict.fromkeys(("block_size", "context_length", "seq_len", "max_seq_len", "n_ctx"), "model.context"),
+    **dict.fromkeys(("learning_rate", "max_lr"), "optim.lr"),
+    **dict.fromkeys(("warmup", "warmup_iters"), "optim.warmup_steps"),
+    **dict.fromkeys(("grad_clip", "max_grad_norm", "clip_grad"), "optim.clip"),
+    **dict.fromkeys(("max_steps", "max_iters", "num_steps", "iters", "iterations", "epochs"), "train.steps"),
+    **dict.fromkeys(("batch", "bs"), "train.batch_size"),
+    **dict.fromkeys(("grad_accum", "gradient_accumulation_steps", "accumulate"), "train.accumulation"),
+    **dict.fromkeys(("normalization", "normalisation", "norm_type"), "norm"),
+    **dict.fromkeys(("norm_position", "norm_placement"), "placement"),
+    **dict.fromkeys(("opt", "optimizer", "optimiser"), "optim"),
+    **dict.fromkeys(("dataset", "corpus"), "data"),
+    "dtype": "precision",
+    "wd": "optim.weight_decay",
+    "experiment": "+experiment",
+}
+"""What other code calls an option, by the last part of the name."""
+
+
+def meanings(name: str, options: Iterable[str]) -> list[str]:
+    """Return the options that a name means: itself, the option of an alias, or every option that ends in the name.
+
+    Args:
+        name: As typed; only its last part counts where the whole is no option.
+        options: The dotted names of the options that exist.
+    """
+    options = set(options)
+    if name in options:
+        return [name]
+    last = name.rpartition(".")[2].lower().replace("-", "_")
+    if (alias := ALIASES.get(last)) in options:
+        return [alias]
+    return sorted(option for option in options if option.rpartition(".")[2] == last)
+
+
+def hint(name: str, options: Iterable[str]) -> str:
+    """Return `" (did you mean 'optim.lr'?)"`, with every option that a name means, or the one spelt most like it."""
+    options = list(options)
+    found = meanings(name, options)
+    if not found:
+        return nearest(name, options)
+    return f" (did you mean {' or '.join(map(repr, found))}?)"

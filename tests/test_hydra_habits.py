@@ -1,0 +1,181 @@
+"""Every Hydra habit works in `train`, `sweep`, `verify` and `probe`, and leaves no folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from normlab import __version__
+from normlab.config import RunConfig
+
+Command = Callable[..., tuple[int, str, str]]
+
+SMALL = ["model=gpt2_nano", "tracking.wandb=off", "device=cpu"]
+BARE = ["run_schema", {"norm": "rmsnorm"}, {"placement": "pre"}, {"data": "stdlib"}, {"optim": "adamw"}, "_self_"]
+OVERRIDDEN = ["train", {"override norm": "layernorm"}, {"override model": "gpt2_nano"}, "_self_"]
+CONFIGS: dict[str, Any] = {
+    "experiment/deep.yaml": {"defaults": [{"override /placement": "peri"}], "model": {"depth": 3}},
+    "myrun.yaml": {"defaults": OVERRIDDEN, "optim": {"lr": 0.002}},
+    "bare.yaml": {"defaults": BARE, "optim": {"lr": 0.002}, "hydra": {"run": {"dir": "outputs"}}},
+    "norm/mine.yaml": {"defaults": ["rmsnorm", "_self_"], "preset": "mine", "eps": 0.5},
+    "chosen.yaml": {"defaults": ["train", {"override norm": "mine"}, "_self_"]},
+}
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("normlab.train.start", "train"),
+    "sweep": ("normlab.sweep.plan", "make_plan"),
+    "verify": ("normlab.verify.words", "of_run"),
+    "probe": ("normlab.probe", "probe"),
+}
+"""Of each command the function that is given the config, or the configs."""
+
+HABITS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "a preset in --config-dir": (["norm=mine", "--config-dir", "own"], {"norm.eps": 0.5}),
+    "-cd and -cn": (["-cd", "own", "-cn", "myrun", "seed=3"], {"norm.name": "layernorm", "optim.lr": 0.002, "seed": 3}),
+    "a config without train.yaml": (["-cd=own", "-cn=bare"], {"norm.name": "rmsnorm", "optim.lr": 0.002}),
+    "a defaults list with a preset": (["--config-dir=own", "--config-name=chosen"], {"norm.eps": 0.5}),
+    "-cn and +experiment": (["-cd=own", "-cn=myrun", "+experiment=deep"], {"norm.name": "layernorm", "model.depth": 3}),
+    "hydra.searchpath and --config-dir": (
+        ["hydra.searchpath=[file://{own}]", "--config-dir=other", "norm=mine", "+experiment=wide"],
+        {"norm.eps": 0.5, "model.width": 64},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of configs, in the folder in which the command is called."""
+    monkeypatch.chdir(tmp_path)
+    configs = {f"own/{name}": content for name, content in CONFIGS.items()}
+    configs["other/experiment/wide.yaml"] = {"model": {"width": 64}}
+    for name, content in configs.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = "# @package _global_\n" if "experiment/" in name else ""
+        path.write_text(head + OmegaConf.to_yaml(OmegaConf.create(content)))
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def configs_of(command: str, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """The configs that a command hands to what does its work, which is not done."""
+    module, name = COMMANDS[command]
+    seen: list[RunConfig] = []
+
+    def take(*arguments: Any, **_: Any) -> Any:
+        for argument in arguments:
+            for one in argument if isinstance(argument, list) else [argument]:
+                seen.extend(each for each in (one if isinstance(one, tuple) else [one]) if isinstance(each, RunConfig))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(f"{module}.{name}", take)
+    return seen
+
+
+def value_of(config: RunConfig, option: str) -> Any:
+    for part in option.split("."):
+        config = getattr(config, part)
+    return config
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_habit_composes_the_same_run_in_every_command(
+    habit: str, command: str, run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, before = configs_of(command, monkeypatch), files_below(tmp_path)
+    words, expected = HABITS[habit]
+    code, _, err = run_command(command, *(word.replace("{own}", str(tmp_path / "own")) for word in words))
+    assert (code, err) == (0, "")
+    assert [{option: value_of(config, option) for option in expected} for config in seen] == [expected]
+    assert files_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["sweep", "probe"])
+def test_a_grid_of_configs_of_the_users(
+    command: str, run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = configs_of(command, monkeypatch)
+    assert run_command(command, "-m", "-cd=own", "-cn=myrun", "norm=mine,none", "+experiment=deep", "seed=0,1")[0] == 0
+    made = [(config.norm.label, config.placement.name, config.model.depth, config.seed) for config in seen]
+    assert made == [(norm, "peri", 3, seed) for norm in ("mine", "none") for seed in (0, 1)]
+
+
+def test_train_multirun_over_configs_of_the_users(run_command: Command, words: list[str], tmp_path: Path) -> None:
+    short = [*words, "train.steps=1", f"results_dir={tmp_path / 'kept'}"]
+    code, _, err = run_command("train", "-m", "-cd=own", "-cn=myrun", *short, "norm=mine,none", "+experiment=deep")
+    assert (code, err) == (0, "")
+    rows = json.loads(run_command("summarize", "kept", "--format=json")[1])
+    assert sorted((row["norm"], row["placement"], row["depth"]) for row in rows) == [
+        ("mine", "peri", 3),
+        ("none", "peri", 3),
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "other", "kept"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_cfg_job_prints_the_config_and_does_nothing(command: str, run_command: Command, tmp_path: Path) -> None:
+    before = files_below(tmp_path)
+    code, out, err = run_command(command, "--cfg", "job", "-cd=own", "-cn=myrun", "+experiment=deep", "seed=3")
+    assert (code, err) == (0, "")
+    shown = OmegaConf.create(out)
+    assert (shown.norm.name, shown.model.depth, shown.seed, shown.optim.lr) == ("layernorm", 3, 3, 0.002)
+    assert run_command(command, "-c", "job", "-p", "optim", "optim=sgd")[1].startswith("# @package optim\nname: sgd\n")
+    assert files_below(tmp_path) == before
+
+
+def test_cfg_job_of_a_grid_prints_each_run(run_command: Command) -> None:
+    code, out, _ = run_command("sweep", "norm=rmsnorm,none", "sweep.jobs=2", "--cfg", "job")
+    assert code == 0
+    found = [(text.splitlines()[0], OmegaConf.create(text).norm.name) for text in out.split("---\n")]
+    assert found == [("# norm=rmsnorm", "rmsnorm"), ("# norm=none", "none")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_version_is_normlabs_and_help_is_the_commands(command: str, run_command: Command) -> None:
+    assert run_command(command, "--version") == (0, f"normlab {__version__}\n", "")
+    for flag in ("--help", "-h"):
+        code, out, _ = run_command(command, flag)
+        assert code == 0
+        assert f"normlab {command}" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("option", ["hydra.run.dir", "hydra.output_subdir", "hydra.sweep.subdir"])
+def test_a_folder_that_hydra_would_make_is_refused(
+    option: str, command: str, run_command: Command, tmp_path: Path
+) -> None:
+    before = files_below(tmp_path)
+    code, out, err = run_command(command, *SMALL, f"{option}=made")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{option}=made: has no effect" in err
+    assert "results_dir=made" in err
+    assert files_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["sweep", "verify", "probe"])
+@pytest.mark.parametrize(
+    "word", ["hydra/launcher=basic", "hydra.job.chdir=true", "--hydra-help", "--run", "--config-path=x", "--nope"]
+)
+def test_what_only_hydras_own_jobs_have_is_refused(word: str, command: str, run_command: Command) -> None:
+    code, out, err = run_command(command, word)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert word in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_config_that_is_none_is_named_in_one_line(command: str, run_command: Command) -> None:
+    code, _, err = run_command(command, "-cd=own", "-cn=mine")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--config-name=mine: there is no such config; put mine.yaml into --config-dir" in err
+    code, _, err = run_command(command, "-cd=own", "experiment=deep")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "experiment=deep: the config chooses no experiment yet; write +experiment=deep to add one" in err

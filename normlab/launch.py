@@ -321,15 +321,19 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
         raise raised
 
 
-_WRITE_NOTHING = ("hydra.run.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null")
-"""Overrides, after those of any config: Hydra makes no folder, since a run makes its own once its config is valid."""
+_WRITE_NOTHING = (
+    *("hydra.run.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null", "hydra.job.chdir=false"),
+    *("hydra.job_logging.root=null", "hydra.hydra_logging.root.handlers=[]"),
+)
+"""Overrides that keep Hydra from making folders and logs, whatever a config of the user's has: a run makes its own
+folder once its config is valid."""
 
 
 def _run_hydra(line: _Line, overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
     """Hand overrides and the flags of a command line to Hydra, which runs the task or prints what a flag asks for."""
     arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     # The flags last: one that takes a value or none must not take an override for it.
-    sys.argv = ["normlab train", *overrides, *([] if line.args.hydra_help else _WRITE_NOTHING), *line.flags]
+    sys.argv = ["normlab train", *([] if line.args.hydra_help else _WRITE_NOTHING), *overrides, *line.flags]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         with _refusing(line.words), _explained(line.words):

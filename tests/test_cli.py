@@ -106,7 +106,7 @@ def everything_below(folder: Path) -> set[str]:
         ("model.heads=5 model.width=128", ["model.heads=5", "did you mean 4"]),
         ("model.bias=2", ["model.bias=2", "true or false"]),
         ("train=3", ["train=3", "train.word=value"]),
-        ("hydra.run.dir=/proc/none", ["/proc/none", "can be made"]),
+        ("--multirun hydra.sweep.dir=/proc/none seed=0,1", ["/proc/none", "can be made"]),
         ("results_dir=/proc/none", ["/proc/none/runs", "(No such file or directory); choose another results_dir"]),
         (f"results_dir={__file__}", [f"{__file__}/runs", "(Not a directory); choose another results_dir"]),
     ],

@@ -24,6 +24,14 @@ CAUSAL = "as its norm is"
 """Of every placement: each works on one token at a time (`normlab verify` looks)."""
 
 
+def options_of(text: str, name: str) -> dict[str, str]:
+    """Return what the source of a module says of each option of one of its classes, the package's base classes known."""
+    known = _classes("norms/*.py", "placements/*.py")
+    known |= {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)}
+    options = _entry(known[name], known)["options"] if name in known else []
+    return {option["option"]: option["about"] for option in options}
+
+
 def norms() -> list[Entry]:
     """Every norm, then its presets."""
     known = _classes("norms/*.py")

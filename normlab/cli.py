@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 from normlab import __version__
 from normlab.errors import ConfigError, NormlabError, one_line, unknown
-from normlab.source import line_of_plugin
+from normlab.source import line_of_plugin, load_plugins
 
 if TYPE_CHECKING:
     from normlab.config import RunConfig
@@ -219,15 +219,27 @@ def compare(
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, init, stats or runs.")],
-    name: Annotated[str | None, typer.Argument(help="One of them, whole; for runs, where they are.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME] [plugins=[FILE]]", help="One of them, whole; for runs, where they are."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option and its meaning.")] = False,
 ) -> None:
-    """What there is to choose from, and what was run."""
+    """What there is to choose from, and what was run; with plugins=[my_norm.py] what your own files register too."""
     from normlab.report.catalogue import ENTRIES, ROWS
     from normlab.report.entry import entry_text, one_entry
     from normlab.report.listing import list_runs
     from normlab.report.render import render
 
+    plugins = [word for word in words or [] if word.startswith("plugins=")]
+    name, *more = [word for word in words or [] if word not in plugins] or [None]
+    if more:
+        raise ConfigError(f"list {what} {name} {' '.join(more)}: takes one name; leave out {' '.join(more)}")
+    load_plugins([])
+    if plugins:
+        from normlab.launch import register_plugins
+
+        register_plugins(plugins)
     kinds = {"runs": lambda: list_runs(name or "results"), **(ENTRIES if json else ROWS)}
     if what not in kinds:
         raise ConfigError(unknown("list", what, kinds))
@@ -260,7 +272,7 @@ def verify(
     presets = norm_presets(None if config is None else [config.norm.preset])
     checks = checks_of(config, overrides_in(words or []), presets) if config is not None else of_catalogue(presets)
     for doubt in config.doubts() if config is not None else ():
-        typer.echo(f"normlab: {doubt}", err=True)
+        typer.echo(f"warning: {one_line(doubt)}", err=True)
     for check in checks:
         found.append(check)
         if not json:
@@ -338,7 +350,7 @@ def sweep(
     options, asked = compose_sweep(words or [], _progress_line)
     planned = make_plan(options, asked, _progress_line)
     for doubt in planned.doubts:
-        typer.echo(f"normlab: {doubt}", err=True)
+        typer.echo(f"warning: {one_line(doubt)}", err=True)
     plan, folder = planned.plan, planned.folder
     # Only where the runs will run is there anything to try.
     to_be_tried = options.pack == "auto" and options.on == "local" and not has_plan(folder)

@@ -327,7 +327,7 @@ class RunConfig:
         self.placement.refuse_idle(self.norm, self.model.depth)
 
     def doubts(self) -> list[str]:
-        """What is known to be wrong with this choice of words, though a run can be made of it."""
+        """Return a warning for each thing that is known to be wrong with this config, though a run can be made of it."""
         placement, rule = self.placement, self.init_rule
         found = []
         wrong = placement.wrong_inits
@@ -337,6 +337,12 @@ class RunConfig:
             )
         if placement.is_plain_sum and (reason := self.norm.wrong_inits.get(rule)):
             found.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
+        if not self.norm.causal:
+            evaluated = "uses running statistics and does not" if self.norm.batch_statistics else "leaks it too"
+            found.append(
+                f"norm={self.norm.label}: in training, each token's statistics include later tokens, so the training "
+                f"loss leaks the future; the validation loss {evaluated}"
+            )
         return found
 
     def _check_inits_of_placement(self) -> None:

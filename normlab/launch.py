@@ -62,6 +62,15 @@ def register(plugins: Sequence[str] = ()) -> None:
             store.store(group=group, name=name, node=node)
 
 
+def register_plugins(words: Sequence[str]) -> None:
+    """Load the files that `plugins=[...]` names.
+
+    Raises:
+        ConfigError: An override is no list of files, or a file cannot be loaded.
+    """
+    register(_plugins_in(words))
+
+
 def to_config(cfg: DictConfig, words: Sequence[str] = ()) -> RunConfig:
     """The typed, validated config of a composed one; `words` made it.
 

@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -123,6 +123,27 @@ def claim(kind: str, name: str, *, known: bool, same: bool) -> None:
             raise ConfigError(f"{kind} {name!r} is defined by two of the plugins: give one of them another name")
         _superseded.add(owner)
     _owner[kind, name] = _running
+
+
+def check_starts(kind: str, name: str, starts: object) -> None:
+    """Refuse a `starts` that does not map the names of parameters to expressions.
+
+    Raises:
+        ConfigError: With the value seen, and a line to write instead.
+    """
+    if isinstance(starts, Mapping) and all(isinstance(part, str) for item in starts.items() for part in item):
+        return
+    seen = f"{starts!r:.60}" if isinstance(starts, str | Mapping) else f"of type {type(starts).__name__}"
+    raise ConfigError(
+        f"{kind} {name!r}: starts is {seen}, and must map each parameter's name to an expression; "
+        f"write {starts_line({'gain': '[1] * D'})}"
+    )
+
+
+def starts_line(starts: Mapping[str, str]) -> str:
+    """Return the line of Python that declares where parameters start."""
+    items = ", ".join(f'"{name}": "{start}"' for name, start in starts.items())
+    return f"starts: ClassVar[Mapping[str, str]] = {{{items}}}"
 
 
 def file_of_plugin(kind: str, name: str) -> str | None:

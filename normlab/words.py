@@ -62,7 +62,7 @@ def _read(word: str, texts: set[str], flags: set[str]) -> str:
         shown = word if word.strip() else repr(word)
         raise ConfigError(f"{shown}: is no option=value; write {choices[0] if choices else 'norm=rmsnorm, for one'}")
     if option in _NO_FOLDER:
-        raise ConfigError(f"{word}: has no effect, Hydra writes nothing here; results_dir={value} is where runs are kept")
+        raise ConfigError(f"{word}: has no effect, Hydra writes nothing; set results_dir={value} to keep runs there")
     if option.startswith("hydra"):
         return word
     if "@" in option:

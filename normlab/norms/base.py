@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
-from normlab.source import claim, code_of
+from normlab.source import check_starts, claim, code_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -169,6 +169,8 @@ def register_norm(cls: T) -> T:
         raise ConfigError(f"{cls.__name__}: give the field `name` a default; it is the word after norm=")
     if cls.oracle_kind not in ORACLE_KINDS:
         raise ConfigError(f"norm {name!r}: " + unknown("oracle_kind", cls.oracle_kind, ORACLE_KINDS))
+    for each in cls.__mro__:
+        check_starts("norm", name, vars(each).get("starts", {}))
     known = NORMS.get(name)
     claim("norm", name, known=known is not None, same=known is not None and known.__qualname__ == cls.__qualname__)
     NORMS[name] = cls

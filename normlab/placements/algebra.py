@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 from normlab.errors import ConfigError, nearest
 from normlab.options import option
 from normlab.placements.base import INNER_SITES, NORMED, WITHOUT_NORMS, MakeNorm, Placement, register_placement
-from normlab.source import code_of
+from normlab.source import check_starts, code_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -611,8 +611,8 @@ def register_row(row: Row) -> None:
     """Make a row known as a placement.
 
     Raises:
-        ConfigError: A site that the sub-layer has not, or one named twice, a gain of a norm that is not there, or
-            another row of the same name.
+        ConfigError: A site that the sub-layer has not, or one named twice, a gain of a norm that is not there,
+            `starts` is no mapping, or another row of the same name.
     """
     for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):
         for site in sub.norms:
@@ -624,6 +624,7 @@ def register_row(row: Row) -> None:
                 raise ConfigError(f"placement {row.name!r}: {kind} has one norm at {site!r}; name the site once")
         if sub.out_gain is not None and "out" not in sub.norms:
             raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'out'; add it")
+    check_starts("placement", row.name, row.starts)
     kind = AlgebraPlacement if row.early is None else EarlyPlacement
     register_placement(kind(name=row.name), same=_ROWS_BY_NAME.get(row.name) == row)
     _ROWS_BY_NAME[row.name] = row

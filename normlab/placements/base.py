@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from normlab.errors import ConfigError
 from normlab.options import option
-from normlab.source import claim, code_of
+from normlab.source import check_starts, claim, code_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -232,6 +232,9 @@ def register_placement(placement: Placement, *, same: bool | None = None) -> Pla
         placement: With its default options.
         same: Whether what is known by that name is this very placement; if its class is, unless given.
     """
+    starts = vars(type(placement)).get("starts", {})
+    if not isinstance(starts, property):  # a row has its own, which `register_row` checks
+        check_starts("placement", placement.name, starts)
     known = PLACEMENTS.get(placement.name)
     if same is None:
         same = known is not None and type(known).__qualname__ == type(placement).__qualname__

@@ -6,12 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from normlab import catalogue
+from normlab.report.plugin_entries import plugin_norms, plugin_placements
 
 Row = dict[str, Any]
 
 
+def _all_norms() -> list[Row]:
+    return [*catalogue.norms(), *plugin_norms()]
+
+
+def _all_placements() -> list[Row]:
+    return [*catalogue.placements(), *plugin_placements()]
+
+
 def _norms() -> list[Row]:
-    entries = catalogue.norms()
+    entries = _all_norms()
     formulas = {entry["name"]: entry["formula"] for entry in entries}
     return [
         {
@@ -39,7 +48,7 @@ def _placements() -> list[Row]:
             "source": entry["source"],
             "the name": entry["note"],
         }
-        for entry in catalogue.placements()
+        for entry in _all_placements()
     ]
 
 
@@ -107,8 +116,8 @@ ROWS: dict[str, Callable[[], list[Row]]] = {
 """Rows for a table, by the word after `normlab list`."""
 
 ENTRIES: dict[str, Callable[[], list[Row]]] = {
-    "norms": catalogue.norms,
-    "placements": catalogue.placements,
+    "norms": _all_norms,
+    "placements": _all_placements,
     "models": catalogue.models,
     "data": catalogue.data,
     "optim": catalogue.optim,

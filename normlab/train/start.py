@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,7 +92,7 @@ def train_pack(
     """
     resolved = resolve(configs[0])
     for doubt in dict.fromkeys(doubt for config in configs for doubt in config.doubts()):
-        say(doubt)
+        print(f"warning: {doubt}", file=sys.stderr)
     # A signal ends this at once: what it makes appears whole or not at all.
     corpus = open_corpus(configs[0].data)
     apply(resolved)  # after the corpus: it may load a compiler, and a text that is not there is said sooner

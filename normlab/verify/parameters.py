@@ -22,6 +22,7 @@ from normlab.norms.base import NORMS, NormConfig
 from normlab.placements.algebra import ROWS, AlgebraPlacement
 from normlab.placements.base import Placement, projects
 from normlab.placements.wiring import Branch
+from normlab.source import starts_line
 from normlab.verify.check import Check, Worst
 from normlab.verify.small import VOCAB, built, config_of, fill, numbers
 from normlab.verify.variants import allowed, called, variants
@@ -40,11 +41,13 @@ def start_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
             torch.default_generator.manual_seed(0)
             module = each.build(width)
             torch.default_generator.manual_seed(0)
-            for name, value in _numbers_of(module):
-                if name not in told:
-                    seen = f"{name}: no `starts` says where"
-                    yield Check(of=of, check="says where it starts", passed=False, seen=seen)
-                    return
+            starting = _numbers_of(module)
+            if missing := {name: _expression(value, width) for name, value in starting if name not in told}:
+                line = starts_line({**vars(type(norm)).get("starts", {}), **missing})
+                seen = f"{', '.join(missing)}: not in `starts`; write in class {type(norm).__name__}: {line}"
+                yield Check(of=of, check="says where it starts", passed=False, seen=seen)
+                return
+            for name, value in starting:
                 found.add(name)
                 away = _distance(value.detach(), told[name], {**known, "D": width})
                 worst.add(away, f"{name} of {called(each)}")
@@ -52,6 +55,13 @@ def start_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
         never = ", ".join(sorted(told.keys() - found))
         seen = f"there is no {never}, whatever the options" if never else str(worst)
         yield Check(of=of, check="starts where it is said to", passed=worst.passed and not never, seen=seen)
+
+
+def _expression(value: Tensor, width: int) -> str:
+    """What `starts` may say of a parameter with one value in all places; `...` is for the author to fill in."""
+    same = value.numel() and bool((value == value.flatten()[0]).all())
+    one = f"{float(value.detach().flatten()[0]):g}" if same else "..."
+    return one if value.dim() == 0 else f"[{one}] * D" if value.shape == (width,) and same else "..."
 
 
 def kept_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:

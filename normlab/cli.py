@@ -130,8 +130,11 @@ def _echo(line: str) -> None:
 @app.command()
 def summarize(
     path: Annotated[
-        str, typer.Argument(help="A results folder, its runs, one run, or a sweep: its folder or name.")
-    ] = "results",
+        str | None,
+        typer.Argument(
+            metavar="[SWEEP|RUN]", help="A sweep, a run or a results folder: by folder, name, id or its beginning."
+        ),
+    ] = None,
     format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
     by: Annotated[
         str | None, typer.Option("--by", help="One line a cell of these words: norm,placement,model.depth.")
@@ -151,6 +154,7 @@ def summarize(
     spikes: Annotated[
         bool, typer.Option("--spikes", help="With --by: count spikes of runs whose status has no count of them.")
     ] = False,
+    results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
 ) -> None:
     """One line a run: how it ended, its losses, its speed. With --by one line a cell: means over seeds, intervals.
 
@@ -165,12 +169,12 @@ def summarize(
         given = {"--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None}
         if idle := [option for option, value in given.items() if value is not None]:
             raise ConfigError(f"{', '.join(idle)}: has no effect without --by; add --by norm,placement, for one")
-        return typer.echo(render(rows_of(path, where or ()), format))
+        return typer.echo(render(rows_of(path or results_dir, where or (), results_dir), format))
     from normlab.report.by import Options, summarize_by
     from normlab.report.by_text import render_report
 
     asked = Options(where=where or (), against=against, lr=lr, target=target, spikes=spikes)
-    report = summarize_by(path, [word.strip() for word in by.split(",")], asked)
+    report = summarize_by(path or results_dir, [word.strip() for word in by.split(",")], asked, results_dir)
     typer.echo(render_report(report, format))
     for warning in report.warnings:
         typer.echo(f"normlab: {one_line(warning)}", err=True)

@@ -12,10 +12,11 @@ from records_inside import Size, layout
 
 from normlab.config import AdamW
 from normlab.launch import compose_run
+from normlab.report.compare.find import find_started
 from normlab.report.outcomes import outcome
 from normlab.stats.spikes import OLMO_CORE
 from normlab.stats.statistic import CORE
-from normlab.store.query import examine, find_planned
+from normlab.store.query import examine
 from normlab.store.runs import RunFolder
 from normlab.store.schema import LOCK_FILE
 from normlab.store.series import series
@@ -146,9 +147,9 @@ def test_depth_is_told_as_the_field_tells_it(tmp_path):
 def test_a_sweep_is_found_by_its_folder(tmp_path):
     records = [Record(**SMALL, seed=seed, norm=norm) for seed in (0, 1) for norm in ("rmsnorm", "dyt")]
     folder = write_sweep(tmp_path, "four", records)
-    entries, waiting = find_planned(folder)
+    entries, waiting = find_started(folder)
     assert [entry.folder.run_id for entry in entries] == [record.run_id for record in records]
-    assert waiting == []
+    assert waiting == 0
 
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):
@@ -156,7 +157,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     main()
     printed = capsys.readouterr().out.strip()
     assert printed == str(tmp_path / "made" / "sweeps" / "demo24")
-    entries, _ = find_planned(printed)
+    entries, _ = find_started(printed)
     configs = [entry.run["config"] for entry in entries]
     choices = {
         (c["norm"]["name"], c["placement"]["name"], c["model"]["depth"], c["optim"]["lr"], c["seed"]) for c in configs

@@ -9,12 +9,13 @@ from typing import Any
 
 from normlab.errors import ConfigError, StoreError
 from normlab.report import against, cell_row
+from normlab.report.compare.find import find_started
 from normlab.report.groups import Cell, between, cells
 from normlab.report.learning_rates import shared_lr
 from normlab.report.outcomes import Outcome, outcome
 from normlab.report.settings import LR, check_words
 from normlab.report.where import chosen, parse
-from normlab.store.query import Entry, find_planned
+from normlab.store.query import Entry
 
 Row = dict[str, Any]
 OWN, SHARED = "", "shared_"
@@ -63,7 +64,12 @@ class Report:
         return [*self.of_all, *(f"{names}: {said}" for said, names in many.items())]
 
 
-def summarize_by(path: str | os.PathLike[str], by: Sequence[str], options: Options | None = None) -> Report:
+def summarize_by(
+    path: str | os.PathLike[str],
+    by: Sequence[str],
+    options: Options | None = None,
+    results_dir: str | os.PathLike[str] = "results",
+) -> Report:
     """The cells of a results folder, a `runs` folder, a run, or a sweep. Reads the store only.
 
     Raises:
@@ -71,8 +77,8 @@ def summarize_by(path: str | os.PathLike[str], by: Sequence[str], options: Optio
         StoreError: There is no run there, or none that can be read.
     """
     check_by(by)
-    entries, missing = find_planned(path)
-    outcomes, warnings = outcomes_of(entries, len(missing))
+    entries, missing = find_started(path, results_dir)
+    outcomes, warnings = outcomes_of(entries, missing)
     if not outcomes:
         raise StoreError(f"{os.fspath(path)}: no run there says what it was; `normlab summarize` tells why")
     check_words(by, [one.entry.run for one in outcomes], "--by")

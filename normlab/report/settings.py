@@ -9,7 +9,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from normlab.errors import ConfigError, nearest
+from normlab.errors import ConfigError
+from normlab.option_names import ALIASES, hint, meanings
 
 Run = Mapping[str, Any]
 """The content of a run.json."""
@@ -94,11 +95,23 @@ def check_words(words: Iterable[str], runs: Iterable[Run], option: str) -> None:
     runs = list(runs)
     for word in words:
         if word not in _NAMED and not any(_has(run, word) for run in runs):
-            known = set(_NAMED).union(*(leaves(run.get("config")) for run in runs))
+            known = options_of(runs)
             raise ConfigError(
-                f"{option} {word}: no run has such a word{nearest(word, known)}; "
+                f"{option} {word}: no run has such an option{hint(word, known)}; "
                 f"name one of {', '.join(_NAMED)}, or an option of a run, as model.depth"
             )
+
+
+def options_of(runs: Iterable[Run]) -> set[str]:
+    """Return the names by which runs can be chosen: the options of their configs, and what the machine decided."""
+    return set(_NAMED).union(*(leaves(run.get("config")) for run in runs))
+
+
+def short_names(options: Iterable[str]) -> dict[str, list[str]]:
+    """Return the options that each short or foreign name means: `depth` and `n_layer` mean `model.depth`."""
+    options = set(options)
+    names = {option.rpartition(".")[2] for option in options} | ALIASES.keys()
+    return {name: found for name in sorted(names - options) if (found := meanings(name, options))}
 
 
 def _has(run: Run, word: str) -> bool:

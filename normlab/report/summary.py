@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from normlab.errors import StoreError
+from normlab.report.compare.find import find_started
 from normlab.report.render import FORMATS as FORMATS
 from normlab.report.render import render as render
 from normlab.report.settings import dig
 from normlab.report.where import chosen, parse
-from normlab.store.query import Entry, find_planned
+from normlab.store.query import Entry
 from normlab.store.reading import MENDING, Rows
 from normlab.store.schema import (
     DAMAGED,
@@ -57,26 +58,31 @@ _OF_ALL_FINISHED = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_p
 """What the status of every finished run says."""
 
 
-def summarize(path: str | os.PathLike[str], where: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """A row for every run in a results folder, a `runs` folder, a run's folder or a sweep: `COLUMNS`.
+def summarize(
+    path: str | os.PathLike[str], where: Sequence[str] = (), results_dir: str | os.PathLike[str] = "results"
+) -> list[dict[str, Any]]:
+    """A row for every run in a results folder, its runs, of a sweep, or of one run: `COLUMNS`.
 
     Runs on one corpus stand together, the finished ones first, lowest validation loss first. A run that
     diverged, failed, was killed or cannot be read has a row like any other, and a note of what happened.
 
     Args:
-        path: Where the runs are.
+        path: A folder, or the name of a sweep or a run: as `compare.find.find`.
         where: Conditions that the runs must meet, as `model.depth>=8`.
+        results_dir: Where names are looked up.
 
     Raises:
         ConfigError: A condition is none, or no run meets it.
         StoreError: There is no run there.
     """
-    return [{key: row[key] for key in COLUMNS} for row in sorted(read_rows(path, where), key=_rank)]
+    return [{key: row[key] for key in COLUMNS} for row in sorted(read_rows(path, where, results_dir), key=_rank)]
 
 
-def read_rows(path: str | os.PathLike[str], where: Sequence[str] = ()) -> list[dict[str, Any]]:
+def read_rows(
+    path: str | os.PathLike[str], where: Sequence[str] = (), results_dir: str | os.PathLike[str] = "results"
+) -> list[dict[str, Any]]:
     """A row for every run, by id: `COLUMNS` and `created`; as `summarize`."""
-    entries, _ = find_planned(path)
+    entries, _ = find_started(path, results_dir)
     if where:
         kept = chosen([entry.run for entry in entries], parse(where, "--where"))
         entries = [entry for entry, keep in zip(entries, kept, strict=True) if keep]

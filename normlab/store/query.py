@@ -9,9 +9,8 @@ from typing import Any
 
 from normlab.errors import StoreError, nearest
 from normlab.store.files import refusal
-from normlab.store.plans import has_plan, read_plan, run_of
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DAMAGED, RUN_FILE, RUNS_FOLDER, STATUS_FILE, SWEEPS_FOLDER
+from normlab.store.schema import DAMAGED, RUN_FILE, RUNS_FOLDER, STATUS_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +51,6 @@ def find_runs(path: str | os.PathLike[str]) -> list[Entry]:
     except OSError as error:
         raise refusal(top, "read", error) from error
     return [examine(RunFolder(child)) for child in children if is_run(child)]
-
-
-def find_planned(word: str | os.PathLike[str]) -> tuple[list[Entry], list[str]]:
-    """The runs of a folder, as `find_runs`, or those that a sweep planned; and the ids of those that have not started.
-
-    Args:
-        word: A results folder, its runs, one run; or a sweep: its folder, or its name in `results/sweeps`.
-
-    Raises:
-        StoreError: There is no run there, or the sweep's plan cannot be read.
-    """
-    folder = Path(word)
-    if not os.path.exists(folder) and len(folder.parts) == 1:
-        folder = Path("results") / SWEEPS_FOLDER / folder
-    if not has_plan(folder):
-        if entries := find_runs(word):
-            return entries, []
-        raise StoreError(no_runs(word))
-    jobs = read_plan(folder).jobs
-    planned = [run_of(folder.absolute(), job) for job in jobs]
-    entries = [examine(run) for run in planned if is_run(run.path)]
-    if not entries:
-        raise StoreError(f"{os.fspath(word)}: none of the sweep's {len(planned)} runs has started")
-    started = {entry.folder.run_id for entry in entries}
-    return entries, [run.run_id for run in planned if run.run_id not in started]
 
 
 def examine(folder: RunFolder) -> Entry:

@@ -15,7 +15,7 @@ from normlab.report.compare.numbers import SPIKE_RULES, Numbers, read_numbers
 from normlab.report.compare.rates import matrix, rates
 from normlab.report.intervals import LEVEL
 from normlab.report.outcomes import Outcome
-from normlab.report.settings import check_words, dig, setting, shown
+from normlab.report.settings import check_words, dig, options_of, setting, short_names, shown
 from normlab.report.summary import COLUMNS, row_of
 from normlab.report.where import chosen, parse
 from normlab.stats.spikes import RULES
@@ -70,8 +70,11 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
     for place, problem in unmeasured:
         runs[place]["note"] = _joined(runs[place]["note"], problem)
         runs[place]["problems"] += [] if problem == depths.UNMEASURED else [problem]
+    options = sorted(options_of([entry.run for entry in entries]))
     return {
         "title": _title(found, len(entries)),
+        "options": {option: _values(entries, option) for option in options},
+        "short_names": short_names(options),
         "by": words,
         "level": LEVEL,
         "answer": answer(report.cells, absent, words),
@@ -104,6 +107,12 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
         },
         "sampling": curves.SAMPLING,
     }
+
+
+def _values(entries: Sequence[Entry], option: str) -> list[Any]:
+    """What each run has of an option, or the one value that all have."""
+    values = [setting(entry.run, option) for entry in entries]
+    return values[:1] if all(value == values[0] for value in values) else values
 
 
 def _title(found: Found, kept: int) -> str:

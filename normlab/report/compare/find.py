@@ -59,6 +59,17 @@ def find(words: Sequence[str], results_dir: str | os.PathLike[str]) -> Found:
     )
 
 
+def find_started(word: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results") -> tuple[list[Entry], int]:
+    """Return the runs that a word means, as `find`, and how many more a sweep has planned that have not started.
+
+    Raises:
+        StoreError: As `find`.
+    """
+    entries = find([os.fspath(word)], results_dir).entries
+    started = [entry for entry in entries if entry.state not in ABSENT]
+    return started, sum(entry.state == NOT_STARTED for entry in entries)
+
+
 def not_started(states: Sequence[str]) -> list[str]:
     """How many runs were planned and have not begun, in a line; none where all have."""
     waiting = states.count(NOT_STARTED)

@@ -24,14 +24,18 @@ const filter = make("input", {
   id: "filter",
   size: 18,
   placeholder: "pre depth=8",
-  "aria-label": "filter: names, or word=value",
+  title: "part of a name, or an option compared with a value: pre depth>4 lr=0.001 norm!=none",
+  "aria-label": "filter: part of a name, or option=value, also != < <= > >=",
   input: () => {
     state.filter = filter.value;
     changed();
   },
 });
+const filterSays = make("span", { id: "filter-problem", class: "small", role: "status" });
+LISTENERS.push(() => (filterSays.textContent = filterProblem()));
 byId("bar").append(
   make("label", {}, "filter", filter),
+  filterSays,
   choice(
     "a line is",
     [

@@ -29,32 +29,70 @@ for (const run of RUNS) {
 }
 const called = (run) => CALLED.get(run.index);
 
-/** What a run can be filtered by, by word. */
-const wordsOf = (run) => ({
-  norm: run.norm,
-  placement: run.placement,
-  "model.depth": run.depth,
-  "model.width": run.width,
-  "optim.lr": run.lr,
-  seed: run.seed,
-  state: run.state,
-  ...run.settings,
-});
+const COMPARE = {
+  "=": (a, b) => a === b,
+  "==": (a, b) => a === b,
+  "!=": (a, b) => a !== b,
+  "<": (a, b) => a < b,
+  "<=": (a, b) => a <= b,
+  ">": (a, b) => a > b,
+  ">=": (a, b) => a >= b,
+};
+const TERM = /^([\w.+-]*)(==|!=|<=|>=|=|<|>)(.*)$/;
 
-/** Whether a run meets every term of the filter: `depth=8` is a word and its value, anything else part of a name. */
-function meets(run) {
-  const terms = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
-  return terms.every((term) => {
-    const [word, ...rest] = term.split("=");
-    const value = rest.join("=");
-    const words = Object.entries(wordsOf(run));
-    if (!rest.length)
-      return [called(run), run.id, ...words.map(([, of]) => of)].some((of) => String(of).toLowerCase().includes(term));
-    if (!value) return true; // still being typed
-    const same = (of) =>
-      String(of).toLowerCase() === value || (of !== null && of !== "" && Number(of) === Number(value));
-    return words.some(([key, of]) => (key === word || key.endsWith(`.${word}`)) && same(of));
-  });
+/** What a run has of an option; the state is how it ended. */
+const optionOf = (run, option) =>
+  option === "state" ? run.state : DATA.options[option][DATA.options[option].length > 1 ? run.index : 0];
+
+const asNumber = (value) => (typeof value === "number" ? value : String(value).trim() === "" ? NaN : Number(value));
+
+/**
+ * A term of the filter as a test of a run, or as the problem with it: `depth>4` compares an option, by its name or
+ * the end of it; anything without a comparison is part of a name or a value.
+ */
+function readTerm(term) {
+  const parts = term.match(TERM);
+  if (!parts) {
+    const told = (run) => [called(run), run.id, run.norm, run.placement, run.state, ...Object.values(run.settings)];
+    return { test: (run) => told(run).some((value) => String(value).toLowerCase().includes(term)) };
+  }
+  const [, name, sign, wanted] = parts;
+  const known = name === "state" || Object.hasOwn(DATA.options, name);
+  const options = known ? [name] : Object.hasOwn(DATA.short_names, name) ? DATA.short_names[name] : [];
+  if (!name || !wanted || /[=<>!]/.test(wanted)) return { problem: `${term}: write option, comparison and value, as depth>4` };
+  if (!options.length) return { problem: `${name}: no run has such an option` };
+  if (options.length > 1) return { problem: `${name}: could be ${options.join(" or ")}` };
+  const [option] = options;
+  const number = asNumber(wanted);
+  const ordered = !sign.includes("=") || sign === "<=" || sign === ">=";
+  const values = RUNS.map((run) => optionOf(run, option)).filter((value) => value !== null && value !== undefined);
+  if (ordered && (!Number.isFinite(number) || values.some((value) => typeof value !== "number")))
+    return { problem: `${term}: ${sign} compares numbers; use = or !=` };
+  return {
+    test: (run) => {
+      const value = optionOf(run, option);
+      if (value === null || value === undefined) return !ordered && COMPARE[sign]("null", wanted);
+      if (typeof value === "number" && Number.isFinite(number)) return COMPARE[sign](value, number);
+      return COMPARE[sign](String(value).toLowerCase(), wanted);
+    },
+  };
+}
+
+/** The filter's terms, read once for each text; a run must meet all that can be read. */
+let readFilter = { text: "", terms: [] };
+function termsOf(text) {
+  if (readFilter.text !== text)
+    readFilter = { text, terms: text.toLowerCase().split(/\s+/).filter(Boolean).map(readTerm) };
+  return readFilter.terms;
+}
+
+const meets = (run) => termsOf(state.filter).every(({ test }) => !test || test(run));
+
+/** What is wrong with the filter, or that no run meets it; empty where all is well. */
+function filterProblem() {
+  const problems = termsOf(state.filter).flatMap(({ problem }) => (problem ? [problem] : []));
+  if (!problems.length && RUNS.length && !RUNS.some(meets)) problems.push("no run meets the filter");
+  return problems.join("; ");
 }
 
 const visible = (run) => state.ticked.has(run.index) && meets(run);

@@ -25,7 +25,7 @@ CAUSAL = "as its norm is"
 
 
 def options_of(text: str, name: str) -> dict[str, str]:
-    """Return what the source of a module says of each option of one of its classes, the package's base classes known."""
+    """Return what the source of a module says of each option of a class in it; base classes are the package's."""
     known = _classes("norms/*.py", "placements/*.py")
     known |= {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)}
     options = _entry(known[name], known)["options"] if name in known else []

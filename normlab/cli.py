@@ -23,6 +23,7 @@ from normlab.source import line_of_plugin, load_plugins
 if TYPE_CHECKING:
     from normlab.config import RunConfig
 
+
 class _HydraCommand(TyperCommand):
     """A command that hands Hydra's flags on. In their long form: click reads -cd=home as -c -d -= -h."""
 

@@ -327,7 +327,7 @@ class RunConfig:
         self.placement.refuse_idle(self.norm, self.model.depth)
 
     def doubts(self) -> list[str]:
-        """Return a warning for each thing that is known to be wrong with this config, though a run can be made of it."""
+        """Return a warning for each thing that is known to be wrong with this config, which can still be trained."""
         placement, rule = self.placement, self.init_rule
         found = []
         wrong = placement.wrong_inits

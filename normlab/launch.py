@@ -83,9 +83,7 @@ def to_config(cfg: DictConfig, words: Sequence[str] = ()) -> RunConfig:
     except OmegaConfBaseException as error:
         raise reading.explain(error, words) from error
     if not isinstance(config, RunConfig):
-        raise ConfigError(
-            "--config-name: the config is not one of a run; let its defaults list begin with train"
-        )
+        raise ConfigError("--config-name: the config is not one of a run; let its defaults list begin with train")
     config.validate()
     config.refuse_idle()
     return config

@@ -20,7 +20,7 @@ from normlab.config import OPTIMIZERS, RunConfig, RunOptions
 from normlab.corpora import DATA, HubData
 from normlab.errors import ConfigError, nearest, unknown
 from normlab.norms.base import NORMS
-from normlab.option_names import hint
+from normlab.option_names import hint, meanings
 from normlab.paths import config_dir
 from normlab.placements.base import PLACEMENTS
 from normlab.sweep.options import SlurmOptions, SweepOptions
@@ -209,22 +209,27 @@ def explain(error: Exception, words: Sequence[str]) -> ConfigError:
         word = _word_of(match[1], words)
         if "To append to your default list" in str(error):
             return ConfigError(f"{word}: the config chooses no {match[1]} yet; write +{word} to add one")
-        return ConfigError(
-            f"{word}: no such option{hint(match[1], all_options())}; normlab train --cfg job lists them"
-        )
+        return _no_such_option(word, match[1])
     return ConfigError(f"{first.rstrip('.:')}; normlab train --cfg job lists what can be set")
+
+
+def _no_such_option(word: str, key: str) -> ConfigError:
+    return ConfigError(f"{word}: no such option{hint(key, all_options())}; normlab train --cfg job lists them")
 
 
 def _explain_value(cause: OmegaConfBaseException, first: str, words: Sequence[str]) -> ConfigError:
     key = str(cause.full_key)
     word = _word_of(key, words)
     if cause.object_type is not None and "not in" in first:
+        section, _, last = key.rpartition(".")
+        if not section:
+            return _no_such_option(word, key)
         options = _fields(cause.object_type)
-        owner = f"{key.rpartition('.')[0]}" or "the run"
         choices = f"choose one of {', '.join(options)}" if options else "it has none"
-        elsewhere = {option for option in all_options() if not option.startswith(f"{owner}.")}
-        close = nearest(str(cause.key), options) or hint(key, elsewhere | {f"{owner}.{option}" for option in options})
-        return ConfigError(f"{word}: {owner} has no option {cause.key!r}: {choices}{close}")
+        others = {option for option in all_options() if not option.startswith(f"{section}.")}
+        known = others | {f"{section}.{option}" for option in options}
+        close = hint(key, known) if meanings(key, known) else nearest(last, options)
+        return ConfigError(f"{word}: {section} has no option {last!r}: {choices}{close}")
     if "missing mandatory value: name" in first:
         group = key.rpartition(".")[0]
         return ConfigError(f"{_word_of(group, words)}: names no {group}; let its defaults list begin with one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -249,3 +250,105 @@ def test_a_row_may_name_an_init_rule_of_the_same_file_or_of_another() -> None:
     Path("rule.py").write_text(RULE)
     Path("row.py").write_text(ROW.replace('init="gpt2"', 'init="tiny", wrong_inits={"other": "why"}'))
     assert compose_run(["plugins=[row.py,rule.py]", "placement=scaled"]).init_rule == "tiny"
+
+
+LEARNED = """
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from torch import nn
+from normlab.norms.base import NormConfig, register_norm
+from normlab.options import option
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class {name}(NormConfig):
+    '''x times a gain.'''
+
+    formula: ClassVar[str] = "x * gain"
+    source: ClassVar[str] = "the test"
+    parameters: ClassVar[str] = "D + 1"
+    {starts}
+
+    name: str = "{name}"
+    gentle: float = option(0.5, above=0)
+    '''How gentle it is.'''
+
+    def build(self, width):
+        return Gain(width)
+
+class Gain(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(torch.full((width,), 2.0)), nn.Parameter(torch.tensor(0.0))
+
+    def forward(self, x):
+        return x * self.gain + self.shift
+"""
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def learned(folder: Path, name: str, starts: str) -> str:
+    """Write a plugin with learned parameters; the override that names it."""
+    (folder / f"{name}.py").write_text(LEARNED.format(name=name, starts=starts))
+    return f"plugins=[{folder / name}.py]"
+
+
+def test_verify_shows_the_line_that_says_where_parameters_start(run_command: Command, tmp_path: Path) -> None:
+    out = run_command("verify", learned(tmp_path, "nowhere", ""))[1]
+    (failed,) = (line for line in out.splitlines() if "says where it starts" in line)
+    assert "gain, shift: not in `starts`; write in class nowhere: " in failed
+    line = failed.partition("class nowhere: ")[2]
+    assert line == 'starts: ClassVar[Mapping[str, str]] = {"gain": "[2] * D", "shift": "0"}'
+    out = run_command("verify", learned(tmp_path, "somewhere", line))[1]  # as it was copied
+    assert "ok    norm somewhere: starts where it is said to" in out
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        'starts = "[1] * D"', 'starts: ClassVar[str] = "[1] * D"', 'starts: str = "[1] * D"', "starts = 1",
+        'starts = {"gain": 1.0}', 'starts = ["gain"]',
+    ],
+)  # fmt: skip
+def test_starts_of_a_wrong_type_is_one_line_that_shows_the_syntax(
+    starts: str, run_command: Command, tmp_path: Path
+) -> None:
+    code, out, err = run_command("verify", learned(tmp_path, "wrong", starts))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "norm 'wrong': starts is " in err
+    assert 'write starts: ClassVar[Mapping[str, str]] = {"gain": "[1] * D"}' in err
+
+
+def test_starts_of_a_row_of_a_wrong_type_is_one_line(run_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "row.py").write_text(ROW.replace('name="scaled"', 'name="strs", starts="0.5"'))
+    code, out, err = run_command("verify", f"plugins=[{tmp_path}/row.py]")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "placement 'strs': starts is '0.5', and must map" in err
+
+
+def test_list_has_what_plugins_register(run_command: Command, tmp_path: Path) -> None:
+    word = learned(tmp_path, "listed", 'starts: ClassVar = {"gain": "[2] * D", "shift": "0"}')
+    assert "listed" not in run_command("list", "norms")[1]
+    out = run_command("list", "norms", word)[1]
+    assert "x * gain" in next(line for line in out.splitlines() if line.startswith("listed"))
+    assert "rmsnorm" in out
+    whole = run_command("list", "norms", "listed", word)[1]
+    for part in ("D + 1 numbers", "gain [2] * D; shift 0", "gentle=0.5: How gentle it is.", "x times a gain."):
+        assert part in whole
+    (entry,) = (entry for entry in json.loads(run_command("list", "norms", word, "--json")[1])
+                if entry["name"] == "listed")  # fmt: skip
+    assert entry["options"] == [{"option": "gentle", "default": 0.5, "about": "How gentle it is.", "above": 0}]
+    assert "listed" not in run_command("list", "norms")[1]  # of a command that does not name the plugin
+
+    (tmp_path / "row.py").write_text(ROW.replace('"scaled"', '"listed_row"').replace('"s"', '"Someone 2026"'))
+    row = run_command("list", "placements", f"plugins=[{tmp_path}/row.py]", "listed_row")[1]
+    assert "Someone 2026" in row
+    assert "gpt2" in row
+    assert "listed_row" in run_command("list", "placements", f"plugins=[{tmp_path}/row.py]")[1]
+    code, _, err = run_command("list", "norms", "listed", "rmsnorm")
+    assert (code, err.count("\n")) == (2, 1)
+    code, _, err = run_command("list", "norms", "plugins=[no.py]")
+    assert (code, err) == (2, "error: plugins: no file 'no.py'; give the path of a Python file that registers a norm\n")

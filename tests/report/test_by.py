@@ -212,7 +212,7 @@ def test_what_cannot_be_asked_is_one_line(make, tmp_path, options, told):
 
 def test_words_are_checked(make, tmp_path):
     make("layernorm", 1e-3, 0, 2.0)
-    with pytest.raises(ConfigError, match=r"--by placment: no run has such a word .did you mean 'placement'"):
+    with pytest.raises(ConfigError, match=r"--by placment: no run has such an option .did you mean 'placement'"):
         rows(tmp_path, "norm,placment")
     for bad in ("norm,norm", "norm,", ""):
         with pytest.raises(ConfigError, match="each once"):

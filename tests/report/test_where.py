@@ -37,7 +37,7 @@ def test_conditions(texts, which):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("model.dpth>=8", "--where model.dpth: no run has such a word .did you mean 'model.depth'"),
+        ("model.dpth>=8", "--where model.dpth: no run has such an option .did you mean 'model.depth'"),
         ("nrom=rmsnorm", "did you mean 'norm'"),
         ("norm=rmsnrm", "unknown norm 'rmsnrm': choose one of layernorm, none, rmsnorm .did you mean 'rmsnorm'"),
         ("norm>rmsnorm", "compares numbers"),

@@ -59,7 +59,9 @@ def find(words: Sequence[str], results_dir: str | os.PathLike[str]) -> Found:
     )
 
 
-def find_started(word: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results") -> tuple[list[Entry], int]:
+def find_started(
+    word: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results"
+) -> tuple[list[Entry], int]:
     """Return the runs that a word means, as `find`, and how many more a sweep has planned that have not started.
 
     Raises:

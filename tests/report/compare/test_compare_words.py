@@ -93,7 +93,7 @@ def test_a_results_folder_elsewhere(sweeps, run_command, tmp_path):
         (["-o", "results"], "-o results: is a folder"),
         (["--format", "pdf"], "--format pdf: unknown format 'pdf'"),
         (["--by", "norm,"], "--by norm,: name one word or more"),
-        (["--by", "narm"], "--by narm: no run has such a word (did you mean 'norm'?)"),
+        (["--by", "narm"], "--by narm: no run has such an option (did you mean 'norm'?)"),
         (["--where", "norm=dyt"], "--where norm=dyt: no run is so"),
         (["--where", "norm"], "--where 'norm': write word"),
         (["--results-dir", "nowhere"], "no runs in nowhere: make one"),

@@ -372,6 +372,40 @@ def test_the_filter_narrows_tables_and_pictures(browser, path):
         assert not page.locator("[data-picture=answer] .buttons").is_visible()
 
 
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("depth>4", 12), ("model.depth>=4", 24), ("n_layer<8", 12), ("depth!=8", 12), ("lr<0.005", 24), ("lr<=1e-3", 8),
+        ("warmup=0", 0), ("placement!=pre rmsnorm", 6), ("optim.warmup_steps=null", 0),
+    ],
+)  # fmt: skip
+def test_the_filter_compares_options_by_their_short_names(browser, path, text, runs):
+    with opened(browser, path) as page:
+        ready(page).get_by_role("searchbox").fill(text)
+        assert page.locator("#runs tbody tr").count() == runs
+        assert page.locator("#filter-problem").inner_text() == ("" if runs else "no run meets the filter")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("depht>4", "depht: no run has such an option"),
+        ("depth>", "depth>: write option, comparison and value, as depth>4"),
+        ("depth=>4", "depth=>4: write option, comparison and value, as depth>4"),
+        ("norm>4", "norm>4: > compares numbers; use = or !="),
+        ("depth>deep", "depth>deep: > compares numbers; use = or !="),
+        ("eps=1", "eps: could be norm.eps or optim.eps"),
+    ],
+)
+def test_the_filter_says_what_it_cannot_read(browser, path, text, problem):
+    with opened(browser, path) as page:
+        ready(page).get_by_role("searchbox").fill(text)
+        assert page.locator("#filter-problem").inner_text() == problem
+        assert page.locator("#runs tbody tr").count() == 24  # what cannot be read hides nothing
+        page.get_by_role("searchbox").fill("")
+        assert page.locator("#filter-problem").inner_text() == ""
+
+
 def test_sorting(browser, path):
     with opened(browser, path) as page:
         ready(page)

@@ -1,0 +1,37 @@
+"""A norm that sees later tokens in training is warned of by its own declaration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normlab.launch import compose_run
+from normlab.norms.base import NORMS
+
+Command = Callable[..., tuple[int, str, str]]
+WARNING = "norm={}: in training, each token's statistics include later tokens, so the training loss leaks the future"
+
+
+@pytest.mark.parametrize("name", ["batchnorm", "batchnorm_past", "batchnorm_position", "rmsnorm", "layernorm"])
+def test_the_declaration_decides(name: str) -> None:
+    warnings = [line for line in compose_run([f"norm={name}"]).doubts() if "later tokens" in line]
+    assert [line.startswith(WARNING.format(name)) for line in warnings] == [True] * (not NORMS[name].causal)
+
+
+def test_any_norm_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose_run(["norm=layernorm"])
+    monkeypatch.setattr(type(config.norm), "causal", False)
+    assert config.doubts() == [WARNING.format("layernorm") + "; the validation loss leaks it too"]
+
+
+def test_one_line_at_the_start_and_in_the_record(words: list[str], run_command: Command, tmp_path: Path) -> None:
+    line = WARNING.format("batchnorm") + "; the validation loss uses running statistics and does not"
+    code, _, err = run_command("train", *words, "norm=batchnorm", "train.steps=2")
+    assert (code, err.splitlines()[0], err.count("later tokens")) == (0, f"warning: {line}", 1)
+    (record,) = tmp_path.rglob("run.json")
+    assert json.loads(record.read_text())["doubts"] == [line]
+    err = run_command("sweep", *words, "norm=batchnorm,rmsnorm", "seed=0,1", "--dry-run")[2]
+    assert err == f"warning: {line}\n"

@@ -1,0 +1,114 @@
+"""What other code calls an option is answered with normlab's name of it, wherever options are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normlab.option_names import ALIASES, hint, meanings
+from normlab.words import all_options
+
+Command = Callable[..., tuple[int, str, str]]
+
+NEAR = {
+    "lr=0.1": "optim.lr",
+    "learning_rate=0.1": "optim.lr",
+    "train.lr=0.1": "optim.lr",
+    "depth=3": "model.depth",
+    "layers=3": "model.depth",
+    "n_layer=3": "model.depth",
+    "model.n_layer=3": "model.depth",
+    "n_head=2": "model.heads",
+    "n_embd=64": "model.width",
+    "d_model=64": "model.width",
+    "batch_size=2": "train.batch_size",
+    "batch=2": "train.batch_size",
+    "steps=9": "train.steps",
+    "max_steps=9": "train.steps",
+    "epochs=9": "train.steps",
+    "warmup=9": "optim.warmup_steps",
+    "optim.warmup=9": "optim.warmup_steps",
+    "+lr=0.1": "optim.lr",
+    "eps=1": "norm.eps' or 'optim.eps",
+}
+
+
+def test_every_alias_means_an_option() -> None:
+    assert set(ALIASES.values()) <= all_options()
+    assert not set(ALIASES) & all_options()
+
+
+def test_meanings() -> None:
+    options = ["optim.lr", "norm.eps", "optim.eps", "model.depth", "seed"]
+    assert meanings("seed", options) == ["seed"]
+    assert meanings("lr", options) == ["optim.lr"]
+    assert meanings("Learning-Rate", options) == ["optim.lr"]
+    assert meanings("eps", options) == ["norm.eps", "optim.eps"]
+    assert meanings("d_model", options) == []  # there is no model.width among them
+    assert hint("eps", options) == " (did you mean 'norm.eps' or 'optim.eps'?)"
+    assert hint("modle.depth", options) == " (did you mean 'model.depth'?)"
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+@pytest.mark.parametrize("word", NEAR)
+def test_a_near_miss_gets_the_right_hint(word: str, command: str, run_command: Command) -> None:
+    code, out, err = run_command(command, word)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"did you mean '{NEAR[word]}'" in err
+
+
+def test_an_experiment_is_added_not_set(run_command: Command) -> None:
+    assert "experiment=mine: no such option (did you mean '+experiment'?)" in run_command("train", "experiment=mine")[2]
+
+
+def test_sweeps_own_options_too(run_command: Command) -> None:
+    assert "did you mean 'sweep.pack'" in run_command("sweep", "pack=4")[2]
+
+
+@pytest.mark.parametrize(("name", "meant"), [("lr", "optim.lr"), ("n_layer", "model.depth"), ("steps", "train.steps")])
+def test_by_and_where_hint_too(name: str, meant: str, make_run_at: Callable[..., Path], run_command: Command) -> None:
+    results = make_run_at("one")
+    for option in (["--by", name], ["--where", f"{name}=3"], ["--by", "norm", "--where", f"{name}>3"]):
+        code, _, err = run_command("summarize", str(results), *option)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"{name}: no run has such an option (did you mean '{meant}'?)" in err
+
+
+@pytest.fixture
+def make_run_at(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a record of a run into a results folder and returns that folder."""
+    from normlab.store.runs import RunFolder
+
+    def make(*run_ids: str, **run: object) -> Path:
+        config = {
+            "norm": {"name": "rmsnorm", "eps": 1e-6}, "placement": {"name": "pre"}, "model": {"depth": 4},
+            "optim": {"name": "adamw", "lr": 1e-3, "eps": 1e-8}, "train": {"steps": 9}, "seed": 0,
+        }  # fmt: skip
+        for run_id in run_ids:
+            record = {"run_id": run_id, "name": f"name of {run_id}", "config": config, **run}
+            folder = RunFolder.create(tmp_path / "kept" / "runs" / run_id, record)
+            folder.write_status({"state": "finished", "step": 9, "steps": 9, "val_loss": 2.0})
+        return tmp_path / "kept"
+
+    return make
+
+
+def test_every_command_finds_a_run_by_the_same_words(
+    make_run_at: Callable[..., Path], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run_at("abc-1", "abd-2").rename(tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    for word in ("abc-1", "abc", "name of abc-1", "results/runs/abc-1"):
+        code, out, err = run_command("summarize", word, "--format=csv")
+        assert (code, err) == (0, "")
+        assert [line.split(",")[1] for line in out.splitlines()[1:]] == ["abc-1"]
+        assert "abc-1" in run_command("list", "runs", word)[1]
+        assert run_command("summarize", word, "--by=norm")[0] == 0
+    (tmp_path / "results").rename(tmp_path / "elsewhere")
+    assert "abc-1" in run_command("summarize", "abc", "--results-dir=elsewhere")[1]
+    assert "abd-2" in run_command("summarize", "--results-dir=elsewhere")[1]
+    code, _, err = run_command("summarize", "ab", "--results-dir=elsewhere")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "run 'ab' could be abc-1 (name of abc-1), abd-2 (name of abd-2); give more of the id" in err

@@ -237,9 +237,10 @@ def list_(
     from normlab.report.render import render
 
     plugins = [word for word in words or [] if word.startswith("plugins=")]
-    name, *more = [word for word in words or [] if word not in plugins] or [None]
-    if more:
-        raise ConfigError(f"list {what} {name} {' '.join(more)}: takes one name; leave out {' '.join(more)}")
+    names = [word for word in words or [] if word not in plugins]
+    if len(names) > 1:
+        raise ConfigError(f"list {what} {' '.join(names)}: takes one name; leave out the others")
+    name = names[0] if names else None
     load_plugins([])
     if plugins:
         from normlab.launch import register_plugins

@@ -44,7 +44,6 @@ from normlab.corpora import DATA, FilesData
 from normlab.errors import ConfigError, NormlabError, one_line
 from normlab.norms.base import NormConfig
 from normlab.norms.base import load_all as load_norms
-from normlab.option_names import hint
 from normlab.paths import config_dir
 from normlab.placements.base import load_all as load_placements
 from normlab.source import load_plugins
@@ -95,9 +94,7 @@ def _refuse_additions(node: DictConfig, prefix: str = "") -> None:
     for key in node:
         word = f"{prefix}{key}"
         if dataclasses.is_dataclass(kind) and key not in (known := {field.name for field in dataclasses.fields(kind)}):
-            raise ConfigError(
-                f"{word}: no such option; choose one of {', '.join(sorted(known))}{hint(word, reading.all_options())}"
-            )
+            raise reading.no_such_option(word, word, sorted(known))
         if not OmegaConf.is_missing(node, key) and isinstance(child := node[key], DictConfig):
             _refuse_additions(child, f"{word}.")
 

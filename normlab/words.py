@@ -209,27 +209,33 @@ def explain(error: Exception, words: Sequence[str]) -> ConfigError:
         word = _word_of(match[1], words)
         if "To append to your default list" in str(error):
             return ConfigError(f"{word}: the config chooses no {match[1]} yet; write +{word} to add one")
-        return _no_such_option(word, match[1])
+        return no_such_option(word, match[1])
     return ConfigError(f"{first.rstrip('.:')}; normlab train --cfg job lists what can be set")
 
 
-def _no_such_option(word: str, key: str) -> ConfigError:
-    return ConfigError(f"{word}: no such option{hint(key, all_options())}; normlab train --cfg job lists them")
+def no_such_option(word: str, key: str, options: Sequence[str] = ()) -> ConfigError:
+    """Return the error for an option that does not exist.
+
+    Args:
+        word: The user's override.
+        key: The option's dotted name.
+        options: Those that its section has.
+    """
+    section, _, last = key.rpartition(".")
+    if not section:
+        return ConfigError(f"{word}: no such option{hint(key, all_options())}; normlab train --cfg job lists them")
+    others = {option for option in all_options() if not option.startswith(f"{section}.")}
+    known = others | {f"{section}.{option}" for option in options}
+    close = hint(key, known) if meanings(key, known) else nearest(last, options)
+    choices = f"choose one of {', '.join(options)}" if options else "it has none"
+    return ConfigError(f"{word}: {section} has no option {last!r}: {choices}{close}")
 
 
 def _explain_value(cause: OmegaConfBaseException, first: str, words: Sequence[str]) -> ConfigError:
     key = str(cause.full_key)
     word = _word_of(key, words)
     if cause.object_type is not None and "not in" in first:
-        section, _, last = key.rpartition(".")
-        if not section:
-            return _no_such_option(word, key)
-        options = _fields(cause.object_type)
-        choices = f"choose one of {', '.join(options)}" if options else "it has none"
-        others = {option for option in all_options() if not option.startswith(f"{section}.")}
-        known = others | {f"{section}.{option}" for option in options}
-        close = hint(key, known) if meanings(key, known) else nearest(last, options)
-        return ConfigError(f"{word}: {section} has no option {last!r}: {choices}{close}")
+        return no_such_option(word, key, _fields(cause.object_type))
     if "missing mandatory value: name" in first:
         group = key.rpartition(".")[0]
         return ConfigError(f"{_word_of(group, words)}: names no {group}; let its defaults list begin with one")

@@ -5,8 +5,8 @@
 
 A case is one or more calls of the command line, in this process, in a folder of its own; every 50th runs in a
 process of its own too. Kinds: `words` of the command line, `configs` (the YAML of --config-dir), `texts` (text,
-JSONL, Parquet), `checkpoints`, and `records` (run.json, status.json, metrics.jsonl, tokenizer.json, a plugin's
-copy). Asked of each:
+JSONL, Parquet), `checkpoints`, `records` (run.json, status.json, metrics.jsonl, tokenizer.json, a plugin's copy), and
+`forged` (the same files with absurd sizes under a seal that fits, or a sparse terabyte long). Asked of each:
 
 - it ends with 0 or 2, and never in a traceback;
 - a refusal is one line, names what is wrong, ends in something to do, and leaves every file as it was;
@@ -38,10 +38,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-SHARES = {"words": 40, "configs": 15, "texts": 15, "checkpoints": 15, "records": 15}
+SHARES = {"words": 40, "configs": 15, "texts": 15, "checkpoints": 15, "records": 12, "forged": 3}
 """Cases of each kind, of a hundred."""
 IN_A_PROCESS = 50
 """Every so many cases of a kind also run in a process of their own."""
@@ -663,8 +664,14 @@ def lab_file(lab: Lab, step: str, file: str) -> Path:
     return the_run(lab.stopped) / "checkpoints" / step / file
 
 
-def records(draw: random.Random, lab: Lab) -> Case:
-    """A file of a run's record damaged; the run is listed, summarized, sampled from, and gone on with."""
+def records(draw: random.Random, lab: Lab, *, forged: bool = False) -> Case:
+    """A file of a run's record damaged; the run is listed, summarized, sampled from, and gone on with.
+
+    Args:
+        draw: Draws the damage.
+        lab: The undamaged runs.
+        forged: Whether it is what a person does and no disk: an absurd size under a seal that fits, a sparse terabyte.
+    """
     source = draw.choice(["finished", "stopped"])
     file = draw.choice(
         ["run.json", "run.json", "status.json", "status.json", "metrics.jsonl", "tokenizer.json", "plugin"]
@@ -674,10 +681,10 @@ def records(draw: random.Random, lab: Lab) -> Case:
     content = path.read_bytes()
     plausible = False
     sparse = 0  # bytes
-    if draw.random() < 0.1:
-        how, made, sparse = "a sparse terabyte", content, 2**40
-    elif file == "run.json" and draw.random() < 0.3:
+    if forged and file == "run.json" and draw.random() < 0.8:
         how, made = resealed(draw, json.loads(content))
+    elif forged:
+        how, made, sparse = "a sparse terabyte", content, 2**40
     elif file.endswith(".json") and draw.random() < 0.6:
         how, tree = mutate_json(draw, json.loads(content))
         made = json.dumps(tree).encode()
@@ -766,6 +773,7 @@ def wrong_row(rows: list[dict[str, Any]], sound: dict[str, Any]) -> str:
 
 KINDS: dict[str, Callable[[random.Random, Lab], Case]] = {
     "words": words, "configs": configs, "texts": texts, "checkpoints": checkpoints, "records": records,
+    "forged": partial(records, forged=True),
 }  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 """Golden losses: what a refactor must reproduce bit for bit, and a change of maths must refresh and explain.
 
-Bits hold where torch, the CPU's instructions and the number of threads are those recorded: torch is told to use these
-instructions, and no newer ones. Elsewhere the losses agree to 1e-5. `scripts/refresh_goldens.py` writes the files.
+Bits hold where torch, the CPU, its instructions and the number of threads are those recorded: torch is told to use
+these instructions, and no newer ones, but its matrix products (MKL) choose a path of their own for each CPU. Elsewhere
+rounding grows from step to step, to 6e-5 between two CPUs, and the losses agree to 1e-3: a fiftieth of what a step
+changes. The first loss, before any update, agrees to 1e-5. `scripts/refresh_goldens.py` writes the files.
 """
 
 from __future__ import annotations
@@ -21,8 +23,19 @@ from normlab.train.start import train
 GOLDEN = Path(__file__).with_name("golden")
 
 
+def cpu() -> str:
+    """Return the CPU's vendor, family and model, by which MKL chooses its kernels; empty where Linux does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return ""
+    fields = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    return " ".join(fields.get(name, ":").strip("\t: ") for name in ("vendor_id", "cpu family", "model"))
+
+
 def environment() -> dict[str, object]:
     return {
+        "cpu": cpu(),
         "torch": torch.__version__.partition("+")[0],
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
@@ -56,7 +69,8 @@ def test_golden(path: Path, words: list[str]) -> None:
         assert seen == golden["losses"]
     else:
         values = [[float.fromhex(loss) for loss in side] for side in (seen, golden["losses"])]
-        torch.testing.assert_close(torch.tensor(values[0]), torch.tensor(values[1]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(values[0]), torch.tensor(values[1]), atol=1e-3, rtol=0)
+        assert abs(values[0][0] - values[1][0]) <= 1e-5
 
 
 def test_there_are_goldens() -> None:

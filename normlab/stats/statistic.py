@@ -138,4 +138,7 @@ def values_of(profiles: Profiles, name: str) -> dict[str, Array]:
     for need in statistic.needs:
         if need not in profiles:
             raise StatisticsError(f"{name}: {need}, of which it is made, was not measured")
-    return statistic.derive(profiles)
+    try:
+        return statistic.derive(profiles)
+    except KeyError as error:  # a site or a family that a damaged layout does not have
+        raise StatisticsError(f"{name}: {error.args[0]!r}, of which it is made, was not measured") from error

@@ -298,8 +298,8 @@ def test_a_damaged_status_is_called_damaged_and_named_with_its_reason(damage, ma
     status = broken.path / "status.json"
     status.write_bytes(damage(status.read_bytes()))
     (row,) = summarize_by(tmp_path, ["norm"]).rows
-    assert {key: row[key] for key in ("runs", "ended", "failed", "damaged")} == {
-        "runs": 3, "ended": 1, "failed": 1, "damaged": 1,
+    assert {key: row[key] for key in ("runs", "finished", "failed", "damaged")} == {
+        "runs": 3, "finished": 1, "failed": 1, "damaged": 1,
     }  # fmt: skip
     told = f"run {broken.run_id} is damaged, and in no number: {status}: "
     _, out, err = run_command("summarize", str(tmp_path), "--by", "norm")

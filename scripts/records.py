@@ -281,7 +281,8 @@ def write_run(runs: Path, record: Record) -> RunFolder:
             )
             folder.arrays.begin(0, {CORE: record.stats_every})
             folder.arrays.append(CORE, inside)
-        folder.write_status(_status(record, seen, speed))
+        status = _status(record, seen, speed)
+        folder.write_status(status | ({"metrics": folder.metrics_digest()} if status["state"] in ENDED else {}))
     return folder
 
 

@@ -95,8 +95,6 @@ def train_pack(
         ConfigError, DataError, StoreError: Each says what to do.
     """
     resolved = resolve(configs[0])
-    for doubt in dict.fromkeys(doubt for config in configs for doubt in config.doubts()):
-        print(f"warning: {doubt}", file=sys.stderr)
     # A signal ends this at once: what it makes appears whole or not at all.
     corpus = open_corpus(configs[0].data)
     apply(resolved)  # after the corpus: it may load a compiler, and a text that is not there is said sooner
@@ -140,6 +138,9 @@ def train_pack(
                 member.sinks = (
                     make_sinks(member.config, member.folder, console=loop.is_alone) if sinks is None else sinks[number]
                 )
+            # Only where something is trained: an error stays a line of its own.
+            for doubt in dict.fromkeys(doubt for config in configs for doubt in config.doubts()):
+                print(f"warning: {doubt}", file=sys.stderr)
             return _run(loop, runs, stop)
 
 

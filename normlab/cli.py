@@ -164,8 +164,9 @@ def summarize(
 
     A cell is shown at its own best learning rate, selected by the same validation loss, and at one that all share. A
     diverged run is an outcome: it is counted, it is worse than every number, and a pair with it is lost. Stuck: the
-    final loss is within 5 % of the corpus's unigram entropy. Regressed: an earlier evaluation was better than that.
-    Diverged: not finite, or more than 1 nat above both ln V and the initial loss.
+    final loss is in the band of 5 % around the corpus's unigram entropy, and no evaluation was below. Regressed: an
+    evaluation was below the band and the last is not, or one was in it and the last is above, or the last is above
+    the initial loss. Diverged: not finite, or more than 1 nat above both ln V and the initial loss.
     """
     from normlab.report.render import render
     from normlab.report.summary import summarize as rows_of

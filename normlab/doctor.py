@@ -103,12 +103,8 @@ def _threads() -> tuple[str, str, str]:
     seen = f"{threads} threads on {cores} cores, load {load:.1f}, {wait_policy()}"
     if threads > cores:
         return NOTE, seen, f"set OMP_NUM_THREADS={cores}: more threads than cores wait for each other"
-    if load > cores / 2 and threads > 1:
-        return (
-            NOTE,
-            f"{seen}: the machine is busy",
-            "steps take up to twice as long; end what else runs, or train later",
-        )
+    if load > cores / 2:
+        return NOTE, f"{seen}: the machine is busy", "a run is slower beside other processes; end them, or train later"
     return GOOD, seen, ""
 
 

@@ -109,7 +109,7 @@ class LoadedRun:
         plugins = read_plugins(sorted((self.folder.path / PLUGINS).glob("*.py")))
         unknown = [plugin for plugin in plugins if not (self.trust or plugin.has_run)]
         if unknown:
-            named = [f"{plugin.path} (SHA-256 {plugin.sha256[:16]})" for plugin in unknown[:MOST_NAMED]]
+            named = [f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in unknown[:MOST_NAMED]]
             more = [f"{len(unknown) - MOST_NAMED} more files"] if len(unknown) > MOST_NAMED else []
             paths = " ".join(shlex.quote(str(plugin.path)) for plugin in unknown[:MOST_NAMED])
             raise StoreError(

@@ -146,7 +146,7 @@ def check_starts(kind: str, name: str, starts: object) -> None:
 def starts_line(starts: Mapping[str, str]) -> str:
     """Return the line of Python that declares where parameters start."""
     items = ", ".join(f'"{name}": "{start}"' for name, start in starts.items())
-    return f"starts: ClassVar[Mapping[str, str]] = {{{items}}}"
+    return f"starts: ClassVar[dict[str, str]] = {{{items}}}"
 
 
 def file_of_plugin(kind: str, name: str) -> str | None:

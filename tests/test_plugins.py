@@ -253,7 +253,6 @@ def test_a_row_may_name_an_init_rule_of_the_same_file_or_of_another() -> None:
 
 
 LEARNED = """
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 import torch
@@ -301,7 +300,7 @@ def test_verify_shows_the_line_that_says_where_parameters_start(run_command: Com
     (failed,) = (line for line in out.splitlines() if "says where it starts" in line)
     assert "gain, shift: not in `starts`; write in class nowhere: " in failed
     line = failed.partition("class nowhere: ")[2]
-    assert line == 'starts: ClassVar[Mapping[str, str]] = {"gain": "[2] * D", "shift": "0"}'
+    assert line == 'starts: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'
     out = run_command("verify", learned(tmp_path, "somewhere", line))[1]  # as it was copied
     assert "ok    norm somewhere: starts where it is said to" in out
 
@@ -319,7 +318,7 @@ def test_starts_of_a_wrong_type_is_one_line_that_shows_the_syntax(
     code, out, err = run_command("verify", learned(tmp_path, "wrong", starts))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "norm 'wrong': starts is " in err
-    assert 'write starts: ClassVar[Mapping[str, str]] = {"gain": "[1] * D"}' in err
+    assert 'write starts: ClassVar[dict[str, str]] = {"gain": "[1] * D"}' in err
 
 
 def test_starts_of_a_row_of_a_wrong_type_is_one_line(run_command: Command, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,21 @@ def read_at_most(path: Path, most: int) -> bytes:
     """Return a file's content, once its size is known to be at most `most` bytes.
 
     Raises:
-        ValueError: The file is larger.
+        ValueError: The file is larger, or is a pipe or a device.
         OSError: The system refused.
     """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise ValueError(f"has {size} bytes, of at most {most}")
-        return file.read(size)
+    with open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("is a pipe or a device, not a file")
+        if status.st_size > most:
+            raise ValueError(f"has {status.st_size} bytes, of at most {most}")
+        return file.read(status.st_size)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Without it, opening a pipe waits for somebody to write into it.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def from_json(content: bytes) -> dict[str, Any]:

@@ -321,6 +321,16 @@ def test_starts_of_a_wrong_type_is_one_line_that_shows_the_syntax(
     assert 'write starts: ClassVar[dict[str, str]] = {"gain": "[1] * D"}' in err
 
 
+def test_an_expression_of_starts_that_cannot_be_evaluated_gives_the_reason(
+    run_command: Command, tmp_path: Path
+) -> None:
+    starts = 'starts: ClassVar[dict[str, str]] = {"gain": "ones(D)", "shift": "0"}'
+    code, out, err = run_command("verify", learned(tmp_path, "wrong", starts))
+    (failed,) = (line for line in out.splitlines() if "starts where it is said to" in line)
+    assert (code, err) == (1, "")
+    assert "`ones(D)` cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, " in failed
+
+
 def test_starts_of_a_row_of_a_wrong_type_is_one_line(run_command: Command, tmp_path: Path) -> None:
     (tmp_path / "row.py").write_text(ROW.replace('name="scaled"', 'name="strs", starts="0.5"'))
     code, out, err = run_command("verify", f"plugins=[{tmp_path}/row.py]")

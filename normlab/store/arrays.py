@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.errors import StoreError
+from normlab.parsing import read_at_most
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.statistic import CORE, OF, STATISTICS, TIERS
 from normlab.store.files import refusal, write_all, write_atomic
-from normlab.store.reading import read_record
+from normlab.store.reading import LARGEST_METRICS, read_record
 from normlab.store.schema import seal
 
 FOLDER = "stats"
@@ -89,9 +90,11 @@ class Part:
         """
         kind = row_type(self.layout.width)
         try:
-            content = self.path.read_bytes()
+            content = read_at_most(self.path, LARGEST_METRICS)
         except FileNotFoundError:
             content = b""
+        except ValueError as error:
+            raise StoreError(f"{self.path}: is damaged ({error}); put back a copy") from None
         except OSError as error:
             raise refusal(self.path, "read", error) from error
         count, torn = divmod(len(content), kind.itemsize)

@@ -6,8 +6,8 @@ A validation loss (nats/token) has a level, by what a model must know to score i
 | --- | --- | --- |
 | 0 | below the band | uses the context |
 | 1 | in the band around the unigram entropy U | knows how often tokens occur and nothing of their context |
-| 2 | above the band, up to the start: max(ln V, initial loss) | has not learned how often tokens occur |
-| 3 | above the start | is worse than a uniform guess (ln V) and than the untrained model |
+| 2 | above the band, up to 5 % above the start: max(ln V, initial loss) | has not learned how often tokens occur |
+| 3 | more than 5 % above the start | is worse than a uniform guess (ln V) and than the untrained model |
 
 The band is U +- 5 %. Its lower edge is at least half-way from the bigram entropy to U, for a corpus where these are
 close, and at most U, for a corpus so small that the bigram scores worse. The outcome is the first that holds:
@@ -37,7 +37,7 @@ REGRESSED = "regressed"
 OUTCOMES = (FINISHED, STUCK, REGRESSED, DIVERGED)
 
 BAND = 0.05
-"""Half the width of the band around the unigram entropy, as a share of that entropy."""
+"""Half the width of the band around the unigram entropy, and the margin above the start, as a share of either."""
 MARGIN = 1.0
 """Nats/token above the start from which a final loss is a divergence."""
 LARGEST = 3.5e38
@@ -47,7 +47,8 @@ RULES = {
     STUCK: f"the final validation loss is within {BAND:.0%} of the unigram entropy, and no evaluation was below that "
     "band: the run has learned how often tokens occur, and nothing of their context",
     REGRESSED: "an evaluation was below the band around the unigram entropy and the last one is not, or one was in the "
-    "band and the last one is above it, or the last one is above the initial loss",
+    f"band and the last one is above it, or the last one is more than {BAND:.0%} above the larger of ln V and the "
+    "initial loss",
     DIVERGED: f"the loss or gradient was NaN or infinite, or the final validation loss is more than {MARGIN:g} nat "
     "above the larger of ln V and the initial loss",
 }
@@ -85,7 +86,7 @@ class References:
     def level(self, loss: float) -> int:
         """Level of a loss, 0 (uses the context) to 3 (worse than no training)."""
         low, high = self.band or (math.inf, math.inf)
-        return 0 if loss < low else 1 if loss <= high else 2 if loss <= self.start else 3
+        return 0 if loss < low else 1 if loss <= high else 2 if loss <= (1 + BAND) * self.start else 3
 
 
 def outcome(final: float, best: float, references: References, *, finite: bool = True) -> str:

@@ -50,7 +50,8 @@ class Worker:
         self._insist_at = float("inf")
         self._seen: list[tuple[int, int]] = []
         self._seen_at = self.started
-        command = [sys.executable, "-m", "normlab.sweep.worker", str(folder.absolute()), str(pack.number)]
+        # -P: a file of the current folder is never imported in place of a module.
+        command = [sys.executable, "-P", "-m", "normlab.sweep.worker", str(folder.absolute()), str(pack.number)]
         try:
             self._log.parent.mkdir(exist_ok=True)
             with self._log.open("ab") as log:

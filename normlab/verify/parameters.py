@@ -50,8 +50,8 @@ def start_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
                 return
             for name, value in starting:
                 found.add(name)
-                away = _distance(value.detach(), told[name], {**known, "D": width})
-                worst.add(away, f"{name} of {called(each)}")
+                error, reason = _distance(value.detach(), told[name], {**known, "D": width})
+                worst.add(error, f"{name} of {called(each)}{reason}")
     if told:
         never = ", ".join(sorted(told.keys() - found))
         seen = f"there is no {never}, whatever the options" if never else str(worst)
@@ -135,8 +135,8 @@ def wiring_check(placement: Placement, of: str) -> Iterator[Check]:
             found: set[str] = set()
             for layer, name, value in _beside_linear(model):
                 if name in told:
-                    away = _distance(value.detach(), told[name], {**known, "l": layer})
-                    worst.add(away, f"{name}, block {layer} of {depth}")
+                    error, reason = _distance(value.detach(), told[name], {**known, "l": layer})
+                    worst.add(error, f"{name}, block {layer} of {depth}{reason}")
                 if name in told or value not in theirs:
                     found.add(name)
             if found != told.keys():
@@ -250,13 +250,19 @@ def _beside_linear(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
         yield (int(words[1]) + 1, words[2], parameter) if words[0] == "blocks" else (0, name, parameter)
 
 
-def _distance(value: Tensor, text: str, known: Mapping[str, Any]) -> float:
-    """How far numbers are from where `starts` says, in float64, beside its size; infinite if it says nothing such."""
-    words = {"sqrt": math.sqrt, "max": max, "normal": torch.randn, **known}
+def _distance(value: Tensor, text: str, known: Mapping[str, Any]) -> tuple[float, str]:
+    """Return the largest error of numbers beside their expression in `starts`, relative to its largest number.
+
+    Infinite, and with the reason, where the expression cannot be evaluated or gives another shape.
+    """
+    names = {"sqrt": math.sqrt, "max": max, "normal": torch.randn, **known}
     try:
-        start = torch.as_tensor(eval(text, {"__builtins__": {}}, words), dtype=torch.float64)  # noqa: S307
-    except Exception:  # whatever a plugin wrote: a formula that cannot be read says nothing
-        return math.inf
+        start = torch.as_tensor(eval(text, {"__builtins__": {}}, names), dtype=torch.float64)  # noqa: S307
+    except Exception as error:  # a plugin's expression may raise anything
+        return (
+            math.inf,
+            f": `{text}` cannot be evaluated ({type(error).__name__}: {error}); it may use {', '.join(names)}",
+        )
     if value.shape != start.shape:
-        return math.inf
-    return float((value - start).abs().max() / (start.abs().max() or 1.0))
+        return math.inf, f": `{text}` has shape {list(start.shape)}, the parameter {list(value.shape)}"
+    return float((value - start).abs().max() / (start.abs().max() or 1.0)), ""

@@ -83,6 +83,12 @@ def test_numpy_alone_reads_it_as_the_file_says(written: Arrays) -> None:
     assert {one["unit"] for one in told["statistics"].values()} == {"of x", "nats / of w"}
 
 
+def test_rows_of_terabytes_are_not_read(written: Arrays) -> None:
+    os.truncate(written.path / "core.bin", 2**40)
+    with pytest.raises(StoreError, match=rf"core.bin: is damaged \(has {2**40} bytes, of at most "):
+        written.read("core")
+
+
 @pytest.mark.parametrize("torn", [1, 7, 31])
 def test_half_a_row_at_the_end_is_left_out_and_cut_off(written: Arrays, torn: int) -> None:
     path = written.path / "core.bin"

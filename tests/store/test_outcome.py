@@ -25,7 +25,9 @@ STDLIB = References(uniform=math.log(257), unigram=3.24, bigram=2.43, initial=5.
         (4.93, 2.4, "regressed"),
         (4.93, 4.93, "finished"),  # a short run, still on its way down
         (5.5, 3.5, "finished"),
-        (5.7, 5.6, "regressed"),  # worse than the untrained model
+        (5.61, 5.6, "finished"),  # no worse than the untrained model, but for noise
+        (5.87, 5.6, "finished"),
+        (5.89, 5.6, "regressed"),  # worse than the untrained model
         (6.59, 5.6, "regressed"),
         (6.61, 5.6, "diverged"),
         (2.3e9, 5.4, "diverged"),
@@ -44,12 +46,12 @@ def test_exclusive_and_exhaustive() -> None:
     seen = set()
     for best, final in itertools.combinations_with_replacement(losses, 2):
         diverged = final > 6.6
-        lost = (best < 3.078 <= final) or (best <= 3.402 < final) or (best <= 5.6 < final)
+        lost = (best < 3.078 <= final) or (best <= 3.402 < final) or (best <= 5.88 < final)
         holding = {
             "diverged": diverged,
             "regressed": lost and not diverged,
             "stuck": best >= 3.078 and final <= 3.402,
-            "finished": final < 3.078 or (best > 3.402 and final <= 5.6) or (best > 5.6 and not diverged),
+            "finished": final < 3.078 or (best > 3.402 and final <= 5.88) or (best > 5.88 and not diverged),
         }
         (only,) = [name for name, holds in holding.items() if holds]
         assert outcome(final, best, STDLIB) == only

@@ -64,3 +64,12 @@ def test_a_file_of_terabytes_is_not_read(tmp_path, name):
     read = reading.read_rows if name.endswith("l") else reading.read_record
     with pytest.raises(StoreError, match=rf"{name}: is damaged \(has {2**40} bytes, of at most [0-9]+\); "):
         read(path)
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
+def test_a_pipe_is_not_waited_for(tmp_path, name):
+    path = tmp_path / name
+    os.mkfifo(path)
+    read = reading.read_rows if name.endswith("l") else reading.read_record
+    with pytest.raises(StoreError, match=rf"{name}: is damaged \(is a pipe or a device, not a file\); "):
+        read(path)

@@ -296,12 +296,21 @@ def norm_presets(names: Sequence[str] | None = None) -> list[NormConfig]:
 
 
 def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
-    """Run `job` on the config (with --multirun: the configs) of a command line, Hydra's flags and all.
+    """Run `job` on the config of a command line; with --multirun, on each of its configs.
+
+    A line without Hydra's flags and options is composed once, here; any other is handed to Hydra, which composes it
+    three times.
 
     Raises:
-        ConfigError: A word is wrong; nothing was written. What `job` raises is raised too.
+        ConfigError: An override is wrong; nothing was written. What `job` raises is raised too.
     """
     line = _read_line(words)
+    if not (line.flags or any(re.match(r"[+~]*hydra\b", word) for word in line.words)):
+        with _composing(line):
+            config = to_config(compose(line.config_name, overrides=line.overrides), line.words)
+            _check_machine(config)
+        job(config)
+        return
     if not (line.args.help or line.args.hydra_help or line.args.cfg or line.args.info or line.args.shell_completion):
         _check_all(line)
     failures: list[BaseException] = []

@@ -82,6 +82,7 @@ def test_every_registered_name_is_offered() -> None:
         assert {f"{group}={name}" for name in ours} <= set(candidates(f"normlab train {group}="))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [[], pytest.param(["norm=batchnorm", "optim=sgd", "data=files", "data.path=x"], marks=pytest.mark.slow)],

@@ -175,6 +175,7 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_in_the_middle_is_a_line(tmp_path: Path, words: list[str]) -> None:
     """One that is there and makes nothing is met by torch, at the first step."""
     broken = tmp_path / "c++"

@@ -18,6 +18,7 @@ def catalogue() -> dict[str, Any]:
     return entries.catalogue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
@@ -47,6 +48,7 @@ def test_what_is_broken_is_seen(catalogue: dict[str, Any], entry: str, text: str
     assert all(judging.judge([(mutant, checks) for mutant in chosen]))
 
 
+@pytest.mark.slow
 def test_each_placement_is_given_a_wrong_init_once(catalogue: dict[str, Any]) -> None:
     texts = [(entry, mutant.text) for entry, (mutants, _) in catalogue.items() for mutant in mutants]
     found = [
@@ -55,6 +57,7 @@ def test_each_placement_is_given_a_wrong_init_once(catalogue: dict[str, Any]) ->
     assert sorted(found) == sorted(BELONGS)
 
 
+@pytest.mark.slow
 def test_no_process_but_the_mutants_own_is_changed(catalogue: dict[str, Any]) -> None:
     mutants, checks = catalogue["crmsnorm"]
     sound = Mutant("crmsnorm", "nothing", lambda: None)

@@ -16,6 +16,7 @@ assert torch.__version__  # loaded, so that the process's map says which OpenMP 
 HAS_LIBGOMP = sys.platform == "linux" and "libgomp" in Path("/proc/self/maps").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_LIBGOMP, reason="this torch is built with another OpenMP")
 @pytest.mark.parametrize(
     ("variables", "setting", "value"),

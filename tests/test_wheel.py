@@ -8,6 +8,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -19,6 +21,7 @@ def call(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess
     return done
 
 
+@pytest.mark.slow
 def test_the_wheel_trains_a_run(tmp_path: Path, words: list[str]) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path / "wheel")]

@@ -158,6 +158,7 @@ def test_large_strings_and_dictionaries(files: Files, read: Read, tmp_path: Path
     assert read(config) == ["x", "y", "u", "v", "u"]
 
 
+@pytest.mark.slow
 def test_one_enormous_line(files: Files, read: Read) -> None:
     enormous = "0123456789" * 2_500_000
     texts = read(files({"a.txt": enormous, "b.jsonl": lines({"text": "before"}, {"text": enormous})}))

@@ -266,6 +266,7 @@ def test_no_hub_and_no_cache_is_said(how: str, what: dict[str, str], silent: str
     assert re.search(r"in no cache( here;|, and there is no such file here;)", told["error"])
 
 
+@pytest.mark.slow
 def test_a_silent_hub_ends_the_command_in_one_line(silent: str, tmp_path: Path) -> None:
     """The patience that the line states is less than five seconds, and is spent once."""
     words = ["train", "data=tinystories", "tracking.wandb=off", f"results_dir={tmp_path / 'results'}"]
@@ -373,6 +374,7 @@ QUICK = "time.sleep = lambda seconds: None\n"
 """The libraries wait for 58 seconds in all before they give up; what they do is the same."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["jsonl", "parquet"])
 @pytest.mark.parametrize("before", [QUICK, pytest.param("", marks=pytest.mark.slow)], ids=["quick", "real"])
 def test_a_hub_that_dies_in_the_middle(name: str, before: str, hub: Any, opened: Any, cache: Path) -> None:

@@ -92,6 +92,7 @@ def test_a_long_text_is_encoded_in_pieces_that_change_nothing(monkeypatch: pytes
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_one_enormous_line_is_read(files: Callable[..., FilesData]) -> None:
     """8 MB without a space, all of it one word to a pattern without bounds; and without a line break."""
     draw = random.Random(0)

@@ -129,6 +129,7 @@ def statistics_are(open_page: Page, of: str, x: np.ndarray) -> None:
         assert float(cell["value"]) == pytest.approx(expected, rel=1e-6, abs=1e-12 * scale + 1e-300), (of, cell)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", MATRICES)
 def test_the_live_normalisers_are_the_modules(open_page: Page, which: str) -> None:
     x = MATRICES[which]

@@ -113,6 +113,7 @@ def test_every_statistic_equals_the_reference(placement: str, accumulation: int,
     compare(one.seen(3), one.expected(3, placement), 1e-10 if dtype == torch.float64 else 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.slow), 3], ids=["alone", "pack"])
 def test_compiled_too(runs: int) -> None:
     torch.compiler.reset()

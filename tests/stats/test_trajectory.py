@@ -85,6 +85,7 @@ def test_in_bfloat16_eager_steps_are_the_same(tmp_path: Path) -> None:
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("post", "peri")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", *SLOW])
 def test_in_bfloat16_compiled_steps_round_otherwise_and_by_how_much(placement: str) -> None:
     """What backward gets is kept as it was rounded or computed again unrounded, as the compiler likes: float32 is one.

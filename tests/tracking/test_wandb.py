@@ -551,6 +551,7 @@ def wandb_processes(server: Server) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_pack_whose_server_hangs_waits_once_and_has_every_run_offline(tmp_path: Path, server: Server) -> None:
     """One member asks the server; what the members then start offline is complete."""
     server.hangs = "/"
@@ -567,6 +568,7 @@ def test_a_pack_whose_server_hangs_waits_once_and_has_every_run_offline(tmp_path
         assert (rows[-1]["train/step"], summary["state"], exit_code) == (20, "finished", 0)
 
 
+@pytest.mark.slow
 def test_a_pack_whose_server_hangs_at_the_end(tmp_path: Path, server: Server) -> None:
     """Each run names the command that sends it, and why; none reports the end of the process that they share."""
     server.hangs = "file_stream"

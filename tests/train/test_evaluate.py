@@ -54,6 +54,7 @@ def test_the_gap_is_in_the_record_of_norms_that_have_one(norm: str, gap: bool, w
     assert (folder.status()["val_loss_batch_statistics"] is not None) == gap
 
 
+@pytest.mark.slow
 def test_bf16_and_compile_train_the_same_model(words: list[str]) -> None:
     """Other precision and compilation are other runs with nearly the same numbers."""
     torch.compiler.reset()

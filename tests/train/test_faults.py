@@ -432,6 +432,7 @@ def test_a_file_in_a_checkpoints_place_is_replaced(
     assert differences(reference, folder.path) == []
 
 
+@pytest.mark.slow
 def test_the_memory_runs_out(tmp_path: Path) -> None:
     """Really: the process may have 1 GB more than it has when it starts, and a step needs several."""
     script = """
@@ -453,6 +454,7 @@ main(sys.argv[1:])
     assert entry.status["error"].startswith("the memory ran out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "sample"])
 def test_the_memory_runs_out_while_a_checkpoint_is_read(
     command: str, train: Train, interrupt: Callable[..., None]

@@ -58,6 +58,7 @@ def losses(words: tuple[str, ...], steps: int, dtype: torch.dtype, *, nudge: boo
     return torch.stack(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", PAIRS, ids=" ".join)
 def test_a_pack_equals_its_runs_alone(words: tuple[str, ...]) -> None:
     """In float64, where rounding is too small for ten steps of training to amplify it to 1e-10."""
@@ -75,6 +76,7 @@ def test_a_pack_equals_its_runs_alone_while_they_learn(words: tuple[str, ...]) -
     assert seen[-1].max() < math.log(VOCAB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("norm=layernorm", "placement=pre"), ("norm=rmsnorm", "placement=post")], ids=" ".join
 )

@@ -116,6 +116,7 @@ main()
 """Trains, and calls into torch for LARGE numbers' time in step 6."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
 def test_the_second_signal_stops_at_once_inside_a_call_into_torch(
     numbers: tuple[int, ...], train: Train, reference: Path, tmp_path: Path
@@ -179,6 +180,7 @@ def test_a_second_process_is_refused_and_a_signal_from_outside_is_heard(tmp_path
     assert RunFolder(path).state() == "interrupted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_a_signal_while_the_corpus_is_made_stops_at_once(number: int, code: int, tmp_path: Path) -> None:
     text, cache = tmp_path / "text.txt", tmp_path / "cache"

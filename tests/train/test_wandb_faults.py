@@ -73,6 +73,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> float:
 SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("silent", "no key", "stopped")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["refused", "killed", *SLOW])
 def test_the_run_is_the_same(case: str, reference: Path, alone: float, tmp_path: Path) -> None:
     results = tmp_path / "results"
@@ -128,6 +129,7 @@ def test_stopped_while_it_begins(reference: Path, alone: float, tmp_path: Path) 
     assert differences(reference, folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signals", "awaited", "state"),
     [

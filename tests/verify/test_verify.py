@@ -43,16 +43,19 @@ def failed(checks: Iterator[Check]) -> list[str]:
 # The catalogue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", load_all())
 def test_a_norm_is_what_it_says(name: str) -> None:
     assert failed(run.of_norm(NORMS[name](), 16)) == []  # pyright: ignore[reportCallIssue]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", load_placements())
 def test_a_placement_is_what_it_says(name: str) -> None:
     assert failed(run.of_placement(PLACEMENTS[name])) == []
 
 
+@pytest.mark.slow
 def test_presets_are_what_they_say() -> None:
     for norm in norm_presets():
         assert failed(norms.oracle_checks(norm, norm.label, 16, alone=True)) == []
@@ -202,6 +205,7 @@ BREAKS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BREAKS)
 def test_a_plugin_that_is_broken_is_found(broken: str, tmp_path: Path, run_command: Command) -> None:
     before, after = BREAKS[broken]
@@ -219,6 +223,7 @@ def test_a_plugin_that_is_broken_is_found(broken: str, tmp_path: Path, run_comma
         assert any(broken.startswith(check) for check in failed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "start"), [("late", "0"), ("unread", "half of it"), ("unknown", "K"), ("zeroth", "1 / 0")]
 )
@@ -251,6 +256,7 @@ register_row(Row(name="{name}", formula="x = x + 0.5 * F(N(x))", source="the tes
 """
 
 
+@pytest.mark.slow
 def test_a_row_that_is_right_in_few_blocks_only_is_found(tmp_path: Path, run_command: Command) -> None:
     (tmp_path / "late.py").write_text(LATE.format(name="right_at_four", branch="0.5 if layer <= 4 else 0.7"))
     code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", "placement=right_at_four", "--json")
@@ -268,6 +274,7 @@ def test_a_placement_that_differs_in_evaluation_is_found(monkeypatch: pytest.Mon
     assert [check.passed for check in blocks.evaluation_check(config, "it")] == [False]
 
 
+@pytest.mark.slow
 def test_plugins_alone_are_verified_whatever_they_register(tmp_path: Path, run_command: Command) -> None:
     (tmp_path / "norm.py").write_text(NORM.replace('"halved"', '"halved_alone"').replace("= 0.5", "= 0.25"))
     (tmp_path / "row.py").write_text(LATE.format(name="row_alone", branch="0.5"))
@@ -311,6 +318,7 @@ def test_a_word_that_changes_nothing_of_what_is_verified_is_refused(words: list[
     assert err.startswith(f"error: {words[-1]}: has no effect on what is verified")
 
 
+@pytest.mark.slow
 def test_a_run_of_one_token_is_verified(run_command: Command) -> None:
     code, out, err = run_command("verify", "norm=batchnorm_past", "placement=mix_ln", "model.context=1")
     assert (code, err) == (0, ""), out
@@ -333,6 +341,7 @@ def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Pa
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_run_with_a_doubtful_init_is_verified_with_the_doubt(run_command: Command) -> None:
     code, _, err = run_command("verify", "placement=post", "init=gpt2")
     assert code == 0
@@ -369,6 +378,7 @@ def test_a_formula_that_is_not_the_models_is_found(
     assert seen in check.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [("post", "gpt2"), ("sub_ln", "gpt2"), ("deepnorm", "xavier"), ("hybridnorm", "gpt2"), ("pre", "gpt2")],
@@ -408,6 +418,7 @@ def test_nothing_compared_is_nothing_shown() -> None:
     assert not worst.passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "width"),
     [
@@ -445,6 +456,7 @@ def test_what_has_no_reference_is_counted_with_nothing(monkeypatch: pytest.Monke
 # The command
 
 
+@pytest.mark.slow
 def test_a_run_is_verified_by_its_words(run_command: Command) -> None:
     code, out, err = run_command(
         "verify", "norm=rmsnorm_gemma", "placement=mix_ln", "placement.early_blocks=2", "model.depth=6"
@@ -597,6 +609,7 @@ def test_an_init_that_is_known_to_be_wrong_is_said(words: list[str], doubt: str 
         assert re.search(doubt, found.doubts()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["peri", "res_post"])
 @pytest.mark.parametrize(
     ("rule", "grows"), [("gpt2", 0.0), ("gpt2_scaled", 0.5), ("smallinit", 0.0), ("smallinit_scaled", 0.5)]

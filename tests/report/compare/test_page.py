@@ -162,6 +162,7 @@ def test_the_answer_draws_the_cells_of_summarize(browser, path, cells):
         assert "1 of 24 runs diverged" in page.locator("#sentences").inner_text()
 
 
+@pytest.mark.slow
 def test_the_tables_hold_what_summarize_says(browser, path, cells, runs):
     with opened(browser, path) as page:
         ready(page)
@@ -184,6 +185,7 @@ def test_the_tables_hold_what_summarize_says(browser, path, cells, runs):
         assert page.locator("#runs tbody tr", has_text="stuck").count() == 1
 
 
+@pytest.mark.slow
 def test_the_rates_are_those_of_summarize(browser, path, sweep, cells):
     by_rate = json.loads(normlab("summarize", str(sweep), "--by", f"{BY},optim.lr", "--format", "json"))
     with opened(browser, path) as page:
@@ -209,6 +211,7 @@ def test_the_rates_are_those_of_summarize(browser, path, sweep, cells):
     assert crossed["x"] == [1e-2]
 
 
+@pytest.mark.slow
 def test_the_matrix_is_that_of_summarize(browser, path, cells):
     with opened(browser, path) as page:
         seen = drawn(ready(page), "matrix")
@@ -273,6 +276,7 @@ def test_what_diverged_and_what_spiked_is_marked(browser, path):
         assert not [trace for trace in drawn(page, "curves")["data"] if trace.get("mode") == "markers"]
 
 
+@pytest.mark.slow
 def test_smoothing_is_a_line_fitted_to_both_sides_with_what_was_measured_behind(browser, path):
     with opened(browser, path) as page:
         ready(page).locator("#group").select_option("runs")
@@ -291,6 +295,7 @@ def test_smoothing_is_a_line_fitted_to_both_sides_with_what_was_measured_behind(
         assert smooth["y"][at] == pytest.approx(fitted, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_axes(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -313,6 +318,7 @@ def test_axes(browser, path):
         assert min(lines(page)[0]["x"]) == STEPS // 10
 
 
+@pytest.mark.slow
 def test_a_tick_hides_in_every_picture_and_no_number_changes(browser, path, cells):
     with opened(browser, path) as page:
         ready(page)
@@ -347,6 +353,7 @@ def test_a_run_that_is_hidden_leaves_the_band_and_says_so(browser, path):
         assert name not in [trace["name"] for trace in lines(page)]
 
 
+@pytest.mark.slow
 def test_the_filter_narrows_tables_and_pictures(browser, path):
     with opened(browser, path) as page:
         ready(page).get_by_role("searchbox").fill("rmsnorm depth=8")
@@ -406,6 +413,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.slow
 def test_the_filter_says_what_it_cannot_read(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -417,6 +425,7 @@ def test_the_filter_says_what_it_cannot_read(browser, path):
         assert page.locator("#filter-problem").inner_text() == ""
 
 
+@pytest.mark.slow
 def test_sorting(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -461,6 +470,7 @@ def inspected(results: Path, record: Record, statistic: str) -> list[dict[str, A
     return json.loads(normlab("inspect", record.run_id, statistic, "--json", "--results-dir", str(results)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statistic", ["resid_rms", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dresid_rms", "attn_ratio"))]
 )
@@ -490,6 +500,7 @@ def test_profiles_are_those_of_inspect(browser, path, results, statistic):
         assert len(panel["x"]) <= 32
 
 
+@pytest.mark.slow
 def test_the_slider_moves_the_last_panel(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -570,6 +581,7 @@ def test_pictures_for_a_paper(sweep, tmp_path):
         assert len(set(zlib.decompress(pixels))) > 50, path.name
 
 
+@pytest.mark.slow
 def test_the_theme(browser, path):
     with opened(browser, path, theme="dark") as page:
         ready(page)
@@ -602,6 +614,7 @@ def crowded(tmp_path_factory) -> Path:
     return folder / "page.html"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
 @pytest.mark.parametrize("which", ["path", pytest.param("crowded", marks=pytest.mark.slow)])
 def test_nothing_is_cut_and_nothing_overlaps(browser, which, size, request):
@@ -636,6 +649,7 @@ def test_nothing_is_cut_and_nothing_overlaps(browser, which, size, request):
         assert cut == []
 
 
+@pytest.mark.slow
 def test_it_is_used_by_keyboard(browser, path):
     """Every control is reached by Tab, says what it is, and shows that it has the focus."""
     with opened(browser, path) as page:
@@ -715,6 +729,7 @@ def test_a_run_that_diverged_has_no_final_loss(browser, tmp_path):
         assert "diverged" in page.locator("#runs tbody tr", has_text="diverged").locator("td").all_inner_texts()
 
 
+@pytest.mark.slow
 def test_the_matrix_says_what_it_mixes(browser, tmp_path):
     for width in (64, 128):
         write_run(tmp_path / RUNS_FOLDER, Record(steps=40, width=width, stats_every=None))
@@ -725,6 +740,7 @@ def test_the_matrix_says_what_it_mixes(browser, tmp_path):
         assert any("*" in one["text"] for one in seen["layout"]["annotations"])
 
 
+@pytest.mark.slow
 def test_what_has_ended_is_not_drawn_later(browser, tmp_path):
     """A run of fewer steps is in no panel, and in no mean, of a step that it never took."""
     for steps, norm in ((100, "rmsnorm"), (400, "layernorm")):
@@ -737,6 +753,7 @@ def test_what_has_ended_is_not_drawn_later(browser, tmp_path):
         assert (len(last), len([label for moment, label in seen if moment == "at init"])) == (1, 2)
 
 
+@pytest.mark.slow
 def test_nothing_to_draw_is_said(browser, tmp_path):
     """Of runs that are all damaged, empty or not begun there is a page, which says so."""
     broken = tmp_path / RUNS_FOLDER / "broken"

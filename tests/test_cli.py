@@ -182,6 +182,7 @@ def test_a_run_from_words_to_summary(
     assert out.startswith("The norm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("unreadable", "arguments", "told"),
     [
@@ -218,6 +219,7 @@ def test_what_may_not_be_read_is_one_line(
     assert told in err
 
 
+@pytest.mark.slow
 def test_checkpoints_that_may_not_be_read_are_one_line(
     words: list[str], run_command: Command, run_bound: Command, tmp_path: Path
 ) -> None:
@@ -255,6 +257,7 @@ def test_what_no_text_can_be_drawn_from_is_one_line(
         assert "logits are not finite, because the run diverged" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_run_needs_nobody_to_speak_to(closed: str, words: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "normlab", "train", *words, "train.steps=1"]
@@ -264,6 +267,7 @@ def test_a_run_needs_nobody_to_speak_to(closed: str, words: list[str], tmp_path:
     assert [entry.state for entry in find_runs(tmp_path / "results")] == ["finished"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["doctor"], ["list", "norms"], ["train", "--help"]])
 def test_output_that_cannot_be_written_is_one_line(command: list[str], tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
@@ -277,6 +281,7 @@ def test_output_that_cannot_be_written_is_one_line(command: list[str], tmp_path:
     )
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_fails_no_run(words: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "normlab", "train", *words, "--multirun", "seed=0,1", "train.steps=2"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -304,6 +309,7 @@ def test_a_number_in_a_config_file_is_no_switch(run_command: Command, tmp_path: 
     assert "norm/mine.yaml: Value '1000' is not a valid bool; mend that file" in err
 
 
+@pytest.mark.slow
 def test_every_failure_of_a_multirun_is_told(words: list[str], run_command: Command, tmp_path: Path) -> None:
     for seed in (1, 2):
         run = compose_run([*words, f"seed={seed}"])
@@ -317,6 +323,7 @@ def test_every_failure_of_a_multirun_is_told(words: list[str], run_command: Comm
     assert [entry.state for entry in find_runs(tmp_path / "results")].count("finished") == 1
 
 
+@pytest.mark.slow
 def test_every_hydra_flag_is_alive(
     words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +415,7 @@ def test_quotes_and_interpolations_mean_what_they_mean_to_hydra(word: str, value
     assert compose_run([f"run.name={word}"]).run.name == value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["norms", "placements", "models", "data", "optim"])
 def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) -> None:
 
@@ -427,6 +435,7 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
     assert all(entry["name"] in table for entry in entries)
 
 
+@pytest.mark.slow
 def test_every_init_rule_is_listed_as_it_is_defined(run_command: Command) -> None:
     listed = {entry["name"]: entry for entry in json.loads(run_command("list", "init", "--json")[1])}
     configs = {of: compose_run(alone(of)) for of in BELONGS}
@@ -449,6 +458,7 @@ def alone(placement: str) -> list[str]:
     return [f"placement={placement}", *([] if load_placements()[placement].holds_norm(4) else ["norm=none"])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "word", "meant"),
     [
@@ -477,6 +487,7 @@ def test_a_name_that_means_several_things_is_explained(
     assert named & known.keys() == meant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["placements", "pree"], ["placements", "ln"], ["placements", "hybrid", "--json"]])
 def test_what_names_nothing_is_answered_with_the_choices(words: list[str], run_command: Command) -> None:
     code, out, err = run_command("list", *words)
@@ -484,6 +495,7 @@ def test_what_names_nothing_is_answered_with_the_choices(words: list[str], run_c
     assert "choose one of b2t, " in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "word", "kinds"),
     [("placements", "layernorm", ["norms"]), ("norms", "peri", ["placements"]), ("models", "xavier", ["init"])],
@@ -512,6 +524,7 @@ def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
     assert causal["rmsnorm"] == causal["rmsnorm_llama"] == {"yes"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -540,6 +553,7 @@ def test_what_needs_no_torch_loads_none(arguments: list[str], tmp_path: Path) ->
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_a_run_that_compiles_nothing_loads_no_compiler(words: list[str]) -> None:
     """It takes as long to load as the rest of torch."""
     code = (

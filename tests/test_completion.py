@@ -36,6 +36,7 @@ def candidates(line: str) -> list[str]:
     return completion.candidates(line, COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -107,6 +108,7 @@ SHELLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "becomes"),
     [

@@ -395,6 +395,7 @@ def write_texts(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(kind, "hub", {"name": "a_dataset"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("choice", "word", "leaf"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in rows()])
 def test_leaf(
     choice: str, word: str, leaf: Leaf, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -119,6 +119,7 @@ def test_more_threads_than_cores() -> None:
     assert f"OMP_NUM_THREADS={cores}" in found["do"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [

@@ -23,6 +23,7 @@ def fuzz_inputs() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "count", "seed"),
     [("words", 12, 1), ("configs", 4, 1), ("texts", 4, 2), ("checkpoints", 2, 3), ("records", 3, 2), ("forged", 2, 1)],

@@ -85,6 +85,7 @@ def value_of(config: RunConfig, option: str) -> Any:
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("habit", HABITS)
 def test_a_habit_composes_the_same_run_in_every_command(
@@ -108,6 +109,7 @@ def test_a_grid_of_configs_of_the_users(
     assert made == [(norm, "peri", 3, seed) for norm in ("mine", "none") for seed in (0, 1)]
 
 
+@pytest.mark.slow
 def test_train_multirun_over_configs_of_the_users(run_command: Command, words: list[str], tmp_path: Path) -> None:
     short = [*words, "train.steps=1", f"results_dir={tmp_path / 'kept'}"]
     code, _, err = run_command("train", "-m", "-cd=own", "-cn=myrun", *short, "norm=mine,none", "+experiment=deep")
@@ -120,6 +122,7 @@ def test_train_multirun_over_configs_of_the_users(run_command: Command, words: l
     assert {path.name for path in tmp_path.iterdir()} == {"own", "other", "kept"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_cfg_job_prints_the_config_and_does_nothing(command: str, run_command: Command, tmp_path: Path) -> None:
     before = files_below(tmp_path)

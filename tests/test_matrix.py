@@ -52,6 +52,7 @@ def test_words_choose_and_none_are_all(script: ModuleType) -> None:
     assert {"pre", "ngpt"} < set(placements)
 
 
+@pytest.mark.slow
 def test_nothing_trained_is_a_failure(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["matrix.py", "--only", "norm=dyt", "placement=rezero"])
     assert script.main() == 1

@@ -51,6 +51,7 @@ def test_meanings() -> None:
     assert hint("modle.depth", options) == " (did you mean 'model.depth'?)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "sweep"])
 @pytest.mark.parametrize("word", NEAR)
 def test_a_near_miss_gets_the_right_hint(word: str, command: str, run_command: Command) -> None:

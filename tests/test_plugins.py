@@ -139,6 +139,7 @@ EDITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", EDITS)
 def test_what_is_edited_is_another_run(what: str, run_id: Callable[..., str]) -> None:
     text, word, before, after = EDITS[what]
@@ -338,6 +339,7 @@ def test_starts_of_a_row_of_a_wrong_type_is_one_line(run_command: Command, tmp_p
     assert "placement 'strs': starts is '0.5', and must map" in err
 
 
+@pytest.mark.slow
 def test_list_has_what_plugins_register(run_command: Command, tmp_path: Path) -> None:
     word = learned(tmp_path, "listed", 'starts: ClassVar = {"gain": "[2] * D", "shift": "0"}')
     assert "listed" not in run_command("list", "norms")[1]

@@ -137,6 +137,7 @@ def test_in_python(stranger: RunFolder) -> None:
     assert MARKER.exists()
 
 
+@pytest.mark.slow
 def test_the_copy_of_a_plugin_that_this_process_has_run_needs_no_trust(own: list[str]) -> None:
     folder = train(compose_run(own), sinks=[]).folder
     assert normlab.load(folder.path).model
@@ -165,6 +166,7 @@ def test_trust_without_a_model_is_refused(stranger: RunFolder, run_command: Comm
     assert "--trust: has no effect without --probe" in err
 
 
+@pytest.mark.slow
 def test_a_sweep_executes_the_plugins_of_its_command_and_not_those_of_its_plan(
     own: list[str], run_command: Command
 ) -> None:

@@ -480,6 +480,7 @@ KILLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", [False, True])
 def test_killed_while_it_is_made(damaged: bool, files: Files, cache: Path) -> None:
     """Whenever it is killed, the next to come makes the same corpus, and the next to make any clears up."""

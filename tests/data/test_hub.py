@@ -118,6 +118,7 @@ def documents_of(told: dict[str, Any]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_streamed_is_what_is_there(hub: Any, opened: Any, cache: Path, tmp_path: Path) -> None:
     """Parquet in two files, JSONL, several splits of a subset; each as the texts that were put there."""
     served = hub()
@@ -137,6 +138,7 @@ def test_what_is_streamed_is_what_is_there(hub: Any, opened: Any, cache: Path, t
     assert not list(tmp_path.rglob("*.arrow")), "a copy of the dataset was kept"
 
 
+@pytest.mark.slow
 def test_the_second_time_asks_nobody(hub: Any, opened: Any) -> None:
     served = hub()
     words = {"name": "org/jsonl", "column": "body", "tokenizer": "bpe", "vocab_size": 300}
@@ -151,6 +153,7 @@ def test_the_second_time_asks_nobody(hub: Any, opened: Any) -> None:
     assert not second["datasets"]
 
 
+@pytest.mark.slow
 def test_no_more_is_downloaded_than_max_tokens_need(hub: Any, opened: Any) -> None:
     served = hub()
     _, some = opened(served.endpoint, {"name": "org/parquet"}, {"name": "org/parquet", "max_tokens": 2000})
@@ -164,6 +167,7 @@ def test_no_more_is_downloaded_than_max_tokens_need(hub: Any, opened: Any) -> No
     assert sum(first in request for request in gets) >= 2
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_dataset_is_said(hub: Any, opened: Any, cache: Path) -> None:
     served = hub(gated=("datasets/org/gated",))
     asked: dict[str, dict[str, Any]] = {
@@ -185,6 +189,7 @@ def test_what_is_wrong_with_a_dataset_is_said(hub: Any, opened: Any, cache: Path
     assert list((cache / "tokens").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_tokenizer_comes_from_the_hub_once(hub: Any, opened: Any, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -248,6 +253,7 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["refused", "silent", "no such name", "offline", "portal", "in trouble"])
 @pytest.mark.parametrize("what", [{}, {"tokenizer": "org/pretrained"}], ids=["dataset", "tokenizer"])
 def test_no_hub_and_no_cache_is_said(how: str, what: dict[str, str], silent: str, hub: Any, opened: Any) -> None:
@@ -326,6 +332,7 @@ def test_a_patience_that_is_no_positive_number_is_refused(
         open_corpus(config)
 
 
+@pytest.mark.slow
 def test_the_patience_is_as_long_as_it_is_set(silent: str, opened: Any) -> None:
     """What the libraries make of their own variable is theirs."""
     (told,) = opened(silent, {"name": "org/x"}, NORMLAB_HUB_PATIENCE="2.5", HF_HUB_ETAG_TIMEOUT="7")
@@ -353,6 +360,7 @@ def test_a_corpus_with_a_word_says_so_too(name: str) -> None:
         open_corpus(DATA[name]())  # pyright: ignore[reportCallIssue]
 
 
+@pytest.mark.slow
 def test_the_cache_of_datasets_is_read_where_there_is_no_hub(hub: Any, opened: Any) -> None:
     served = hub()
     load = "import datasets; datasets.load_dataset('org/subsets', 'two'); datasets.load_dataset('org/parquet')"

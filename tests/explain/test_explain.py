@@ -224,6 +224,7 @@ def test_there_is_a_normaliser_for_each_card_and_its_text_is_the_catalogues(open
         assert f"{eps:.0e}".replace("-0", "\N{MINUS SIGN}") in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", load_norms())
 def test_every_norm_is_there_as_its_module_computes_it(open_page: Page, name: str) -> None:
     details = open_page.locator(f"details#norm-{name}")
@@ -311,6 +312,7 @@ def test_a_drawing_has_the_norms_of_the_formula(open_page: Page, name: str) -> N
         assert text in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("open_all", [False, True])
 def test_on_a_phone_nothing_is_cut(browser: Browser, written: Path, theme: str, open_all: bool) -> None:

@@ -154,6 +154,7 @@ def test_over_what_a_norm_is_taken(name: str) -> None:
     assert norms.kind_of(norms.reads(name)) == KINDS[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", load_norms())
 def test_what_a_value_is_made_of_is_what_moves_it(name: str) -> None:
     """By finite steps, at random matrices, in place of derivatives."""

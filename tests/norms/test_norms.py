@@ -113,6 +113,7 @@ def assert_same(actual: tuple, expected: tuple, **tolerance: float) -> None:
 # What is kept
 
 
+@pytest.mark.slow
 @each_variant
 @pytest.mark.parametrize("shape", [(5, WIDTH), (2, 3, WIDTH), (2, 3, 4, WIDTH), (2, 3, 1)], ids=str)
 def test_shape_dtype_and_input_are_kept(options: NormConfig, shape: tuple[int, ...]) -> None:
@@ -274,6 +275,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.slow
 @each_variant
 @pytest.mark.parametrize("kind", INPUTS)
 def test_values_and_gradients_are_finite(options: NormConfig, kind: str) -> None:

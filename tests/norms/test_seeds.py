@@ -390,6 +390,7 @@ def test_those_that_agree_agree(one: str, other: str) -> None:
 FILES = sorted((config_dir() / "norm").glob("*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_preset_composes_and_carries_its_name(path: Path) -> None:
     norm = preset(f"norm={path.stem}")
@@ -402,6 +403,7 @@ def test_every_preset_composes_and_carries_its_name(path: Path) -> None:
     assert f"# normlab train norm={path.stem}" in comments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", load_all())
 def test_a_norm_without_a_preset_is_its_defaults(name: str) -> None:
     assert preset(f"norm={name}") == load_all()[name]()  # pyright: ignore[reportCallIssue]

@@ -78,6 +78,7 @@ def test_beside_a_running_event_loop(browser, write):
     assert list(export_images(write(DRAWS, sizes=[["one", 3, 5]]))) == ["one"]
 
 
+@pytest.mark.slow
 def test_the_browser_has_no_network(tmp_path):
     executable()
     asked: list[str] = []
@@ -107,6 +108,7 @@ def test_the_browser_has_no_network(tmp_path):
     assert asked == ["/by-the-test"]
 
 
+@pytest.mark.slow
 def test_a_page_that_draws_none(write):
     executable()
     assert "draws no pictures" in refused(write("const other = 1;"))
@@ -123,6 +125,7 @@ def test_a_page_that_is_gone(tmp_path):
     assert "ERR_FILE_NOT_FOUND" in refused(tmp_path / "none.html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["for (;;) {}", "return new Promise(() => {});"])
 def test_a_page_that_never_comes_to_an_end(write, monkeypatch, body):
     executable()

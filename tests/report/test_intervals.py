@@ -153,6 +153,7 @@ def test_in_a_simulation_intervals_cover_and_the_test_rejects_at_the_rates_that_
         assert np.mean([test.p < 0.05 for test in shifted]) > 0.15
 
 
+@pytest.mark.slow
 def test_in_a_simulation_with_divergence_the_test_rejects_no_more_than_it_states():
     """Each side diverges once in ten runs; ranks of 10 pairs have steps, 4.9 % being the next below 5."""
     draw, n = np.random.default_rng(2), 10
@@ -242,6 +243,7 @@ def test_replicates_that_share_no_level_or_all_share_one_have_the_bits_of_indepe
         assert (found.design.fixed, str(found.design)) == (factor, "5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deviations", [(1, 1, 0), (0.2, 1, 0.5), (1, 0, 0), (0, 1, 0), (1, 0.3, 0), (0, 0, 1)])
 @pytest.mark.parametrize(("a", "b"), [(6, 6), (2, 6), (3, 3)])
 def test_in_a_simulation_intervals_over_crossed_seeds_cover_at_the_rate_that_they_state(a, b, deviations):

@@ -68,6 +68,7 @@ def test_plotly_is_left_out_where_it_is_not_wanted():
     assert len(page("t", "", {}, [])) > 1e6 > len(page("t", "", {}, [], plotly=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", INJECTED)
 def test_nothing_injected_runs(browser, asset, tmp_path, how):
     text = page("t", "", ATTACK, [asset(INJECTED[how])], plotly=False)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
+import os
 
 import pytest
 
@@ -232,10 +232,8 @@ def test_a_bigram_that_is_infinite_is_no_text(make_run, tmp_path):
 
 def test_a_run_costs_as_many_reads_among_many_as_among_few(make_run, tmp_path, monkeypatch):
     reads = []
-    real = Path.open
-    monkeypatch.setattr(
-        Path, "open", lambda path, *args, **kwargs: (reads.append(path), real(path, *args, **kwargs))[1]
-    )
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *args, **kwargs: (reads.append(path), real(path, *args, **kwargs))[1])
     for index in range(20):
         make_run(f"run{index:03}", "running" if index % 2 else "finished")
         if index + 1 in (2, 20):

@@ -155,6 +155,7 @@ def test_no_probe_is_made_that_would_take_more_than_its_share() -> None:
     assert not fits(0.03, 1000, 100, 10.0, [1.6])
 
 
+@pytest.mark.slow
 def test_a_probe_that_would_take_too_much_is_left_out_and_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +200,7 @@ def test_as_many_moments_as_fit(words: list[str], moments: set[int]) -> None:
     assert share is None or len(moments) * cost(4, 8) <= share * config.train.steps
 
 
+@pytest.mark.slow
 def test_a_run_that_is_probed_has_the_same_bits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain = ("train.steps=120", "model.depth=2", "train.batch_size=8", "norm=batchnorm")
     folder = trained(tmp_path / "probed", "stats=full", "stats.probe_share=1", *plain)
@@ -213,6 +215,7 @@ def test_a_run_that_is_probed_has_the_same_bits(tmp_path: Path, capfd: pytest.Ca
     assert all(("sharpness_pre" in part) == (0 not in part.steps) for part in parts)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_does_so_when_it_is_probed_too(tmp_path: Path, run_command: Any) -> None:
     words = ("stats=full", "stats.probe_share=1", "train.steps=60", "train.log_every=60", "optim.lr=1e30")
     folder = trained(tmp_path, *words, "train.batch_size=8")
@@ -234,6 +237,7 @@ def test_a_statistic_that_no_probe_makes(tmp_path: Path, run_command: Any) -> No
         assert err.startswith(f"error: --probe: makes no {name}; choose one of angular") or "sharpness" in err
 
 
+@pytest.mark.slow
 def test_what_only_adam_has(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sharpness_pre: has no effect with optim=sgd"):
         compose_run(["optim=sgd", "stats.also=[sharpness_pre]"])
@@ -249,6 +253,7 @@ def test_a_run_too_short_for_a_probe_says_so(tmp_path: Path, capfd: pytest.Captu
     assert "3 steps are too few for a probe within stats.probe_share=0.03" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_checkpoints_of_a_run_that_has_ended(
     tmp_path: Path, run_command: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

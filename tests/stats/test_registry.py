@@ -139,6 +139,7 @@ WORDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "body", "missing"),
     [

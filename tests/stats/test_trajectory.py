@@ -57,6 +57,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "compiled"),
     [

@@ -32,6 +32,7 @@ def runs_of(results: Path) -> dict[str, RunFolder]:
     return {folder.name: RunFolder(folder) for folder in sorted((results / "runs").glob("*"))}
 
 
+@pytest.mark.slow
 def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
     words: list[str], run_command: Command, tmp_path: Path
 ) -> None:

@@ -143,6 +143,7 @@ def configs_of(words: list[str], *seeds: int) -> list[RunConfig]:
     return [compose_run([*words, "train.steps=2", f"seed={seed}"]) for seed in seeds]
 
 
+@pytest.mark.slow
 def test_runs_that_were_trained_differently_are_reported(
     plan: Callable[..., Planned], words: list[str], run_command: Command
 ) -> None:
@@ -217,6 +218,7 @@ def record_of(words: list[str], config: RunConfig, made: Plan, number: int) -> d
 # Plans of before.
 
 
+@pytest.mark.slow
 def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., Planned], words: list[str]) -> None:
     """Written by a normlab that timed packs: its packs stay, and the plan says how they were chosen."""
     grid = ("train.steps=2", "seed=range(4)", "sweep.name=x")

@@ -40,6 +40,7 @@ def plan(words: list[str]) -> Callable[..., Planned]:
     return lambda *more: make_plan(*compose_sweep([*words, *more]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grid",
     [

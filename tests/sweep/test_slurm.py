@@ -368,6 +368,7 @@ def test_what_ended_while_nobody_looked(words: list[str], tmp_path: Path, cluste
     assert len(cluster.scripts) == 2, "the second one was not handed over again"
 
 
+@pytest.mark.slow
 def test_the_sweep_goes_on_here_once_slurm_has_nothing_of_it(
     words: list[str], tmp_path: Path, cluster: Cluster, run_command: Command
 ) -> None:

@@ -29,6 +29,7 @@ def seen(results: Path, *words: str) -> Profiles:
     return profiles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", "peri", "siamese"])
 def test_their_number_does_not_depend_on_depth(placement: str, tmp_path: Path) -> None:
     shallow, deep = (keys_of(seen(tmp_path, f"placement={placement}", f"model.depth={depth}")) for depth in (2, 12))

@@ -399,6 +399,7 @@ def test_the_summary_has_the_outcome_and_no_final_loss_of_a_diverged_run(tmp_pat
     assert summary_of(state="finished", outcome="stuck") == stuck
 
 
+@pytest.mark.slow
 def test_its_process_killed(tmp_path: Path) -> None:
     body = """
     sink = begin("offline")
@@ -471,6 +472,7 @@ def test_its_process_stopped(when: str, tmp_path: Path) -> None:
     assert ended - float(done.stdout) < 5, "the process did not end"
 
 
+@pytest.mark.slow
 def test_unreachable_server(tmp_path: Path) -> None:
     body = """
     SETTINGS |= {"a_setting_of_another_version": 1, "init_timeout": 2.0}
@@ -488,6 +490,7 @@ def test_unreachable_server(tmp_path: Path) -> None:
     assert ([row["train/step"] for row in rows], exit_code) == ([10, 20, 30, 40], 0)
 
 
+@pytest.mark.slow
 def test_online_and_resumed(tmp_path: Path, server: Server) -> None:
     assert quiet(drive(tmp_path, "mirror('online')", **server.login))
     run = server.runs[RUN["run_id"]]
@@ -502,6 +505,7 @@ def test_online_and_resumed(tmp_path: Path, server: Server) -> None:
     assert not [path for path in server.paths if "/otel/" in path], "W&B reported about itself"
 
 
+@pytest.mark.slow
 def test_server_lost_on_the_way(tmp_path: Path, server: Server) -> None:
     body = """
     import urllib.request
@@ -621,6 +625,7 @@ end(sink, "interrupted")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", ["each", "only the last"])
 def test_two_offline_parts_are_both_sent(sent: str, tmp_path: Path, server: Server) -> None:
     first = drive(tmp_path, "mode = 'offline'\n" + FIRST_20).stderr
@@ -644,6 +649,7 @@ def test_an_online_part_and_then_an_offline_one(tmp_path: Path, server: Server) 
     assert server.steps() == {"": [10, 20, 40], "-from-20": [30, 40]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", ["before", "after"])
 def test_an_offline_part_and_then_an_online_one(sent: str, tmp_path: Path, server: Server) -> None:
     """What was not yet sent keeps the id, and is named at the end of the run that went online too."""
@@ -660,6 +666,7 @@ def test_an_offline_part_and_then_an_online_one(sent: str, tmp_path: Path, serve
         assert server.steps() == {"": [10, 20], "-from-20": [30, 40]}
 
 
+@pytest.mark.slow
 def test_an_offline_part_that_was_killed_is_named(tmp_path: Path, server: Server) -> None:
     body = """
     sink = begin("offline")
@@ -692,6 +699,7 @@ def test_a_continued_run_has_all_rows_under_its_id(tmp_path: Path) -> None:
     assert [row["train/step"] for row in rows] == [10, 20, 30]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "login", "kinds"),
     [

@@ -106,6 +106,7 @@ def test_what_is_left_of_a_record_is_no_fresh_start(left: str, train: Train, com
     assert contents(folder.path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"[" * 200_000, b'{"x":' * 2000 + b"1" + b"}" * 2000], ids=["lists", "objects"])
 @pytest.mark.parametrize("place", ["manifest.json", "meta.json"])
 def test_json_without_end_is_damage(
@@ -167,6 +168,7 @@ def test_a_manifest_without_a_seal_is_one_from_before(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path, 4).meta == {"a": 1}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_may_not_be_read_is_neither_damaged_nor_deleted(
     train: Train, run_bound: Command, interrupt: Callable[..., None]
 ) -> None:
@@ -260,6 +262,7 @@ class Planted:
         return open, (str(self.path), "w")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dump", [pickle.dumps, _torch_file])
 @pytest.mark.parametrize(
     "place",

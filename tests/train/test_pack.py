@@ -54,6 +54,7 @@ WORDS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "compiled", "runs"),
     [

@@ -67,6 +67,7 @@ class Sending:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("norm=rmsnorm",), ("norm=batchnorm", "train.accumulation=2")])
 def test_each_run_has_the_record_that_it_has_alone(words: tuple[str, ...], tmp_path: Path) -> None:
     """To 1e-5 over ten steps in float32: every row, every statistic, and the weights."""
@@ -113,6 +114,7 @@ def test_a_pack_that_is_stopped_goes_on_bit_for_bit(undisturbed: list[RunFolder]
     assert [alike(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [4, 8, 16])
 def test_a_pack_killed_between_two_checkpoints_of_a_step_goes_on_bit_for_bit(
     at: int, undisturbed: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -151,6 +153,7 @@ def test_a_damaged_checkpoint_of_one_takes_all_back(
 DIVERGING = (*NUMBERS[:2], ("seed=2", "optim.lr=1e30", "optim.warmup_steps=0"))
 
 
+@pytest.mark.slow
 def test_one_that_diverges_is_frozen_and_the_others_have_the_same_bits(tmp_path: Path) -> None:
     calm = pack_of(configs_of(tmp_path / "calm"))
     outcomes = pack_of(configs_of(tmp_path / "wild", numbers=DIVERGING))
@@ -167,6 +170,7 @@ def test_one_that_diverges_is_frozen_and_the_others_have_the_same_bits(tmp_path:
     assert all(row["step"] <= seen["step"] for row in wild.rows().rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 6, 9])
 def test_a_pack_with_one_that_diverged_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
     undisturbed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "whole", numbers=DIVERGING))]

@@ -142,6 +142,7 @@ def test_the_second_signal_stops_at_once_inside_a_call_into_torch(
     assert differences(reference, train().path) == []
 
 
+@pytest.mark.slow
 def test_one_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
     words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
     with in_a_process("-c", LONG_STEP.replace("LARGE", "3_000"), *words) as process:  # seconds
@@ -159,6 +160,7 @@ def test_one_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
     assert steps_of(RunFolder(path))[-1] == 7
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_a_signal_from_outside_is_heard(tmp_path: Path, run_command: Command) -> None:
     words = ["train", *WORDS, f"results_dir={tmp_path}", "train.steps=1000000"]
     with in_a_process("-m", "normlab", *words) as process:
@@ -298,6 +300,7 @@ def continuing(schedule: str) -> list[str]:
     return [f"optim.schedule={schedule}", "optim.warmup_steps=2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "steps", "branch"), [("constant", 8, 8), ("constant", 7, 7), ("wsd", 8, 6)])
 def test_more_steps_go_on_from_the_shorter_run(schedule: str, steps: int, branch: int, train: Train) -> None:
     """One that ends between two evaluations, too: the longer run has none there."""
@@ -312,6 +315,7 @@ def test_more_steps_go_on_from_the_shorter_run(schedule: str, steps: int, branch
     assert differences(never_split.path, longer.path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "shorter", "no JSON", "another kind"])
 def test_a_shorter_run_with_a_damaged_record_is_no_trunk(damage: str, train: Train) -> None:
     words = continuing("constant")
@@ -454,6 +458,7 @@ def plugin(tmp_path: Path) -> Iterator[Path]:
     ConfigStore.instance().repo["norm"].pop("halved.yaml", None)
 
 
+@pytest.mark.slow
 def test_a_norm_from_a_file(plugin: Path, train: Train, interrupt: Callable[..., None], tmp_path: Path) -> None:
     words = [f"plugins=['{plugin}']", "norm=halved"]
     untouched = train(*words, results="untouched")

@@ -32,6 +32,7 @@ def test_is_the_same_on_every_machine(words: str) -> None:
     assert fingerprint(compose_run(words.split())) == KNOWN[words]
 
 
+@pytest.mark.slow
 def test_is_the_same_in_another_process_with_other_threads() -> None:
     words = ["norm=layernorm", "placement=peri"]
     code = (
@@ -72,6 +73,7 @@ OTHER = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_names_and_sizes_do_not_count(one: list[str], other: list[str]) -> None:
     assert fingerprint(compose_run(one)) == fingerprint(compose_run(other))

@@ -575,6 +575,7 @@ def test_a_run_of_before_with_an_idle_switch_can_be_read() -> None:
     assert (before.norm.name, before.placement) == ("none", config.placement)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "doubt"),
     [
@@ -623,6 +624,7 @@ def test_the_first_gradients_under_a_norm_of_the_branch_grow_as_outputs_are_scal
     assert slope(depths, first) == pytest.approx(grows, abs=0.3)
 
 
+@pytest.mark.slow
 def test_without_norms_the_stream_explodes_under_xavier_where_that_is_said_and_not_where_it_is_not() -> None:
     for placement in ("pre", "post", "mix_ln", "lns", "layerscale", "rezero"):
         words = ["norm=none", f"placement={placement}", "init=xavier", "model.depth=24", "train.batch_size=2"]

@@ -137,6 +137,7 @@ def test_a_run_that_does_not_say_what_it_was(trained, compare):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["run.json", "status.json"])
 @pytest.mark.parametrize("seed", range(4))
 def test_absurd_records(trained, tmp_path, file, seed):

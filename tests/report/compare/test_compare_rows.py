@@ -20,6 +20,7 @@ def printed(run_command, *words):
     return json.loads(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["norm", "norm,placement", "placement,model.depth,norm", "optim.lr", "seed,norm"])
 def test_cells_are_those_of_summarize(grid, compare, run_command, tmp_path, by):
     grid()

@@ -228,6 +228,7 @@ def test_the_matrix_is_that_of_summarize(browser, path, cells):
     assert all(any(f"{loss:.4f}" in text for text in texts) for loss in told.values())
 
 
+@pytest.mark.slow
 def test_the_curves_are_the_records(browser, path, results):
     with opened(browser, path) as page:
         ready(page).locator("#group").select_option("runs")
@@ -262,6 +263,7 @@ def test_seeds_are_a_line_and_a_band(browser, path, results):
     assert band["y"][STEPS:][::-1] == pytest.approx([min(pair) for pair in zip(*losses, strict=True)], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_diverged_and_what_spiked_is_marked(browser, path):
     with opened(browser, path) as page:
         ready(page).locator("#group").select_option("runs")
@@ -392,6 +394,7 @@ COMPARED = {
 }
 
 
+@pytest.mark.slow
 def test_the_filter_compares_options_by_their_short_names(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -713,6 +716,7 @@ def test_a_name_is_text(browser, tmp_path, name):
         assert any(name in text for text in drawings)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_has_no_final_loss(browser, tmp_path):
     """Not in the answer either, where it is one of the seeds at the best learning rate; its last evaluation is none."""
     records = [Record(steps=400, seed=seed, stats_every=None) for seed in (0, 1)]

@@ -161,8 +161,8 @@ def divergence_at_end(run: Mapping[str, Any], status: Mapping[str, Any]) -> dict
 def final_losses(outcome: str | None, status: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Return the final validation loss, and the last finite one of a diverged run, which has no final loss.
 
-    A run that is not completed has its latest loss. The last loss of a diverged run is that of its status, or None where
-    that is not finite, even if earlier ones were.
+    A run that is not completed has its latest loss. The last loss of a diverged run is that of its status, or None
+    where that is not finite, even if earlier ones were.
     """
     loss = number(status.get("val_loss"))
     if outcome != DIVERGED:

@@ -113,9 +113,7 @@ def read_rows(path: Path, kind: str | None = None, *, exclude: str | None = None
     lines = read_bytes(path).split(b"\n")
     prefix = None if exclude is None else b'{"kind":"%b"' % exclude.encode()
     selected = [
-        (index, line)
-        for index, line in enumerate(lines)
-        if line and (prefix is None or not line.startswith(prefix))
+        (index, line) for index, line in enumerate(lines) if line and (prefix is None or not line.startswith(prefix))
     ]
     if (parsed := _parse_together([line for _, line in selected])) is not None:
         return Rows([row for row in parsed if kind is None or row.get("kind") == kind], damaged=0, torn=False)

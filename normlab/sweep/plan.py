@@ -166,13 +166,16 @@ def _existing_run_notes(runs: Sequence[RunFolder], packs: Sequence[Sequence[int]
                 continue
             all_alone = all_alone and len(trained) == 1
             same = len(trained) == len(planned)
-            kinds[f"{_size_text(len(trained))} {'with other runs' if same else f'instead of {_size_text(len(planned))}'}"] += 1
+            kinds[
+                f"{_size_text(len(trained))} {'with other runs' if same else f'instead of {_size_text(len(planned))}'}"
+            ] += 1
     if not kinds:
         return []
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    off = "sweep.pack=off trains all alone, " if all_alone else ""
     return [
-        f"{kinds.total()} of {len(runs)} runs exist already and were trained differently "
-        f"({', '.join(f'{count} {kind}' for kind, count in kinds.items())}): they are not trained again, and have other "
-        f"rounding; {'sweep.pack=off trains all alone, ' if all_alone else ''}another results_dir trains all of them again"
+        f"{kinds.total()} of {len(runs)} runs exist already and were trained differently ({counts}): they are not "
+        f"trained again, and have other rounding; {off}another results_dir trains all of them again"
     ]
 
 
@@ -239,7 +242,9 @@ def _check_configs(configs: Sequence[RunConfig]) -> None:
     if not configs:
         raise ConfigError("the sweep has no runs: an override has no value; give each override at least one value")
     if any(config.run.fresh for config in configs):
-        raise ConfigError("run.fresh=true: a sweep does not train completed runs again; leave it out, or change the seed")
+        raise ConfigError(
+            "run.fresh=true: a sweep does not train completed runs again; leave it out, or change the seed"
+        )
     if len(folders := {config.results_dir for config in configs}) > 1:
         raise ConfigError(f"results_dir={','.join(sorted(folders))}: a sweep has one results folder; give one")
 

@@ -24,7 +24,9 @@ def plan_lines(plan: Plan, folder: Path) -> Iterator[str]:
     left = [job for job in plan.jobs if not is_completed(run_of(folder, job))]
     completed = len(plan.jobs) - len(left)
     yield f"sweep   {plan.name}"
-    yield f"runs    {len(plan.jobs)}" + (f", {completed} of them completed already: not trained again" if completed else "")
+    yield f"runs    {len(plan.jobs)}" + (
+        f", {completed} of them completed already: not trained again" if completed else ""
+    )
     if left:
         packs = [pack for pack in plan.packs if not all_completed(folder, plan.jobs_of(pack))]
         largest = max((len(pack.jobs) for pack in packs), default=0)

@@ -25,7 +25,7 @@ COMMON = [
 
 def seen(results: Path, *words: str) -> Profiles:
     words = (*COMMON, "train.steps=1", f"results_dir={results}", *words)
-    (profiles,), _ = train(compose_run(words), sinks=[]).folder.arrays.read("core")
+    (profiles,), _ = train(compose_run(words), sinks=[]).folder.statistics.read("core")
     return profiles
 
 
@@ -87,7 +87,7 @@ def test_the_spikes_that_are_told_at_the_end_are_those_of_the_record(tmp_path: P
 
         def start(self, run: Any, first_step: int) -> None: ...
         def log(self, rows: Any) -> None: ...
-        def look(self, profiles: Profiles) -> None: ...
+        def log_statistics(self, profiles: Profiles) -> None: ...
         def finish(self, status: Any) -> None:
             self.told = status["spikes"]
 

@@ -82,18 +82,18 @@ def test_no_histogram_of_a_profile_with_non_finite_or_negative_values(tmp_path: 
     assert step_metrics(broken).numbers["stats/adj_cos/first"] == -1
 
 
-def test_the_spikes_that_are_told_at_the_end_are_those_of_the_record(tmp_path: Path) -> None:
-    class Ear:
+def test_finish_passes_the_spikes_of_the_record(tmp_path: Path) -> None:
+    class SpikeSink:
         def __init__(self) -> None:
-            self.metrics: dict[str, Any] = {}
+            self.spikes: dict[str, Any] = {}
 
         def start(self, run: Any, first_step: int) -> None: ...
         def log(self, rows: Any) -> None: ...
         def log_statistics(self, profiles: Profiles) -> None: ...
         def finish(self, status: Any) -> None:
-            self.metrics = status["spikes"]
+            self.spikes = status["spikes"]
 
-    sink = Ear()
+    sink = SpikeSink()
     words = [*COMMON, "train.steps=12", "optim.clip=0.5", f"results_dir={tmp_path}"]
     folder = train(compose_run(words), sinks=[sink]).folder
     rows = spike_rows(folder)

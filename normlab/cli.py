@@ -78,7 +78,7 @@ def train(
 
 def _train(config: RunConfig) -> None:
     """Train one run and say how it ended; a signal that stopped it stops a whole --multirun."""
-    from normlab.store.outcome import divergence, final_losses, outcome_of, shown
+    from normlab.store.outcome import describe_divergence, final_losses, format_loss, outcome_of
     from normlab.train.start import train
 
     _let_signals_be_handled()
@@ -88,10 +88,10 @@ def _train(config: RunConfig) -> None:
     if outcome.already:
         ended = outcome_of(outcome.folder.run(), outcome.state, status) or outcome.state
         loss, _ = final_losses(ended, status)
-        ending = "" if loss is None else f", validation loss {shown(loss)}"
+        ending = "" if loss is None else f", validation loss {format_loss(loss)}"
         _echo(f"{ended} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another)")
     if outcome.state == "diverged":
-        _echo(f"diverged at step {status['diverged']['step']}: {divergence(status['diverged'])}")
+        _echo(f"diverged at step {status['diverged']['step']}: {describe_divergence(status['diverged'])}")
     if outcome.state == "interrupted":
         _echo(f"interrupted at step {status['step']}: the same command goes on from there")
     _echo(where)
@@ -354,15 +354,15 @@ def sweep(
     from normlab.report.render import render
     from normlab.sweep import show
     from normlab.sweep.plan import make_plan
-    from normlab.sweep.progress import Progress
+    from normlab.sweep.progress import ProgressDisplay
     from normlab.sweep.supervisor import supervise
 
     if show_config(words or []):
         return 0
     options, asked = compose_sweep(words or [], _progress_line)
     planned = make_plan(options, asked, _progress_line)
-    for doubt in planned.doubts:
-        typer.echo(f"warning: {one_line(doubt)}", err=True)
+    for warning in planned.warnings:
+        typer.echo(f"warning: {one_line(warning)}", err=True)
     plan, folder = planned.plan, planned.folder
     for line in show.plan_lines(plan, folder):
         _echo(line)
@@ -371,9 +371,9 @@ def sweep(
             _echo(render(rows))
         return 0
 
-    outcome = supervise(folder, plan, options, Progress(folder), retry_failed=retry_failed)
-    _echo(render(show.end_rows(outcome.plan, folder, outcome.failed)))
-    for line in show.closing_lines(outcome.plan, folder, outcome.failed):
+    outcome = supervise(folder, plan, options, ProgressDisplay(folder), retry_failed=retry_failed)
+    _echo(render(show.run_rows(outcome.plan, folder, outcome.failed)))
+    for line in show.result_lines(outcome.plan, folder, outcome.failed):
         _echo(line)
     return outcome.code
 
@@ -512,9 +512,9 @@ def main(arguments: list[str] | None = None) -> None:
         if debug:
             raise
         if error.filename is not None:
-            from normlab.store.files import refusal
+            from normlab.store.files import io_error
 
-            _fail(refusal(Path(str(error.filename)), "opened", error))
+            _fail(io_error(Path(str(error.filename)), "opened", error))
         if error.errno != errno.ENOSPC:
             raise
         # Where the output goes; what a run writes is spoken of by name.

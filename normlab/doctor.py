@@ -150,10 +150,10 @@ def _corpus() -> tuple[str, str, str]:
 
 
 def _wandb() -> tuple[str, str, str]:
-    from normlab.tracking.wandb import outlook
+    from normlab.tracking.wandb import wandb_environment
 
     try:
-        seen = outlook()
+        seen = wandb_environment()
     except ValueError as error:  # pydantic's, over several lines
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         told = " ".join(lines[1:3])

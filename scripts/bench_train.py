@@ -347,7 +347,7 @@ class TakeTurns:
             self._open = contextlib.ExitStack()
             self._open.enter_context(self.clocks[0].turn())
 
-    def look(self, profiles: Any) -> None:
+    def log_statistics(self, profiles: Any) -> None:
         """Nothing to do."""
 
     def finish(self, status: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ class Interrupting:
         if any(row["step"] == MIDDLE and row["kind"] == "train" for row in seen):
             os.kill(os.getpid(), signal.SIGINT)
 
-    def look(self, profiles: Any) -> None:
+    def log_statistics(self, profiles: Any) -> None:
         """Nothing to do."""
 
     def finish(self, status: Any) -> None:

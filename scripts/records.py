@@ -34,7 +34,7 @@ from normlab.stats.statistic import CORE
 from normlab.store.outcome import STUCK
 from normlab.store.plans import Job, Pack, Plan, sweep_folder, write_plan
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DIVERGED, ENDED, FAILED, FINISHED, RUNS_FOLDER
+from normlab.store.schema import COMPLETED_STATES, DIVERGED, FAILED, FINISHED, RUNS_FOLDER
 
 BASELINES = {"uniform": 5.549, "unigram": 3.238, "bigram": 2.512, "targets": 64 * 128}
 LOG_EVERY, EVAL_EVERY, CHECKPOINT_EVERY = 10, 100, 200
@@ -279,10 +279,12 @@ def write_run(runs: Path, record: Record) -> RunFolder:
             inside = records_inside.profiles(
                 size, steps, steps / record.steps, seen.lr[steps], seen.excess[steps], chance
             )
-            folder.arrays.begin(0, {CORE: record.stats_every})
-            folder.arrays.append(CORE, inside)
+            folder.statistics.set_cadence(0, {CORE: record.stats_every})
+            folder.statistics.append(CORE, inside)
         status = _status(record, seen, speed)
-        folder.write_status(status | ({"metrics": folder.metrics_digest()} if status["state"] in ENDED else {}))
+        folder.write_status(
+            status | ({"metrics": folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {})
+        )
     return folder
 
 
@@ -326,7 +328,7 @@ def _status(record: Record, seen: Series, speed: float) -> dict[str, Any]:
         "peak_memory_bytes": 10**9,
         "checkpoint": record.last if state == FINISHED else record.last // CHECKPOINT_EVERY * CHECKPOINT_EVERY,
     }
-    if state in ENDED:
+    if state in COMPLETED_STATES:
         status |= {"initial_val_loss": seen.validation[0], "outcome": record.outcome}
         status["spikes"] = {one.rule.name: {"spikes": len(one.spikes), "of_steps": one.scored} for one in found}
     if state == DIVERGED:

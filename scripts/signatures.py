@@ -174,7 +174,7 @@ def main() -> int:
     for placement in PLACEMENTS:
         folder = trained(placement, args)
         warmup = folder.run()["config"]["optim"]["warmup_steps"]
-        parts, damaged = folder.arrays.read(CORE)
+        parts, damaged = folder.statistics.read(CORE)
         if len(parts) != 1 or damaged:
             print(f"{folder.path}: was gone on with under other words, or is damaged; delete it", file=sys.stderr)
             return 2

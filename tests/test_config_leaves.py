@@ -65,7 +65,7 @@ def paces(config: RunConfig) -> Any:
 
 def inside(config: RunConfig) -> Any:
     """What was measured, and at which steps."""
-    arrays = train(config, sinks=[]).folder.arrays
+    arrays = train(config, sinks=[]).folder.statistics
     return [(part.names(), part.steps.tolist()) for tier in ("core", "extended") for part in arrays.read(tier)[0]]
 
 
@@ -122,7 +122,7 @@ def sent_to_wandb(config: RunConfig) -> Any:
     from normlab.tracking.wandb import WandbSink
 
     folder = train(config, sinks=[]).folder
-    (profiles,), _ = folder.arrays.read("core")
+    (profiles,), _ = folder.statistics.read("core")
     return sorted(WandbSink(config.tracking, folder.path).inside(profiles))
 
 

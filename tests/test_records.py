@@ -33,7 +33,7 @@ SMALL = {"depth": 3, "width": 32, "context": 32, "steps": 60, "batch_size": 4, "
 def test_columns_are_those_of_a_real_run(words, norm, placement):
     told = [f"norm={norm}", f"placement={placement}", "model.depth=3", "train.steps=1", "stats.every=10"]
     config = compose_run([*words, *told])
-    real = train(config, sinks=[]).folder.arrays.read(CORE)[0][0].layout
+    real = train(config, sinks=[]).folder.statistics.read(CORE)[0][0].layout
     size = Size(
         norm=norm, placement=placement, depth=3, width=config.model.width, context=config.model.context
     )  # fmt: skip
@@ -53,7 +53,7 @@ def test_a_run_has_what_a_real_one_has(words, tmp_path):
     kinds = [{row["kind"]: tuple(row) for row in folder.rows().rows} for folder in (made, real)]
     assert kinds[0] == kinds[1]
     assert made.run()["config"].keys() == real.run()["config"].keys()
-    assert not made.arrays.missing(60)
+    assert not made.statistics.missing_steps(60)
 
 
 def test_a_run_without_statistics_is_as_a_real_one_without(words, tmp_path):
@@ -95,7 +95,7 @@ def test_outcomes(tmp_path, told, state, last):
     seen = examine(folder)
     assert (seen.state, seen.problem) == (state, "")
     assert len(series(folder)["loss"]) == last
-    [inside], damaged = folder.arrays.read(CORE)
+    [inside], damaged = folder.statistics.read(CORE)
     assert (inside.steps.tolist(), damaged) == (list(range(0, last, 10)), 0)
     came_out = outcome(seen)
     assert came_out is not None
@@ -136,7 +136,9 @@ def test_the_same_choice_is_the_same_run(tmp_path):
 
 def test_depth_is_told_as_the_field_tells_it(tmp_path):
     inside = {
-        placement: write_run(tmp_path, Record(**{**SMALL, "depth": 12}, placement=placement)).arrays.read(CORE)[0][0]
+        placement: write_run(tmp_path, Record(**{**SMALL, "depth": 12}, placement=placement)).statistics.read(CORE)[0][
+            0
+        ]
         for placement in ("pre", "post")
     }
     streams = {name: one.one("resid_rms")[-1] for name, one in inside.items()}

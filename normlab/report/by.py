@@ -16,11 +16,11 @@ from normlab.report.outcomes import Outcome, outcome
 from normlab.report.settings import LR, check_words
 from normlab.report.where import chosen, parse
 from normlab.store.query import Entry
-from normlab.store.reading import MENDING
+from normlab.store.reading import HOW_TO_FIX
 from normlab.store.schema import RUN_FILE
 
 Row = dict[str, Any]
-NO_LR = f"its {RUN_FILE} names no learning rate; {MENDING[RUN_FILE]}"
+NO_LR = f"its {RUN_FILE} names no learning rate; {HOW_TO_FIX[RUN_FILE]}"
 OWN, SHARED = "", "shared_"
 """What the keys of a cell's numbers begin with: at its own best learning rate, and at that of all."""
 

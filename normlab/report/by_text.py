@@ -13,7 +13,7 @@ from normlab.report.intervals import LEVEL, Design
 from normlab.report.learning_rates import EDGE
 from normlab.report.outcomes import ENDINGS
 from normlab.report.render import render
-from normlab.store.outcome import RULES, WHOLE_TEXT, references_of
+from normlab.store.outcome import RULES, WHOLE_TEXT_NOTE, references_of
 from normlab.store.schema import FINISHED
 
 GIB = 2**30
@@ -139,7 +139,7 @@ def notes(report: Report) -> list[str]:
     said += [f"{ending}: {rule}" for ending, rule in RULES.items() if any(row[ending] for row in rows)]
     old = sum(references_of(run.entry.run, {}).whole_text for cell in report.cells for run in cell.outcomes)
     if old:
-        said.append(f"the outcomes of {old} older runs are judged by {WHOLE_TEXT}")
+        said.append(f"the outcomes of {old} older runs are judged by {WHOLE_TEXT_NOTE}")
     if any(row["lr_sensitivity"] is not None for row in rows):
         said.append(
             "S: mean over the learning rates of min(loss, ln V), less the least of a usable one; a diverged run counts "

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from normlab.store.outcome import WHOLE_TEXT
+from normlab.store.outcome import WHOLE_TEXT_NOTE
 from normlab.store.schema import number
 
 Row = dict[str, Any]
@@ -86,7 +86,7 @@ def corpus_cell(row: Row) -> str:
 def old_baselines(rows: Sequence[Row]) -> str:
     """A note where runs have a number against baselines of the whole validation text, else nothing."""
     old = sum(bool(row.get("baselines")) and row.get("vs_bigram") is not None for row in rows)
-    return f"vs bigram of {old} older {'run' if old == 1 else 'runs'}: {WHOLE_TEXT}" if old else ""
+    return f"vs bigram of {old} older {'run' if old == 1 else 'runs'}: {WHOLE_TEXT_NOTE}" if old else ""
 
 
 def differing_corpora(rows: Sequence[Row]) -> str:

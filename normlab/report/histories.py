@@ -53,13 +53,13 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
         StoreError: It is gone, or cannot be read.
     """
     try:  # before the rows: what it counts on is among them
-        state, status = folder.observe()
+        state, status = folder.state_and_status()
     except StoreError:
         state, status = DAMAGED, {}
-    arrays, unread = folder.arrays, list[str]()
+    arrays, unread = folder.statistics, list[str]()
     described = list(arrays.parts(unread))
     # A row that is being written is half there for a moment.
-    torn = [] if state == RUNNING else [part.path for _, part in described if part.torn()]
+    torn = [] if state == RUNNING else [part.file.path for _, part in described if part.torn()]
     unread += [f"{path}: half a row stands at its end, and is left out" for path in torn]
     found: list[Profiles] = []
     for tier in dict.fromkeys(tier for tier, _ in described):
@@ -69,7 +69,7 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
         found += [part for part in parts if len(part.steps)]
     # What was measured before it is on the disk, and stays there when the run goes on.
     saved = _whole(status.get("checkpoint"))
-    missing = arrays.told_missing(saved)
+    missing = arrays.missing_warnings(saved)
     problems += unread + (missing if found else [])
     if found:
         return found

@@ -10,8 +10,8 @@ from typing import Any
 from normlab.report.settings import LR, REPLICATE, Setting, setting, told
 from normlab.store.outcome import OUTCOMES, loss_of, outcome_of, references_of
 from normlab.store.query import Entry
-from normlab.store.reading import MENDING
-from normlab.store.schema import DAMAGED, DIVERGED, ENDED, FAILED, FINISHED, STATUS_FILE, number
+from normlab.store.reading import HOW_TO_FIX
+from normlab.store.schema import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FINISHED, STATUS_FILE, number
 
 UNFINISHED = "unfinished"
 ENDINGS = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)
@@ -54,7 +54,7 @@ class Outcome:
         """What is wrong with the run's record; empty where the record is whole."""
         if self.ending != DAMAGED:
             return ""
-        no_loss = f"{self.entry.folder.path / STATUS_FILE}: names no final validation loss; {MENDING[STATUS_FILE]}"
+        no_loss = f"{self.entry.folder.path / STATUS_FILE}: names no final validation loss; {HOW_TO_FIX[STATUS_FILE]}"
         return self.entry.problem or no_loss
 
 
@@ -85,6 +85,6 @@ def outcome(entry: Entry) -> Outcome | None:
 def _ending(entry: Entry) -> str:
     if entry.state in (FAILED, DAMAGED):
         return entry.state
-    if entry.state not in ENDED:
+    if entry.state not in COMPLETED_STATES:
         return UNFINISHED
     return outcome_of(entry.run, entry.state, entry.status) or DAMAGED  # a record without a final loss

@@ -16,14 +16,14 @@ from normlab.report.where import chosen, parse
 from normlab.store.evaluations import evaluations_of
 from normlab.store.outcome import (
     OUTCOMES,
-    divergence,
+    describe_divergence,
     divergence_at_end,
     final_losses,
     outcome_of,
     references_of,
 )
 from normlab.store.query import Entry
-from normlab.store.reading import MENDING, Rows
+from normlab.store.reading import HOW_TO_FIX, Rows
 from normlab.store.schema import (
     DAMAGED,
     DIVERGED,
@@ -209,7 +209,7 @@ def _note(entry: Entry, row: dict[str, Any]) -> str:
     if row["state"] == DIVERGED:
         # An older record may be called finished where its final loss is a divergence.
         known = entry.status.get("diverged") if entry.state == DIVERGED else divergence_at_end(entry.run, entry.status)
-        return f"diverged at step {_or_unknown(number(dig(known, 'step')))}: {divergence(known)}"
+        return f"diverged at step {_or_unknown(number(dig(known, 'step')))}: {describe_divergence(known)}"
     if entry.state == FAILED:
         lines = str(entry.status.get("error") or "").strip().splitlines()
         return f"failed{reached}: {lines[0]}" if lines else f"failed{reached}"
@@ -219,7 +219,7 @@ def _note(entry: Entry, row: dict[str, Any]) -> str:
         return f"interrupted{reached}; the same command goes on {_from_where(entry, row)}"
     lost = [key for key in _OF_ALL_FINISHED if row[key] is None]
     if entry.state == FINISHED and lost:
-        return f"its {STATUS_FILE} does not say {', '.join(lost)}: {MENDING[STATUS_FILE]}"
+        return f"its {STATUS_FILE} does not say {', '.join(lost)}: {HOW_TO_FIX[STATUS_FILE]}"
     return ""
 
 

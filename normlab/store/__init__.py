@@ -1,1 +1,1 @@
-"""The record: one folder a run, one writer. Reading it needs neither torch nor W&B."""
+"""The record: one folder per run, with one writer. Reading needs neither torch nor W&B."""

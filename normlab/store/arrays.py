@@ -1,16 +1,15 @@
-"""Statistics on the disk: rows of one length, appended to, with what their numbers are written beside them.
+"""Files of a run's statistics: rows of one length, appended to, with a description of their numbers.
 
-`stats/core.json` says what the numbers of a row are, with their formulas and units; `stats/core.bin` holds the
-rows. Each is, little-endian, the step (int64), the numbers (float32 each) and a CRC-32 of both; numpy reads the
-file in one line:
+`stats/core.json` describes the numbers of a row, with formulas and units; `stats/core.bin` holds the rows. A row is,
+little-endian, the step (int64), the numbers (float32 each) and a CRC-32 of both. numpy reads the file in one line:
 
     np.fromfile("core.bin", dtype=[("step", "<i8"), ("values", "<f4", (N,)), ("crc", "<u4")])
 
-Rows of other statistics get files of their own, `core.2.json`, `core.2.bin`, ...: where a run goes on with others, and
-where there is more to measure later, as of Adam, which has moments from the first update on. `stats/cadence.json` says
-from which step on each tier was measured how often, so that rows that were lost are missed.
+Rows of another layout get files of their own, `core.2.json`, `core.2.bin`, ...: a run resumed with other statistics,
+or Adam's moments, which exist from the first update on. `stats/cadence.json` holds how often each tier is measured
+from which step on, so that missing rows are noticed.
 
-Shapes: S measured steps, N numbers a step.
+Shapes: S measured steps, N numbers per step.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,41 +25,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.errors import StoreError
-from normlab.parsing import read_at_most
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.statistic import CORE, OF, STATISTICS, TIERS
-from normlab.store.files import refusal, write_all, write_atomic
-from normlab.store.reading import LARGEST_METRICS, read_record
+from normlab.store.files import AppendFile, io_error, make_folder, write_atomic
+from normlab.store.reading import read_bytes, read_record
 from normlab.store.schema import seal
 
-FOLDER = "stats"
-"""Where a run keeps them, in its own folder."""
+STATISTICS_FOLDER = "stats"
+"""Folder of the statistics, in the run's folder."""
 ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
 PLACES = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
 CADENCE_FILE = "cadence.json"
-"""From which step on each tier was measured how often."""
 _NAME = re.compile(rf"(?P<tier>{'|'.join(TIERS)})(\.(?P<part>[1-9][0-9]*))?\.(json|bin)")
 
 
 def row_type(width: int) -> np.dtype[Any]:
-    """A row of N = `width` numbers."""
+    """Return the numpy type of a row of N = `width` numbers."""
     return np.dtype([("step", "<i8"), ("values", "<f4", (width,)), ("crc", "<u4")])
 
 
-@dataclass(slots=True)
 class Part:
-    """One pair of files: rows that have one layout."""
+    """One file of rows with one layout."""
 
-    path: Path
-    """Of the rows."""
-    layout: Layout
-    _descriptor: int | None = field(default=None, repr=False)
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self.layout = layout
+        self.file = AppendFile(path, lines=False)
 
     def append(self, profiles: Profiles) -> None:
-        """Write rows at the end, in one system call: a kill tears the last one at most.
+        """Append rows in one system call.
 
         Raises:
-            StoreError: The system refused; none of them is in the file.
+            StoreError: The system refused; the file holds none of the rows.
         """
         if not len(profiles.steps):
             return
@@ -69,104 +63,71 @@ class Part:
         rows["step"], rows["values"] = profiles.steps, profiles.values
         for row in rows:
             row["crc"] = _checksum(row)
-        try:
-            if self._descriptor is None:
-                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-                self._descriptor = os.open(self.path, flags, 0o666)
-            start = os.fstat(self._descriptor).st_size
-            try:
-                write_all(self._descriptor, rows.tobytes())
-            except BaseException:
-                os.ftruncate(self._descriptor, start)
-                raise
-        except OSError as error:
-            raise refusal(self.path, "written", error) from error
+        self.file.append(rows.tobytes())
 
-    def rows(self) -> tuple[NDArray[Any], int]:
-        """The whole rows, and how many bytes of the last one there are besides.
+    def rows(self) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
+        """Return the complete rows, (S,), which of them are intact, (S,), and the bytes of a torn last row.
 
         Raises:
-            StoreError: The file is there and cannot be read.
+            StoreError: The file exists and cannot be read.
         """
         kind = row_type(self.layout.width)
-        try:
-            content = read_at_most(self.path, LARGEST_METRICS)
-        except FileNotFoundError:
-            content = b""
-        except ValueError as error:
-            raise StoreError(f"{self.path}: is damaged ({error}); put back a copy") from None
-        except OSError as error:
-            raise refusal(self.path, "read", error) from error
-        count, torn = divmod(len(content), kind.itemsize)
-        return np.frombuffer(content, kind, count), torn
+        content = read_bytes(self.file.path)
+        count, torn_bytes = divmod(len(content), kind.itemsize)
+        rows = np.frombuffer(content, kind, count)
+        return rows, np.array([row["crc"] == _checksum(row) for row in rows], dtype=bool), torn_bytes
 
     def torn(self) -> bool:
-        """Whether half a row stands at the end.
+        """Whether the last row is torn.
 
         Raises:
-            StoreError: The file is there and cannot be read.
+            StoreError: The file exists and cannot be read.
         """
-        return self.rows()[1] > 0
+        return self.rows()[2] > 0
 
-    def cut(self, step: int) -> None:
-        """Drop what was measured at `step` and later, and half a row at the end."""
-        rows, torn = self.rows()
-        late = [index for index, row in enumerate(rows) if row["step"] >= step and row["crc"] == _checksum(row)]
-        keep = late[0] if late else len(rows)
-        if keep < len(rows) or torn:
-            self.close()
-            try:
-                with self.path.open("r+b") as file:
-                    file.truncate(keep * rows.dtype.itemsize)
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise refusal(self.path, "cut", error) from error
-
-    def sync(self) -> None:
-        """Return once the rows are on the disk."""
-        if self._descriptor is not None:
-            try:
-                os.fsync(self._descriptor)
-            except OSError as error:
-                raise refusal(self.path, "written", error) from error
-
-    def close(self) -> None:
-        """Close the file; the next `append` opens it again."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+    def truncate(self, step: int) -> None:
+        """Drop the rows of `step` and later, and a torn last row."""
+        rows, intact, torn_bytes = self.rows()
+        late = np.flatnonzero(intact & (rows["step"] >= step))
+        kept = int(late[0]) if len(late) else len(rows)
+        if kept < len(rows) or torn_bytes:
+            self.file.truncate(kept * rows.dtype.itemsize)
 
 
-class Arrays:
-    """A run's statistics, to be read by anyone and written by the holder of the run's lock."""
+class StatisticsFiles:
+    """A run's statistics: anyone reads them, the holder of the run's lock writes them.
+
+    Args:
+        path: The run's folder.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path / FOLDER
+        self.path = path / STATISTICS_FOLDER
         self._open: dict[str, Part] = {}
 
     def append(self, tier: str, profiles: Profiles) -> None:
-        """Write what was measured, into the tier's files of this layout.
+        """Append measured rows to the tier's file of their layout.
 
         Raises:
-            StoreError: The system refused; none of the rows is in the record.
+            StoreError: The system refused; the record holds none of the rows.
         """
         part = self._open.get(tier)
         if part is None or part.layout != profiles.layout:
-            if part is not None:  # nobody syncs or closes it later
-                part.sync()
-                part.close()
-            part = self._open[tier] = self._part(tier, profiles.layout)
+            if part is not None:
+                part.file.sync()
+                part.file.close()
+            part = self._open[tier] = self._find_or_create(tier, profiles.layout)
         part.append(profiles)
 
     def parts(self, problems: list[str]) -> Iterator[tuple[str, Part]]:
-        """Every tier and part that can be read, a tier's in the order in which they were begun.
+        """Yield every tier and readable part; the parts of a tier in the order in which they were started.
 
         Args:
-            problems: Is told of each description that is missing, damaged, or a newer normlab's.
+            problems: Receives a message for each description that is missing, damaged, or a newer normlab's.
         """
-        found = {(match["tier"], int(match["part"] or 1)) for match in map(_NAME.fullmatch, self._names()) if match}
-        for tier, number in sorted(found):
-            path = self._file(tier, number)
+        matches = filter(None, map(_NAME.fullmatch, self._file_names()))
+        for tier, number in sorted({(match["tier"], int(match["part"] or 1)) for match in matches}):
+            path = self._description_path(tier, number)
             try:
                 layout = Layout.from_tree(read_record(path))
             except StoreError as error:
@@ -176,48 +137,66 @@ class Arrays:
             else:
                 yield tier, Part(path.with_suffix(".bin"), layout)
 
-    def begin(self, step: int, every: Mapping[str, int | None]) -> None:
-        """Note that from a step on each tier is measured every so many steps, or not.
+    def read(self, tier: str) -> tuple[list[Profiles], int]:
+        """Return the measured rows of a tier, part by part, and the number of damaged rows, which are left out.
 
-        Raises:
-            StoreError: The system refused.
-        """
-        known = self._cadence()
-        kept = [(first, tiers) for first, tiers in known if first < step]
-        own = {tier: steps for tier, steps in every.items() if steps}
-        if own != (kept[-1][1] if kept else {}):
-            kept.append((step, own))
-        if kept != known:
-            self._make()
-            noted = [{"step": first, "every": tiers} for first, tiers in kept]
-            write_atomic(self.path / CADENCE_FILE, seal({"from": noted}))
-
-    def missing(self, before: int) -> dict[str, list[int]]:
-        """By tier, the steps before this one that were measured and have no row; nothing where that is not certain.
+        Parts without a readable description are left out too; `parts` reports them.
 
         Raises:
             StoreError: A file cannot be read.
         """
-        known, problems = self._cadence(), list[str]()
-        ends = [*(first for first, _ in known), before][1:]
-        tiers = {tier for tier, _ in self.parts(problems)} | {CORE}  # a closer look may see nothing, and writes nothing
-        lost: dict[str, list[int]] = {}
+        profiles, damaged = [], 0
+        for part_tier, part in self.parts([]):
+            if part_tier == tier:
+                rows, intact, _ = part.rows()
+                damaged += int((~intact).sum())
+                rows = rows[intact]
+                profiles.append(Profiles(part.layout, rows["step"].astype(np.int64), rows["values"]))
+        return profiles, damaged
+
+    def set_cadence(self, step: int, every: Mapping[str, int | None]) -> None:
+        """Record that from a step on each tier is measured every `every[tier]` steps, or not at all.
+
+        Raises:
+            StoreError: The system refused.
+        """
+        recorded = self._cadence()
+        cadence = [(first, tiers) for first, tiers in recorded if first < step]
+        measured = {tier: steps for tier, steps in every.items() if steps}
+        if measured != (cadence[-1][1] if cadence else {}):
+            cadence.append((step, measured))
+        if cadence != recorded:
+            make_folder(self.path)
+            content = [{"step": first, "every": tiers} for first, tiers in cadence]
+            write_atomic(self.path / CADENCE_FILE, seal({"from": content}))
+
+    def missing_steps(self, before: int) -> dict[str, list[int]]:
+        """Return, by tier, the steps below `before` that were measured and have no row; empty where unknown.
+
+        Raises:
+            StoreError: A file cannot be read.
+        """
+        cadence, problems = self._cadence(), list[str]()
+        ends = [*(first for first, _ in cadence), before][1:]
+        # A tier other than core may measure nothing, and then has no file.
+        tiers = {tier for tier, _ in self.parts(problems)} | {CORE}
+        missing: dict[str, list[int]] = {}
         for tier in sorted(tiers if not problems else ()):
             parts, damaged = self.read(tier)
-            there = {step for part in parts for step in part.steps.tolist()}
+            present = {step for part in parts for step in part.steps.tolist()}
             due: list[int] = []
-            for (first, every), end in zip(known, ends, strict=True):
+            for (first, every), end in zip(cadence, ends, strict=True):
                 if steps := every.get(tier):
-                    # A closer look at Adam alone sees nothing before the first update.
+                    # Statistics of Adam alone have no row before the first update.
                     start = first if tier == CORE else max(first, 1)
                     due += range(-(-start // steps) * steps, min(end, before), steps)
-            gone = [step for step in due if step not in there]
-            if len(gone) > damaged:  # those are told of as damaged
-                lost[tier] = gone
-        return lost
+            absent = [step for step in due if step not in present]
+            if len(absent) > damaged:  # damaged rows are reported as such
+                missing[tier] = absent
+        return missing
 
-    def told_missing(self, before: int) -> list[str]:
-        """What is said of them, a line for each tier.
+    def missing_warnings(self, before: int) -> list[str]:
+        """Return a warning for each tier with `missing_steps`.
 
         Raises:
             StoreError: A file cannot be read.
@@ -225,106 +204,81 @@ class Arrays:
         return [
             f"{self.path}: rows of {tier} statistics are missing, of {len(steps)} measured steps from {steps[0]} to "
             f"{steps[-1]}; put back a copy"
-            for tier, steps in self.missing(before).items()
+            for tier, steps in self.missing_steps(before).items()
         ]
 
-    def cut(self, step: int) -> None:
+    def truncate(self, step: int) -> None:
         """Drop what was measured at `step` and later."""
         self.close()
         for _, part in self.parts([]):
-            part.cut(step)
+            part.truncate(step)
 
     def copy(self, path: Path, before: int) -> None:
-        """Put what was measured before a step into another run's folder.
+        """Copy what was measured before a step into another run's folder.
 
         Raises:
             StoreError: A file cannot be read or written.
         """
-        copies = Arrays(path)
+        copies = StatisticsFiles(path)
         for tier in dict.fromkeys(tier for tier, _ in self.parts([])):
             for profiles in self.read(tier)[0]:
                 early = profiles.steps < before
                 copies.append(tier, Profiles(profiles.layout, profiles.steps[early], profiles.values[early]))
         for first, every in self._cadence():
             if first < before:
-                copies.begin(first, every)
+                copies.set_cadence(first, every)
         copies.sync()
         copies.close()
 
     def sync(self) -> None:
-        """Return once all rows are on the disk."""
+        """Wait until all rows are on the disk."""
         for part in self._open.values():
-            part.sync()
+            part.file.sync()
 
     def close(self) -> None:
         """Close the files."""
         for part in self._open.values():
-            part.close()
+            part.file.close()
         self._open.clear()
 
-    def read(self, tier: str) -> tuple[list[Profiles], int]:
-        """What was measured with a tier, part by part, and how many rows are damaged and left out.
-
-        Parts that are not described are left out too: `parts` tells of them.
-
-        Raises:
-            StoreError: A file cannot be read.
-        """
-        found, damaged = [], 0
-        for own, part in self.parts([]):
-            if own == tier:
-                rows, _ = part.rows()
-                whole = np.array([row["crc"] == _checksum(row) for row in rows], dtype=bool)
-                damaged += int((~whole).sum())
-                rows = rows[whole]
-                found.append(Profiles(part.layout, rows["step"].astype(np.int64), rows["values"]))
-        return found, damaged
-
     def _cadence(self) -> list[tuple[int, dict[str, int]]]:
-        """From which step on each tier was measured how often, in the order of the steps; nothing if unknown."""
+        """Return the first step and the intervals of each cadence, ordered by step; empty if unknown."""
         try:
-            noted = read_record(self.path / CADENCE_FILE)["from"]
-            return [(int(one["step"]), {tier: int(steps) for tier, steps in one["every"].items()}) for one in noted]
+            entries = read_record(self.path / CADENCE_FILE)["from"]
+            return [
+                (int(entry["step"]), {tier: int(steps) for tier, steps in entry["every"].items()}) for entry in entries
+            ]
         except (StoreError, KeyError, TypeError, ValueError, AttributeError):
             return []
 
-    def _make(self) -> None:
-        try:
-            self.path.mkdir(exist_ok=True)
-        except OSError as error:
-            raise refusal(self.path, "made", error) from error
-
-    def _names(self) -> list[str]:
+    def _file_names(self) -> list[str]:
         try:
             return os.listdir(self.path)
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise refusal(self.path, "read", error) from error
+            raise io_error(self.path, "read", error) from error
 
-    def _file(self, tier: str, number: int) -> Path:
+    def _description_path(self, tier: str, number: int) -> Path:
         return self.path / (f"{tier}.json" if number == 1 else f"{tier}.{number}.json")
 
-    def _part(self, tier: str, layout: Layout) -> Part:
-        """The files of a layout: those that are there, or new ones."""
-        for own, part in self.parts([]):
-            if own == tier and part.layout == layout:
+    def _find_or_create(self, tier: str, layout: Layout) -> Part:
+        for part_tier, part in self.parts([]):
+            if part_tier == tier and part.layout == layout:
                 return part
-        # Rows whose description is gone keep their name: what follows would not be what they are.
-        taken = [
-            int(match["part"] or 1) for match in map(_NAME.fullmatch, self._names()) if match and match["tier"] == tier
-        ]
-        path = self._file(tier, max(taken, default=0) + 1)
-        self._make()
+        # A file whose description is lost keeps its number, so that no rows of another layout are appended to it.
+        matches = filter(None, map(_NAME.fullmatch, self._file_names()))
+        numbers = [int(match["part"] or 1) for match in matches if match["tier"] == tier]
+        path = self._description_path(tier, max(numbers, default=0) + 1)
+        make_folder(self.path)
         write_atomic(path, seal(description(tier, layout)))
         return Part(path.with_suffix(".bin"), layout)
 
 
 def description(tier: str, layout: Layout) -> dict[str, Any]:
-    """What is written beside the rows: what each number is, in words that need no code to be understood."""
+    """Return the description of the rows of a layout, which explains each number without the code."""
     names = dict.fromkeys(group.statistic for group in layout.groups)
-    said = ("formula", "unit", "of", "merge", "question", "source")
-    statistics: Mapping[str, Any] = {name: {word: getattr(STATISTICS[name], word) for word in said} for name in names}
+    fields = ("formula", "unit", "of", "merge", "question", "source")
     return {
         "tier": tier,
         "row": ROW,
@@ -332,7 +286,7 @@ def description(tier: str, layout: Layout) -> dict[str, Any]:
         "order": "group by group, and in a group place by place",
         "places": PLACES,
         "of": {of: OF[of] for of in dict.fromkeys(STATISTICS[name].of for name in names)},
-        "statistics": statistics,
+        "statistics": {name: {field: getattr(STATISTICS[name], field) for field in fields} for name in names},
         **layout.as_tree(),
     }
 

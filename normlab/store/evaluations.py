@@ -1,4 +1,4 @@
-"""A record's evaluations: the validation loss over training, with the time in steps that it took to get there."""
+"""Validation loss over training, with the training time it took."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from normlab.store.schema import number
 
 
 class Evaluation(NamedTuple):
-    """A validation loss, after so many updates."""
+    """A validation loss after `step` updates."""
 
     step: int
     seconds: float | None
-    """Time in steps until then, without evaluations and checkpoints; None where the record does not say."""
+    """Training time until then, without evaluations and checkpoints; None where the record has none."""
     loss: float
-    """Nats a token."""
+    """Nats/token."""
 
 
 def evaluations(folder: RunFolder) -> list[Evaluation]:
-    """Every evaluation of a run, oldest first.
+    """Return every evaluation of a run, oldest first.
 
     Raises:
-        StoreError: The metrics are there and cannot be opened.
+        StoreError: The metrics exist and cannot be read.
     """
-    return evaluations_of(folder.rows(without="train").rows)
+    return evaluations_of(folder.rows(exclude="train").rows)
 
 
 def evaluations_of(rows: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
-    """Every evaluation among the rows of a run, oldest first."""
-    found: list[Evaluation] = []
+    """Return every evaluation among the rows of a run, in their order."""
+    result: list[Evaluation] = []
     seconds: dict[float, float | None] = {0: 0.0}
     for row in rows:
         step, loss = number(row.get("step")), number(row.get("loss"))
@@ -40,5 +40,5 @@ def evaluations_of(rows: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
         if row.get("kind") == "pace":
             seconds[step] = number(row.get("seconds"))
         elif row.get("kind") == "eval" and loss is not None:
-            found.append(Evaluation(int(step), seconds.get(step), loss))
-    return found
+            result.append(Evaluation(int(step), seconds.get(step), loss))
+    return result

@@ -1,4 +1,4 @@
-"""Writes that a kill, a full disk or a power cut leave whole: the old content or the new, never a mixture."""
+"""File writes that survive a kill, a full disk and a power cut: atomic replacement and appending."""
 
 from __future__ import annotations
 
@@ -19,55 +19,65 @@ _REMEDIES = {
     errno.EMFILE: "raise the limit on open files (ulimit -n) and run the same command again",
     errno.ENOLCK: "this disk has no file locks, choose a results_dir on another",
 }
-_ELSEWHERE = (errno.ENOTDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG)
-"""Where nothing helps but another place."""
+_BAD_PATH = (errno.ENOTDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_LACKING = {"read": "readable", "opened": "readable and writable"}
-"""What a file must be made that there is no right to; writable unless it is here."""
+_MISSING_RIGHT = {"read": "readable", "opened": "readable and writable"}
+"""The right that an action needs; every other action needs a writable file."""
 
 
-def refusal(path: Path, doing: str, error: OSError, comfort: str = "", *, instead: str = "results_dir") -> StoreError:
-    """The error for what the system refused to do with a file: the file, the reason, what is safe, what to do.
+def io_error(path: Path, action: str, error: OSError, safe: str = "", *, setting: str = "results_dir") -> StoreError:
+    """Return the error for a failed file operation: the file, the reason, what is safe, what to do.
 
     Args:
         path: The file.
-        doing: What was being done: `written`, `read`.
-        error: What the system said.
-        comfort: What is safe.
-        instead: What to choose another of, where that helps.
+        action: The operation, as a participle: `written`, `read`.
+        error: The operating system's error.
+        safe: What was not lost.
+        setting: The setting that names the folder; the message suggests another value where that helps.
     """
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and run the same command again")
     if error.errno in _FORBIDDEN:
-        # What may only be read lacks one thing, whatever was being done.
-        lacking = "writable" if error.errno == errno.EROFS else _LACKING.get(doing, "writable")
-        remedy = f"make it {lacking}, or choose another {instead}"
-    elif doing == "read" and error.errno == errno.ENOENT:
+        right = "writable" if error.errno == errno.EROFS else _MISSING_RIGHT.get(action, "writable")
+        remedy = f"make it {right}, or choose another {setting}"
+    elif action == "read" and error.errno == errno.ENOENT:
         remedy = "put back a copy"
-    elif error.errno in _ELSEWHERE:
-        remedy = f"choose another {instead}"
-    told = [f"{path}: cannot be {doing} ({error.strerror or error})", *filter(None, [comfort]), remedy]
-    return StoreError("; ".join(told))
+    elif error.errno in _BAD_PATH:
+        remedy = f"choose another {setting}"
+    parts = [f"{path}: cannot be {action} ({error.strerror or error})", *filter(None, [safe]), remedy]
+    return StoreError("; ".join(parts))
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents unless they exist.
+
+    Raises:
+        StoreError: The system refused.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise io_error(path, "made", error) from error
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write every byte; the system may take fewer than it is given."""
+    """Write every byte; one call of `os.write` may write fewer."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def write_atomic(path: Path, content: bytes, *, instead: str = "results_dir") -> None:
-    """Replace a file, or make it, so that at any moment it holds the old content or the new.
+def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir") -> None:
+    """Make or replace a file; at any moment it holds the old content or the new.
 
-    The content reaches the disk under a temporary name in the same folder and is then renamed.
+    The content is written and synced under a temporary name in the same folder, which is then renamed.
 
     Args:
         path: The file.
         content: All of it.
-        instead: What to choose another of where the system refuses.
+        setting: The setting that names the folder, for the error message.
 
     Raises:
-        StoreError: The system refused (a full disk, no permission); the file is as it was.
+        StoreError: The system refused (full disk, no permission); the file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
@@ -81,27 +91,86 @@ def write_atomic(path: Path, content: bytes, *, instead: str = "results_dir") ->
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise refusal(path, "written", error, instead=instead) from error
+            raise io_error(path, "written", error, setting=setting) from error
         raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    # Without it a power cut may undo the rename. Some network disks cannot do it; the file is whole anyway.
+    # Without this sync a power cut may undo the rename. Some network disks refuse it; the file is complete anyway.
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
 
-def sweep_temporaries(folder: Path) -> list[str]:
-    """Delete what killed `write_atomic` calls left in a folder, and return its names.
+def delete_temporaries(folder: Path) -> list[str]:
+    """Delete the temporary files of killed `write_atomic` calls in a folder, and return their names.
 
-    Only for the folder's one writer: a temporary file of a live process looks the same.
+    Only the folder's one writer may call this: a temporary file of a live process looks the same.
     """
     names = sorted(entry.name for entry in os.scandir(folder) if _TEMPORARY.fullmatch(entry.name))
     for name in names:
         (folder / name).unlink(missing_ok=True)
     return names
+
+
+class AppendFile:
+    """A file that grows at its end; opened by the first `append`. A kill tears at most the last record.
+
+    Args:
+        path: The file; its folder exists.
+        lines: Whether records are lines. A torn last line is then ended before the next append.
+    """
+
+    def __init__(self, path: Path, *, lines: bool) -> None:
+        self.path = path
+        self._lines = lines
+        self._descriptor: int | None = None
+
+    def append(self, content: bytes) -> None:
+        """Append records in one system call.
+
+        Raises:
+            StoreError: The system refused; the file holds none of the content.
+        """
+        try:
+            descriptor = self._open()
+            start = os.fstat(descriptor).st_size
+            try:
+                write_all(descriptor, content)
+            except BaseException:
+                os.ftruncate(descriptor, start)  # part of a record would run into the next one
+                raise
+        except OSError as error:
+            raise io_error(self.path, "written", error) from error
+
+    def sync(self) -> None:
+        """Wait until the content is on the disk, so that a power cut does not lose it."""
+        if self._descriptor is not None:
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                raise io_error(self.path, "written", error) from error
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes, synced to the disk, and close it."""
+        self.close()
+        try:
+            with self.path.open("r+b") as file:
+                file.truncate(size)
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise io_error(self.path, "cut", error) from error
+
+    def close(self) -> None:
+        """Close the file; the next `append` opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            size = os.fstat(self._descriptor).st_size
+            if self._lines and size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                write_all(self._descriptor, b"\n")
+        return self._descriptor

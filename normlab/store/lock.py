@@ -1,7 +1,7 @@
-"""One writer at a time: a file lock that dies with its owner.
+"""File locks: one writer at a time. The kernel frees a lock when its owner ends, however it ends.
 
-The lock is the kernel's (`flock`), not the file's existence: when its owner ends, however it ends, the lock
-is free. What stands in the file is only for the message to whoever comes second.
+`filelock` is not used: it has no shared `flock`, by which a reader tests for a writer without making a file and without
+disturbing other readers.
 """
 
 from __future__ import annotations
@@ -15,48 +15,49 @@ from pathlib import Path
 
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
-from normlab.store.files import refusal, write_all
+from normlab.store.files import io_error, write_all
 from normlab.store.schema import to_json
 
-_TRIES = 20
+_ATTEMPTS = 20
 _PAUSE_S = 0.01
 
-_held: set[int] = set()
+_locked: set[int] = set()
+"""Descriptors of the locks that this process holds."""
 
 
-def _let_go_in_child() -> None:
-    # A forked child shares the lock and would hold on to it after its parent's death. Closing the child's
-    # copy leaves the parent's lock alone; unlocking would not.
-    for descriptor in _held:
+def _close_in_child() -> None:
+    # A forked child shares the lock and would keep it after its parent's death. Closing the child's descriptor
+    # leaves the parent's lock alone; unlocking would not.
+    for descriptor in _locked:
         os.close(descriptor)
-    _held.clear()
+    _locked.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextlib.contextmanager
-def hold(path: Path, what: str, beside: str = "run.fresh=true") -> Iterator[int]:
-    """Hold the lock for the length of a `with` block; gives the descriptor that holds it.
+def file_lock(path: Path, subject: str, alternative: str = "run.fresh=true") -> Iterator[int]:
+    """Hold a lock for the length of a `with` block, and give its file descriptor.
 
     Args:
-        path: The lock file; its folder exists.
-        what: What is locked, for the message.
-        beside: The word that starts another beside it, for the message.
+        path: The lock file; its folder exists. Its content only names the owner, for the message.
+        subject: What is locked, for the message.
+        alternative: The override that starts another beside it, for the message.
 
     Raises:
-        StoreError: Another process holds it, or this one does already.
+        StoreError: Another process holds the lock, or this process already does.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise refusal(path, "opened", error) from error
+        raise io_error(path, "opened", error) from error
     try:
-        _take(descriptor, path, what, beside)
+        _acquire(descriptor, path, subject, alternative)
     except BaseException:
         os.close(descriptor)
         raise
-    _held.add(descriptor)
+    _locked.add(descriptor)
     owner = os.getpid()
     try:
         # A full disk may refuse these few bytes; the lock holds without them.
@@ -65,25 +66,24 @@ def hold(path: Path, what: str, beside: str = "run.fresh=true") -> Iterator[int]
             write_all(descriptor, to_json({"pid": owner, "started": time.time(), "host": os.uname().nodename}))
         yield descriptor
     finally:
-        if os.getpid() == owner:  # not in a forked child that leaves the block too
-            _held.discard(descriptor)
+        if os.getpid() == owner:  # a forked child leaves the block too
+            _locked.discard(descriptor)
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
 
 
-def _take(descriptor: int, path: Path, what: str, beside: str) -> None:
-    for _ in range(_TRIES):
+def _acquire(descriptor: int, path: Path, subject: str, alternative: str) -> None:
+    for _ in range(_ATTEMPTS):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            # Perhaps only a reader's probe, which is over in microseconds.
-            time.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S)  # `is_locked` of a reader also holds it, for microseconds
         except OSError as error:
-            raise refusal(path, "locked", error) from error
+            raise io_error(path, "locked", error) from error
     raise StoreError(
-        f"{what} is active in {_owner(path)}; wait for it or stop it, or {beside} starts another beside it"
+        f"{subject} is active in {_owner(path)}; wait for it or stop it, or {alternative} starts another beside it"
     )
 
 
@@ -95,8 +95,8 @@ def _owner(path: Path) -> str:
         return "another process"
 
 
-def is_held(path: Path) -> bool:
-    """Whether some process holds the lock. Takes nothing that outlasts the call and writes nothing."""
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock; writes nothing and keeps no lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

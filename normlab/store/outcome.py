@@ -1,6 +1,6 @@
-"""The outcome of a run that has ended: finished, stuck, regressed or diverged. One rule for the trainer and readers.
+"""The outcome of a completed run: finished, stuck, regressed or diverged. Trainer and readers use the same rules.
 
-A validation loss (nats/token) has a level, by what a model must know to score it:
+A validation loss (nats/token) has a level, by what a model must have learned to reach it:
 
 | level | losses | such a model |
 | --- | --- | --- |
@@ -40,8 +40,8 @@ BAND = 0.05
 """Half the width of the band around the unigram entropy, and the margin above the start, as a share of either."""
 MARGIN = 1.0
 """Nats/token above the start from which a final loss is a divergence."""
-LARGEST = 3.5e38
-"""The largest float32 is just below: no training in float32 gives a finite loss above this one."""
+LARGEST_LOSS = 3.5e38
+"""Just above the largest float32: a finite loss beyond it is not from training in float32."""
 
 RULES = {
     STUCK: f"the final validation loss is within {BAND:.0%} of the unigram entropy, and no evaluation was below that "
@@ -52,14 +52,14 @@ RULES = {
     DIVERGED: f"the loss or gradient was NaN or infinite, or the final validation loss is more than {MARGIN:g} nat "
     "above the larger of ln V and the initial loss",
 }
-"""The rules in words, for tables and pages."""
-WHOLE_TEXT = "baselines of the whole validation text"
-"""The baselines of records that an older normlab wrote; newer ones are of the evaluated windows."""
+"""The rules as text, for tables and pages."""
+WHOLE_TEXT_NOTE = "baselines of the whole validation text"
+"""Note on records of an older normlab; the baselines of newer ones are of the evaluated windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The losses, in nats/token, that a run's validation losses are judged by; None where its record has none."""
+    """Reference losses of a run, in nats/token; None where its record has none."""
 
     uniform: float | None
     """ln V."""
@@ -90,12 +90,12 @@ class References:
 
 
 def outcome(final: float, best: float, references: References, *, finite: bool = True) -> str:
-    """Return the outcome of a run that has ended, by the table above.
+    """Return the outcome of a completed run, by the table above.
 
     Args:
         final: Last validation loss.
         best: Lowest validation loss of any evaluation.
-        references: What these are judged by.
+        references: The run's reference losses.
         finite: Whether every training loss and gradient was finite.
     """
     if not finite or not math.isfinite(final) or final > references.start + MARGIN:
@@ -107,18 +107,18 @@ def outcome(final: float, best: float, references: References, *, finite: bool =
 
 
 def references_of(run: Mapping[str, Any], status: Mapping[str, Any]) -> References:
-    """Return what the validation losses of a recorded run are judged by."""
+    """Return the reference losses of a recorded run."""
     corpus = run.get("corpus")
-    found = corpus.get("baselines") if isinstance(corpus, Mapping) else None
-    found = found if isinstance(found, Mapping) else {}
-    values = [loss_of(found.get(name)) for name in ("uniform", "unigram", "bigram")]
+    baselines = corpus.get("baselines") if isinstance(corpus, Mapping) else None
+    baselines = baselines if isinstance(baselines, Mapping) else {}
+    values = [loss_of(baselines.get(name)) for name in ("uniform", "unigram", "bigram")]
     values.append(loss_of(status.get("initial_val_loss")))
-    known = [value if value is not None and math.isfinite(value) else None for value in values]
-    return References(*known, whole_text=known[1] is not None and "targets" not in found)
+    losses = [value if value is not None and math.isfinite(value) else None for value in values]
+    return References(*losses, whole_text=losses[1] is not None and "targets" not in baselines)
 
 
 def outcome_of(run: Mapping[str, Any], state: str, status: Mapping[str, Any]) -> str | None:
-    """Return the outcome of a recorded run; None where it has not ended, or its record has no final loss."""
+    """Return the outcome of a recorded run; None if it is not completed, or its record has no final loss."""
     final, best = loss_of(status.get("val_loss")), loss_of(status.get("best_val_loss"))
     if state == DIVERGED:
         return DIVERGED
@@ -127,7 +127,7 @@ def outcome_of(run: Mapping[str, Any], state: str, status: Mapping[str, Any]) ->
     return outcome(final, final if best is None else min(best, final), references_of(run, status))
 
 
-def conclude(
+def final_status(
     run: Mapping[str, Any], status: Mapping[str, Any], initial: float | None, last_finite: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the last status of a run with its outcome; a final loss that is a divergence makes it diverged.
@@ -135,25 +135,25 @@ def conclude(
     Args:
         run: Its run.json.
         status: Its last status.
-        initial: Validation loss before the first update, where it is known.
+        initial: Validation loss before the first update, if known.
         last_finite: The last training step with its loss and gradient norm.
     """
-    whole = {**status, "initial_val_loss": initial}
-    found = outcome_of(run, status["state"], whole)
-    if found is None:
+    result = {**status, "initial_val_loss": initial}
+    name = outcome_of(run, status["state"], result)
+    if name is None:
         return dict(status)
-    if found == DIVERGED and status["state"] != DIVERGED:
-        whole |= {"state": DIVERGED, "diverged": {**divergence_at_end(run, whole), "last_finite": last_finite}}
-    return whole | {"outcome": found}
+    if name == DIVERGED and status["state"] != DIVERGED:
+        result |= {"state": DIVERGED, "diverged": {**divergence_at_end(run, result), "last_finite": last_finite}}
+    return result | {"outcome": name}
 
 
 def divergence_at_end(run: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
     """Return the step, the losses and the reason of a run whose final validation loss is a divergence."""
     final, references = number(status.get("val_loss")), references_of(run, status)
-    reason = f"its final validation loss is {shown(final)}"
+    reason = f"its final validation loss is {format_loss(final)}"
     if final is not None and math.isfinite(final):
-        known = {"ln V": references.uniform, "the initial loss": references.initial}
-        start = " and ".join(f"{name} {value:.4f}" for name, value in known.items() if value is not None)
+        losses = {"ln V": references.uniform, "the initial loss": references.initial}
+        start = " and ".join(f"{name} {value:.4f}" for name, value in losses.items() if value is not None)
         reason += f", more than {MARGIN:g} nat above {start}: worse than a uniform guess"
     return {"step": status.get("step"), "loss": status.get("train_loss"), "val_loss": final, "reason": reason}
 
@@ -161,8 +161,8 @@ def divergence_at_end(run: Mapping[str, Any], status: Mapping[str, Any]) -> dict
 def final_losses(outcome: str | None, status: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Return the final validation loss, and the last finite one of a diverged run, which has no final loss.
 
-    The loss of a run that has not ended is its latest. The last one of a diverged run is that of its status; None where
-    that is not finite, though earlier evaluations may have been.
+    A run that is not completed has its latest loss. The last loss of a diverged run is that of its status, or None
+    where that is not finite, even if earlier ones were.
     """
     loss = number(status.get("val_loss"))
     if outcome != DIVERGED:
@@ -170,20 +170,20 @@ def final_losses(outcome: str | None, status: Mapping[str, Any]) -> tuple[float 
     return None, loss if loss is not None and math.isfinite(loss) else None
 
 
-def verdict(found: str | None, final: float, best: float | None, references: References) -> str:
-    """Return what a final or latest validation loss means, in words; empty where the record has no baselines.
+def explain_loss(outcome: str | None, final: float, best: float | None, references: References) -> str:
+    """Explain a final or latest validation loss in words; empty where the record has no baselines.
 
     Args:
-        found: The outcome; None for a run that has not ended.
+        outcome: The outcome; None for a run that is not completed.
         final: The loss.
         best: The lowest loss of any evaluation.
-        references: What these are judged by.
+        references: The run's reference losses.
     """
     band, level, text = references.band, references.level(final), ""
-    if found == REGRESSED and best is not None:
+    if outcome == REGRESSED and best is not None:
         text = f"up from a best of {best:.4f}: "
         text += "worse than the untrained model" if level == 3 else "it lost what it had learned"
-    elif found == STUCK and references.unigram is not None:
+    elif outcome == STUCK and references.unigram is not None:
         text = f"at unigram {references.unigram:.4f}: it has learned how often tokens occur, and nothing of context"
     elif level > 0 and band is not None and references.unigram is not None:
         side = "below" if final < references.unigram else "above"
@@ -192,22 +192,22 @@ def verdict(found: str | None, final: float, best: float | None, references: Ref
     elif references.bigram is not None:
         side = "below" if final < references.bigram else "above"
         text = f"{abs(final - references.bigram):.4f} {side} bigram {references.bigram:.4f}"
-    return f"{text} ({WHOLE_TEXT})" if text and references.whole_text else text
+    return f"{text} ({WHOLE_TEXT_NOTE})" if text and references.whole_text else text
 
 
-def divergence(seen: Any) -> str:
-    """Return why and after which numbers a run diverged, in words, from its status's `diverged`."""
-    seen = seen if isinstance(seen, Mapping) else {}
-    reason, last = seen.get("reason"), seen.get("last_finite")
-    text = reason if isinstance(reason, str) else _numbers(seen)
+def describe_divergence(diverged: Any) -> str:
+    """Return why a run diverged and its last finite numbers, in words, from `diverged` of its status."""
+    diverged = diverged if isinstance(diverged, Mapping) else {}
+    reason, last = diverged.get("reason"), diverged.get("last_finite")
+    text = reason if isinstance(reason, str) else _numbers(diverged)
     if isinstance(last, Mapping):
         text += f"; last finite at step {_or_unknown(number(last.get('step')))}: {_numbers(last)}"
     return text
 
 
-def _numbers(seen: Mapping[str, Any]) -> str:
-    grad_norm = _or_unknown(number(seen.get("grad_norm")), ".4g")
-    return f"loss {shown(number(seen.get('loss')))}, gradient norm {grad_norm}"
+def _numbers(step: Mapping[str, Any]) -> str:
+    grad_norm = _or_unknown(number(step.get("grad_norm")), ".4g")
+    return f"loss {format_loss(number(step.get('loss')))}, gradient norm {grad_norm}"
 
 
 def _or_unknown(value: float | None, form: str = "") -> str:
@@ -215,11 +215,11 @@ def _or_unknown(value: float | None, form: str = "") -> str:
 
 
 def loss_of(value: Any) -> float | None:
-    """Return a loss of the record; None for what is none, and for a number that no training in float32 can give."""
-    known = number(value)
-    return None if known is None or LARGEST < abs(known) < math.inf else known
+    """Return a loss of the record; None for anything else, and for a finite number that no float32 can hold."""
+    loss = number(value)
+    return None if loss is None or LARGEST_LOSS < abs(loss) < math.inf else loss
 
 
-def shown(loss: float | None) -> str:
+def format_loss(loss: float | None) -> str:
     """Return a loss as text: four decimals, or four digits where it is very large."""
     return "?" if loss is None else f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.4g}"

@@ -1,4 +1,4 @@
-"""Finding runs: all of a folder's, or the one that a word means."""
+"""Find runs: all runs of a folder, or the run that a path, id or name refers to."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import StoreError, nearest
-from normlab.store.files import refusal
+from normlab.store.files import io_error
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DAMAGED, RUN_FILE, RUNS_FOLDER, STATUS_FILE
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A run as it was found. What could not be read is an empty dict, and `problem` says why."""
+    """A run in a folder. An unreadable run.json or status.json is an empty dict, and `problem` says why."""
 
     folder: RunFolder
     run: dict[str, Any] = field(default_factory=dict)
@@ -25,23 +25,23 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """What tables call it: its name, or its id where it has none."""
+        """The run's name, or its id if it has none."""
         name = self.run.get("name")
         return name if isinstance(name, str) and name else self.folder.run_id
 
 
 def find_runs(path: str | os.PathLike[str]) -> list[Entry]:
-    """Every run below a results folder, a `runs` folder, or in one run's folder, ordered by id.
+    """Return every run, readable or not, in a results folder, a `runs` folder or one run's folder, ordered by id.
 
-    Runs that cannot be read are among them. The list is empty where there is no such folder.
+    The list is empty where the folder does not exist.
 
     Raises:
-        StoreError: The folder is there and cannot be read.
+        StoreError: The folder exists and cannot be read.
     """
     top = Path(path)
     if is_run(top):
         return [examine(RunFolder(top.absolute()))]
-    # os.path, unlike Path, says no to a name that is too long for a file's.
+    # os.path returns False for a name that is too long; Path raises.
     if os.path.isdir(top / RUNS_FOLDER):
         top = top / RUNS_FOLDER
     if not os.path.isdir(top):
@@ -49,12 +49,12 @@ def find_runs(path: str | os.PathLike[str]) -> list[Entry]:
     try:
         children = sorted(top.iterdir())
     except OSError as error:
-        raise refusal(top, "read", error) from error
+        raise io_error(top, "read", error) from error
     return [examine(RunFolder(child)) for child in children if is_run(child)]
 
 
 def examine(folder: RunFolder) -> Entry:
-    """A run as it stands; never raises for what is wrong with it."""
+    """Return a run with its record and its state; never raises for a damaged record."""
     run: dict[str, Any] = {}
     status: dict[str, Any] = {}
     state = DAMAGED
@@ -64,58 +64,58 @@ def examine(folder: RunFolder) -> Entry:
     except StoreError as error:
         problems.append(str(error))
     try:
-        state, status = folder.observe()
+        state, status = folder.state_and_status()
     except StoreError as error:
         problems.append(str(error))
     except OSError as error:
-        problems.append(str(refusal(Path(error.filename or folder.path), "read", error)))
+        problems.append(str(io_error(Path(error.filename or folder.path), "read", error)))
     return Entry(folder, run, status, DAMAGED if problems else state, ". ".join(problems))
 
 
-def resolve_run(word: str, results_dir: str | os.PathLike[str]) -> RunFolder:
-    """The run that a word means: its folder's path, its id, the beginning of its id, or its name.
+def resolve_run(query: str, results_dir: str | os.PathLike[str]) -> RunFolder:
+    """Return the run that a query refers to: its folder's path, its id, the beginning of its id, or its name.
 
     Raises:
-        StoreError: No run or several answer to the word; the candidates are listed.
+        StoreError: No run matches, or several do; the message lists the candidates.
     """
-    if word and os.path.isfile(Path(word) / RUN_FILE):
-        return RunFolder(Path(word).absolute())
+    if query and os.path.isfile(Path(query) / RUN_FILE):
+        return RunFolder(Path(query).absolute())
     entries = find_runs(results_dir)
     if not entries:
-        raise StoreError(f"no run {word!r}, and {no_runs(results_dir)}")
-    exact = [entry for entry in entries if entry.folder.run_id == word]
+        raise StoreError(f"no run {query!r}, and {no_runs_message(results_dir)}")
+    exact = [entry for entry in entries if entry.folder.run_id == query]
     matches = exact or [
-        entry for entry in entries if entry.name == word or (word and entry.folder.run_id.startswith(word))
+        entry for entry in entries if entry.name == query or (query and entry.folder.run_id.startswith(query))
     ]
     if len(matches) == 1:
         return matches[0].folder
     if matches:
-        raise StoreError(f"run {word!r} could be {_listed(matches)}; give more of the id")
+        raise StoreError(f"run {query!r} could be {_list(matches)}; give more of the id")
     names = {name for entry in entries for name in (entry.folder.run_id, entry.name)}
     raise StoreError(
-        f"no run {word!r} in {os.fspath(results_dir)}{nearest(word, names)}: "
-        f"give the id, its beginning or the name of one of {_listed(entries)}"
+        f"no run {query!r} in {os.fspath(results_dir)}{nearest(query, names)}: "
+        f"give the id, its beginning or the name of one of {_list(entries)}"
     )
 
 
-def no_runs(path: str | os.PathLike[str]) -> str:
-    """What to say of a folder without runs."""
+def no_runs_message(path: str | os.PathLike[str]) -> str:
+    """Return the message for a folder without runs."""
     return f"no runs in {os.fspath(path)}: make one with `normlab train`, or name the folder that has them"
 
 
-def _listed(entries: list[Entry], at_most: int = 8) -> str:
-    words = [
+def _list(entries: list[Entry], limit: int = 8) -> str:
+    names = [
         entry.folder.run_id if entry.name == entry.folder.run_id else f"{entry.folder.run_id} ({entry.name})"
         for entry in entries
     ]
-    more = f" and {len(words) - at_most} more" if len(words) > at_most else ""
-    return ", ".join(words[:at_most]) + more
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder says what it is or how it stands; one that may not be looked into is held for a run.
+    """Whether a folder has a run.json or a status.json, or may not be read.
 
-    A folder with neither is what a kill leaves that came before the run had begun.
+    A kill before a run starts leaves a folder with neither.
     """
     try:
         with os.scandir(folder) as entries:

@@ -1,1 +1,1 @@
-"""Sweeps: a plan of runs, packed into processes, and the supervisor that sees them through."""
+"""Sweeps: plan the runs, group them into packs, and train each pack in a process of its own."""

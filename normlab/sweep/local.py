@@ -1,68 +1,69 @@
-"""Packs on this machine: one process each, a few at once."""
+"""Run the packs of a sweep on this machine: one process per pack, a few at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from normlab.store.plans import INTERRUPTED, End, Pack, Plan
-from normlab.sweep.ends import end_of
+from normlab.store.plans import INTERRUPTED, Pack, PackOutcome, Plan
+from normlab.sweep.ends import outcome_of_process
 from normlab.sweep.options import SweepOptions
-from normlab.sweep.plan import is_done
-from normlab.sweep.process import Worker, threads_each
+from normlab.sweep.plan import all_completed
+from normlab.sweep.process import PackProcess, threads_per_process
 
 
-class Local:
-    """Runs the packs of a sweep here.
+class LocalExecutor:
+    """Runs packs as processes of this machine; implements `supervisor.Executor`.
 
     Args:
         folder: The sweep's.
-        options: How many at once, and how long they may be silent.
+        options: The number of processes at once, and their timeout.
     """
 
     def __init__(self, folder: Path, options: SweepOptions) -> None:
         self._folder = folder
-        self._at_once = options.jobs or 1
+        self._max_processes = options.jobs or 1
         self._timeout_minutes = options.timeout_minutes
-        self._workers: list[Worker] = []
-        self._begun: list[int] = []
+        self._processes: list[PackProcess] = []
+        self._newly_started: list[int] = []
 
     @property
-    def under_way(self) -> set[int]:
+    def active(self) -> set[int]:
         """The numbers of the packs whose processes run."""
-        return {worker.pack.number for worker in self._workers}
+        return {process.pack.number for process in self._processes}
 
-    def start(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
-        """Start what may run beside what runs; the cores are shared evenly."""
-        left = list(waiting)
-        while left and len(self._workers) < self._at_once:
-            self._workers.append(Worker(self._folder, plan, left.pop(0), threads_each(self._at_once)))
-            self._begun.append(self._workers[-1].pack.number)
-        return left
+    def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
+        """Start packs up to the limit, and return the rest; the processes share the cores evenly."""
+        rest = list(waiting)
+        while rest and len(self._processes) < self._max_processes:
+            pack = rest.pop(0)
+            self._processes.append(PackProcess(self._folder, plan, pack, threads_per_process(self._max_processes)))
+            self._newly_started.append(pack.number)
+        return rest
 
-    def begun(self) -> list[int]:
-        """Those that were started since it was last asked."""
-        begun, self._begun = self._begun, []
-        return begun
+    def started(self) -> list[int]:
+        """Return the packs that were started since the last call."""
+        numbers, self._newly_started = self._newly_started, []
+        return numbers
 
-    def ended(self, plan: Plan) -> Iterator[End]:
-        """Those whose processes have ended; the others are looked after."""
-        for worker in list(self._workers):
-            if worker.ended():
-                self._workers.remove(worker)
-                yield end_of(worker, all_ended=is_done(self._folder, worker.members))
+    def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
+        """Yield the outcome of each process that has exited; check the timeouts of the others."""
+        for process in list(self._processes):
+            if process.has_exited():
+                self._processes.remove(process)
+                yield outcome_of_process(process, completed=all_completed(self._folder, process.jobs))
             else:
-                worker.mind(self._timeout_minutes)
+                process.check_timeout(self._timeout_minutes)
 
     def stop(self, *, again: bool) -> str:
-        """Once: the packs are asked to stop. Again: they are killed."""
-        if not self._workers:
+        """Ask the processes to stop; the second time kill them."""
+        if not self._processes:
             return ""
-        for worker in self._workers:
-            worker.kill(INTERRUPTED) if again else worker.stop()
-        return "" if again else "stopping: the runs write their checkpoints (again to end them at once)"
+        for process in self._processes:
+            process.kill(INTERRUPTED) if again else process.stop()
+        return "" if again else "stopping: the runs write their checkpoints (Ctrl-C again kills them)"
 
     def close(self) -> None:
-        """Let go of what still runs, which stops by itself: only where something went wrong in the supervisor."""
-        for worker in self._workers:
-            worker.let_go()
+        """Close the pipes of processes that still run after an error, which makes them stop."""
+        for process in self._processes:
+            process.close_pipe()

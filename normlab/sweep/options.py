@@ -1,4 +1,4 @@
-"""How a sweep is run: what the words after `sweep.` set. None of it changes what a run is."""
+"""Options of a sweep, `sweep.*`: where it runs and how its runs are packed. None of them changes what a run is."""
 
 from __future__ import annotations
 
@@ -9,111 +9,110 @@ from normlab.errors import ConfigError, nearest
 from normlab.memory import of_machine
 from normlab.options import check, option
 
-_OURS = (
+_RESERVED = (
     *("array", "cpus-per-task", "error", "gpus-per-node", "job-name", "mem", "nodes", "ntasks-per-node", "open-mode"),
     *("account", "output", "partition", "signal", "time"),
 )
-"""What is asked of Slurm by words of their own, and what the sweep needs as it is."""
-
+"""Options of sbatch that the sweep sets."""
 
 NODE_GPU_BYTES = 16 * 2**30
-"""Memory that a GPU of a Slurm node is taken to have: that of the smallest in common use."""
+"""Assumed memory of a Slurm node's GPU: that of the smallest in common use."""
 
 
 @dataclass(kw_only=True, slots=True)
 class SlurmOptions:
-    """What is asked of Slurm for each pack."""
+    """Slurm resources of each pack."""
 
     cluster: str = option("slurm", choices=("slurm", "local"))
-    """Whose tasks they are: Slurm's; or local, submitit's own on this machine, all at once, to try it without Slurm."""
+    """slurm; or local: submitit's tasks on this machine, all at once, to try it without Slurm."""
     partition: str | None = option(None, longest=200)
-    """The partition, or several with commas between them; Slurm's default unless set."""
+    """Partition, or several separated by commas; default: Slurm's."""
     account: str | None = option(None, longest=200)
-    """The account that pays; Slurm's default unless set."""
+    """Account to charge; default: Slurm's."""
     time_minutes: int = option(240, at_least=5, at_most=525_600)
-    """Time limit of a task; two minutes before it a pack writes a checkpoint, is queued again and goes on."""
+    """Time limit of a task; two minutes before it a pack writes a checkpoint, is queued again and resumes."""
     gpus: int = option(1, at_least=0, at_most=1)
-    """GPUs of a task; a pack uses one, or none with device=cpu. device=auto is what this says."""
+    """GPUs of a task: one, or none with device=cpu. It decides device=auto."""
     gpu_type: str | None = option(None, longest=200)
-    """The kind of GPU, as the cluster calls it; any unless set."""
+    """Type of GPU, by the cluster's name; default: any."""
     cpus: int = option(4, at_least=1, at_most=1024)
     """Cores of a task, and its threads unless OMP_NUM_THREADS is set."""
     memory_gb: float = option(16.0, above=0, at_most=100_000)
-    """Memory of a task, in gigabytes; where it runs out the pack goes on in halves."""
+    """Memory of a task, in gigabytes; a pack that exceeds it is split in halves."""
     extra: list[str] = option([], longest=1000)
-    """What else sbatch is to be told, as it calls it: [qos=high,constraint=a100,exclusive]."""
+    """Further options of sbatch, by their long names: [qos=high,constraint=a100,exclusive]."""
 
     def validate(self) -> None:
-        """Hold against its limits what is more than a number or a choice.
+        """Check what is more than a range or a choice.
 
         Raises:
-            ConfigError: Naming the word, what was seen, and what to do.
+            ConfigError: An option has an invalid value or no effect.
         """
         if self.gpu_type is not None and not self.gpus:
             raise ConfigError(
                 f"sweep.slurm.gpu_type={self.gpu_type}: has no effect with sweep.slurm.gpus=0; leave it out"
             )
-        for word in self.extra:
-            if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", word):
+        for text in self.extra:
+            if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
                 raise ConfigError(
-                    f"sweep.slurm.extra={word}: is no option of sbatch's; write its name without dashes before it, and "
-                    "its value if it has one, as in [qos=high,exclusive]"
+                    f"sweep.slurm.extra={text}: is not an option of sbatch; write its name without dashes before it, "
+                    "and its value if it has one: [qos=high,exclusive]"
                 )
-            if (name := word.partition("=")[0]) in _OURS:
+            if (name := text.partition("=")[0]) in _RESERVED:
                 raise ConfigError(
-                    f"sweep.slurm.extra={word}: {name} is set by the sweep; its words are partition, account, "
-                    "time_minutes, gpus, gpu_type, cpus and memory_gb, each after sweep.slurm., and sweep.jobs"
+                    f"sweep.slurm.extra={text}: {name} is set by the sweep; use sweep.jobs, or partition, account, "
+                    "time_minutes, gpus, gpu_type, cpus or memory_gb of sweep.slurm"
                 )
 
 
 @dataclass(kw_only=True, slots=True)
 class SweepOptions:
-    """This sweep among others, and how it goes about its runs."""
+    """Name, packing and execution of a sweep."""
 
     name: str | None = option(None, longest=100)
-    """What it is called, and its folder in results/sweeps; made of what is swept and a hash of the runs unless set."""
+    """Name of the sweep and of its folder in results/sweeps; default: the varied options and a hash of the runs."""
     pack: str = "auto"
     """Most runs that train as one stacked computation: a number, off, or auto, a rule (`packs.auto_pack_size`)."""
     on: str = option("local", choices=("local", "slurm"))
-    """Where it runs: local, processes on this machine; slurm, an array job with a task for each pack."""
+    """local: processes on this machine; slurm: an array job with a task per pack."""
     jobs: int | None = option(None, at_least=1, at_most=1024)
-    """Packs at once; unless set, one here (more share the cores evenly), and in Slurm as many as it has room for."""
+    """Packs at once; default: one here (more share the cores evenly), and no limit in Slurm."""
     timeout_minutes: float = option(30.0, above=0, at_most=525_600)
-    """A pack that for so long writes nothing, neither to a run's record nor to its log, is taken to hang and ended."""
+    """A pack that writes neither to a run's record nor to its log for this long counts as hung, and is stopped."""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
 
     def validate(self) -> None:
-        """Hold everything against its limits.
+        """Check all options.
 
         Raises:
-            ConfigError: Naming the word, what was seen, and what to do.
+            ConfigError: An option has an invalid value or no effect.
         """
         check(self, "sweep.")
         self.slurm.validate()
         if self.on == "slurm" and self.slurm.cluster == "local" and self.jobs is not None:
             raise ConfigError(
-                f"sweep.jobs={self.jobs}: has no effect with sweep.slurm.cluster=local, which starts all at once; "
-                "leave it out, or use sweep.on=local"
+                f"sweep.jobs={self.jobs}: has no effect with sweep.slurm.cluster=local, which starts all packs at "
+                "once; leave it out, or use sweep.on=local"
             )
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):
-            raise ConfigError(f"sweep.name={self.name}: is to name a folder; use letters, digits and . _ + = - only")
+            raise ConfigError(f"sweep.name={self.name}: is not a folder name; use letters, digits and . _ + = - only")
         if self.pack in ("auto", "off"):
             return
         if not self.pack.isdecimal() or int(self.pack) < 1:
             close = nearest({"false": "off", "none": "off"}.get(self.pack.lower(), self.pack), ("auto", "off"))
-            raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number of runs from 1 on{close}")
+            raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number of runs of at least 1{close}")
         self.pack = str(int(self.pack))
 
     @property
     def largest_pack(self) -> int | None:
-        """Most runs in a pack; None where the rule of `sweep.pack=auto` says."""
+        """Most runs in a pack; None with sweep.pack=auto, where a rule decides."""
         return None if self.pack == "auto" else int(self.pack) if self.pack.isdecimal() else 1
 
     def pack_memory(self, device: str) -> int:
         """Return the memory that the process of one pack may use, in bytes.
 
-        In Slurm a task's memory or, since a login node cannot ask the nodes' GPU, `NODE_GPU_BYTES`. Here that of the
-        GPU or of the machine, which the packs that train at once share evenly.
+        In Slurm it is a task's memory or, since a login node cannot query the nodes' GPUs, `NODE_GPU_BYTES`. Here it is
+        an equal share of the GPU's or the machine's memory.
         """
         if self.on == "slurm":
             return NODE_GPU_BYTES if device == "cuda" else int(self.slurm.memory_gb * 2**30)
@@ -127,5 +126,5 @@ class SweepOptions:
 
     @property
     def has_gpu(self) -> bool | None:
-        """Whether there is a GPU where it runs; None where that is for this machine to say."""
+        """Whether the sweep has a GPU; None where this machine decides."""
         return self.slurm.gpus > 0 if self.on == "slurm" else None

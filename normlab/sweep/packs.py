@@ -1,7 +1,7 @@
-"""Which runs train as one stacked computation, and how many of them: a pure function of configs and memory.
+"""Group runs into packs that train as one stacked computation: a pure function of configs and memory.
 
-Runs that differ only in numbers may train together. An option that changes a shape, a formula or the flow of control
-keeps runs apart.
+Runs that differ only in numbers may train together. An option that changes a shape, a formula or the control flow keeps
+runs apart.
 """
 
 from __future__ import annotations
@@ -23,53 +23,53 @@ _PER_RUN = {
     ),
     "run": ("name",),
 }
-"""The options, by their group, in which the runs of a pack may differ. `seed`, `init` and all of tracking besides."""
+"""Options in which the runs of a pack may differ, by config group; besides `seed`, `init` and all of tracking."""
 
 
 def pack_key(config: RunConfig) -> str:
-    """What two runs must have in common to train in one pack, as canonical text."""
+    """Return the options that the runs of a pack share, as canonical JSON."""
     tree = plain_tree(config)
-    for word in ("seed", "init", "tracking"):
-        del tree[word]
-    for group, words in _PER_RUN.items():
-        for word in words:
-            tree[group].pop(word, None)
-    # One threshold for each is a tensor; with and without clipping are two computations.
+    for option in ("seed", "init", "tracking"):
+        del tree[option]
+    for group, options in _PER_RUN.items():
+        for option in options:
+            tree[group].pop(option, None)
+    # A threshold per run is a tensor; training with and without clipping are two computations.
     tree["optim"]["clip"] = config.optim.clip is not None
     return json.dumps(tree, sort_keys=True)
 
 
-def alike(configs: Sequence[RunConfig], alone: Sequence[bool]) -> list[list[int]]:
-    """The groups of runs that may train together, as lists of their indices, in the order in which they were given.
+def group_by_key(configs: Sequence[RunConfig], alone: Sequence[bool]) -> list[list[int]]:
+    """Return the groups of runs that may train together, as lists of indices in the given order.
 
     Args:
         configs: The runs.
-        alone: Whether each of them goes alone whatever it has in common with others.
+        alone: Whether each of them trains alone in any case.
     """
     groups: dict[str, list[int]] = {}
     for index, config in enumerate(configs):
-        # A pass over a fixed batch, or a probe, takes one model at a time.
-        goes_alone = alone[index] or config.stats.names(EXTENDED) or config.stats.names(PROBE)
-        groups.setdefault(f"alone: {index}" if goes_alone else pack_key(config), []).append(index)
+        # Extended statistics and probes handle one model at a time.
+        trains_alone = alone[index] or config.stats.names(EXTENDED) or config.stats.names(PROBE)
+        groups.setdefault(f"alone: {index}" if trains_alone else pack_key(config), []).append(index)
     return list(groups.values())
 
 
 def auto_pack_size(device: str, precision: str, width: int, run_bytes: int, memory_bytes: int) -> int:
-    """Return the most runs that `sweep.pack=auto` puts in one pack. A rule: nothing is timed.
+    """Return the largest pack size of `sweep.pack=auto`. It is a rule; nothing is timed.
 
-    - cpu, fp32: 1. A pack of 16 trains 0.77 (eager) and 0.92 (compiled) as many runs an hour as one run at a time.
-    - cpu, bf16: 16 up to width 128, the width that was measured (1.26 eager, 1.58 compiled); 1 above.
+    - cpu, fp32: 1. A pack of 16 trains 0.77 (eager) and 0.92 (compiled) as many runs/hour as one run at a time.
+    - cpu, bf16: 16 up to width 128, the measured width (1.26 eager, 1.58 compiled); 1 above.
     - cuda: 8 up to width 512, where steps are bound by kernel launches; 4 up to width 1024; 1 above. Not measured on a
       GPU.
 
-    The CPU's ratios are those of `results/bench_sweep.md`. A pack is at most as large as half of the memory holds,
-    since `run_bytes` is a lower bound.
+    The CPU's ratios are in `results/bench_sweep.md`. A pack uses at most half of the memory by this count, since
+    `run_bytes` is a lower bound.
 
     Args:
         device: cpu or cuda, of the machine that trains.
         precision: fp32 or bf16.
-        width: Width of the model's stream.
-        run_bytes: Memory that one run needs at least, in bytes (`memory.need`).
+        width: Width of the model.
+        run_bytes: Lower bound on the memory of one run, in bytes (`memory.need`).
         memory_bytes: Memory of the process that trains a pack, in bytes.
     """
     if device == "cuda":
@@ -79,13 +79,13 @@ def auto_pack_size(device: str, precision: str, width: int, run_bytes: int, memo
     return max(1, min(size, memory_bytes // (2 * run_bytes)))
 
 
-def split(group: Sequence[int], most: int) -> list[list[int]]:
-    """Split a group into packs of at most `most` runs: of one size where that size is above most / 2.
+def split(group: Sequence[int], largest: int) -> list[list[int]]:
+    """Split a group into packs of at most `largest` runs: equal packs if a size above largest / 2 allows it.
 
     Otherwise the sizes of two packs differ by at most one run.
     """
-    equal = next((size for size in range(most, most // 2, -1) if len(group) % size == 0), None)
-    packs = len(group) // equal if equal else math.ceil(len(group) / most)
+    equal = next((size for size in range(largest, largest // 2, -1) if len(group) % size == 0), None)
+    packs = len(group) // equal if equal else math.ceil(len(group) / largest)
     sizes = [len(group) // packs + (number < len(group) % packs) for number in range(packs)]
     ends = list(accumulate(sizes))
     return [list(group[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""From the overrides of a sweep to its plan: its runs, those that exist already, and the packs that train."""
+"""Plan a sweep from its overrides: its runs, those that exist already, and the packs to train."""
 
 from __future__ import annotations
 
@@ -15,49 +15,48 @@ from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.plans import Job, Pack, Plan, has_plan, read_plan, run_of, sweep_folder
-from normlab.store.runs import RunFolder, pack_members
-from normlab.store.schema import ENDED
+from normlab.store.runs import RunFolder, pack_run_ids
+from normlab.store.schema import COMPLETED_STATES
 from normlab.sweep.options import SweepOptions
-from normlab.sweep.packs import alike, auto_pack_size, split
+from normlab.sweep.packs import auto_pack_size, group_by_key, split
 from normlab.train.identity import identity, run_id_of
 from normlab.train.resolve import resolve
 
-Asked = tuple[list[str], RunConfig]
-"""What `launch.compose_sweep` gives of a job: the words that tell it from the others, and its config."""
+ComposedJob = tuple[list[str], RunConfig]
+"""A job of `launch.compose_sweep`: the overrides that the sweep varies, and the config."""
 
 _LONGEST_KEYS = 60
-"""Most characters of a made name before its hash."""
+"""Most characters of a generated name before its hash."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan, where it is kept, and what is to be said of it."""
+class PlannedSweep:
+    """A plan, its folder, and warnings."""
 
     plan: Plan
     folder: Path
-    doubts: list[str]
-    """What is known to be wrong with a choice of words, and which jobs are one and the same."""
+    warnings: list[str]
+    """Warnings of the configs, and jobs that are the same run."""
 
 
-class Identities:
-    """The run ids of configs; each distinct corpus is opened once.
+class RunIds:
+    """Computes the run ids of configs; opens each distinct corpus once.
 
     Args:
-        has_gpu: As `resolve` takes it.
+        has_gpu: As in `resolve`.
     """
 
     def __init__(self, has_gpu: bool | None = None) -> None:
         self._has_gpu = has_gpu
         self._corpora: dict[str, Corpus] = {}
 
-    def run_id(self, config: RunConfig) -> str:
-        """The id that `train` would give to a config's run.
+    def of(self, config: RunConfig) -> str:
+        """Return the run id that `train` gives to a config.
 
         Raises:
-            ConfigError, DataError: The machine or the corpus is not there.
+            ConfigError, DataError: The device or the corpus does not exist.
         """
-        text = {word: value for word, value in plain_tree(config.data).items() if word != "seed"}
-        key = canonical_hash(text)
+        key = canonical_hash({name: value for name, value in plain_tree(config.data).items() if name != "seed"})
         if key not in self._corpora:
             self._corpora[key] = open_corpus(config.data)
         return run_id_of(config, identity(config, resolve(config, self._has_gpu), self._corpora[key]))
@@ -65,81 +64,81 @@ class Identities:
 
 def make_plan(
     options: SweepOptions,
-    asked: Sequence[Asked],
-    tell: Callable[[str], None] = lambda _: None,
-) -> Planned:
-    """The plan that the jobs of a sweep make, or the one that they made before. Writes nothing.
+    composed: Sequence[ComposedJob],
+    show_progress: Callable[[str], None] = lambda _: None,
+) -> PlannedSweep:
+    """Return the plan of a sweep's jobs, with the packs of the stored plan if there is one. Writes nothing.
 
     Args:
-        options: How it is run.
-        asked: The jobs.
-        tell: Is told how far it is.
+        options: The sweep's.
+        composed: The jobs.
+        show_progress: Receives a line of progress.
 
     Raises:
-        ConfigError: There is no job, they have several results folders or want fresh runs, or the sweep's name is
-            another's.
-        DataError, StoreError: A corpus is not there; a run or a plan that is there cannot be read.
+        ConfigError: There is no job, the jobs have several results folders or run.fresh=true, or the sweep's name is
+            another sweep's.
+        DataError, StoreError: A corpus does not exist; an existing run or plan cannot be read.
     """
-    _refuse_what_no_sweep_has([config for _, config in asked])
-    identities, doubts = Identities(options.has_gpu), dict[str, None]()
+    _check_configs([config for _, config in composed])
+    run_ids, warnings = RunIds(options.has_gpu), dict[str, None]()
     jobs: dict[str, Job] = {}
     configs: list[RunConfig] = []
-    for number, (words, config) in enumerate(asked, 1):
-        tell(f"planning: {number} of {len(asked)} runs")
-        run_id = identities.run_id(config)
+    for number, (overrides, config) in enumerate(composed, 1):
+        show_progress(f"planning: {number} of {len(composed)} runs")
+        run_id = run_ids.of(config)
         if run_id in jobs:
-            twin = " ".join(jobs[run_id].words) or "the one before"
-            doubts[f"{' '.join(words) or 'a job'}: is the same run as {twin}, and trained once"] = None
+            first = " ".join(jobs[run_id].overrides) or "an earlier job"
+            warnings[f"{' '.join(overrides) or 'a job'}: is the same run as {first}, and is trained once"] = None
             continue
-        jobs[run_id] = Job(run_id, list(words), plain_tree(config))
+        jobs[run_id] = Job(run_id, list(overrides), plain_tree(config))
         configs.append(config)
-        doubts |= dict.fromkeys(config.doubts())
-    tell("")
-    name = options.name or _made_name(options, list(jobs.values()))
+        warnings |= dict.fromkeys(config.doubts())
+    show_progress("")
+    name = options.name or _default_name(options, list(jobs.values()))
     folder = sweep_folder(configs[0].results_dir, name)
     plan = Plan(name, options.pack, list(jobs.values()), [])
     if has_plan(folder):
-        return Planned(plan_there(folder, plan), folder, list(doubts))
+        return PlannedSweep(reconcile_with_stored(folder, plan), folder, list(warnings))
     runs = [run_of(folder, job) for job in plan.jobs]
     for run in runs:
-        _refuse_one_of_anothers_pack(run, name)
+        _check_not_in_another_pack(run, name)
     size, memory_bytes = _pack_size(options, configs)
-    left = [index for index, run in enumerate(runs) if not has_ended(run)]
+    left = [index for index, run in enumerate(runs) if not is_completed(run)]
     packs = _split(configs, left, {index for index in left if runs[index].exists()}, size)
-    notes = [*_note_on_sizes(packs), *_note_on_existing(runs, _split(configs, range(len(runs)), (), size))]
+    notes = [*_size_notes(packs), *_existing_run_notes(runs, _split(configs, range(len(runs)), (), size))]
     numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
-    return Planned(replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes), folder, list(doubts))
+    return PlannedSweep(replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes), folder, list(warnings))
 
 
 def _pack_size(options: SweepOptions, configs: Sequence[RunConfig]) -> tuple[int, int | None]:
-    """Return the most runs in a pack, one number for the whole sweep, and the memory in bytes that it rests on.
+    """Return the most runs in a pack, and with sweep.pack=auto the memory in bytes that limits it.
 
-    Of the sizes that `sweep.pack=auto` gives the configs it is the smallest.
+    The whole sweep has one size: with sweep.pack=auto the smallest of the sizes of its configs.
     """
     if options.largest_pack is not None:
         return options.largest_pack, None
     resolved = [resolve(config, options.has_gpu) for config in configs]
-    there = min(options.pack_memory(one.device) for one in resolved)
+    memory_bytes = min(options.pack_memory(machine.device) for machine in resolved)
     sizes = {
         auto_pack_size(
-            one.device,
-            one.precision,
+            machine.device,
+            machine.precision,
             config.model.width,
-            memory.need(config, 4 if one.precision == "fp32" else 2).total,
-            there,
+            memory.need(config, 4 if machine.precision == "fp32" else 2).total,
+            memory_bytes,
         )
-        for config, one in zip(configs, resolved, strict=True)
+        for config, machine in zip(configs, resolved, strict=True)
     }
-    return min(sizes), there
+    return min(sizes), memory_bytes
 
 
 def _split(configs: Sequence[RunConfig], indices: Sequence[int], alone: Collection[int], size: int) -> list[list[int]]:
     """Split jobs, given by their indices, into packs of at most `size` runs; those in `alone` train alone."""
-    groups = alike([configs[index] for index in indices], [index in alone for index in indices])
-    return [[indices[place] for place in pack] for group in groups for pack in split(group, size)]
+    groups = group_by_key([configs[index] for index in indices], [index in alone for index in indices])
+    return [[indices[position] for position in pack] for group in groups for pack in split(group, size)]
 
 
-def _note_on_sizes(packs: Sequence[Sequence[int]]) -> list[str]:
+def _size_notes(packs: Sequence[Sequence[int]]) -> list[str]:
     counts = Counter(len(pack) for pack in packs)
     if len(counts) < 2:
         return []
@@ -147,135 +146,140 @@ def _note_on_sizes(packs: Sequence[Sequence[int]]) -> list[str]:
     return [f"packs of several sizes ({sizes} runs): the size of its pack changes the rounding of a run"]
 
 
-def _note_on_existing(runs: Sequence[RunFolder], packs: Sequence[Sequence[int]]) -> list[str]:
-    """Report the runs that exist and were trained in other packs than the plan of all runs would train them in.
+def _existing_run_notes(runs: Sequence[RunFolder], packs: Sequence[Sequence[int]]) -> list[str]:
+    """Report existing runs that were trained in other packs than a plan of all runs gives them.
 
     Args:
         runs: All runs of the sweep.
-        packs: The packs, as indices, that they would make if none of them existed.
+        packs: Packs of all runs, as indices, as if none existed.
 
     Raises:
-        StoreError: The record of one cannot be read.
+        StoreError: The record of a run cannot be read.
     """
     kinds = Counter[str]()
     all_alone = True
     for pack in packs:
         planned = {runs[index].run_id for index in pack}
         for run in (runs[index] for index in pack if runs[index].exists()):
-            trained = set(run.trained_with())
+            trained = set(run.last_pack())
             if trained == planned:
                 continue
             all_alone = all_alone and len(trained) == 1
             same = len(trained) == len(planned)
-            kinds[f"{_how(len(trained))} {'with other runs' if same else f'instead of {_how(len(planned))}'}"] += 1
+            kinds[
+                f"{_size_text(len(trained))} {'with other runs' if same else f'instead of {_size_text(len(planned))}'}"
+            ] += 1
     if not kinds:
         return []
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    off = "sweep.pack=off trains all alone, " if all_alone else ""
     return [
-        f"{kinds.total()} of {len(runs)} runs exist already and were trained differently "
-        f"({', '.join(f'{count} {kind}' for kind, count in kinds.items())}): they are used as they are, with other "
-        f"rounding than here; {'sweep.pack=off trains all alone, ' if all_alone else ''}"
-        "another results_dir trains all of them anew"
+        f"{kinds.total()} of {len(runs)} runs exist already and were trained differently ({counts}): they are not "
+        f"trained again, and have other rounding; {off}another results_dir trains all of them again"
     ]
 
 
-def _how(runs: int) -> str:
+def _size_text(runs: int) -> str:
     return "alone" if runs == 1 else f"in a pack of {runs}"
 
 
-def plan_there(folder: Path, made: Plan) -> Plan:
-    """Return the packs that a sweep was begun with, of the jobs that this command makes.
+def reconcile_with_stored(folder: Path, plan: Plan) -> Plan:
+    """Return a plan with the packs of the stored plan of the same jobs.
 
-    A plan is data, as a run's folder is: the runs' configs, and with them the plugins that are executed, are those that
-    the command names, and only how they are packed is read.
+    A stored plan is data: the configs, and with them the plugins that are executed, come from the command's overrides.
 
-    A run that had ended when the plan was made is in no pack; where it is gone since, it gets one of its own. So does
-    one that is gone from a pack of which others have ended: they are not taken back to the start for it.
+    A run without a pack was completed when the plan was made; if it was deleted since, it gets a pack of its own. So
+    does a deleted run of a pack in which others are completed, because those are not trained again for it.
 
     Raises:
-        ConfigError: It is a plan of other jobs, or other packs.
-        StoreError: It cannot be read.
+        ConfigError: The stored plan has other jobs or another `sweep.pack`.
+        StoreError: The stored plan cannot be read.
     """
-    plan = read_plan(folder)
-    _refuse_another(plan, made)
-    ours = {job.run_id: job for job in made.jobs}
-    plan = replace(plan, jobs=[ours[job.run_id] for job in plan.jobs])
-    runs = [run_of(folder, job) for job in plan.jobs]
-    packed = {index for pack in plan.packs for index in pack.jobs}
-    lost = {index for index, run in enumerate(runs) if index not in packed and not has_ended(run)}
-    for pack in plan.packs:
-        gone = {index for index in pack.jobs if not runs[index].exists()}
-        if gone and any(has_ended(runs[index]) for index in pack.jobs):
-            lost |= gone
-    if not lost:
-        return plan
-    packs = [replace(pack, jobs=[index for index in pack.jobs if index not in lost]) for pack in plan.packs]
-    after = max((pack.number for pack in plan.packs), default=0) + 1
-    packs += [Pack(number, [index]) for number, index in enumerate(sorted(lost), after)]
-    note = f"{len(lost)} of {len(runs)} runs are gone since the sweep started: each is trained again, alone"
-    return replace(plan, packs=packs, notes=[*plan.notes, note])
+    stored = read_plan(folder)
+    _check_same_sweep(stored, plan)
+    jobs = {job.run_id: job for job in plan.jobs}
+    stored = replace(stored, jobs=[jobs[job.run_id] for job in stored.jobs])
+    runs = [run_of(folder, job) for job in stored.jobs]
+    packed = {index for pack in stored.packs for index in pack.jobs}
+    deleted = {index for index, run in enumerate(runs) if index not in packed and not is_completed(run)}
+    for pack in stored.packs:
+        missing = {index for index in pack.jobs if not runs[index].exists()}
+        if missing and any(is_completed(runs[index]) for index in pack.jobs):
+            deleted |= missing
+    if not deleted:
+        return stored
+    packs = [replace(pack, jobs=[index for index in pack.jobs if index not in deleted]) for pack in stored.packs]
+    first_number = max((pack.number for pack in stored.packs), default=0) + 1
+    packs += [Pack(number, [index]) for number, index in enumerate(sorted(deleted), first_number)]
+    note = f"{len(deleted)} of {len(runs)} runs were deleted since the sweep started: each is trained again, alone"
+    return replace(stored, packs=packs, notes=[*stored.notes, note])
 
 
-def has_ended(run: RunFolder) -> bool:
-    """Whether nothing is left to train of a run: it finished, or diverged.
+def is_completed(run: RunFolder) -> bool:
+    """Whether a run has finished or diverged.
 
     Raises:
         StoreError: Its status cannot be read.
     """
-    return run.exists() and run.status()["state"] in ENDED
+    return run.exists() and run.status()["state"] in COMPLETED_STATES
 
 
-def is_done(folder: Path, jobs: Sequence[Job]) -> bool:
-    """Whether nothing is left to train of a pack's runs, as far as their records can be read."""
+def all_completed(folder: Path, jobs: Sequence[Job]) -> bool:
+    """Whether all runs of a pack have finished or diverged; False where a record is damaged."""
     try:
-        return all(has_ended(run_of(folder, job)) for job in jobs)
+        return all(is_completed(run_of(folder, job)) for job in jobs)
     except StoreError:
-        return False  # a damaged record is named by the process that is to go on with it
+        return False  # the process that resumes the run reports the damage
 
 
 def tokens_of(job: Job) -> int:
-    """The tokens that a run trains on, whole."""
+    """Return the number of tokens that a run trains on."""
     train = job.config["train"]
     return train["steps"] * train["batch_size"] * job.config["model"]["context"]
 
 
-def _refuse_what_no_sweep_has(configs: Sequence[RunConfig]) -> None:
+def _check_configs(configs: Sequence[RunConfig]) -> None:
     if not configs:
-        raise ConfigError("a sweep over no value at all has no runs; give each word at least one value")
+        raise ConfigError("the sweep has no runs: an override has no value; give each override at least one value")
     if any(config.run.fresh for config in configs):
-        raise ConfigError("run.fresh=true: a sweep uses the runs that have finished; leave it out, or change the seed")
-    if len(places := {config.results_dir for config in configs}) > 1:
-        raise ConfigError(f"results_dir={','.join(sorted(places))}: a sweep has one place for its runs; give one")
+        raise ConfigError(
+            "run.fresh=true: a sweep does not train completed runs again; leave it out, or change the seed"
+        )
+    if len(folders := {config.results_dir for config in configs}) > 1:
+        raise ConfigError(f"results_dir={','.join(sorted(folders))}: a sweep has one results folder; give one")
 
 
-def _made_name(options: SweepOptions, jobs: Sequence[Job]) -> str:
-    """What is swept, and a hash of what it makes: the same words find the same sweep."""
-    keys = dict.fromkeys(word.partition("=")[0].lstrip("+").rpartition(".")[2] for job in jobs for word in job.words)
-    what = json.dumps([sorted(job.run_id for job in jobs), options.pack])
-    told = ".".join(keys)[:_LONGEST_KEYS].rstrip(".") or "sweep"
-    return f"{told}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+def _default_name(options: SweepOptions, jobs: Sequence[Job]) -> str:
+    """Return the varied options and a hash of the runs: the same overrides find the same sweep."""
+    keys = dict.fromkeys(
+        override.partition("=")[0].lstrip("+").rpartition(".")[2] for job in jobs for override in job.overrides
+    )
+    content = json.dumps([sorted(job.run_id for job in jobs), options.pack])
+    prefix = ".".join(keys)[:_LONGEST_KEYS].rstrip(".") or "sweep"
+    return f"{prefix}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
-def _refuse_one_of_anothers_pack(run: RunFolder, name: str) -> None:
-    if not run.exists() or has_ended(run):
+def _check_not_in_another_pack(run: RunFolder, name: str) -> None:
+    if not run.exists() or is_completed(run):
         return
     record = run.run()
-    together = len(pack_members(record))
-    if together > 1 and record["pack"].get("sweep") != name:
+    size = len(pack_run_ids(record))
+    if size > 1 and record["pack"].get("sweep") != name:
         raise ConfigError(
-            f"run {run.run_id}: is one of {together} that train together in sweep {record['pack'].get('sweep')}, and "
-            "has not ended; see that sweep to its end first, which makes the run one that is used, or leave it out"
+            f"run {run.run_id}: trains in a pack of {size} runs of sweep {record['pack'].get('sweep')}, and is not "
+            "completed; complete that sweep first, or leave the run out"
         )
 
 
-def _refuse_another(there: Plan, made: Plan) -> None:
-    runs, ours = ({job.run_id for job in plan.jobs} for plan in (there, made))
-    if runs != ours:
+def _check_same_sweep(stored: Plan, plan: Plan) -> None:
+    stored_runs, runs = ({job.run_id for job in each.jobs} for each in (stored, plan))
+    if stored_runs != runs:
         raise ConfigError(
-            f"sweep.name={there.name}: is the name of a sweep of {len(runs)} runs, and these words make {len(ours)}, "
-            f"of which it has {len(runs & ours)}; choose another name, or leave it out"
+            f"sweep.name={stored.name}: is the name of a sweep of {len(stored_runs)} runs; these overrides make "
+            f"{len(runs)}, and it has {len(stored_runs & runs)} of them; choose another name, or leave it out"
         )
-    if there.pack != made.pack:
+    if stored.pack != plan.pack:
         raise ConfigError(
-            f"sweep.pack={made.pack}: sweep {there.name} was begun with sweep.pack={there.pack}, and packing anew "
-            f"would change its numbers; say sweep.pack={there.pack}, or choose another sweep.name"
+            f"sweep.pack={plan.pack}: sweep {stored.name} started with sweep.pack={stored.pack}, and other packs "
+            f"would change its numbers; use sweep.pack={stored.pack}, or choose another sweep.name"
         )

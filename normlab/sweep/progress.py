@@ -1,4 +1,4 @@
-"""What is shown while a sweep runs: one live table on a terminal, a line for each event elsewhere. On stderr."""
+"""Progress display of a sweep, on stderr: one live table on a terminal, a line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -6,28 +6,80 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
-from normlab.store.plans import FAILURES, FINISHED, End, Pack, Plan
-from normlab.sweep.standing import Standing, standing
-from normlab.tracking.console import Unbreakable, clock
+from normlab.store.plans import FAILURES, FINISHED, Job, Pack, PackOutcome, Plan
+from normlab.sweep.standing import PackProgress, pack_progress
+from normlab.tracking.console import SafeStream, format_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
 REFRESH_S = 0.5
-"""Least time between two drawings of the table."""
+"""Shortest time between two drawings of the table."""
 PLAIN_EVERY_S = 60.0
-"""Time between two lines that say how far it is, where there is no terminal."""
+"""Time between two progress lines without a terminal."""
 MOST_LINES = 30
-"""With more packs than this only those are shown that run, failed, diverged, regressed or are stuck."""
+"""With more packs, only those are shown that run, failed, diverged, regressed or are stuck."""
 WAITING, RUNNING, STOPPED = "waiting", "running", "stopped"
 
 
-class Progress:
-    """Shows a sweep on stderr, from the folders of its runs.
+@dataclass(slots=True)
+class _PackState:
+    """What is shown of one pack."""
+
+    pack: Pack
+    jobs: list[Job]
+    state: str
+    """waiting, running, stopped, finished, or one of `FAILURES`."""
+    progress: PackProgress
+    started: float = 0.0
+    """When the pack started, in seconds of `time.monotonic`."""
+    fraction_at_start: float | None = None
+
+    @property
+    def gained(self) -> float:
+        """Fraction of the work done since the pack started."""
+        return 0.0 if self.fraction_at_start is None else self.progress.fraction - self.fraction_at_start
+
+    @property
+    def unusual(self) -> dict[str, int]:
+        """Number of runs by outcome, without finished ones."""
+        return {outcome: count for outcome, count in self.progress.outcomes.items() if outcome != FINISHED}
+
+    @property
+    def label(self) -> str:
+        more = f" and {len(self.jobs) - 1} more" if len(self.jobs) > 1 else ""
+        return (" ".join(self.jobs[0].overrides) or self.jobs[0].run_id) + more
+
+    @property
+    def status(self) -> str:
+        """State, step and validation loss as text."""
+        parts = [FAILURES.get(self.state, self.state)]
+        if len(self.jobs) == 1:
+            parts = list(self.unusual) or parts
+        else:
+            parts += [f"{count} of {len(self.jobs)} {outcome}" for outcome, count in self.unusual.items()]
+        if self.state not in (WAITING, FINISHED):
+            parts.append(f"step {self.progress.step:.0f}/{self.progress.steps}")
+        if self.state == FINISHED and self.progress.loss is not None:
+            parts.append(f"val {self.progress.loss:.4f}")
+        return "  ".join(parts)
+
+    @property
+    def time_left(self) -> str:
+        """Estimated time left of a running pack; empty where unknown."""
+        if self.state != RUNNING or self.gained <= 0:
+            return ""
+        elapsed = time.monotonic() - self.started
+        return format_duration((1 - self.progress.fraction) * elapsed / self.gained)
+
+
+class ProgressDisplay:
+    """Shows the progress of a sweep from the folders of its runs; implements `supervisor.Monitor`.
 
     Args:
         folder: The sweep's.
@@ -36,74 +88,64 @@ class Progress:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._plan: Plan | None = None
-        self._packs: list[Pack] = []
-        self._before = 0
-        self._state: dict[int, str] = {}
-        self._seen: dict[int, Standing] = {}
-        self._share_at_start: dict[int, float] = {}
-        self._started: dict[int, float] = {}
-        self._begun = self._drawn = time.monotonic()
+        self._packs: dict[int, _PackState] = {}
+        self._completed_before = 0
+        self._started = self._drawn_at = time.monotonic()
         self._live: Live | None = None
-        self._stream = Unbreakable(sys.stderr)
+        self._stream = SafeStream(sys.stderr)
 
-    # What the supervisor tells.
-
-    def begin(self, plan: Plan, waiting: Sequence[Pack], done: int, failed: Sequence[End]) -> None:
-        """Take down what there is to do, and put up the table where there is a terminal."""
-        self._plan, self._before = plan, done
-        failures = {end.pack: end.cause for end in failed}
-        self._packs = [pack for pack in plan.packs if pack in waiting or pack.number in failures]
-        for pack in self._packs:
-            self._state[pack.number] = failures.get(pack.number, WAITING)
-            self._look_at(pack)
-        if waiting and self._stream.is_terminal():
+    def start(self, plan: Plan, packs: Sequence[Pack], completed: int, failed: Sequence[PackOutcome]) -> None:
+        """Show the packs to train; on a terminal, start the table."""
+        self._plan, self._completed_before = plan, completed
+        causes = {outcome.pack: outcome.cause for outcome in failed}
+        for pack in plan.packs:
+            if pack in packs or pack.number in causes:
+                self._add(pack, causes.get(pack.number, WAITING))
+        if packs and self._stream.is_terminal():
             from rich.console import Console
             from rich.live import Live
 
             self._live = Live(self._table(), console=Console(file=cast("TextIO", self._stream)), auto_refresh=False)
             self._live.start()
-        elif waiting:
-            self.say(self._counts())
+        elif packs:
+            self.print(self._summary())
 
-    def started(self, pack: Pack) -> None:
-        """Note that a pack runs."""
-        number = pack.number
-        self._state[number] = RUNNING
-        self._started[number] = time.monotonic()
-        self._look_at(pack)
-        self._share_at_start[number] = self._seen[number].share
+    def pack_started(self, pack: Pack) -> None:
+        """Mark a pack as running."""
+        shown = self._packs[pack.number]
+        self._update(shown)
+        shown.state, shown.started, shown.fraction_at_start = RUNNING, time.monotonic(), shown.progress.fraction
 
-    def ended(self, pack: Pack, end: End, halves: Sequence[Pack]) -> None:
-        """Note how a pack ended; without a terminal, in a line."""
-        self._state[pack.number] = end.cause if end.cause in (FINISHED, *FAILURES) else STOPPED
-        self._look_at(pack)
+    def pack_ended(self, pack: Pack, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
+        """Show the outcome of a pack; without a terminal, print a line."""
+        shown = self._packs[pack.number]
+        shown.state = outcome.cause if outcome.cause in (FINISHED, *FAILURES) else STOPPED
+        self._update(shown)
         if halves:
-            self._packs = [one for one in self._packs if one != pack] + list(halves)
+            del self._packs[pack.number]
             for half in halves:
-                self._state[half.number] = WAITING
-                self._look_at(half)
+                self._add(half, WAITING)
         if self._live is None or halves:
-            how = self._told(pack) + (f": {end.detail}" if end.detail else "")
-            into = f"; goes on as packs {' and '.join(str(half.number) for half in halves)}" if halves else ""
-            self.say(f"pack {pack.number} {self._label(pack)}: {how}{into}")
+            detail = f": {outcome.detail}" if outcome.detail else ""
+            split = f"; split into packs {' and '.join(str(half.number) for half in halves)}" if halves else ""
+            self.print(f"pack {pack.number} {shown.label}: {shown.status}{detail}{split}")
 
-    def look(self) -> None:
-        """Draw the table, or say in a line how far it is, where it is time to."""
+    def refresh(self) -> None:
+        """Draw the table, or print a progress line, if it is time to."""
         now = time.monotonic()
-        if now - self._drawn < (PLAIN_EVERY_S if self._live is None else REFRESH_S):
+        if now - self._drawn_at < (PLAIN_EVERY_S if self._live is None else REFRESH_S):
             return
-        self._drawn = now
-        for pack in self._packs:
-            if self._state[pack.number] == RUNNING:
-                self._look_at(pack)
+        self._drawn_at = now
+        running = [shown for shown in self._packs.values() if shown.state == RUNNING]
+        for shown in running:
+            self._update(shown)
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
         else:
-            running = [pack for pack in self._packs if self._state[pack.number] == RUNNING]
-            self.say("; ".join([self._counts(), *(f"{self._label(pack)} {self._told(pack)}" for pack in running)]))
+            self.print("; ".join([self._summary(), *(f"{shown.label} {shown.status}" for shown in running)]))
 
-    def say(self, line: str) -> None:
-        """A line of its own; above the table, where there is one."""
+    def print(self, line: str) -> None:
+        """Print a line; above the table, if there is one."""
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
         else:
@@ -111,89 +153,54 @@ class Progress:
             self._stream.flush()
 
     def finish(self) -> None:
-        """Draw the last state and take the table down."""
+        """Draw the last state and stop the table."""
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
             self._live.stop()
             self._live = None
 
-    # What is shown.
-
-    def _look_at(self, pack: Pack) -> None:
+    def _add(self, pack: Pack, state: str) -> None:
         assert self._plan is not None
-        self._seen[pack.number] = standing(self._folder, [self._plan.jobs[index] for index in pack.jobs])
+        jobs = self._plan.jobs_of(pack)
+        self._packs[pack.number] = _PackState(pack, jobs, state, pack_progress(self._folder, jobs))
+
+    def _update(self, shown: _PackState) -> None:
+        shown.progress = pack_progress(self._folder, shown.jobs)
 
     def _table(self) -> RenderableType:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, padding=(0, 2, 0, 0), caption=Text(self._counts()), caption_justify="left")
-        for heading in ("pack", "runs", "", "how far", "left"):
+        table = Table(box=None, padding=(0, 2, 0, 0), caption=Text(self._summary()), caption_justify="left")
+        for heading in ("pack", "runs", "", "progress", "left"):
             table.add_column(heading, no_wrap=heading != "runs")
-        for pack in self._packs:
-            seen, state = self._seen[pack.number], self._state[pack.number]
-            if len(self._packs) > MOST_LINES and state in (WAITING, FINISHED, STOPPED) and not _remarkable(seen):
+        for number, shown in self._packs.items():
+            is_quiet = shown.state in (WAITING, FINISHED, STOPPED) and not shown.unusual
+            if len(self._packs) > MOST_LINES and is_quiet:
                 continue
-            bar = ProgressBar(total=1.0, completed=seen.share, width=20)
-            left = self._left_of(pack) if state == RUNNING else ""
-            table.add_row(str(pack.number), Text(self._label(pack)), bar, Text(self._told(pack)), left)
+            bar = ProgressBar(total=1.0, completed=shown.progress.fraction, width=20)
+            table.add_row(str(number), Text(shown.label), bar, Text(shown.status), shown.time_left)
         return table
 
-    def _label(self, pack: Pack) -> str:
-        assert self._plan is not None
-        first = self._plan.jobs[pack.jobs[0]]
-        more = f" and {len(pack.jobs) - 1} more" if len(pack.jobs) > 1 else ""
-        return (" ".join(first.words) or first.run_id) + more
+    def _summary(self) -> str:
+        """Return the number of packs by state, of unusual outcomes, and the time left."""
+        packs = self._packs.values()
+        states = Counter("failed" if shown.state in FAILURES else shown.state for shown in packs)
+        states["completed"] = states.pop(FINISHED, 0) + self._completed_before
+        order = ("completed", RUNNING, "failed", STOPPED, WAITING)
+        parts = [f"{states[state]} {state}" for state in order if states[state]]
+        outcomes = sum((Counter(shown.unusual) for shown in packs), Counter[str]())
+        parts += [f"{count} {'run' if count == 1 else 'runs'} {outcome}" for outcome, count in outcomes.items()]
+        number = self._completed_before + len(self._packs)
+        return f"{number} {'pack' if number == 1 else 'packs'}: " + ", ".join(parts) + self._time_left()
 
-    def _told(self, pack: Pack) -> str:
-        """How a pack stands, in a few words."""
-        seen, state = self._seen[pack.number], self._state[pack.number]
-        parts = [FAILURES.get(state, state)]
-        if len(pack.jobs) == 1:
-            parts = list(_remarkable(seen)) or parts
-        else:
-            parts += [f"{count} of {len(pack.jobs)} {outcome}" for outcome, count in _remarkable(seen).items()]
-        if state not in (WAITING, FINISHED):
-            parts.append(f"step {seen.step:.0f}/{seen.steps}")
-        if state == FINISHED and seen.loss is not None:
-            parts.append(f"val {seen.loss:.4f}")
-        return "  ".join(parts)
-
-    def _counts(self) -> str:
-        states = [self._state[pack.number] for pack in self._packs]
-        counts = {
-            "done": self._before + states.count(FINISHED),
-            "running": states.count(RUNNING),
-            "failed": sum(state in FAILURES for state in states),
-            "stopped": states.count(STOPPED),
-            "waiting": states.count(WAITING),
-        }
-        outcomes = sum((Counter(_remarkable(self._seen[pack.number])) for pack in self._packs), Counter[str]())
-        told = [f"{count} {name}" for name, count in counts.items() if count]
-        told += [f"{count} {'run' if count == 1 else 'runs'} {outcome}" for outcome, count in outcomes.items()]
-        packs = self._before + len(self._packs)
-        return f"{packs} {'pack' if packs == 1 else 'packs'}: " + ", ".join(told) + self._left()
-
-    def _left_of(self, pack: Pack) -> str:
-        gained = self._seen[pack.number].share - self._share_at_start[pack.number]
-        if gained <= 0:
-            return ""
-        elapsed = time.monotonic() - self._started[pack.number]
-        return clock((1 - self._seen[pack.number].share) * elapsed / gained)
-
-    def _left(self) -> str:
-        """The time that all of it takes still, at the pace since the beginning."""
-        gained = left = 0.0
-        for pack in self._packs:
-            seen, state = self._seen[pack.number], self._state[pack.number]
-            gained += (seen.share - self._share_at_start.get(pack.number, seen.share)) * seen.work
-            left += (1 - seen.share) * seen.work if state in (WAITING, RUNNING) else 0.0
+    def _time_left(self) -> str:
+        """Return the estimated time left of all packs, at the pace since the start; empty where unknown."""
+        packs = self._packs.values()
+        gained = sum(shown.gained * shown.progress.cost for shown in packs)
+        unfinished = [shown.progress for shown in packs if shown.state in (WAITING, RUNNING)]
+        left = sum((1 - progress.fraction) * progress.cost for progress in unfinished)
         if not gained or not left:
             return ""
-        return f"; left {clock(left * (time.monotonic() - self._begun) / gained)}"
-
-
-def _remarkable(seen: Standing) -> dict[str, int]:
-    """How many runs of a pack have an outcome other than finished, by outcome."""
-    return {outcome: count for outcome, count in seen.outcomes.items() if outcome != FINISHED}
+        return f"; left {format_duration(left * (time.monotonic() - self._started) / gained)}"

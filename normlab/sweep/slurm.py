@@ -1,7 +1,7 @@
-"""Packs in Slurm: an array job with a task for each, handed over by submitit.
+"""Run the packs of a sweep in Slurm: array jobs with a task per pack, submitted by submitit.
 
-The tasks need nobody who watches them: whoever asks later finds in `slurm/queue.json` what was handed over, and from
-each task what it came to. So the supervisor that is stopped leaves them, and the next one takes up where it was.
+No process needs to watch the tasks: `slurm/queue.json` lists what was submitted, and each task writes its outcome. A
+supervisor that is stopped leaves the tasks alone, and the next one continues to watch them.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import ConfigError, one_line
-from normlab.store.files import refusal
-from normlab.store.plans import FINISHED, INTERRUPTED, KILLED, LOST, MEMORY, End, Pack, Plan
-from normlab.store.queue import Handed, forget_end, handed_to, read_end, read_queue, write_queue
+from normlab.store.files import io_error
+from normlab.store.plans import FINISHED, INTERRUPTED, KILLED, LOST, MEMORY, Pack, PackOutcome, Plan
+from normlab.store.queue import SubmittedPack, delete_outcome, read_outcome, read_queue, slurm_folder, write_queue
 from normlab.sweep.options import SweepOptions
-from normlab.sweep.plan import is_done
+from normlab.sweep.plan import all_completed
 from normlab.sweep.squeue import GONE_FOR_S, Squeue
 from normlab.sweep.task import NOTICE_S, Task
 
-LOOK_EVERY_S = 2.0
-"""Seconds between two looks at what the tasks have written: each is a few requests to a shared disk for every pack."""
+POLL_EVERY_S = 2.0
+"""Seconds between two checks of the tasks' files; each check is a few requests to a shared disk per pack."""
 MOST_IN_AN_ARRAY = 1000
-"""Tasks of one array job: what Slurm allows unless it was told otherwise."""
+"""Tasks of one array job: Slurm's default limit."""
 MOST_REQUEUES = 1000
-"""How often a pack may reach its time limit: each time it has come further."""
+"""How often a pack may reach its time limit."""
 _STOPPED = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED", "INTERRUPTED")
 """Slurm's states (the last is submitit's own) of a task that was stopped from outside, and can be resumed."""
 
 
-class Slurm:
-    """Hands the packs of a sweep to Slurm, and hears from them.
+class SlurmExecutor:
+    """Submits the packs of a sweep to Slurm, and reads their outcomes; implements `supervisor.Executor`.
 
     Args:
         folder: The sweep's.
-        options: What is asked for each, how many at once, and how long they may be silent.
+        options: Resources of a task, the number of tasks at once, and their timeout.
 
     Raises:
-        ConfigError: submitit or Slurm is not there.
+        ConfigError: submitit or Slurm is not installed.
     """
 
     def __init__(self, folder: Path, options: SweepOptions) -> None:
@@ -51,176 +51,174 @@ class Slurm:
                 "sweep.on=slurm: needs submitit, which is not installed; pip install submitit, or use sweep.on=local"
             ) from None
         self._folder, self._options = folder, options
-        self._place = handed_to(folder).absolute()
-        self._kinds: dict[str, Any] = {"slurm": submitit.SlurmJob, "local": submitit.LocalJob}
-        self._queue: dict[int, Handed] = {}
+        self._slurm_folder = slurm_folder(folder).absolute()
+        self._job_types: dict[str, Any] = {"slurm": submitit.SlurmJob, "local": submitit.LocalJob}
+        self._queue: dict[int, SubmittedPack] = {}
         self._jobs: dict[int, Any] = {}
-        self._not_begun: set[int] = set()
+        self._not_started: set[int] = set()
         self._squeue = Squeue()
-        self._looked = -LOOK_EVERY_S
-        self._watched = True
+        self._polled = -POLL_EVERY_S
+        self._is_watching = True
         if options.on == "slurm":
-            _require(options.slurm.cluster)
+            _require_slurm(options.slurm.cluster)
 
-    def take_up(self) -> None:
-        """Watch what was handed over before; whoever calls holds the sweep's lock.
+    def load_queue(self) -> None:
+        """Watch the packs that were submitted before; the caller holds the sweep's lock.
 
         Raises:
-            ConfigError: It was handed to Slurm, which is not there.
-            StoreError: The note of it cannot be read.
+            ConfigError: They were submitted to Slurm, which is not installed here.
+            StoreError: The queue cannot be read.
         """
         self._queue = read_queue(self._folder)
-        for number, handed in self._queue.items():
-            _require(handed.cluster)
-            self._jobs[number] = self._kinds[handed.cluster](self._place, handed.job)
-        self._not_begun = set(self._queue)
+        for number, submitted in self._queue.items():
+            _require_slurm(submitted.cluster)
+            self._jobs[number] = self._job_types[submitted.cluster](self._slurm_folder, submitted.job)
+        self._not_started = set(self._queue)
 
     @property
-    def under_way(self) -> set[int]:
-        """The numbers of the packs that it has, queued or running; none once nobody watches them any more."""
-        return set(self._queue) if self._watched else set()
+    def active(self) -> set[int]:
+        """The numbers of the packs that are queued or running; empty once `stop` was called."""
+        return set(self._queue) if self._is_watching else set()
 
     @property
-    def cancel(self) -> str:
-        """The command that ends all that it has."""
-        jobs = {handed.job.partition("_")[0]: handed.cluster for handed in self._queue.values()}
+    def cancel_command(self) -> str:
+        """The command that ends all tasks."""
+        jobs = {submitted.job.partition("_")[0]: submitted.cluster for submitted in self._queue.values()}
         return " ".join(["scancel" if "slurm" in jobs.values() else "kill", *sorted(jobs)])
 
-    def start(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
-        """Hand over all that waits, as one array job.
+    def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
+        """Submit all waiting packs.
 
         Raises:
-            ConfigError: Slurm does not take it.
+            ConfigError: Slurm rejects the job.
         """
         for first in range(0, len(waiting), MOST_IN_AN_ARRAY):
-            self._hand_over(plan, waiting[first : first + MOST_IN_AN_ARRAY])
+            self._submit_array(plan, waiting[first : first + MOST_IN_AN_ARRAY])
         return []
 
-    def begun(self) -> list[int]:
-        """Those whose tasks have begun since it was last asked: each begins with a line in a log of its own."""
-        begun = [number for number in self._not_begun if self._jobs[number].paths.stdout.exists()]
-        self._not_begun -= set(begun)
-        return sorted(begun)
+    def started(self) -> list[int]:
+        """Return the packs whose tasks have started since the last call: each task first writes to its log."""
+        numbers = [number for number in self._not_started if self._jobs[number].paths.stdout.exists()]
+        self._not_started -= set(numbers)
+        return sorted(numbers)
 
-    def ended(self, plan: Plan, *, patience_s: float | None = None) -> Iterator[End]:
-        """Yield the end of each pack whose task is over.
+    def outcomes(self, plan: Plan, *, gone_for_s: float | None = None) -> Iterator[PackOutcome]:
+        """Yield the outcome of each pack whose task is over.
 
-        A task is over when it has left its result, or has been out of Slurm's queue for `patience_s` seconds
-        (`GONE_FOR_S` unless given).
+        A task is over when it has left its result, or has been out of Slurm's queue for `gone_for_s` seconds
+        (default `GONE_FOR_S`).
         """
-        if time.monotonic() - self._looked < LOOK_EVERY_S:
+        if time.monotonic() - self._polled < POLL_EVERY_S:
             return
-        self._looked = time.monotonic()
+        self._polled = time.monotonic()
         packs = {pack.number: pack for pack in plan.packs}
-        for number, state in self._over(GONE_FOR_S if patience_s is None else patience_s).items():
-            if number in packs:  # else it was halved already
-                done = is_done(self._folder, plan.members(packs[number]))
-                yield read_end(self._folder, number) or _end_of_task(number, state, all_ended=done)
+        for number, state in self._tasks_over(GONE_FOR_S if gone_for_s is None else gone_for_s).items():
+            if number in packs:  # otherwise the pack was halved already
+                completed = all_completed(self._folder, plan.jobs_of(packs[number]))
+                yield read_outcome(self._folder, number) or _outcome_of_state(number, state, completed=completed)
             del self._queue[number], self._jobs[number]
-            self._not_begun.discard(number)
+            self._not_started.discard(number)
             write_queue(self._folder, self._queue)
 
     def stop(self, *, again: bool) -> str:
-        """Leave them: a shell on a login node dies easily, and nothing here is needed by what runs there."""
+        """Stop watching and leave the tasks alone: a shell on a login node dies easily."""
         del again
-        self._watched = False
-        packs = "1 pack goes" if len(self._queue) == 1 else f"{len(self._queue)} packs go"
-        return (
-            f"no longer watching: {packs} on in Slurm; the same command watches them again, `{self.cancel}` ends them"
-        )
+        self._is_watching = False
+        packs = "1 pack continues" if len(self._queue) == 1 else f"{len(self._queue)} packs continue"
+        return f"no longer watching: {packs} in Slurm; the same command watches again, `{self.cancel_command}` ends it"
 
     def close(self) -> None:
-        """They go on by themselves."""
+        """Do nothing: the tasks need no supervisor."""
 
-    def _hand_over(self, plan: Plan, packs: Sequence[Pack]) -> None:
+    def _submit_array(self, plan: Plan, packs: Sequence[Pack]) -> None:
         from submitit import AutoExecutor
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-        asked = self._options.slurm
+        options = self._options.slurm
         try:
-            self._place.mkdir(exist_ok=True)
+            self._slurm_folder.mkdir(exist_ok=True)
             for pack in packs:
-                forget_end(self._folder, pack.number)
+                delete_outcome(self._folder, pack.number)
         except OSError as error:
-            raise refusal(self._place, "written", error) from error
-        executor = AutoExecutor(self._place, cluster=asked.cluster, slurm_max_num_timeout=MOST_REQUEUES)
+            raise io_error(self._slurm_folder, "written", error) from error
+        executor = AutoExecutor(self._slurm_folder, cluster=options.cluster, slurm_max_num_timeout=MOST_REQUEUES)
         executor.update_parameters(
             name=plan.name,
-            timeout_min=asked.time_minutes,
-            gpus_per_node=asked.gpus or None,
-            cpus_per_task=asked.cpus,
-            mem_gb=asked.memory_gb,
+            timeout_min=options.time_minutes,
+            gpus_per_node=options.gpus or None,
+            cpus_per_task=options.cpus,
+            mem_gb=options.memory_gb,
             nodes=1,
             tasks_per_node=1,
             stderr_to_stdout=True,
-            slurm_gpus_per_node=f"{asked.gpu_type}:{asked.gpus}" if asked.gpu_type else None,
-            slurm_partition=asked.partition,
-            slurm_account=asked.account,
+            slurm_gpus_per_node=f"{options.gpu_type}:{options.gpus}" if options.gpu_type else None,
+            slurm_partition=options.partition,
+            slurm_account=options.account,
             slurm_signal_delay_s=NOTICE_S,
             slurm_array_parallelism=self._options.jobs or MOST_IN_AN_ARRAY,
-            slurm_additional_parameters=dict(map(_said, asked.extra)) or None,
+            slurm_additional_parameters=dict(map(_sbatch_option, options.extra)) or None,
         )
         folder = str(self._folder.absolute())
         try:
             with executor.batch():
-                tasks = [Task(folder, pack.number, asked.cpus, self._options.timeout_minutes) for pack in packs]
+                tasks = [Task(folder, pack.number, options.cpus, self._options.timeout_minutes) for pack in packs]
                 jobs = [executor.submit(task) for task in tasks]
         except (FailedJobError, FailedSubmissionError) as error:
             raise ConfigError(
-                f"sweep.on=slurm: Slurm did not take the job ({one_line(error)}); mend the words after sweep.slurm."
+                f"sweep.on=slurm: Slurm rejected the job ({one_line(error)}); change the sweep.slurm options"
             ) from error
         for pack, job in zip(packs, jobs, strict=True):
-            self._queue[pack.number] = Handed(asked.cluster, job.job_id)
+            self._queue[pack.number] = SubmittedPack(options.cluster, job.job_id)
             self._jobs[pack.number] = job
-            self._not_begun.add(pack.number)
+            self._not_started.add(pack.number)
         write_queue(self._folder, self._queue)
 
-    def _over(self, patience_s: float) -> dict[int, str]:
+    def _tasks_over(self, gone_for_s: float) -> dict[int, str]:
         """Return the packs whose tasks are over, by number, with the task's final state, "" if unknown."""
         over: dict[int, str] = {}
         in_slurm: dict[str, int] = {}
-        for number, handed in self._queue.items():
+        for number, submitted in self._queue.items():
             job = self._jobs[number]
-            if handed.cluster == "slurm" and not job.paths.result_pickle.exists():
-                in_slurm[handed.job] = number
-            elif handed.cluster == "slurm":
+            if submitted.cluster == "slurm" and not job.paths.result_pickle.exists():
+                in_slurm[submitted.job] = number
+            elif submitted.cluster == "slurm":
                 over[number] = "COMPLETED"
-            elif job.done() if job._process is not None else not _lives(int(job.job_id)):
-                over[number] = str(job.state)  # without a process: another process of ours started it
-        gone = self._squeue.gone(in_slurm, patience_s=patience_s)
+            elif job.done() if job._process is not None else not _is_alive(int(job.job_id)):
+                over[number] = str(job.state)  # without `_process`: an earlier supervisor started it
+        gone = self._squeue.gone(in_slurm, min_seconds=gone_for_s)
         return over | {in_slurm[task]: state for task, state in gone.items()}
 
 
-def _require(cluster: str) -> None:
+def _require_slurm(cluster: str) -> None:
     if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
         raise ConfigError(
-            "sweep.on=slurm: there is no Slurm here (neither sbatch nor srun); start it where jobs are submitted from, "
+            "sweep.on=slurm: Slurm is not installed here (no sbatch or srun); start the sweep on a login node, "
             "or use sweep.on=local"
         )
 
 
-def _said(word: str) -> tuple[str, str | bool]:
-    """An option of sbatch's and its value; of a switch that it is on."""
-    name, equals, value = word.partition("=")
+def _sbatch_option(text: str) -> tuple[str, str | bool]:
+    """Return the name and the value of an sbatch option; the value of a flag is True."""
+    name, equals, value = text.partition("=")
     return name, value if equals else True
 
 
-def _end_of_task(number: int, state: str, *, all_ended: bool) -> End:
-    """Return the end of a task that reported none, by its final state in Slurm."""
-    if all_ended:
+def _outcome_of_state(number: int, state: str, *, completed: bool) -> PackOutcome:
+    """Return the outcome of a task that wrote none, by its final state in Slurm."""
+    if completed:
         cause, detail = FINISHED, ""
     elif not state:
-        cause, detail = LOST, "no longer in squeue, and it reported no end: cancelled or killed"
+        cause, detail = LOST, "no longer in squeue, and it reported no outcome: cancelled or killed"
     elif state == "OUT_OF_MEMORY":
         cause, detail = MEMORY, "Slurm state OUT_OF_MEMORY; raise sweep.slurm.memory_gb"
     elif state in _STOPPED:
         cause, detail = INTERRUPTED, f"Slurm state {state}; the same command resumes it"
     else:
         cause, detail = KILLED, f"Slurm state {state}"
-    return End(number, cause, detail, None, 0.0, time.time())
+    return PackOutcome(number, cause, detail, None, 0.0, time.time())
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

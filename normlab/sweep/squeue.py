@@ -1,7 +1,7 @@
 """Ask Slurm which tasks have left its queue, with or without accounting.
 
-squeue knows every task that is pending or running, and for some minutes how a task ended (`MinJobAge`); sacct knows
-the final state for good, but only where accounting is set up. A command that fails is no evidence.
+squeue knows every pending or running task, and for some minutes how a task ended (`MinJobAge`); sacct knows the final
+state for good, but only where accounting is set up. A command that fails is no evidence.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ import time
 from collections.abc import Collection
 
 ASK_EVERY_S = 15.0
-"""Least time, in seconds, between two calls of squeue: one call asks for all tasks of a sweep."""
+"""Shortest time, in seconds, between two calls of squeue; one call asks for all tasks of a sweep."""
 GONE_FOR_S = 60.0
-"""How long a task must be out of the queue before it counts as over: it may be requeued, or its files may be late."""
+"""Seconds that a task must be out of the queue to count as over: it may be requeued, or its files may be late."""
 ANSWER_WITHIN_S = 20.0
-"""How long one command of Slurm may take, in seconds."""
+"""Longest time that one command of Slurm may take, in seconds."""
 FINAL = frozenset((
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT",
 ))  # fmt: skip
-"""Slurm's states of a task that has ended; in every other state it is queued, running or about to be requeued."""
+"""Slurm's states of a task that is over; in every other state it is queued, running or about to be requeued."""
 
 
 class Squeue:
-    """Keeps track of when each task was last seen in the queue."""
+    """Records since when each task is out of the queue."""
 
     def __init__(self) -> None:
         self._asked = self._answered = -float("inf")
         self._gone: dict[str, tuple[float, str]] = {}
-        """By task: when it was first seen to be out of the queue, and its final state, "" if unknown."""
+        """By task: when it was first out of the queue, and its final state, "" if unknown."""
 
-    def gone(self, tasks: Collection[str], *, patience_s: float) -> dict[str, str]:
-        """Return the tasks that have been out of the queue for `patience_s`, with their final state, "" if unknown.
+    def gone(self, tasks: Collection[str], *, min_seconds: float) -> dict[str, str]:
+        """Return the tasks that have been out of the queue for `min_seconds`, with their final state, "" if unknown.
 
         Args:
-            tasks: By Slurm's names, JOB or ARRAY_INDEX.
-            patience_s: In seconds, between two answers of squeue.
+            tasks: Slurm's names, JOB or ARRAY_INDEX.
+            min_seconds: Between two answers of squeue.
         """
         now = time.monotonic()
         if tasks and now - self._asked >= ASK_EVERY_S:
@@ -48,12 +48,12 @@ class Squeue:
                     if state and state not in FINAL:
                         self._gone.pop(task, None)
                     else:
-                        since, known = self._gone.get(task, (now, ""))
-                        self._gone[task] = since, state or known
+                        since, earlier_state = self._gone.get(task, (now, ""))
+                        self._gone[task] = since, state or earlier_state
         gone = {
             task: state
             for task, (since, state) in self._gone.items()
-            if task in tasks and self._answered - since >= patience_s
+            if task in tasks and self._answered - since >= min_seconds
         }
         if unknown := [task for task, state in gone.items() if not state]:
             gone |= _sacct(unknown)
@@ -61,17 +61,17 @@ class Squeue:
 
 
 def _squeue(tasks: Collection[str]) -> dict[str, str] | None:
-    """Return the states of those tasks that squeue still knows, or None if it does not answer."""
+    """Return the states of the tasks that squeue knows, or None if it does not answer."""
     answer = _run("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", f"--jobs={_jobs(tasks)}")
     if answer is None:
         return None
-    if answer.returncode and "Invalid job id" not in answer.stderr:  # so it says that it knows none of them
+    if answer.returncode and "Invalid job id" not in answer.stderr:  # this error means that it knows none of them
         return None
     return _states(answer.stdout)
 
 
 def _sacct(tasks: Collection[str]) -> dict[str, str]:
-    """Return the final states of those tasks of which accounting has one; none without accounting."""
+    """Return the final states of the tasks that accounting knows; empty without accounting."""
     answer = _run(
         "sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State", f"--jobs={_jobs(tasks)}"
     )

@@ -1,4 +1,4 @@
-"""How far a pack is, read from the records of its runs as anyone may read them."""
+"""The progress of a pack, from the records of its runs."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from normlab.store.schema import number
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The runs of a pack, taken together."""
+class PackProgress:
+    """The progress of the runs of a pack, taken together."""
 
     steps: int
-    """Steps that each of them takes, when it is done."""
+    """Steps of each run."""
     step: float
-    """Steps that they have taken, on the mean; a run that has ended, however it did, has none to take."""
+    """Mean number of steps done; a completed run counts as having done all."""
     outcomes: Mapping[str, int]
-    """How many have ended, by outcome."""
+    """Number of completed runs, by outcome."""
     loss: float | None
-    """The validation loss that was measured last, where the pack is of one run that has not diverged."""
-    work: float
-    """What all of it costs: the tokens of all runs times the weights that each of them goes through."""
+    """Latest validation loss of a pack of one run that has not diverged, in nats/token."""
+    cost: float
+    """Relative cost of the whole pack: tokens times weights, summed over its runs."""
 
     @property
-    def share(self) -> float:
-        """How much of the work is done, from 0 to 1."""
+    def fraction(self) -> float:
+        """Fraction of the work that is done, 0 to 1."""
         return self.step / self.steps
 
 
-def standing(folder: Path, jobs: Sequence[Job]) -> Standing:
-    """How far the runs of a pack are; what cannot be read counts as not begun.
+def pack_progress(folder: Path, jobs: Sequence[Job]) -> PackProgress:
+    """Return the progress of a pack; a run that cannot be read counts as not started.
 
     Args:
         folder: The sweep's.
@@ -44,31 +44,31 @@ def standing(folder: Path, jobs: Sequence[Job]) -> Standing:
     """
     steps = jobs[0].config["train"]["steps"]
     states = [_state(folder, job) for job in jobs]
-    taken = [steps if state in OUTCOMES else step for state, step, _ in states]
-    return Standing(
+    steps_done = [steps if state in OUTCOMES else step for state, step, _ in states]
+    return PackProgress(
         steps=steps,
-        step=sum(taken) / len(taken),
+        step=sum(steps_done) / len(steps_done),
         outcomes=Counter(state for state, _, _ in states if state in OUTCOMES),
         loss=states[0][2] if len(jobs) == 1 else None,
-        work=sum(map(_work, jobs)),
+        cost=sum(map(_cost, jobs)),
     )
 
 
 def _state(folder: Path, job: Job) -> tuple[str, float, float | None]:
-    """The state or outcome of a run, the updates that it has made, and its last validation loss."""
+    """Return a run's outcome or state, its number of updates, and its latest validation loss."""
     run = run_of(folder, job)
     try:
         status = run.status() if run.exists() else {"state": ""}
         row = read_last_row(run.metrics_path) or {}
     except StoreError:
         return "", 0, None
-    # A training row's number counts from 0; the others have the number of updates before them.
+    # The step of a training row counts from 0; that of other rows is the number of updates before them.
     step = (number(row.get("step")) or 0) + (row.get("kind") == "train")
     state = status.get("outcome", status["state"])
     return state, step, final_losses(state, status)[0]
 
 
-def _work(job: Job) -> float:
+def _cost(job: Job) -> float:
     train, model = job.config["train"], job.config["model"]
     tokens = train["steps"] * train["batch_size"] * model["context"]
     return tokens * model["width"] * (model["depth"] * 12 * model["width"] + 512)

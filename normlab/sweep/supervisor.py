@@ -1,8 +1,8 @@
-"""The supervisor of a sweep: what is to be trained goes where it runs, and how it ended is written down.
+"""The supervisor of a sweep: submit the packs to an executor, and record their outcomes.
 
-A pack is a process that can end alone, here (`local.py`) or in Slurm (`slurm.py`). Whatever happens to it ends that
-pack alone and is noted, once, in the sweep's folder. What the same command does again follows from there: packs that
-failed wait for `--retry-failed`, all others that are not done go on.
+Each pack is a process, here (`local.py`) or in Slurm (`slurm.py`), and a failure ends one pack alone. Outcomes are
+recorded in the sweep's folder. When the same command runs again, packs that failed wait for `--retry-failed`, and all
+others that are not completed resume.
 """
 
 from __future__ import annotations
@@ -18,161 +18,158 @@ from types import FrameType
 from typing import Any, Protocol
 
 from normlab.errors import StoreError
-from normlab.store.files import refusal, sweep_temporaries
-from normlab.store.lock import hold
+from normlab.store.files import delete_temporaries, make_folder
+from normlab.store.lock import file_lock
 from normlab.store.plans import (
     FAILURES,
     MEMORY,
-    End,
     Pack,
+    PackOutcome,
     Plan,
-    append_end,
+    append_outcome,
+    archive_outcomes,
     has_plan,
     lock_of,
-    read_ends,
+    read_outcomes,
     read_plan,
-    set_ends_aside,
     write_plan,
 )  # fmt: skip
 from normlab.store.queue import has_queue
-from normlab.sweep.local import Local
+from normlab.sweep.local import LocalExecutor
 from normlab.sweep.options import SweepOptions
-from normlab.sweep.plan import is_done, plan_there
-from normlab.sweep.process import LOOK_EVERY_S
-from normlab.sweep.slurm import Slurm
+from normlab.sweep.plan import all_completed, reconcile_with_stored
+from normlab.sweep.process import POLL_EVERY_S
+from normlab.sweep.slurm import SlurmExecutor
 
 
-class Place(Protocol):
-    """Where packs run."""
+class Executor(Protocol):
+    """Runs packs."""
 
     @property
-    def under_way(self) -> set[int]:
-        """The numbers of the packs that it was given and that have not ended, as far as it was asked."""
+    def active(self) -> set[int]:
+        """The numbers of the submitted packs whose outcome is not known yet."""
         ...
 
-    def start(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
-        """Take over as many packs as there is room for; those that still wait."""
+    def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
+        """Submit as many packs as there is room for, and return the others."""
         ...
 
-    def begun(self) -> Iterable[int]:
-        """The numbers of the packs that have begun to run since it was last asked."""
+    def started(self) -> Iterable[int]:
+        """Return the numbers of the packs that have started since the last call."""
         ...
 
-    def ended(self, plan: Plan) -> Iterable[End]:
-        """The packs that have ended since it was last asked. Asked for the next, it knows the one before is noted."""
+    def outcomes(self, plan: Plan) -> Iterable[PackOutcome]:
+        """Yield new outcomes; the caller has recorded one before it asks for the next."""
         ...
 
     def stop(self, *, again: bool) -> str:
-        """The supervisor was asked to stop, and may be asked again: what is to be known of it, or nothing."""
+        """Stop after a signal, `again` after a second one; return a message for the user, or nothing."""
         ...
 
     def close(self) -> None:
-        """Nobody will ask any more."""
+        """Release everything; nothing else is called afterwards."""
         ...
 
 
-class Watcher(Protocol):
-    """Is told how the sweep goes."""
+class Monitor(Protocol):
+    """Shows the progress of a sweep."""
 
-    def begin(self, plan: Plan, waiting: Sequence[Pack], done: int, failed: Sequence[End]) -> None:
-        """It begins: what is to be trained, how many packs are done already, and which failed before and stay."""
+    def start(self, plan: Plan, packs: Sequence[Pack], completed: int, failed: Sequence[PackOutcome]) -> None:
+        """Start with the packs to train, the number of completed packs, and earlier failures that are not retried."""
         ...
 
-    def started(self, pack: Pack) -> None:
-        """A pack runs."""
+    def pack_started(self, pack: Pack) -> None:
+        """Show that a pack runs."""
         ...
 
-    def ended(self, pack: Pack, end: End, halves: Sequence[Pack]) -> None:
-        """A pack's process ended; the halves go on where it ran out of memory."""
+    def pack_ended(self, pack: Pack, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
+        """Show the outcome of a pack's process; `halves` replace a pack that ran out of memory."""
         ...
 
-    def look(self) -> None:
-        """Some time has passed."""
+    def refresh(self) -> None:
+        """Update the display, if it is time to."""
         ...
 
-    def say(self, line: str) -> None:
-        """Something is to be known."""
+    def print(self, line: str) -> None:
+        """Show a message."""
         ...
 
     def finish(self) -> None:
-        """Nothing runs any more."""
+        """Finish: no pack runs any more."""
         ...
 
 
 @dataclass(slots=True)
-class Outcome:
-    """How a call of `supervise` ended."""
+class SweepResult:
+    """The result of `supervise`."""
 
     plan: Plan
-    """As it is now."""
-    failed: dict[int, End]
-    """The packs that have failed, now or before, and why."""
-    left: int = 0
-    """Packs that are not done and have not failed: something else stopped them."""
+    """The latest plan."""
+    failed: dict[int, PackOutcome]
+    """The outcomes of the packs that have failed, now or earlier, by number."""
+    incomplete: int = 0
+    """Packs that are neither completed nor failed."""
     signal: int | None = None
-    """The signal that stopped it."""
+    """The signal that stopped the sweep."""
 
     @property
     def code(self) -> int:
-        """The command's exit code: 0 where all is done, 1 where something is not, 128 + n after signal n."""
-        return 128 + self.signal if self.signal else int(bool(self.failed or self.left))
+        """The command's exit code: 0 if all packs are completed, 1 if not, 128 + n after signal n."""
+        return 128 + self.signal if self.signal else int(bool(self.failed or self.incomplete))
 
 
 def supervise(
     folder: Path,
     plan: Plan,
     options: SweepOptions,
-    watcher: Watcher,
+    monitor: Monitor,
     *,
     retry_failed: bool = False,
-) -> Outcome:
-    """Train what is left of a sweep, and say how it ended.
+) -> SweepResult:
+    """Train the packs of a sweep that are not completed.
 
     Args:
         folder: The sweep's; it is made.
-        plan: What the words made; the plan that is there already, if there is one, is the one that counts.
-        options: How many at once, and how long they may be silent.
-        watcher: Is told how it goes.
-        retry_failed: Whether packs that failed before are tried again.
+        plan: The plan of the command's overrides; the packs of a stored plan take precedence.
+        options: Where packs run, how many at once, and their timeout.
+        monitor: Shows the progress.
+        retry_failed: Whether to retry packs that failed before.
 
     Raises:
-        ConfigError: The plan that is there is another sweep's; it cannot run where it is to.
-        StoreError: Another process supervises the sweep, or Slurm has some of it; the system refuses its files.
+        ConfigError: The stored plan is another sweep's, or the packs cannot run where they should.
+        StoreError: Another process supervises the sweep, Slurm has some of its packs, or the system refused a file.
     """
-    place: Place = Slurm(folder, options) if options.on == "slurm" else Local(folder, options)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise refusal(folder, "made", error) from error
-    with hold(lock_of(folder), f"sweep {plan.name}", beside="another sweep.name"):
-        sweep_temporaries(folder)
-        # It may have been begun, or halved, since it was looked at.
+    executor: Executor = SlurmExecutor(folder, options) if options.on == "slurm" else LocalExecutor(folder, options)
+    make_folder(folder)
+    with file_lock(lock_of(folder), f"sweep {plan.name}", alternative="another sweep.name"):
+        delete_temporaries(folder)
+        # Another supervisor may have written or halved the plan since the command read it.
         if has_plan(folder):
-            plan = plan_there(folder, plan)
+            plan = reconcile_with_stored(folder, plan)
         else:
-            set_ends_aside(folder)
+            archive_outcomes(folder)
         if not has_plan(folder) or plan != read_plan(folder):
             write_plan(folder, plan)
         if has_queue(folder):
-            _hear_from_slurm(folder, plan, options, place)
-        return _Supervisor(folder, plan, place, watcher).run(retry_failed)
+            _record_slurm_outcomes(folder, plan, options, executor)
+        return _Supervisor(folder, plan, executor, monitor).run(retry_failed)
 
 
-def _hear_from_slurm(folder: Path, plan: Plan, options: SweepOptions, place: Place) -> None:
-    """Note what has ended there while nobody looked; what goes on there does not run here too.
+def _record_slurm_outcomes(folder: Path, plan: Plan, options: SweepOptions, executor: Executor) -> None:
+    """Record the outcomes of Slurm tasks that ended without a supervisor.
 
     Raises:
-        StoreError: Something goes on there, and the sweep is to go on here.
+        StoreError: Some tasks are still active, and the sweep is to run here.
     """
-    slurm = place if isinstance(place, Slurm) else Slurm(folder, options)
-    slurm.take_up()
-    # Nobody watches these tasks from here on if the sweep is to run elsewhere: one look decides.
-    for end in slurm.ended(plan, patience_s=None if slurm is place else 0.0):
-        append_end(folder, end)
-    if slurm is not place and slurm.under_way:
+    slurm = executor if isinstance(executor, SlurmExecutor) else SlurmExecutor(folder, options)
+    slurm.load_queue()
+    # A sweep that runs here never asks Slurm again, so this one answer decides.
+    for outcome in slurm.outcomes(plan, gone_for_s=None if slurm is executor else 0.0):
+        append_outcome(folder, outcome)
+    if slurm is not executor and slurm.active:
         raise StoreError(
-            f"sweep {plan.name}: {len(slurm.under_way)} of its packs are in Slurm's hands; sweep.on=slurm watches "
-            f"them, and `{slurm.cancel}` ends them"
+            f"sweep {plan.name}: Slurm has {len(slurm.active)} of its packs; sweep.on=slurm watches them, and "
+            f"`{slurm.cancel_command}` ends them"
         )
 
 
@@ -180,99 +177,94 @@ def _hear_from_slurm(folder: Path, plan: Plan, options: SweepOptions, place: Pla
 class _Supervisor:
     folder: Path
     plan: Plan
-    place: Place
-    watcher: Watcher
+    executor: Executor
+    monitor: Monitor
     waiting: list[Pack] = field(default_factory=list)
-    failed: dict[int, End] = field(default_factory=dict)
+    failed: dict[int, PackOutcome] = field(default_factory=dict)
     signals: list[int] = field(default_factory=list)
 
-    def run(self, retry_failed: bool) -> Outcome:
-        """See every pack through that is to be trained now."""
-        last = {end.pack: end for end in read_ends(self.folder)}
-        self._recover(last)
-        begun = self.place.under_way
-        left = [pack for pack in self.plan.packs if pack.number in begun or not self._is_done(pack)]
-        waits = [pack for pack in left if pack.number not in begun]
+    def run(self, retry_failed: bool) -> SweepResult:
+        latest = {outcome.pack: outcome for outcome in read_outcomes(self.folder)}
+        self._halve_recorded(latest)
+        active = self.executor.active
+        to_train = [pack for pack in self.plan.packs if pack.number in active or not self._is_completed(pack)]
+        completed = len(self.plan.packs) - len(to_train)
         if not retry_failed:
-            self.failed = {pack.number: last[pack.number] for pack in waits if _failed(last.get(pack.number))}
-        self.waiting = [pack for pack in waits if pack.number not in self.failed]
-        to_train = [pack for pack in left if pack.number not in self.failed]
-        self.watcher.begin(self.plan, to_train, len(self.plan.packs) - len(left), list(self.failed.values()))
-        heard = 0
+            self.failed = {
+                pack.number: latest[pack.number]
+                for pack in to_train
+                if pack.number in latest and pack.number not in active and latest[pack.number].cause in FAILURES
+            }
+            to_train = [pack for pack in to_train if pack.number not in self.failed]
+        self.waiting = [pack for pack in to_train if pack.number not in active]
+        self.monitor.start(self.plan, to_train, completed, list(self.failed.values()))
+        signals_handled = 0
         try:
-            with _noting_signals(self.signals):
-                while self.place.under_way or (self.waiting and not self.signals):
+            with _recorded_signals(self.signals):
+                while self.executor.active or (self.waiting and not self.signals):
                     if not self.signals:
-                        self.waiting = self.place.start(self.plan, self.waiting)
-                    elif len(self.signals) > heard:
-                        heard = len(self.signals)
-                        if told := self.place.stop(again=heard > 1):
-                            self.watcher.say(told)
-                    for number in self.place.begun():
-                        self.watcher.started(self.plan.pack_of(number))
-                    for end in self.place.ended(self.plan):
-                        self._take_note(end)
-                    self.watcher.look()
-                    time.sleep(LOOK_EVERY_S)
+                        self.waiting = self.executor.submit(self.plan, self.waiting)
+                    elif len(self.signals) > signals_handled:
+                        signals_handled = len(self.signals)
+                        if message := self.executor.stop(again=signals_handled > 1):
+                            self.monitor.print(message)
+                    for number in self.executor.started():
+                        self.monitor.pack_started(self.plan.pack_of(number))
+                    for outcome in self.executor.outcomes(self.plan):
+                        self._record(outcome)
+                    self.monitor.refresh()
+                    time.sleep(POLL_EVERY_S)
         finally:
-            self.place.close()
-            self.watcher.finish()
-        left = sum(not (pack.number in self.failed or self._is_done(pack)) for pack in self.plan.packs)
-        return Outcome(self.plan, self.failed, left, self.signals[0] if self.signals else None)
+            self.executor.close()
+            self.monitor.finish()
+        incomplete = sum(not (pack.number in self.failed or self._is_completed(pack)) for pack in self.plan.packs)
+        return SweepResult(self.plan, self.failed, incomplete, self.signals[0] if self.signals else None)
 
-    def _recover(self, last: dict[int, End]) -> None:
-        """Halve what ran out of memory just before the supervisor was killed, or while there was none."""
+    def _halve_recorded(self, latest: dict[int, PackOutcome]) -> None:
+        """Halve the packs that ran out of memory while no supervisor lived to halve them."""
         for pack in list(self.plan.packs):
-            end = last.get(pack.number)
-            under_way = pack.number in self.place.under_way
-            if (
-                end is not None
-                and end.cause == MEMORY
-                and len(pack.jobs) > 1
-                and not (under_way or self._is_done(pack))
-            ):
+            outcome = latest.get(pack.number)
+            if outcome is None or outcome.cause != MEMORY or len(pack.jobs) < 2 or pack.number in self.executor.active:
+                continue
+            if not self._is_completed(pack):
                 self._halve(pack)
 
-    def _take_note(self, end: End) -> None:
-        pack = self.plan.pack_of(end.pack)
-        append_end(self.folder, end)
+    def _record(self, outcome: PackOutcome) -> None:
+        pack = self.plan.pack_of(outcome.pack)
+        append_outcome(self.folder, outcome)
         halves: list[Pack] = []
-        if end.cause == MEMORY and len(pack.jobs) > 1:
+        if outcome.cause == MEMORY and len(pack.jobs) > 1:
             halves = self._halve(pack)
             self.waiting[:0] = halves
-        elif end.cause in FAILURES:
-            self.failed[pack.number] = end
-        self.watcher.ended(pack, end, halves)
+        elif outcome.cause in FAILURES:
+            self.failed[pack.number] = outcome
+        self.monitor.pack_ended(pack, outcome, halves)
 
     def _halve(self, pack: Pack) -> list[Pack]:
-        plan = self.plan.halved(pack)
+        plan = self.plan.halve(pack)
         write_plan(self.folder, plan)
         self.plan = plan
-        return [one for one in plan.packs if one.halved_from == pack.number]
+        return [half for half in plan.packs if half.halved_from == pack.number]
 
-    def _is_done(self, pack: Pack) -> bool:
-        return is_done(self.folder, self.plan.members(pack))
-
-
-def _failed(end: End | None) -> bool:
-    return end is not None and end.cause in FAILURES
+    def _is_completed(self, pack: Pack) -> bool:
+        return all_completed(self.folder, self.plan.jobs_of(pack))
 
 
 @contextmanager
-def _noting_signals(received: list[int]) -> Iterator[None]:
-    """Keep SIGINT and SIGTERM in a list as they come; in the main thread, elsewhere they never arrive."""
+def _recorded_signals(received: list[int]) -> Iterator[None]:
+    """Append SIGINT and SIGTERM to a list instead of ending the process, in the main thread."""
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def record(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    before: dict[int, Any] = {}
+    handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # a background job's, which is not to be stopped so
-            signal.signal(number, note)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
+            signal.signal(number, record)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

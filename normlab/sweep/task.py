@@ -1,8 +1,8 @@
-"""What a task of Slurm's does: what the supervisor does on this machine, for one pack.
+"""A Slurm task: train one pack, as the supervisor does on this machine.
 
-The pack's process is the same one, started, minded and judged by the same code; its parent is this one. submitit runs
-`Task` and has its `checkpoint` called when Slurm announces that the time is up or the node is wanted: the pack writes
-its checkpoint, and the task is queued again. The next one goes on from the newest step that all the pack's runs hold.
+submitit runs `Task`, and calls its `checkpoint` when Slurm announces that the time is up or that the node is needed:
+the pack writes its checkpoint, and the task is queued again. The next one resumes from the newest step that all of the
+pack's runs have.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from normlab.store.plans import FAILURES, INTERRUPTED, read_plan
-from normlab.store.queue import forget_end, write_end
-from normlab.sweep.ends import end_of
-from normlab.sweep.plan import is_done
-from normlab.sweep.process import LOOK_EVERY_S, PATIENCE_S, Worker
+from normlab.store.queue import delete_outcome, write_outcome
+from normlab.sweep.ends import outcome_of_process
+from normlab.sweep.plan import all_completed
+from normlab.sweep.process import GRACE_S, POLL_EVERY_S, PackProcess
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
 NOTICE_S = 120
-"""How long before the time is up Slurm is to say so."""
+"""Seconds before the time limit at which Slurm announces it."""
 
 
 class PackFailed(Exception):
-    """By this Slurm knows of a task that its pack failed."""
+    """Marks a task as failed for Slurm."""
 
 
 @dataclass(slots=True)
@@ -39,54 +39,55 @@ class Task:
     Args:
         folder: The sweep's, absolute.
         number: The pack's.
-        threads: Threads of its process where the environment does not say.
-        timeout_minutes: How long it may be silent.
+        threads: Threads of its process unless OMP_NUM_THREADS is set.
+        timeout_minutes: Minutes after which a process that writes nothing counts as hung.
     """
 
     folder: str
     number: int
     threads: int
     timeout_minutes: float
-    _worker: Worker | None = field(default=None, init=False, repr=False)
+    _process: PackProcess | None = field(default=None, init=False, repr=False)
 
     def __call__(self) -> str:
-        """See the pack through, and say how it ended; the cause is the result.
+        """Train the pack, write its outcome, and return the cause.
 
         Raises:
             PackFailed: It failed.
-            SystemExit: It was asked to stop and will not be queued again, or Slurm does that by itself.
+            SystemExit: It was asked to stop; Slurm may queue it again.
         """
         folder = Path(self.folder)
-        forget_end(folder, self.number)
+        delete_outcome(folder, self.number)
         plan = read_plan(folder)
-        worker = self._worker = Worker(folder, plan, plan.pack_of(self.number), self.threads)
+        process = self._process = PackProcess(folder, plan, plan.pack_of(self.number), self.threads)
 
         def stop(number: int, frame: FrameType | None) -> None:
-            worker.stop()
+            process.stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):  # scancel, and a system that wants the node without notice
+        # Sent by scancel, and by a system that needs the node without notice.
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
         try:
-            while not worker.ended():
-                worker.mind(self.timeout_minutes)
-                time.sleep(LOOK_EVERY_S)
+            while not process.has_exited():
+                process.check_timeout(self.timeout_minutes)
+                time.sleep(POLL_EVERY_S)
         finally:
-            worker.let_go()
-        end = end_of(worker, all_ended=is_done(folder, worker.members))
-        write_end(folder, end)
-        if end.cause in FAILURES:
-            raise PackFailed(f"pack {self.number} {FAILURES[end.cause]}: {end.detail}")
-        if end.cause == INTERRUPTED:
-            sys.exit(128 + signal.SIGTERM)  # no result: the task may be queued again, and is not over by itself
-        return end.cause
+            process.close_pipe()
+        outcome = outcome_of_process(process, completed=all_completed(folder, process.jobs))
+        write_outcome(folder, outcome)
+        if outcome.cause in FAILURES:
+            raise PackFailed(f"pack {self.number} {FAILURES[outcome.cause]}: {outcome.detail}")
+        if outcome.cause == INTERRUPTED:
+            sys.exit(128 + signal.SIGTERM)  # without a result: the task may be queued again
+        return outcome.cause
 
     def checkpoint(self) -> DelayedSubmission:
-        """Have the pack write its checkpoint; the same task goes on. Called by submitit, in a signal's handler."""
+        """Make the pack write its checkpoint, and return the task to queue; submitit calls this in a signal handler."""
         from submitit.helpers import DelayedSubmission
 
-        if self._worker is not None:
-            self._worker.stop(patience=PATIENCE_S)
-            while not self._worker.ended():
-                self._worker.insist()
-                time.sleep(LOOK_EVERY_S)
+        if self._process is not None:
+            self._process.stop(grace=GRACE_S)
+            while not self._process.has_exited():
+                self._process.kill_if_overdue()
+                time.sleep(POLL_EVERY_S)
         return DelayedSubmission(Task(self.folder, self.number, self.threads, self.timeout_minutes))

@@ -1,1 +1,1 @@
-"""Sinks: where a run's numbers go. The local record is the source of truth; W&B and the console mirror it."""
+"""Sinks: the console and W&B. They mirror the record of a run, which is the source of truth."""

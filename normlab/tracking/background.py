@@ -1,7 +1,7 @@
-"""Run W&B sinks on threads of their own, so that training never waits for them longer than a few seconds.
+"""Run W&B sinks on threads of their own, so that training waits for them at most a few seconds.
 
-The runs of a pack share one W&B process and one wait at either end. W&B's own timeouts do not bound everything (a
-process that is stopped, a disk that hangs): whatever exceeds the wait is cut off here.
+The runs of a pack share one W&B process, one wait at the start and one at the end. W&B's own timeouts do not bound
+everything (a stopped process, a disk that hangs), so a sink that exceeds the wait is cut off here.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ WAIT_S = 9.0
 """Longest wait for all sinks of a process to start, and to finish, in seconds."""
 LAST_WAIT_S = 1.0
 """Longest further wait, in seconds, once W&B's process has been killed."""
-NO_ANSWER = "does not answer and is left alone"
+NO_ANSWER = "does not answer and is abandoned"
 MAX_CALLS = 10_000
 """Most calls that wait for a sink; a sink that falls further behind is abandoned."""
 
 
 class Background:
-    """Pass every call to a sink, in order, on a separate thread; no call waits.
+    """Passes every call to a sink, in order, on a separate thread; no call waits.
 
-    `wait_for_start` and `wait_for_finish` wait, for all sinks of a process together.
+    `wait_for_start` and `wait_for_finish` wait for all sinks of a process together.
 
     Args:
         sink: Used from one thread only; must not raise.
@@ -60,9 +60,9 @@ class Background:
         """Pass on rows, oldest first."""
         self._enqueue(lambda: self.sink.log(rows))
 
-    def look(self, profiles: Profiles) -> None:
+    def log_statistics(self, profiles: Profiles) -> None:
         """Pass on the statistics of a measured step."""
-        self._enqueue(lambda: self.sink.look(profiles))
+        self._enqueue(lambda: self.sink.log_statistics(profiles))
 
     def finish(self, status: Mapping[str, Any]) -> None:
         """Finish the sink, with the content of status.json."""
@@ -75,7 +75,7 @@ class Background:
         return not (self._abandoned or self.finished.is_set())
 
     def abandon(self, why: str) -> None:
-        """Drop all calls that wait; whoever abandons a sink then ends W&B's process, so that its thread ends."""
+        """Drop all waiting calls. The caller then kills W&B's process, so that the thread ends."""
         self._abandoned = True
         self.sink.abandon(why)
         with suppress(queue.Full):  # wakes a thread that waits for a call
@@ -97,32 +97,32 @@ class Background:
         self.finished.set()
 
 
-def wait_for_start(mirrors: Sequence[Background]) -> None:
+def wait_for_start(sinks: Sequence[Background]) -> None:
     """Return when all sinks have started, or after `WAIT_S` and `LAST_WAIT_S` at most.
 
-    Where none has started and one is waiting for the server, W&B's process is killed, and all start offline. Where
-    some have, the server answers: the others go on starting in the background, within W&B's own timeouts.
+    If no sink has started and one waits for the server, kill W&B's process; all then start offline. If some have
+    started, the server answers: the others continue to start in the background, within W&B's own timeouts.
     """
-    started = [mirror.started for mirror in mirrors]
-    if _wait(started, WAIT_S) == len(mirrors) and any(mirror.sink.cut_off() for mirror in mirrors):
+    started = [sink.started for sink in sinks]
+    if _wait(started, WAIT_S) == len(sinks) and any(sink.sink.cut_off() for sink in sinks):
         end_service()
         _wait(started, LAST_WAIT_S)
 
 
-def wait_for_finish(mirrors: Sequence[Background]) -> None:
-    """Return when all sinks have finished, or after `WAIT_S` and `LAST_WAIT_S` at most; abandon those that have not."""
-    _wait([mirror.finished for mirror in mirrors if mirror.is_active], WAIT_S)
-    abandon(mirrors, NO_ANSWER)
+def wait_for_finish(sinks: Sequence[Background]) -> None:
+    """Return when all sinks have finished, or after `WAIT_S` and `LAST_WAIT_S` at most; abandon the others."""
+    _wait([sink.finished for sink in sinks if sink.is_active], WAIT_S)
+    abandon(sinks, NO_ANSWER)
 
 
-def abandon(mirrors: Sequence[Background], why: str = "is not waited for", *, wait_s: float = LAST_WAIT_S) -> None:
+def abandon(sinks: Sequence[Background], why: str = "is not waited for", *, wait_s: float = LAST_WAIT_S) -> None:
     """Abandon the sinks that have not finished, kill W&B's process, and give their threads `wait_s` to end."""
-    left = [mirror for mirror in mirrors if mirror.is_active]
-    for mirror in left:
-        mirror.abandon(why)
-    if left:
+    active = [sink for sink in sinks if sink.is_active]
+    for sink in active:
+        sink.abandon(why)
+    if active:
         end_service()
-        _wait([mirror.finished for mirror in left], wait_s)
+        _wait([sink.finished for sink in active], wait_s)
 
 
 def _wait(events: Sequence[threading.Event], seconds: float) -> int:

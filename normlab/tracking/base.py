@@ -1,4 +1,4 @@
-"""What a sink is. The loop tells every sink the same four things; a sink never changes a run."""
+"""The interface of a sink. A sink receives a run's numbers and never changes the run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Row = Mapping[str, Any]
 
 
 class Sink(Protocol):
-    """Receives a run's beginning, its rows in order, what was seen inside its steps, and its end."""
+    """Receives the start of a run, its rows and statistics in order, and its end."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
-        """A run begins. `run` is the content of run.json; `first_step` is 0, or the step it goes on from."""
+        """Start: `run` is the content of run.json; `first_step` is 0, or the step that the run resumes from."""
         ...
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Rows, oldest first."""
+        """Log rows, oldest first."""
         ...
 
-    def look(self, profiles: Profiles) -> None:
-        """What was seen inside a measured step, after the interval's rows."""
+    def log_statistics(self, profiles: Profiles) -> None:
+        """Log the statistics of a measured step, after the interval's rows."""
         ...
 
     def finish(self, status: Mapping[str, Any]) -> None:
-        """The run ends, with the content of status.json; `spikes` besides: by rule, how many of how many steps."""
+        """Finish, with the content of status.json and `spikes`: by rule, their number and of how many steps."""
         ...

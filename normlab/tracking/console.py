@@ -1,7 +1,6 @@
-"""The console: a header, one moving line on a terminal (plain lines elsewhere), and one line at the end.
+"""Console output of a run: a header, a progress bar on a terminal (plain lines elsewhere), and a last line.
 
-Everything goes to stderr, since stdout is for results. Nothing here has a thread: the bar is redrawn from
-`log`, a few times a second at most.
+It goes to stderr, since stdout is for results. There is no thread: `log` redraws the bar, a few times a second at most.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from normlab.stats.profiles import Profiles
-from normlab.store.outcome import WHOLE_TEXT, references_of, shown, verdict
+from normlab.store.outcome import WHOLE_TEXT_NOTE, explain_loss, format_loss, references_of
 from normlab.store.schema import DIVERGED
 from normlab.tracking.base import Row
 
@@ -23,30 +22,30 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 REFRESH_SECONDS = 0.25
-"""Least time between two drawings of the bar; one costs a few milliseconds."""
+"""Shortest time between two drawings of the bar; one takes a few milliseconds."""
 PLAIN_LINES = 20
-"""Lines of a whole run without a terminal, besides one for each evaluation."""
+"""Lines of a run without a terminal, besides one for each evaluation."""
 
 
 class Console:
-    """Shows a run on `stream` (stderr unless given): a bar where that is a terminal, else plain lines."""
+    """Shows a run on `stream` (default stderr): a bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = Unbreakable(stream or sys.stderr)
+        self._stream = SafeStream(stream or sys.stderr)
         self._is_stderr = stream is None or stream is sys.stderr
         self._bar = self._make_bar() if self._stream.is_terminal() else None
-        self._seen: dict[str, float] = {}
-        self._step = 0
-        self._steps = 0
+        self._latest: dict[str, float] = {}
+        self._step = self._steps = 0
         self._run: Mapping[str, Any] = {}
-        self._printed: int | None = None
+        self._printed_step: int | None = None
         self._evals_every = 0
-        self._held = False
-        self._drawn = -math.inf
-        self._pace_from: tuple[int, float] | None = None
+        self._line_waits = False
+        self._drawn_at = -math.inf
+        self._pace_start: tuple[int, float] | None = None
+        """Step and time of the first training rows."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
-        """Print the header and, on a terminal, put up the bar."""
+        """Print the header and, on a terminal, start the bar."""
         self._step, self._steps = first_step, run["config"]["train"]["steps"]
         self._evals_every = run["config"]["eval"]["every"]
         self._run = run
@@ -56,51 +55,51 @@ class Console:
             self._bar.add_task(self._line(0.0), total=self._steps, completed=first_step)
             self._bar.start()
 
-    def look(self, profiles: Profiles) -> None:
-        """Nothing: `normlab inspect` shows it."""
+    def log_statistics(self, profiles: Profiles) -> None:
+        """Show nothing: `normlab inspect` shows statistics."""
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Take up the newest numbers and show them if it is time to."""
+        """Store the latest numbers, and show them if it is time to."""
         now = time.monotonic()
-        if self._held and [(row["kind"], row["step"]) for row in rows[:1]] != [("eval", self._step)]:
+        if self._line_waits and [(row["kind"], row["step"]) for row in rows[:1]] != [("eval", self._step)]:
             self._print_line(now)
         for row in rows:
             self._step = row["step"]
             if row["kind"] == "train":
-                self._seen |= {"loss": row["loss"], "lr": row["lr"]}
+                self._latest |= {"loss": row["loss"], "lr": row["lr"]}
             elif row["kind"] == "pace":
-                self._seen["tokens_per_s"] = row["tokens_per_s"]
+                self._latest["tokens_per_s"] = row["tokens_per_s"]
             else:
-                self._seen["val"] = row["loss"]
+                self._latest["val"] = row["loss"]
                 if self._bar is None:
                     self._print_line(now)
-        # The pace is counted from the first training rows on: compiling and reading data come before them.
-        if self._pace_from is None and "loss" in self._seen:
-            self._pace_from = (self._step, now)
+        # The pace counts from the first training rows, which come after compiling and reading data.
+        if self._pace_start is None and "loss" in self._latest:
+            self._pace_start = (self._step, now)
         if self._bar is not None:
-            if now - self._drawn >= REFRESH_SECONDS:
+            if now - self._drawn_at >= REFRESH_SECONDS:
                 self._draw(self._bar, now)
         elif self._is_due():
-            # What an evaluation of the same step finds belongs on the same line.
-            self._held = self._is_evaluated()
-            if not self._held:
+            # The loss of an evaluation of the same step belongs on the same line.
+            self._line_waits = self._is_evaluated()
+            if not self._line_waits:
                 self._print_line(now)
 
     def finish(self, status: Mapping[str, Any]) -> None:
-        """Take the bar down and print the outcome, with what the validation loss means."""
+        """Stop the bar, and print the outcome and what the validation loss means."""
         if self._bar is not None:
             self._draw(self._bar, time.monotonic())
             self._bar.stop()
-        elif self._held:
+        elif self._line_waits:
             self._print_line(time.monotonic())
         at = status["diverged"]["step"] if status.get("diverged") else status["step"]
         outcome, loss = status.get("outcome"), status.get("val_loss")
         line = f"{outcome or status['state']} at step {at}/{status['steps']}"
         if status["state"] == DIVERGED:
-            line += "" if loss is None else f"  last val {shown(loss)}"
+            line += "" if loss is None else f"  last val {format_loss(loss)}"
         elif loss is not None:
-            meaning = verdict(outcome, loss, status.get("best_val_loss"), references_of(self._run, status))
-            line += f"  val {shown(loss)}" + (f", {meaning}" if meaning and math.isfinite(loss) else "")
+            meaning = explain_loss(outcome, loss, status.get("best_val_loss"), references_of(self._run, status))
+            line += f"  val {format_loss(loss)}" + (f", {meaning}" if meaning and math.isfinite(loss) else "")
         self._print(line)
 
     def _make_bar(self) -> Progress:
@@ -114,38 +113,38 @@ class Console:
             console=RichConsole(file=cast("TextIO", self._stream), force_terminal=True),
             auto_refresh=False,
             expand=True,
-            # Results on stdout stay there. What others write to stderr is shown above the bar.
+            # Results stay on stdout. Text that other code writes to stderr appears above the bar.
             redirect_stdout=False,
             redirect_stderr=self._is_stderr,
         )
 
     def _draw(self, bar: Progress, now: float) -> None:
-        self._drawn = now
+        self._drawn_at = now
         bar.update(bar.task_ids[0], completed=self._step, description=self._line(now))
         bar.refresh()
 
     def _is_due(self) -> bool:
         every = max(1, self._steps // PLAIN_LINES)
-        return self._printed is None or self._step // every > self._printed // every
+        return self._printed_step is None or self._step // every > self._printed_step // every
 
     def _is_evaluated(self) -> bool:
         return self._step == self._steps or (self._evals_every > 0 and self._step % self._evals_every == 0)
 
     def _print_line(self, now: float) -> None:
-        self._printed, self._held = self._step, False
+        self._printed_step, self._line_waits = self._step, False
         self._print(self._line(now))
-        # A plain line shows a validation loss once, where it was measured; the bar keeps it in sight.
-        self._seen.pop("val", None)
+        # A plain line shows a validation loss once, where it was measured; the bar keeps showing it.
+        self._latest.pop("val", None)
 
     def _line(self, now: float) -> str:
         parts = [f"step {self._step}/{self._steps}"]
         for name, form in _FORMS.items():
-            if name in self._seen:
-                parts.append(form.format(self._seen[name]))
-        if self._pace_from and self._step > self._pace_from[0]:
-            since_step, since = self._pace_from
-            left = (self._steps - self._step) * (now - since) / (self._step - since_step)
-            parts.append(f"left {clock(left)}")
+            if name in self._latest:
+                parts.append(form.format(self._latest[name]))
+        if self._pace_start and self._step > self._pace_start[0]:
+            first_step, first_time = self._pace_start
+            left = (self._steps - self._step) * (now - first_time) / (self._step - first_step)
+            parts.append(f"left {format_duration(left)}")
         return "  ".join(parts)
 
     def _print(self, line: str) -> None:
@@ -156,26 +155,26 @@ class Console:
 _FORMS = {"loss": "loss {:.4f}", "val": "val {:.4f}", "lr": "lr {:.1e}", "tokens_per_s": "{:,.0f} tok/s"}
 
 
-class Unbreakable:
-    """A stream that nobody may be reading any more (`normlab train ... 2>&1 | head`): the run goes on."""
+class SafeStream:
+    """A stream that ignores errors: a run continues when its reader has left (`normlab train ... 2>&1 | head`)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, if anybody reads."""
-        # ValueError is what a closed file raises.
+        """Write, unless the stream fails."""
+        # A closed file raises ValueError.
         with suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, if anybody reads."""
+        """Flush, unless the stream fails."""
         with suppress(OSError, ValueError):
             self._stream.flush()
 
     def is_terminal(self) -> bool:
-        """Whether what was shown can be drawn over."""
+        """Whether the stream can redraw a line."""
         return self._stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
     def __getattr__(self, name: str) -> Any:
@@ -188,19 +187,16 @@ def _header(run: Mapping[str, Any], first_step: int) -> Iterator[tuple[str, str]
     name = run.get("name")
     yield "run", run["run_id"] + (f" ({name})" if name and name != run["run_id"] else "")
     yield "norm", f"{norm.get('preset') or norm['name']}, placement {config['placement']['name']}"
-    yield (
-        "model",
-        f"depth {model['depth']} x width {model['width']}, {resolved['device']} {resolved['precision']}",
-    )
+    yield "model", f"depth {model['depth']} x width {model['width']}, {resolved['device']} {resolved['precision']}"
     baselines = ", ".join(f"{kind} {corpus['baselines'][kind]:.4f}" for kind in ("uniform", "unigram", "bigram"))
-    old = f" ({WHOLE_TEXT})" if references_of(run, {}).whole_text else ""
-    yield "corpus", f"{corpus['name']}: {baselines} nats/token{old}"
+    note = f" ({WHOLE_TEXT_NOTE})" if references_of(run, {}).whole_text else ""
+    yield "corpus", f"{corpus['name']}: {baselines} nats/token{note}"
     if first_step:
         yield "resumes", f"from step {first_step}"
 
 
-def clock(seconds: float) -> str:
-    """A time span as people read it: minutes and seconds, and hours where there are any."""
+def format_duration(seconds: float) -> str:
+    """Return a time span as M:SS, or H:MM:SS from an hour on."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

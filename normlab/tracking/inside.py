@@ -1,6 +1,6 @@
-"""What a tracker is told of a measured step: as many keys at every depth, and each block's own only on request.
+"""Metrics for a tracker from the statistics of a measured step: the same keys at every depth, unless asked otherwise.
 
-Shapes: P places that a statistic has.
+Shapes: P layers of a statistic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROFILED = (
     "adj_cos", "dresid_rms",
     "attn_logit_max", "attn_entropy", "token_cos", "part_ratio", "layer_drop", "erank",
 )  # fmt: skip
-"""Statistics with a number a block, of which five numbers and the profile are sent; the last six with stats=full."""
+"""Statistics with a number per layer, sent as five summary numbers and a profile; the last six need stats=full."""
 SINGLE = {
     "resid_growth": "stats/resid_growth",
     "dresid_growth": "stats/dresid_growth",
@@ -30,59 +30,59 @@ SINGLE = {
     "sharpness": "probe/sharpness",
     "sharpness_pre": "probe/sharpness_pre",
 }
-"""Statistics with one number a step, or one a site, and what that is called."""
+"""Statistics with one number per step or per site, and their keys."""
 LARGEST = {"update_ratio": ".weight", "gain_absmax": "", "resid_nonfinite": ""}
-"""Statistics of which the largest number of all places is sent, and how the sites end that are looked at."""
-SUMMED_BY_MAX = ("out/logit_absmax", "stats/resid_crest/max", "stats/resid_nonfinite/max")
-"""Keys whose largest value, not the last, stands for a run."""
+"""Statistics of which the largest number is sent, and the ending of the sites that count."""
+SUMMARIZED_BY_MAX = ("out/logit_absmax", "stats/resid_crest/max", "stats/resid_nonfinite/max")
+"""Keys whose largest value, not the last, is the summary of a run."""
 MOST_BINS = 512
-"""W&B's: a deeper profile is not sent."""
+"""W&B's limit on the bins of a histogram; a longer profile is not sent."""
 
 
-class Keys(NamedTuple):
-    """What is sent of one step."""
+class StepMetrics(NamedTuple):
+    """The metrics of one step, by key."""
 
     numbers: dict[str, float]
     profiles: dict[str, Array]
-    """Values by place, (P,), by the statistic's key; all of them finite and none negative."""
+    """Values by layer, (P,), all finite and none negative."""
 
 
-def keys_of(profiles: Profiles, *, layers: bool = False) -> Keys:
-    """The numbers and the profiles of the last of some measured steps; what was not measured is left out.
+def step_metrics(profiles: Profiles, *, layers: bool = False) -> StepMetrics:
+    """Return the metrics of the last measured step; statistics that were not measured are left out.
 
     Args:
         profiles: At least one step.
-        layers: Whether to add `layers/<statistic>/L03` for each place of each profile.
+        layers: Whether to add `layers/<statistic>/L03` for each layer of each profile.
     """
     numbers: dict[str, float] = {}
     shapes: dict[str, Array] = {}
     for name in PROFILED:
-        for site, whole in _last(profiles, name).items():
-            places = np.flatnonzero(places_of(profiles, name)[site])
-            known = whole[places]
-            told = {
-                "first": known[0],
-                "mid": known[(len(known) - 1) // 2],
-                "last": known[-1],
-                "max": known.max(),
-                "slope": slope_over_places(whole[None], places)[0],
+        for site, values in _last_step(profiles, name).items():
+            measured = np.flatnonzero(places_of(profiles, name)[site])
+            profile = values[measured]
+            summary = {
+                "first": profile[0],
+                "mid": profile[(len(profile) - 1) // 2],
+                "last": profile[-1],
+                "max": profile.max(),
+                "slope": slope_over_places(values[None], measured)[0],
             }
-            numbers |= {f"stats/{name}/{which}": float(value) for which, value in told.items()}
-            if np.isfinite(known).all() and known.min() >= 0 and len(known) <= MOST_BINS:
-                shapes[f"profiles/{name}"] = known
+            numbers |= {f"stats/{name}/{key}": float(value) for key, value in summary.items()}
+            if np.isfinite(profile).all() and profile.min() >= 0 and len(profile) <= MOST_BINS:
+                shapes[f"profiles/{name}"] = profile
             if layers:
-                numbers |= {f"layers/{name}/L{place:02d}": float(whole[place]) for place in places}
+                numbers |= {f"layers/{name}/L{layer:02d}": float(values[layer]) for layer in measured}
     for name, key in SINGLE.items():
-        for site, whole in _last(profiles, name).items():
-            numbers[key.format(site=site)] = float(whole if whole.ndim == 0 else whole[-1])
+        for site, values in _last_step(profiles, name).items():
+            numbers[key.format(site=site)] = float(values if values.ndim == 0 else values[-1])
     for name, ending in LARGEST.items():
-        if found := [whole for site, whole in _last(profiles, name).items() if site.endswith(ending)]:
-            numbers[f"stats/{name}/max"] = float(np.nanmax(np.stack(found)))
-    return Keys(numbers, shapes)
+        if candidates := [values for site, values in _last_step(profiles, name).items() if site.endswith(ending)]:
+            numbers[f"stats/{name}/max"] = float(np.nanmax(np.stack(candidates)))
+    return StepMetrics(numbers, shapes)
 
 
-def _last(profiles: Profiles, name: str) -> dict[str, Array]:
-    """A statistic at the last step, by site; nothing where it was not measured."""
+def _last_step(profiles: Profiles, name: str) -> dict[str, Array]:
+    """Return a statistic at the last step, by site; empty where it was not measured."""
     try:
         return {site: values[-1] for site, values in values_of(profiles, name).items()}
     except StatisticsError:

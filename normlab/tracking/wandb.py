@@ -1,7 +1,7 @@
-"""Weights & Biases: a mirror of the record, best effort. Whatever becomes of it, the run goes on.
+"""Weights & Biases: a best-effort mirror of the record. Its failures never stop a run.
 
-W&B is imported when a run starts and not before. The first thing that goes wrong is said in one line on
-stderr, and from then on the sink is silent; the local record has everything.
+W&B is imported when a run starts. The sink prints its first failure in one line on stderr and is silent afterwards; the
+local record has everything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from normlab.config import TrackingConfig
 from normlab.stats.profiles import Profiles
 from normlab.store.outcome import final_losses
 from normlab.tracking.base import Row
-from normlab.tracking.inside import SUMMED_BY_MAX, keys_of
+from normlab.tracking.inside import SUMMARIZED_BY_MAX, step_metrics
 
 SETTINGS: dict[str, Any] = {
     "silent": True,
@@ -42,81 +42,82 @@ SETTINGS: dict[str, Any] = {
     "finish_timeout_raises": True,
     "x_transaction_log_flush_interval": 2.0,
 }
-"""Quiet, nothing taken from the machine, and bounded waits: at most 8 s for W&B's server at the end, and at most
-2 s of rows not yet on disk. At the beginning whoever waits cuts W&B off before its own time is over, so that the
-two never come at once. Those that the installed version does not know are left out."""
+"""No output, no data about the machine, and bounded waits: 8 s for W&B's server at the end, and 2 s of rows that are
+not yet on disk. At the start `background.WAIT_S` ends before `init_timeout`, so that the two never coincide. Settings
+that the installed version lacks are left out."""
 
 
 class WandbSink:
     """Mirrors a run to W&B, in `folder`/wandb and, online, to its server.
 
     Args:
-        tracking: Mode, project and labels. `auto` is what W&B itself is set to (WANDB_MODE), or else online
+        tracking: Mode, project and labels. The mode `auto` is W&B's own setting (WANDB_MODE), or else online
             with a login and offline without.
-        folder: Where W&B makes its own folder; created if need be.
+        folder: Where W&B makes its own folder; made if needed.
     """
 
     def __init__(self, tracking: TrackingConfig, folder: Path) -> None:
         self._tracking = tracking
-        self._folder = folder.absolute()  # the command that is named works from anywhere
+        self._folder = folder.absolute()  # the printed command works from any folder
         self._earlier: list[Path] = []
-        """W&B's folders of the offline parts before this one."""
+        """W&B's folders of earlier offline parts."""
         self._run: Any = None
         self._tokens_per_step = 0
         self._cut_off = False
         self._tries_online = False
-        self._told = False
-        """Whether the command that sends an offline run has been named."""
-        self._over = False
-        """Whether there is nothing more to do or to say."""
+        self._sync_printed = False
+        """Whether the command that uploads an offline run was printed."""
+        self._closed = False
+        """Whether the sink has nothing more to do or to print."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
-        """Begin a W&B run, or go on with the one of this id; offline each part is a W&B run of its own."""
+        """Start a W&B run, or resume the one of this id; offline each part is a W&B run of its own."""
         config = run["config"]
         self._tokens_per_step = config["train"]["batch_size"] * config["model"]["context"]
         with _SERVICE.init, self._guarded("did not start"), _no_error_reports():
             self._earlier = self._parts("offline-run", "*")
             self._run = self._init(run, first_step)
-            self._over = self._over or self._run is None
+            self._closed = self._closed or self._run is None
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Send an interval's rows: one W&B row for each step that has something besides the training loss."""
+        """Send an interval's rows: one W&B row for each step of `payloads`."""
         if self._run is not None:
             with self._guarded("stopped"):
                 for payload in payloads(rows, self._tokens_per_step):
                     self._run.log(payload)
 
-    def look(self, profiles: Profiles) -> None:
-        """Send what was seen inside a step."""
+    def log_statistics(self, profiles: Profiles) -> None:
+        """Send the statistics of a step."""
         if self._run is not None:
             with self._guarded("stopped"):
-                self._run.log(self.inside(profiles))
+                self._run.log(self.statistics_payload(profiles))
 
-    def inside(self, profiles: Profiles) -> dict[str, Any]:
-        """What W&B is told of a measured step: numbers, and each profile as a histogram whose bins are the places."""
+    def statistics_payload(self, profiles: Profiles) -> dict[str, Any]:
+        """Return a measured step's payload: numbers, and each profile as a histogram with a bin per layer."""
         from wandb import Histogram
 
         step = int(profiles.steps[-1])
-        told = keys_of(profiles, layers=self._tracking.layers)
-        shapes: dict[str, Any] = {}
-        for key, values in told.profiles.items():
+        metrics = step_metrics(profiles, layers=self._tracking.layers)
+        histograms: dict[str, Any] = {}
+        for key, values in metrics.profiles.items():
             bins: Any = (values.tolist(), list(range(len(values) + 1)))
-            shapes[key] = Histogram(np_histogram=bins)
+            histograms[key] = Histogram(np_histogram=bins)
         axis = {"train/step": step, "train/tokens": step * self._tokens_per_step}
-        return {**axis, **told.numbers, **shapes}
+        return {**axis, **metrics.numbers, **histograms}
 
     def finish(self, status: Mapping[str, Any]) -> None:
-        """Write the summary and end the run; its exit code is 1 for a failed run, 0 for every other end."""
+        """Write the summary and end the run; the exit code is 1 for a failed run, 0 for every other state."""
         if self._run is not None:
             with self._guarded("did not finish"):
                 summary = {key: status.get(key) for key in ("state", "outcome", "best_val_loss")}
                 summary["val_loss"], summary["last_val_loss"] = final_losses(status["state"], status)
-                summary |= {f"spike/{rule}": found["spikes"] for rule, found in status.get("spikes", {}).items()}
+                summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in status.get("spikes", {}).items()}
                 self._run.summary.update({key: value for key, value in summary.items() if value is not None})
                 self._run.finish(exit_code=int(status["state"] == "failed"))
-                if (later := self._later(with_this=self._run.offline)) and not self._told and not self._over:
-                    _say(f"W&B was offline: {later}")
-                self._run, self._over = None, True
+                hint = self._sync_hint(with_this=self._run.offline)
+                if hint and not self._sync_printed and not self._closed:
+                    _print(f"W&B was offline: {hint}")
+                self._run, self._closed = None, True
                 _SERVICE.leave(self)
 
     def cut_off(self) -> bool:
@@ -126,30 +127,30 @@ class WandbSink:
 
     def abandon(self, why: str) -> None:
         """Print `why` unless the run has finished, and print nothing more."""
-        if not self._over:
-            self._over = True
+        if not self._closed:
+            self._closed = True
             self._warn(why)
 
     def release(self) -> None:
-        """Let W&B forget its process, which is killed; called from the sink's own thread."""
+        """Discard W&B's killed process; called from the sink's own thread."""
         self._run = None
         _SERVICE.leave(self)
         _SERVICE.end()
 
     def _init(self, run: Mapping[str, Any], first_step: int) -> Any:
         self._folder.mkdir(parents=True, exist_ok=True)
-        seen = outlook()
-        mode: Any = seen.mode if self._tracking.wandb == "auto" else self._tracking.wandb
+        environment = wandb_environment()
+        mode: Any = environment.mode if self._tracking.wandb == "auto" else self._tracking.wandb
         if mode == "disabled":
             return None
         _SERVICE.enter(self)
-        # Before anything is tried, because the try leaves a folder.
-        alone = self.options(run, self._part(run, first_step, online=False))
+        # Computed first, because an attempt to start online leaves a folder.
+        offline_options = self.options(run, self._part(run, first_step, online=False))
         if mode != "online":
-            return _start_run(mode=mode, **alone)
+            return _start_run(mode=mode, **offline_options)
         try:
-            # Asked here, because W&B would ask for a key on the terminal and wait.
-            if not seen.has_login:
+            # Checked here, because W&B would prompt for a key on the terminal and wait.
+            if not environment.has_login:
                 raise PermissionError("no login for W&B; `wandb login` makes one")
             if _SERVICE.refusal:
                 raise ConnectionError(_SERVICE.refusal)
@@ -157,78 +158,78 @@ class WandbSink:
             options = self.options(run, self._part(run, first_step, online=True))
             self._run = _start_run(mode="online", resume="allow", **options)
         except Exception as error:
-            if self._over:
+            if self._closed:
                 raise
             reason = self._reason(error)
             why = _SERVICE.refusal = _SERVICE.refusal or reason
             if self._tries_online:
-                # W&B's process keeps the id of a run that failed to start.
+                # W&B's process reserves the id of a run that failed to start.
                 if _SERVICE.is_used_only_by(self):
                     _SERVICE.end()
                 else:
-                    alone = self.options(run, self._part(run, first_step, online=False))
-            self._run = _start_run(mode="offline", **alone)
-            self._warn(f"goes on offline: {why}")
-            self._told = True
+                    offline_options = self.options(run, self._part(run, first_step, online=False))
+            self._run = _start_run(mode="offline", **offline_options)
+            self._warn(f"continues offline: {why}")
+            self._sync_printed = True
         self._tries_online = False
         return self._run
 
     def _part(self, run: Mapping[str, Any], first_step: int, *, online: bool) -> str:
-        """What is added to the run's id for this part of it; nothing where W&B can tell it from the others.
+        """Return the suffix of the run's id for this part; empty where the id is free.
 
-        What was written offline is sent as the first rows of its id, over those that the server has. So an offline
-        part takes an id that is new, and an online one leaves alone what was written offline and is still to be sent.
+        `wandb sync` uploads an offline part as the first rows of its id and overwrites those on the server. So an
+        offline part takes a new id, and an online part avoids the id of an offline part that is not uploaded yet.
         """
         run_id = self._id(run)
         if run_id is None:  # W&B draws a new one
             return ""
         if first_step == run.get("continued_from", {}).get("step"):
             first_step = 0  # the rows before it are sent again
-        own = f"-from-{first_step}"
-        candidates = ["", own] if online or first_step == 0 else [own]
+        suffix = f"-from-{first_step}"
+        candidates = ["", suffix] if online or first_step == 0 else [suffix]
 
         def is_free(part: str) -> bool:
             wandb_id = glob.escape(run_id + part)
             if online:
-                return not any(map(_is_unsent, self._parts("offline-run", wandb_id)))
+                return not any(map(_needs_sync, self._parts("offline-run", wandb_id)))
             return not self._parts("*run", wandb_id)
 
-        return next(filter(is_free, chain(candidates, (f"{own}.{number}" for number in count(2)))))
+        return next(filter(is_free, chain(candidates, (f"{suffix}.{number}" for number in count(2)))))
 
     def _parts(self, kind: str, wandb_id: str) -> list[Path]:
-        """W&B's folders of a kind (run, offline-run) and an id, oldest first; both may be patterns."""
-        found = self._folder.glob(f"wandb/{kind}-????????_??????-{wandb_id}")
-        return sorted(found, key=lambda folder: folder.name.partition("run-")[2])
+        """Return W&B's folders of a kind (run, offline-run) and an id, oldest first; both may be patterns."""
+        folders = self._folder.glob(f"wandb/{kind}-????????_??????-{wandb_id}")
+        return sorted(folders, key=lambda folder: folder.name.partition("run-")[2])
 
     def _id(self, run: Mapping[str, Any]) -> str | None:
-        """The id of the whole run at W&B. A sweep's agent, or whoever set a variable, has already chosen it."""
+        """Return the run's id at W&B; None lets W&B choose. W&B's sweep agent or a variable may have set it."""
         chosen = {"WANDB_RUN_ID", "WANDB_SWEEP_ID"} & os.environ.keys()
         return os.environ.get("WANDB_RUN_ID") if chosen else run["run_id"]
 
-    def _later(self, *, with_this: bool) -> str:
-        """The words that name the command for what is still to be sent; none where nothing is.
+    def _sync_hint(self, *, with_this: bool) -> str:
+        """Return the text with the command that uploads what is not uploaded yet; empty if nothing is left.
 
         Args:
-            with_this: Whether this part is still to be sent, besides those before it.
+            with_this: Whether this part is to be uploaded, besides the earlier ones.
         """
-        folders, flag = [str(folder) for folder in self._earlier if _is_unsent(folder)], []
+        folders, flag = [str(folder) for folder in self._earlier if _needs_sync(folder)], []
         if with_this and self._run is not None:
             folders.append(self._run.settings.sync_dir)
             flag = [] if self._run.offline else ["--include-online"]
         if not folders:
             return ""
-        return f"what W&B has can be sent later: {shlex.join(['wandb', 'sync', *flag, *folders])}"
+        return f"upload later with: {shlex.join(['wandb', 'sync', *flag, *folders])}"
 
-    def _warn(self, what: str) -> None:
-        later = self._later(with_this=True) or "W&B got nothing"
-        _say(f"W&B {what}. The local record has everything; {later}")
+    def _warn(self, problem: str) -> None:
+        hint = self._sync_hint(with_this=True) or "W&B got nothing"
+        _print(f"W&B {problem}. The local record has everything; {hint}")
 
     def options(self, run: Mapping[str, Any], part: str = "") -> dict[str, Any]:
-        """What W&B is told of a run when it begins: the arguments of `wandb.init`, mode and settings aside.
+        """Return the arguments of `wandb.init` for a run, without mode and settings.
 
         Args:
             run: The content of run.json.
-            part: What is added to the run's id, for a part that is a W&B run of its own.
+            part: Suffix of the run's id, for a part that is a W&B run of its own.
         """
         tracking, config = self._tracking, flat_config(run)
         labels = [config["norm"], config["placement"], config["corpus"]]
@@ -244,40 +245,40 @@ class WandbSink:
             "tags": [tag[:64] for tag in dict.fromkeys([*tracking.tags, *labels])],
             "dir": str(self._folder),
             "config": config,
-            # A run of the caller's own that is still open is none of our business.
+            # The caller may have an open W&B run of its own.
             "reinit": "create_new",
         }
 
     @contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
+    def _guarded(self, problem: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if not self._over:
-                self._warn(f"{what}: {self._reason(error)}")
-            self._run, self._over = None, True
+            if not self._closed:
+                self._warn(f"{problem}: {self._reason(error)}")
+            self._run, self._closed = None, True
             _SERVICE.leave(self, failed=True)
 
     def _reason(self, error: Exception) -> str:
-        """What failed; where that is our own doing, why we did it."""
-        was, self._cut_off = self._cut_off, False
-        return "it does not answer" if was else _one_line(error)
+        """Return the error as text; an error that `cut_off` caused means that W&B did not answer."""
+        cut_off, self._cut_off = self._cut_off, False
+        return "it does not answer" if cut_off else _one_line(error)
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What W&B is set to on this machine."""
+class WandbEnvironment:
+    """W&B's settings on this machine."""
 
     mode: str
-    """What `tracking.wandb=auto` comes to: online, offline, disabled, ..."""
+    """Mode of `tracking.wandb=auto`: online, offline, disabled, ..."""
     host: str
-    """The server's."""
+    """Host name of the server."""
     has_login: bool
-    """Whether there are credentials for it."""
+    """Whether there are credentials for the server."""
 
 
-def outlook() -> Outlook:
-    """Look at W&B's settings, its variables and its login; asks nothing and starts nothing."""
+def wandb_environment() -> WandbEnvironment:
+    """Return W&B's mode, host and login from its settings and variables; sends and starts nothing."""
     import wandb
 
     settings = wandb.setup(wandb.Settings(silent=True)).settings
@@ -285,14 +286,14 @@ def outlook() -> Outlook:
     has_login = _has_login(settings)
     if mode == "online" and not has_login:
         mode = "offline"
-    return Outlook(mode, urlsplit(settings.base_url).netloc, has_login)
+    return WandbEnvironment(mode, urlsplit(settings.base_url).netloc, has_login)
 
 
 def payloads(rows: Sequence[Row], tokens_per_step: int) -> list[dict[str, float]]:
-    """What W&B is told of an interval, oldest first: a dict for each step, its evaluation and pace merged in.
+    """Return an interval's payloads, oldest first: a dict per step, with its evaluation and pace merged in.
 
-    Of the training rows the last one is sent, a call of W&B's for each step being too dear. The largest loss
-    of the interval goes with it (NaN if one was), so that a spike between two of them is seen.
+    Only the last training row is sent, because a call of W&B's for each step is too expensive. It carries the largest
+    loss of the interval (NaN if one was), so that a spike in between is visible.
     """
     training = [row for row in rows if row["kind"] == "train"]
     merged: dict[int, dict[str, float]] = {}
@@ -319,7 +320,7 @@ _NAMES = {
 
 
 def flat_config(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The W&B config of a run: what one groups by at the top level, and the full tree under `config`."""
+    """Return the W&B config of a run: settings to group by at the top level, and the full tree under `config`."""
     config, resolved, corpus = run["config"], run["resolved"], run["corpus"]
     model, train = config["model"], config["train"]
     return {
@@ -339,7 +340,7 @@ def flat_config(run: Mapping[str, Any]) -> dict[str, Any]:
         "corpus_sha256": corpus["sha256"],
         "vocab_size": corpus["vocab_size"],
         "baselines": corpus["baselines"],
-        "fingerprint": run.get("fingerprint"),  # records of before have none
+        "fingerprint": run.get("fingerprint"),  # older records have none
         "causal": run["norm"]["causal"],
         "config": config,
         "versions": run["versions"],
@@ -351,20 +352,20 @@ def _start_run(**options: Any) -> Any:
     """Start a W&B run; `options` are those of `wandb.init`, without settings."""
     import wandb
 
-    known = wandb.Settings.model_fields
-    settings = wandb.Settings(**{key: value for key, value in SETTINGS.items() if key in known})
+    available = wandb.Settings.model_fields
+    settings = wandb.Settings(**{key: value for key, value in SETTINGS.items() if key in available})
     run = wandb.init(settings=settings, **options)
-    # W&B counts the steps of each part from 0; our own step is the axis.
+    # W&B counts the steps of each part from 0, so the axis is `train/step`.
     run.define_metric("train/step")
     run.define_metric("*", step_metric="train/step")
     run.define_metric("eval/loss", step_metric="train/step", summary="min")
-    for key in SUMMED_BY_MAX:
+    for key in SUMMARIZED_BY_MAX:
         run.define_metric(key, step_metric="train/step", summary="max")
     return run
 
 
 def _has_login(settings: Any) -> bool:
-    """Whether W&B would find credentials for its server without asking."""
+    """Whether W&B finds credentials for its server without a prompt."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or settings.api_key:
         return True
     try:
@@ -377,7 +378,7 @@ def _has_login(settings: Any) -> bool:
 
 @contextmanager
 def _no_error_reports() -> Iterator[None]:
-    """W&B's reports about itself are off. It reads the variable only, which is put back as it was."""
+    """Turn off W&B's reports about its own errors, which only an environment variable can; then restore it."""
     before = os.environ.get("WANDB_ERROR_REPORTING")
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     try:
@@ -390,19 +391,19 @@ def _no_error_reports() -> Iterator[None]:
 
 
 class _Service:
-    """W&B's own process, wandb-core: all sinks of this process share one."""
+    """W&B's process, wandb-core, which all sinks of this process share."""
 
     def __init__(self) -> None:
         self.init = threading.Lock()
-        """Held while a run starts: W&B starts its process, and runs, one at a time."""
+        """Held while a run starts: W&B starts its process and its runs one at a time."""
         self.refusal = ""
-        """Why the server did not take a run; the others that share the process then start offline."""
+        """Why the server rejected a run; the other runs that share the process then start offline."""
         self._lock = threading.Lock()
         self._users: set[WandbSink] = set()
         self._failed = False
 
     def enter(self, sink: WandbSink) -> None:
-        """Count a sink among the users."""
+        """Add a user."""
         with self._lock:
             self._users.add(sink)
 
@@ -412,10 +413,10 @@ class _Service:
             return self._users <= {sink}
 
     def leave(self, sink: WandbSink, *, failed: bool = False) -> None:
-        """Take a sink from the users; end the process with the last one if one of them failed.
+        """Remove a user; end the process after the last one if one of them failed.
 
-        Otherwise W&B's exit hook would wait for what a failed run still has to send, and a later run would inherit
-        the process.
+        Otherwise W&B's exit hook would wait for the unsent rows of a failed run, and a later run would reuse the
+        process.
         """
         with self._lock:
             self._users.discard(sink)
@@ -426,10 +427,10 @@ class _Service:
                 self._failed, self.refusal = False, ""
 
     def end(self) -> None:
-        """Kill the process and let W&B forget it, which ends every W&B run of this process."""
+        """Kill the process and make W&B discard it, which ends every W&B run of this process."""
         end_service()
         if "wandb" in sys.modules:
-            # It raises if the process is gone, and may call sys.exit; by then it has released what it held.
+            # teardown raises if the process is gone, and may call sys.exit; by then it has released everything.
             with suppress(Exception, SystemExit):
                 import wandb
 
@@ -440,9 +441,9 @@ _SERVICE = _Service()
 
 
 def end_service() -> None:
-    """Kill the processes that W&B started from this one, on Linux: what waits for them fails; what they wrote stays.
+    """Kill the processes that W&B started from this one, on Linux; what they wrote stays.
 
-    W&B keeps its handle on them to itself.
+    Calls that wait for them then fail. W&B offers no public handle on them.
     """
     for task in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
@@ -451,12 +452,12 @@ def end_service() -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
-def _is_unsent(folder: Path) -> bool:
-    """Whether W&B's folder of a part has something that `wandb sync`, which leaves a mark, has not sent."""
+def _needs_sync(folder: Path) -> bool:
+    """Whether W&B's folder of a part has data that `wandb sync`, which leaves a marker, has not uploaded."""
     return any(folder.glob("*.wandb")) and not any(folder.glob("*.wandb.synced"))
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     with suppress(OSError, ValueError):
         print(f"normlab: {line}", file=sys.stderr)
 

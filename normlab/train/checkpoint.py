@@ -24,7 +24,7 @@ from torch import Tensor
 from normlab import memory
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
-from normlab.store.files import refusal
+from normlab.store.files import io_error
 from normlab.store.reading import LARGEST_RECORD
 from normlab.store.schema import SEAL, decode, is_sealed, seal, to_json
 
@@ -111,7 +111,7 @@ def save(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         comfort = "older checkpoints are intact" if steps(folder) else ""
-        raise refusal(final, "written", _of_system(error), comfort) from error
+        raise io_error(final, "written", _of_system(error), comfort) from error
     # A later one is damaged, or this one would not have been written after it: it is left for whoever looks.
     for old in steps(folder):
         if old < step and old not in keep:
@@ -164,7 +164,7 @@ def read(folder: Path, step: int) -> Checkpoint:
             raise MemoryError from error
         if refused.errno is None:
             raise Damaged(f"{path}: damaged (its files do not hold what a checkpoint's do)") from error
-        raise refusal(Path(refused.filename or path), "read", refused) from error
+        raise io_error(Path(refused.filename or path), "read", refused) from error
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path}: damaged (its files do not hold what a checkpoint's do)") from error
 

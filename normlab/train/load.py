@@ -24,7 +24,7 @@ from normlab.norms import base as norms
 from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.source import Plugin, read_plugins, run_plugins
-from normlab.store.files import refusal
+from normlab.store.files import io_error
 from normlab.store.query import resolve_run
 from normlab.store.reading import LARGEST_TOKENIZER
 from normlab.store.runs import RunFolder
@@ -143,7 +143,7 @@ class LoadedRun:
         try:
             return from_state(from_json(read_at_most(path, LARGEST_TOKENIZER)))
         except OSError as error:
-            raise refusal(path, "read", error) from error
+            raise io_error(path, "read", error) from error
         except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"{path}: is damaged (it holds no tokenizer); put back a copy from a run on the same corpus"
@@ -160,7 +160,7 @@ class LoadedRun:
         try:
             saved, problems = checkpoint.newest(path)
         except OSError as error:
-            raise refusal(path, "read", error) from error
+            raise io_error(path, "read", error) from error
         except MemoryError as error:
             raise StoreError(f"the memory ran out while {path} was read; free some and try again") from error
         for problem in problems:

@@ -81,7 +81,7 @@ class Member:
                     "last_finite": self.last_finite,
                 }
                 self.progress.step = step
-                self.folder.arrays.cut(step + 1)  # of what a pass between two steps has seen of it since
+                self.folder.statistics.truncate(step + 1)  # of what a pass between two steps has seen of it since
                 return rows
             self.last_finite = {"step": step, "loss": loss, "grad_norm": grad_norm}
             self.progress.train_loss = loss
@@ -106,9 +106,9 @@ class Member:
 
     def tell(self, tier: str, look: Profiles) -> None:
         """What was seen inside, to the record and to whoever listens."""
-        self.folder.arrays.append(tier, look)
+        self.folder.statistics.append(tier, look)
         for sink in self.sinks:
-            sink.look(look)
+            sink.log_statistics(look)
 
     def status(self, state: str, peak_memory_bytes: int | None) -> dict[str, Any]:
         """The content of status.json."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from normlab.errors import StoreError
-from normlab.store.schema import DIVERGED, ENDED, FINISHED, STATUS_FILE
+from normlab.store.schema import COMPLETED_STATES, DIVERGED, FINISHED, STATUS_FILE
 from normlab.train import checkpoint
 from normlab.train.loop import Loop
 from normlab.train.member import Member, Progress
@@ -23,16 +23,16 @@ def go_to_checkpoint(loop: Loop) -> None:
             if member.folder.size():
                 say("this run has no checkpoint yet: it starts again from step 0")
             member.progress = Progress()
-            member.folder.cut(0)
-            member.folder.arrays.cut(0)
+            member.folder.truncate(0)
+            member.folder.statistics.truncate(0)
         return
     loop.restore(found)
     for member, saved in zip(loop.members, found, strict=True):
         folder = member.folder
-        folder.cut(saved.meta["record_bytes"])
+        folder.truncate(saved.meta["record_bytes"])
         # What is measured after the last step is all of it that has that step's number.
-        folder.arrays.cut(saved.step + (saved.step == member.config.train.steps))
-        for lost in folder.arrays.told_missing(saved.step):
+        folder.statistics.truncate(saved.step + (saved.step == member.config.train.steps))
+        for lost in folder.statistics.missing_warnings(saved.step):
             say(lost)
         if damaged := folder.rows().damaged:
             say(f"{folder.metrics_path}: damaged rows: {damaged}; the run itself goes on from a whole checkpoint")
@@ -53,7 +53,7 @@ def _keep_what_has_finished(members: Sequence[Member], found: Sequence[checkpoin
     ]
     step = min((saved.step for saved in found or () if saved.meta.get("diverged") is None), default=0)
     if finished and len(members) > 1 and step < finished[0].config.train.steps:
-        others = [member.folder.run_id for member in members if member.folder.status()["state"] not in ENDED]
+        others = [member.folder.run_id for member in members if member.folder.status()["state"] not in COMPLETED_STATES]
         raise StoreError(
             f"run {finished[0].folder.run_id}: has finished, and would be taken back to step {step} with its pack, for "
             f"of {', '.join(others)} there is no later checkpoint; put it back, or move that run's folder away: the "

@@ -17,13 +17,22 @@ from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, MemoryRanOut, NormlabError, StoreError
 from normlab.stats.spikes import count
 from normlab.stats.statistic import CORE, EXTENDED
-from normlab.store.arrays import FOLDER as STATS_FOLDER
+from normlab.store.arrays import STATISTICS_FOLDER
 from normlab.store.evaluations import evaluations
-from normlab.store.files import refusal, write_atomic
-from normlab.store.outcome import conclude
-from normlab.store.reading import MENDING
-from normlab.store.runs import RunFolder, pack_members
-from normlab.store.schema import DIVERGED, ENDED, METRICS_FILE, RUN_FILE, RUNNING, RUNS_FOLDER, STATUS_FILE, to_json
+from normlab.store.files import io_error, write_atomic
+from normlab.store.outcome import final_status
+from normlab.store.reading import HOW_TO_FIX
+from normlab.store.runs import RunFolder, pack_run_ids
+from normlab.store.schema import (
+    COMPLETED_STATES,
+    DIVERGED,
+    METRICS_FILE,
+    RUN_FILE,
+    RUNNING,
+    RUNS_FOLDER,
+    STATUS_FILE,
+    to_json,
+)
 from normlab.store.series import series
 from normlab.tracking.background import Background, abandon, wait_for_finish, wait_for_start
 from normlab.tracking.base import Sink
@@ -134,7 +143,9 @@ def train_pack(
             for number, (member, run, own) in enumerate(zip(members, runs, now, strict=True)):
                 note_what_differs(member, run, own)
                 stats = member.config.stats
-                member.folder.arrays.begin(member.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every})
+                member.folder.statistics.set_cadence(
+                    member.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every}
+                )
                 member.sinks = (
                     make_sinks(member.config, member.folder, console=loop.is_alone) if sinks is None else sinks[number]
                 )
@@ -152,9 +163,10 @@ def _ended(member: Member, now: Mapping[str, Any]) -> Outcome | None:
     run, status = folder.run(), folder.status()
     if not _is_record_of(run, now):
         raise StoreError(
-            f"{folder.path / RUN_FILE}: is damaged (it is not the record of run {folder.run_id}); {MENDING[RUN_FILE]}"
+            f"{folder.path / RUN_FILE}: is damaged (it is not the record of run {folder.run_id}); "
+            f"{HOW_TO_FIX[RUN_FILE]}"
         )
-    if status["state"] not in ENDED:
+    if status["state"] not in COMPLETED_STATES:
         return None
     if problem := folder.metrics_problem():
         say(problem)
@@ -188,14 +200,14 @@ def _refuse_other_company(run: Mapping[str, Any], now: Mapping[str, Any], pack: 
     Raises:
         StoreError: The run is another sweep's, or of none.
     """
-    together = len(pack_members(run))
+    together = len(pack_run_ids(run))
     if together > 1 and run["pack"].get("sweep") != (pack or {}).get("sweep"):
         raise StoreError(
             f"run {run['run_id']} is one of a pack of {together} that trains together in sweep "
             f"{run['pack'].get('sweep')}; start that sweep again to resume it, or run.fresh=true starts another "
             "beside it"
         )
-    if together < 2 <= len(pack_members(now)):
+    if together < 2 <= len(pack_run_ids(now)):
         raise StoreError(
             f"run {run['run_id']} was begun alone, and cannot join a pack; go on with it by `normlab train`, or plan "
             "the sweep with sweep.pack=off"
@@ -219,7 +231,7 @@ def _place(config: RunConfig, run: dict[str, Any]) -> Path:
 def _stopped(folder: RunFolder) -> bool:
     """Whether a run that was started with run.fresh is neither ended nor active."""
     try:
-        return bool(folder.run()["config"]["run"]["fresh"]) and folder.state() not in (*ENDED, RUNNING)
+        return bool(folder.run()["config"]["run"]["fresh"]) and folder.state() not in (*COMPLETED_STATES, RUNNING)
     except (StoreError, KeyError, TypeError):  # damaged, or another's
         return False
 
@@ -234,18 +246,18 @@ def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
         )
     write_atomic(marker, b"")
     try:
-        for name in (checkpoint.FOLDER, PLUGINS, STATS_FOLDER, METRICS_FILE, STATUS_FILE):
+        for name in (checkpoint.FOLDER, PLUGINS, STATISTICS_FOLDER, METRICS_FILE, STATUS_FILE):
             path = folder.path / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         if config.plugins:
             (folder.path / PLUGINS).mkdir()
     except OSError as error:
-        raise refusal(Path(error.filename or folder.path), "written", error) from error
+        raise io_error(Path(error.filename or folder.path), "written", error) from error
     for number, path in enumerate(config.plugins):
         kept = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
         write_atomic(kept, Path(path).expanduser().read_bytes())
     # The runs of a pack begin together.
-    trunk = None if config.run.fresh or len(pack_members(run)) > 1 else longest_trunk(folder.path.parent, run, config)
+    trunk = None if config.run.fresh or len(pack_run_ids(run)) > 1 else longest_trunk(folder.path.parent, run, config)
     if trunk is not None:
         trunk.graft(folder)
         run["continued_from"] = {"run_id": trunk.folder.run_id, "step": trunk.checkpoint.step}
@@ -290,7 +302,7 @@ def _run(loop: Loop, runs: Sequence[dict[str, Any]], stop: StopRequest) -> list[
             _finish(loop, [_failed(loop.status(member, "failed"), reason) for member in loop.members], stop)
         raise
     statuses = [
-        conclude(
+        final_status(
             run,
             loop.status(member, DIVERGED if member.diverged else state),
             _initial_val_loss(member.folder),
@@ -342,7 +354,7 @@ def _with_spikes(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
             each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored} for each in count(series(folder))
         }
         status = {**status, "spikes": found}
-        if status["state"] in ENDED:
+        if status["state"] in COMPLETED_STATES:
             folder.write_status(status)
     return status
 
@@ -355,7 +367,9 @@ def _finish(
     mirrors = _mirrors(loop)
     try:
         for index, (member, status) in enumerate(zip(loop.members, statuses, strict=True)):
-            told[index] = status | ({"metrics": member.folder.metrics_digest()} if status["state"] in ENDED else {})
+            told[index] = status | (
+                {"metrics": member.folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {}
+            )
             member.folder.write_status(told[index])
     finally:
         stop.end()  # no step is left to stop at: from here Ctrl-C is for what is waited for

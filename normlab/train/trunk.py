@@ -43,7 +43,7 @@ class Trunk:
         if self.ended_between:
             record, meta = _without_last_evaluation(record, saved)
         write_atomic(onto.metrics_path, record)
-        self.folder.arrays.copy(onto.path, before=saved.step)
+        self.folder.statistics.copy(onto.path, before=saved.step)
         meta = {**meta, "record_bytes": len(record), "run_id": onto.run_id}
         checkpoint.save(onto.path / checkpoint.FOLDER, saved.step, saved.tensors, meta)
 

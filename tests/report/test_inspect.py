@@ -55,7 +55,7 @@ def test_a_statistic_by_place_and_over_training(run: RunFolder, command: Command
     assert about.startswith("resid_rms = sqrt(mean x^2) [of x]; of the stream that enters a block, and the head. ")
     assert head.split("  ")[0] == "place"
     assert all(f"step {step}" in head for step in (0, 10, 20))
-    (profiles,), _ = run.arrays.read("core")
+    (profiles,), _ = run.statistics.read("core")
     values = profiles.one("resid_rms")
     assert [line[:7].strip() for line in lines] == ["block 1", "block 2", "block 3", "head"]
     for place, line in enumerate(lines, start=1):
@@ -83,7 +83,7 @@ def test_the_whole_in_a_few_lines(command: Command, run: RunFolder) -> None:
 def test_json_has_everything(command: Command, run: RunFolder) -> None:
     rows = json.loads(command(run.run_id, "--json")[1])
     assert {row["statistic"] for row in rows} == {name for name, one in STATISTICS.items() if one.tier == CORE}
-    (profiles,), _ = run.arrays.read("core")
+    (profiles,), _ = run.statistics.read("core")
     for row in rows:
         assert row["steps"] == [0, 10, 20]
         assert len(row["values"]) == 3
@@ -179,7 +179,7 @@ class StopsAtSix:
         if rows[-1]["step"] == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def look(self, profiles: Any) -> None: ...
+    def log_statistics(self, profiles: Any) -> None: ...
 
     def finish(self, status: Any) -> None: ...
 
@@ -256,7 +256,7 @@ def test_a_run_whose_steps_are_gone_says_so(measured: tuple[RunFolder, int], run
 def test_the_noise_scale_reads_across_the_parts_of_a_run(words: list[str], run_command: Command) -> None:
     """Adam's statistics join after the first update and begin a new part; the averages go on."""
     folder = train(compose_run([*words, "stats=full", "stats.extended_every=2"]), sinks=[]).folder
-    parts, _ = folder.arrays.read(EXTENDED)
+    parts, _ = folder.statistics.read(EXTENDED)
     assert [part.steps.tolist() for part in parts] == [[0], [2, 4, 6, 8, 10]]
     trace, square = (
         np.concatenate([part.get(name)["head.close.affine.gain"][:, -1] for part in parts]).astype(float)
@@ -276,7 +276,7 @@ def test_a_noise_scale_that_is_undefined_or_of_an_older_record_says_so(tmp_path:
     columns = [NumberOf("gns_trace", "w", 1), NumberOf("gns_square", "w", 1)]
     layout, order = Layout.of(columns, 1, {})
     (tmp_path / "stats").mkdir()
-    arrays = RunFolder(tmp_path).arrays
+    arrays = RunFolder(tmp_path).statistics
     arrays.append(EXTENDED, Profiles(layout, np.array([2, 4]), np.array([[6, -1], [6, 3]])[:, order]))
     (row, *_) = inspect(RunFolder(tmp_path), "gns")
     assert (str(row["values"]), row["n"]) == ("[nan, 2.0]", [1, 1])
@@ -306,7 +306,7 @@ def test_a_deep_model_fits_a_screen(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     values = np.random.default_rng(0).random((30, 201)).astype(np.float32)
     (tmp_path / "stats").mkdir()
-    folder.arrays.append("core", Profiles(layout, np.arange(30), values[:, order]))
+    folder.statistics.append("core", Profiles(layout, np.arange(30), values[:, order]))
     rows = inspect(folder, "resid_rms")
     assert len(rows) == 201
     shown = table_rows(rows)

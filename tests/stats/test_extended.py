@@ -229,7 +229,7 @@ def test_a_run_with_everything_has_the_same_bits_and_resumes(tmp_path: Path) -> 
     words = ("stats=full", "stats.extended_every=7", "optim.lr=1e-2")
     folder = trained(tmp_path / "full", *words)
     assert bits(folder) == bits(trained(tmp_path / "never", *HOW["never"], "optim.lr=1e-2"))
-    (first, closer), damaged = folder.arrays.read(EXTENDED)
+    (first, closer), damaged = folder.statistics.read(EXTENDED)
     assert (first.steps.tolist(), closer.steps.tolist(), damaged) == ([0], [7, 14], 0)
     assert set(closer.names()) == NAMES
     assert NAMES - set(first.names()) == {"adam_rms", "adam_eps_frac"}  # nothing has been updated yet

@@ -165,7 +165,7 @@ def test_a_probe_that_would_take_too_much_is_left_out_and_said(
     assert told[0].startswith("normlab: probed after step 0, in ")
     assert len(told) > 1
     assert all("not probed after step" in line and "stats.probe_share=1.0" in line for line in told[1:])
-    ((parts,), _) = folder.arrays.read(PROBE)
+    ((parts,), _) = folder.statistics.read(PROBE)
     assert parts.steps.tolist() == [0]
 
 
@@ -209,7 +209,7 @@ def test_a_run_that_is_probed_has_the_same_bits(tmp_path: Path, capfd: pytest.Ca
         f"normlab: probed after step {step}" for step in (0, 30, 50, 60, 120)
     ]
     assert bits(folder) == bits(trained(tmp_path / "never", *HOW["never"], *plain))
-    parts, damaged = folder.arrays.read(PROBE)
+    parts, damaged = folder.statistics.read(PROBE)
     assert sorted(step for part in parts for step in part.steps) == [0, 30, 50, 60, 120]
     assert damaged == 0
     assert all(("sharpness_pre" in part) == (0 not in part.steps) for part in parts)
@@ -222,7 +222,7 @@ def test_a_run_that_diverges_does_so_when_it_is_probed_too(tmp_path: Path, run_c
     assert folder.state() == "diverged"
     broken = folder.status()["diverged"]["step"]
     for tier in TIERS:
-        for part in folder.arrays.read(tier)[0]:
+        for part in folder.statistics.read(tier)[0]:
             assert max(part.steps.tolist(), default=0) <= broken
     code, out, _ = run_command("inspect", str(folder.path), "erank", "--probe", "--json")
     assert code == 0
@@ -242,10 +242,10 @@ def test_what_only_adam_has(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sharpness_pre: has no effect with optim=sgd"):
         compose_run(["optim=sgd", "stats.also=[sharpness_pre]"])
     words = ("stats=off", "stats.also=[sharpness_pre]", "stats.probe_share=1", "train.steps=60", "train.batch_size=8")
-    (part,), _ = trained(tmp_path, *words).arrays.read(PROBE)
+    (part,), _ = trained(tmp_path, *words).statistics.read(PROBE)
     assert part.names() == ["sharpness_pre"]
     assert 0 not in part.steps
-    assert not trained(tmp_path / "sgd", "optim=sgd", "stats=full", "train.steps=1").arrays.read(PROBE)[0]
+    assert not trained(tmp_path / "sgd", "optim=sgd", "stats=full", "train.steps=1").statistics.read(PROBE)[0]
 
 
 def test_a_run_too_short_for_a_probe_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

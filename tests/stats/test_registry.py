@@ -170,7 +170,7 @@ def test_a_norm_that_is_run_twice_has_two_sites(tmp_path: Path) -> None:
     body = "x = x + attn(self.norm(x)); return x + mlp(self.other(self.norm(x)))"
     plugin.write_text(HALF.replace("NAME", "twice").replace("BODY", body))
     words = [*WORDS[1:], f"plugins=[{plugin}]", "placement=twice", f"results_dir={tmp_path / 'results'}"]
-    (profiles,), _ = train(compose_run(words), sinks=[]).folder.arrays.read(CORE)
+    (profiles,), _ = train(compose_run(words), sinks=[]).folder.statistics.read(CORE)
     assert set(profiles.get("norm_in_rms")) == {"norm", "norm#2", "other"}
 
 

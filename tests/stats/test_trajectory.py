@@ -116,7 +116,7 @@ def state_of(step: Step) -> list[torch.Tensor]:
 
 def test_what_is_kept(tmp_path: Path) -> None:
     folder = trained(tmp_path)
-    (profiles,), damaged = folder.arrays.read("core")
+    (profiles,), damaged = folder.statistics.read("core")
     assert damaged == 0
     assert profiles.steps.tolist() == [0, 10, 20]
     assert profiles.one("resid_rms").shape == (3, 6)

@@ -10,19 +10,19 @@ import threading
 import pytest
 
 from normlab.errors import StoreError
-from normlab.store.lock import hold, is_held
+from normlab.store.lock import file_lock, is_locked
 
 HOLD = """
 import pathlib, sys, time
-from normlab.store.lock import hold
-with hold(pathlib.Path(sys.argv[1]), "run x"):
+from normlab.store.lock import file_lock
+with file_lock(pathlib.Path(sys.argv[1]), "run x"):
     print("held", flush=True)
     sys.stdin.read()
 """
 HOLD_AND_FORK = """
 import os, pathlib, sys, time
-from normlab.store.lock import hold
-with hold(pathlib.Path(sys.argv[1]), "run x"):
+from normlab.store.lock import file_lock
+with file_lock(pathlib.Path(sys.argv[1]), "run x"):
     if os.fork() == 0:
         print(os.getpid(), flush=True)
         time.sleep(60)
@@ -36,36 +36,36 @@ def path(tmp_path):
 
 
 def start(script: str, path) -> subprocess.Popen:
-    words = [sys.executable, "-c", script, str(path)]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", script, str(path)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def said(process: subprocess.Popen) -> str:
+def first_line(process: subprocess.Popen) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def test_another_process_is_refused_and_told_who(path):
+def test_second_process_fails_with_the_name_of_the_first(path):
     with start(HOLD, path) as process:
-        assert said(process) == "held"
-        assert is_held(path)
+        assert first_line(process) == "held"
+        assert is_locked(path)
         expected = rf"run x is active in process {process.pid} on {os.uname().nodename}; wait for it"
-        with pytest.raises(StoreError, match=expected), hold(path, "run x"):
+        with pytest.raises(StoreError, match=expected), file_lock(path, "run x"):
             pass
         process.communicate("")
     assert process.returncode == 0
-    assert not is_held(path)
-    with hold(path, "run x"):
-        assert is_held(path)
+    assert not is_locked(path)
+    with file_lock(path, "run x"):
+        assert is_locked(path)
 
 
-def test_a_killed_owner_is_taken_over(path):
+def test_lock_of_a_killed_owner_is_free(path):
     with start(HOLD, path) as process:
-        assert said(process) == "held"
+        assert first_line(process) == "held"
         process.kill()
     assert str(process.pid) in path.read_text()
-    assert not is_held(path)
-    with hold(path, "run x"):
+    assert not is_locked(path)
+    with file_lock(path, "run x"):
         assert f'"pid":{os.getpid()}' in path.read_text()
 
 
@@ -77,40 +77,40 @@ def test_a_killed_owner_is_taken_over(path):
         "not what a lock holds",
         "",
     ],
-    ids=["a pid that is another's by now", "another host", "nonsense", "nothing"],
+    ids=["a pid that another process has now", "another host", "nonsense", "nothing"],
 )
-def test_what_a_dead_owner_left_in_the_file_means_nothing(path, left):
+def test_content_of_the_file_does_not_lock(path, left):
     path.write_text(left)
-    assert not is_held(path)
-    with hold(path, "run x"):
+    assert not is_locked(path)
+    with file_lock(path, "run x"):
         assert f'"host":"{os.uname().nodename}"' in path.read_text()
 
 
-def test_a_fork_does_not_keep_the_lock_of_its_killed_parent(path):
+def test_fork_does_not_keep_the_lock_of_its_killed_parent(path):
     with start(HOLD_AND_FORK, path) as process:
-        child = int(said(process))
+        child = int(first_line(process))
         try:
-            assert is_held(path)
+            assert is_locked(path)
             process.kill()
             process.wait()
             os.kill(child, 0)
-            with hold(path, "run x"):
+            with file_lock(path, "run x"):
                 pass
         finally:
             os.kill(child, signal.SIGKILL)
 
 
-def test_the_same_process_is_refused_too(path):
-    with hold(path, "run x"):
-        with pytest.raises(StoreError, match=f"process {os.getpid()}"), hold(path, "run x"):
+def test_second_lock_of_one_process_fails(path):
+    with file_lock(path, "run x"):
+        with pytest.raises(StoreError, match=f"process {os.getpid()}"), file_lock(path, "run x"):
             pass
-        assert is_held(path)
+        assert is_locked(path)
 
 
-def test_let_go_after_an_error(path):
-    with pytest.raises(KeyError), hold(path, "run x"):
+def test_lock_is_free_after_an_error(path):
+    with pytest.raises(KeyError), file_lock(path, "run x"):
         raise KeyError
-    with hold(path, "run x"):
+    with file_lock(path, "run x"):
         pass
 
 
@@ -120,29 +120,29 @@ def test_readers_disturb_no_writer(path):
 
     def probe():
         while not stop.is_set():
-            is_held(path)
+            is_locked(path)
 
     readers = [threading.Thread(target=probe) for _ in range(2)]
     for reader in readers:
         reader.start()
     try:
         for _ in range(50):
-            with hold(path, "run x"):
-                assert is_held(path)
+            with file_lock(path, "run x"):
+                assert is_locked(path)
     finally:
         stop.set()
         for reader in readers:
             reader.join()
-    assert not is_held(path)
+    assert not is_locked(path)
 
 
-def test_readers_do_not_take_each_other_for_a_writer(path):
+def test_readers_do_not_count_each_other_as_a_writer(path):
     path.touch()
     with path.open("rb") as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
-        assert not is_held(path)
+        assert not is_locked(path)
 
 
-def test_a_probe_makes_no_file(path):
-    assert not is_held(path)
+def test_is_locked_makes_no_file(path):
+    assert not is_locked(path)
     assert not path.exists()

@@ -1,4 +1,4 @@
-"""The outcomes: each rule at its edges, exclusive and exhaustive, of records new and old."""
+"""Outcomes: the edges of each rule, exclusive and exhaustive, for new and old records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import math
 
 import pytest
 
-from normlab.store.outcome import OUTCOMES, References, conclude, divergence, final_losses, outcome, outcome_of, verdict
+from normlab.store.outcome import (
+    OUTCOMES,
+    References,
+    describe_divergence,
+    explain_loss,
+    final_losses,
+    final_status,
+    outcome,
+    outcome_of,
+)
 
 STDLIB = References(uniform=math.log(257), unigram=3.24, bigram=2.43, initial=5.6)
 """The band is 3.078 to 3.402, the start 5.6."""
@@ -23,7 +32,7 @@ STDLIB = References(uniform=math.log(257), unigram=3.24, bigram=2.43, initial=5.
         (3.2, 3.07, "regressed"),
         (3.5, 3.2, "regressed"),
         (4.93, 2.4, "regressed"),
-        (4.93, 4.93, "finished"),  # a short run, still on its way down
+        (4.93, 4.93, "finished"),  # a short run whose loss still falls
         (5.5, 3.5, "finished"),
         (5.61, 5.6, "finished"),  # no worse than the untrained model, but for noise
         (5.87, 5.6, "finished"),
@@ -40,10 +49,10 @@ def test_rules(final: float, best: float, expected: str) -> None:
     assert outcome(final, best, STDLIB, finite=False) == "diverged"
 
 
-def test_exclusive_and_exhaustive() -> None:
-    """Exactly one of four rules, each written here on its own, holds for any final and best loss."""
+def test_rules_are_exclusive_and_exhaustive() -> None:
+    """Exactly one of four rules, written out here independently, holds for any final and best loss."""
     losses = [0.5 + 0.05 * step for step in range(140)]
-    seen = set()
+    outcomes = set()
     for best, final in itertools.combinations_with_replacement(losses, 2):
         diverged = final > 6.6
         lost = (best < 3.078 <= final) or (best <= 3.402 < final) or (best <= 5.88 < final)
@@ -55,8 +64,8 @@ def test_exclusive_and_exhaustive() -> None:
         }
         (only,) = [name for name, holds in holding.items() if holds]
         assert outcome(final, best, STDLIB) == only
-        seen.add(only)
-    assert seen == set(OUTCOMES)
+        outcomes.add(only)
+    assert outcomes == set(OUTCOMES)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +78,11 @@ def test_exclusive_and_exhaustive() -> None:
     ],
 )
 def test_band(unigram: float, bigram: float | None, low: float) -> None:
-    found = References(5.5, unigram, bigram).band
-    assert found == pytest.approx((low, 1.05 * unigram))
+    result = References(5.5, unigram, bigram).band
+    assert result == pytest.approx((low, 1.05 * unigram))
 
 
-def test_the_initial_loss_raises_the_limit_and_never_lowers_it() -> None:
+def test_initial_loss_raises_the_limit_and_never_lowers_it() -> None:
     deep = References(math.log(257), 3.24, 2.43, initial=40.0)
     assert outcome(30.0, 30.0, deep) == "finished"
     assert outcome(41.1, 40.0, deep) == "diverged"
@@ -93,32 +102,32 @@ def record(val_loss: float, best: float, **status) -> tuple[dict, dict]:
     }
 
 
-def test_the_last_status_of_a_run_whose_final_loss_is_a_divergence() -> None:
+def test_final_status_of_a_run_whose_final_loss_is_a_divergence() -> None:
     run, status = record(2.3e9, 5.4)
     last = {"step": 59, "loss": 7.0, "grad_norm": 3.0}
-    found = conclude(run, status, 5.62, last)
-    assert (found["state"], found["outcome"], found["initial_val_loss"]) == ("diverged", "diverged", 5.62)
-    told = found["diverged"]
-    assert (told["step"], told["loss"], told["val_loss"], told["last_finite"]) == (60, 7.0, 2.3e9, last)
-    assert divergence(told) == (
+    result = final_status(run, status, 5.62, last)
+    assert (result["state"], result["outcome"], result["initial_val_loss"]) == ("diverged", "diverged", 5.62)
+    diverged = result["diverged"]
+    assert (diverged["step"], diverged["loss"], diverged["val_loss"], diverged["last_finite"]) == (60, 7.0, 2.3e9, last)
+    assert describe_divergence(diverged) == (
         "its final validation loss is 2.3e+09, more than 1 nat above ln V 5.5500 and the initial loss 5.6200: "
         "worse than a uniform guess; last finite at step 59: loss 7.0000, gradient norm 3"
     )
-    assert final_losses(found["state"], found) == (None, 2.3e9)
-    assert outcome_of(run, found["state"], found) == "diverged"
+    assert final_losses(result["state"], result) == (None, 2.3e9)
+    assert outcome_of(run, result["state"], result) == "diverged"
 
 
-def test_any_other_last_status_says_its_outcome() -> None:
+def test_every_other_final_status_has_its_outcome() -> None:
     run, status = record(3.2, 3.2)
-    assert conclude(run, status, 5.6, None) == status | {"initial_val_loss": 5.6, "outcome": "stuck"}
+    assert final_status(run, status, 5.6, None) == status | {"initial_val_loss": 5.6, "outcome": "stuck"}
     interrupted = status | {"state": "interrupted"}
-    assert conclude(run, interrupted, 5.6, None) == interrupted
-    nan = conclude(*record(math.nan, 2.0), math.nan, None)
+    assert final_status(run, interrupted, 5.6, None) == interrupted
+    nan = final_status(*record(math.nan, 2.0), math.nan, None)
     assert (nan["state"], nan["diverged"]["reason"]) == ("diverged", "its final validation loss is nan")
 
 
-def test_records_of_before_are_judged_by_the_same_rule() -> None:
-    """They have no initial loss, and what they call finished may have diverged."""
+def test_old_records_follow_the_same_rules() -> None:
+    """They have no initial loss, and a state of finished may be a divergence."""
     for val_loss, best, expected in ((6.54, 5.4, "regressed"), (6.56, 5.4, "diverged"), (3.2, 3.2, "stuck")):
         run, status = record(val_loss, best)
         assert outcome_of(run, "finished", status) == expected
@@ -127,10 +136,10 @@ def test_records_of_before_are_judged_by_the_same_rule() -> None:
 
 
 @pytest.mark.parametrize("run", [{}, {"corpus": None}, {"corpus": {"baselines": 3}}, {"corpus": {"baselines": {}}}])
-def test_a_record_without_baselines(run: dict) -> None:
+def test_record_without_baselines(run: dict) -> None:
     _, status = record(8.0, 2.0)
     assert outcome_of(run, "finished", status) == "finished"
     assert outcome_of(run, "finished", status | {"val_loss": math.inf}) == "diverged"
     assert outcome_of(run, "finished", {}) is None
     assert outcome_of(run, "running", status) is None
-    assert verdict("finished", 8.0, 2.0, References(None, None, None)) == ""
+    assert explain_loss("finished", 8.0, 2.0, References(None, None, None)) == ""

@@ -29,18 +29,18 @@ def ids(path) -> list[str]:
     return [entry.folder.run_id for entry in find_runs(path)]
 
 
-def test_results_runs_and_one_run(results, monkeypatch):
+def test_runs_of_a_results_folder_and_of_one_run(results, monkeypatch):
     assert ids(results) == ids(results / "runs") == ["aa11", "aa22", "bb33"]
     assert ids(results / "runs" / "aa22") == ["aa22"]
     monkeypatch.chdir(results / "runs" / "bb33")
     assert ids(".") == ["bb33"]
 
 
-def test_nothing_there(tmp_path):
+def test_folder_without_runs(tmp_path):
     assert find_runs(tmp_path) == find_runs(tmp_path / "missing") == []
 
 
-def test_what_is_no_run_is_left_out(results):
+def test_other_folders_are_left_out(results):
     (results / "runs" / "empty").mkdir()
     with RunFolder(results / "runs" / "not yet").lock():
         assert ids(results) == ["aa11", "aa22", "bb33"]
@@ -48,7 +48,7 @@ def test_what_is_no_run_is_left_out(results):
     assert ids(results) == ["aa11", "aa22", "bb33"]
 
 
-def test_damaged_runs_are_found_with_what_is_wrong(results):
+def test_damaged_runs_are_found_with_their_problem(results):
     runs = results / "runs"
     (runs / "aa11" / "run.json").write_text("garbage")
     (runs / "aa22" / "status.json").write_text(seal({}, version=9).decode())
@@ -62,14 +62,14 @@ def test_damaged_runs_are_found_with_what_is_wrong(results):
     assert "run.json: is missing" in third.problem
 
 
-def test_a_folder_in_a_files_place_is_damage_too(results):
+def test_folder_in_place_of_a_file_is_damage(results):
     status = results / "runs" / "aa11" / "status.json"
     status.unlink()
     status.mkdir()
     assert "status.json: cannot be read (Is a directory)" in find_runs(results)[0].problem
 
 
-def test_each_thing_that_is_wrong_is_a_sentence(results):
+def test_each_problem_is_a_sentence(results):
     folder = make(results, "aa11-2").path
     RunFolder(folder).write_status({"state": "running"})
     (folder / "run.json").unlink()
@@ -84,11 +84,11 @@ def test_each_thing_that_is_wrong_is_a_sentence(results):
 
 
 @pytest.mark.parametrize(
-    ("word", "run_id"),
+    ("query", "run_id"),
     [("aa11", "aa11"), ("aa2", "aa22"), ("b", "bb33"), ("second", "aa22"), ("bb33", "bb33")],
 )
-def test_resolve(results, word, run_id):
-    assert resolve_run(word, results).run_id == run_id
+def test_resolve(results, query, run_id):
+    assert resolve_run(query, results).run_id == run_id
 
 
 def test_resolve_a_path(results, tmp_path, monkeypatch):
@@ -97,13 +97,13 @@ def test_resolve_a_path(results, tmp_path, monkeypatch):
     assert resolve_run(".", results).run_id == "aa11"
 
 
-def test_an_exact_id_wins_over_what_it_begins(results):
+def test_exact_id_wins_over_longer_ids(results):
     make(results, "aa11-2")
     assert resolve_run("aa11", results).run_id == "aa11"
 
 
-@pytest.mark.parametrize("word", ["aa", "", "twin", "bb3"])
-def test_ambiguity_lists_the_candidates(results, word):
+@pytest.mark.parametrize("query", ["aa", "", "twin", "bb3"])
+def test_ambiguous_query_lists_the_candidates(results, query):
     make(results, "cc44", "twin")
     make(results, "cc55", "twin")
     make(results, "dd66", "bb3")
@@ -113,30 +113,30 @@ def test_ambiguity_lists_the_candidates(results, word):
         "twin": r"cc44 \(twin\), cc55 \(twin\);",
         "bb3": r"bb33, dd66 \(bb3\);",
     }
-    with pytest.raises(StoreError, match=expected[word]):
-        resolve_run(word, results)
+    with pytest.raises(StoreError, match=expected[query]):
+        resolve_run(query, results)
 
 
-def test_an_unknown_word_lists_the_runs_and_the_nearest(results):
+def test_unknown_query_lists_the_runs_and_the_nearest(results):
     with pytest.raises(StoreError, match=r"no run 'secnd' in .*did you mean 'second'.*aa11 \(first\)"):
         resolve_run("secnd", results)
     with pytest.raises(StoreError, match=r"no runs in .*missing.*normlab train"):
         resolve_run("x", results / "missing")
 
 
-def test_a_long_list_is_cut_short(results):
+def test_long_list_is_shortened(results):
     for number in range(20):
         make(results, f"ee{number:02}")
     with pytest.raises(StoreError, match=r"and 12 more;"):
         resolve_run("ee", results)
 
 
-def test_reading_runs_is_light():
+def test_reading_runs_imports_nothing_heavy():
     heavy = ["torch", "numpy", "wandb", "datasets", "pandas", "hydra", "omegaconf", "rich"]
     script = f"""
 import sys
 import normlab.store.query, normlab.report.summary, normlab.report.listing
 print([name for name in {heavy} if name in sys.modules])
 """
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert said == "[]\n"
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert output == "[]\n"

@@ -1,4 +1,4 @@
-"""Rows that are read all at once are those that are read one by one, whatever is done to the file."""
+"""Rows parsed together equal rows parsed one by one, however the file is damaged."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ def content(draw):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_at_once_is_one_by_one(tmp_path, monkeypatch, seed):
+def test_parsing_together_equals_parsing_one_by_one(tmp_path, monkeypatch, seed):
     draw, path, quick = random.Random(seed), tmp_path / "metrics.jsonl", 0
-    at_once = reading._at_once
+    parse_together = reading._parse_together
     for _ in range(200):
         made = content(draw)
         for _ in range(draw.choice([0, 0, 1, 2, 5])):
             at = draw.randrange(len(made) + 1)
             made = made[:at] + draw.choice([*PIECES, b""]) + made[at + draw.choice([0, 0, 1, 3]) :]
         path.write_bytes(made)
-        for words in ({}, {"kind": "train"}, {"without": "train"}):
-            monkeypatch.setattr(reading, "_at_once", at_once)
-            found = reading.read_rows(path, **words)
-            quick += at_once([line for line in made.split(b"\n") if line]) is not None
-            monkeypatch.setattr(reading, "_at_once", lambda lines: None)
-            assert repr(found) == repr(reading.read_rows(path, **words)), made
+        for options in ({}, {"kind": "train"}, {"exclude": "train"}):
+            monkeypatch.setattr(reading, "_parse_together", parse_together)
+            result = reading.read_rows(path, **options)
+            quick += parse_together([line for line in made.split(b"\n") if line]) is not None
+            monkeypatch.setattr(reading, "_parse_together", lambda lines: None)
+            assert repr(result) == repr(reading.read_rows(path, **options)), made
     assert quick > 100
 
 
-def test_what_a_run_writes_is_read_at_once():
+def test_rows_of_a_run_are_parsed_together():
     rows = [{"kind": "train", "step": step, "loss": math.nan if step == 3 else 0.5} for step in range(5)]
     lines = [json.dumps(row).replace("NaN", '"nan"').encode() for row in rows]
-    found = reading._at_once(lines)
-    assert found is not None
-    assert math.isnan(found[3]["loss"])
-    assert [row["step"] for row in found] == [0, 1, 2, 3, 4]
+    result = reading._parse_together(lines)
+    assert result is not None
+    assert math.isnan(result[3]["loss"])
+    assert [row["step"] for row in result] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["run.json", "status.json", "plan.json", "metrics.jsonl"])
-def test_a_file_of_terabytes_is_not_read(tmp_path, name):
-    """A sparse one, which costs its maker nothing."""
+def test_file_of_terabytes_is_not_read(tmp_path, name):
+    """A sparse file of terabytes takes no space on the disk."""
     path = tmp_path / name
     path.write_bytes(b"{}\n")
     os.truncate(path, 2**40)
@@ -67,7 +67,7 @@ def test_a_file_of_terabytes_is_not_read(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
-def test_a_pipe_is_not_waited_for(tmp_path, name):
+def test_pipe_is_an_error(tmp_path, name):
     path = tmp_path / name
     os.mkfifo(path)
     read = reading.read_rows if name.endswith("l") else reading.read_record

@@ -56,11 +56,11 @@ def train(*numbers: int) -> list[dict]:
     return [{"kind": "train", "step": step, "loss": step / 3} for step in numbers]
 
 
-def python(script: str, *words: object) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", script, *map(str, words)], stdout=subprocess.PIPE)
+def python(script: str, *arguments: object) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE)
 
 
-def test_create_writes_what_the_run_is_once(folder):
+def test_create_writes_run_json_once(folder):
     assert folder.exists()
     assert folder.run() == {"version": 1, "run_id": "abc", "name": None}
     with pytest.raises(StoreError, match="holds a run already"):
@@ -68,7 +68,7 @@ def test_create_writes_what_the_run_is_once(folder):
     assert folder.run()["run_id"] == "abc"
 
 
-def test_status_is_replaced_whole(folder):
+def test_write_status_replaces_all_fields(folder):
     folder.write_status({"state": "diverged", "diverged": {"loss": math.inf, "grad_norm": math.nan}})
     before = time.time()
     folder.write_status({"state": "diverged", "step": 7, "val_loss": -math.inf})
@@ -78,14 +78,14 @@ def test_status_is_replaced_whole(folder):
     json.loads((folder.path / "status.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_the_version_is_that_of_the_writer(folder):
+def test_version_is_that_of_the_writer(folder):
     folder.write_status({"version": 0, "state": "failed"})
     assert folder.status()["version"] == 1
     assert RunFolder.create(folder.path.parent / "b", {"version": 7}).run() == {"version": 1}
 
 
 @pytest.mark.parametrize("name", ["run.json", "status.json"])
-def test_no_byte_can_change_unseen(folder, name):
+def test_every_changed_byte_is_noticed(folder, name):
     folder.write_status({"state": "finished", "step": 7, "val_loss": 2.25})
     path = folder.path / name
     whole = path.read_bytes()
@@ -95,35 +95,35 @@ def test_no_byte_can_change_unseen(folder, name):
         changed[index] ^= 1
         path.write_bytes(changed)
         try:
-            seen = folder.run(), folder.status()
+            after = folder.run(), folder.status()
         except StoreError:
             continue
-        # What JSON does not tell apart, a blank from a line break, is no damage.
-        assert seen == before
+        # A changed blank that JSON ignores is no damage.
+        assert after == before
 
 
-def test_a_record_that_lacks_its_fields_is_damaged(folder):
+def test_record_without_a_seal_is_damaged(folder):
     (folder.path / "status.json").write_text('{"version": 1, "state": "finished"}')
     with pytest.raises(StoreError, match=r"its content is not what was written.*delete this one file"):
         folder.status()
 
 
-def test_a_state_that_nobody_knows_is_our_mistake(folder):
+def test_unknown_state_is_a_value_error(folder):
     with pytest.raises(ValueError, match="'done' is none of running, finished"):
         folder.write_status({"state": "done"})
     assert not (folder.path / "status.json").exists()
 
 
 @pytest.mark.parametrize("name", ["run.json", "status.json"])
-def test_a_newer_version_is_refused(folder, name):
+def test_newer_version_is_an_error(folder, name):
     (folder.path / name).write_bytes(seal({"state": "finished"}, version=2))
     read = folder.run if name == "run.json" else folder.status
-    with pytest.raises(StoreError, match=rf"{name}: is of record version 2, .* reads versions 1 to 1; update"):
+    with pytest.raises(StoreError, match=rf"{name}: has record version 2, .* reads versions 1 to 1; update"):
         read()
 
 
 @pytest.mark.parametrize("name", ["run.json", "status.json"])
-def test_a_bit_of_the_version_is_damage_and_no_newer_normlab(folder, name):
+def test_changed_bit_of_the_version_is_damage(folder, name):
     read = folder.run if name == "run.json" else folder.status
     path = folder.path / name
     if name == "status.json":
@@ -136,17 +136,17 @@ def test_a_bit_of_the_version_is_damage_and_no_newer_normlab(folder, name):
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\x00\xff\x00", b"{}", b'{"version": "1"}',
                                      b'{"version": 0}', b'{"version": -1}', b'{"version": true}',
                                      b"[" * 200_000, b'{"x":' * 2000 + b"1" + b"}" * 2000])  # fmt: skip
-def test_a_damaged_file_is_named(folder, content):
+def test_damaged_file_is_named(folder, content):
     for name, read in (("run.json", folder.run), ("status.json", folder.status)):
         (folder.path / name).write_bytes(content)
         with pytest.raises(StoreError, match=rf"{name}: is damaged"):
             read()
 
 
-def test_rows_come_back(folder):
+def test_rows_read_back(folder):
     rows = [
         {"kind": "train", "step": 1, "loss": math.nan, "grad_norm": math.inf, "clip": 1.0, "lr": 1e-3},
-        {"kind": "eval", "step": 1, "loss": 0.1 + 0.2, "of a later version": {"deep": [1, None]}},
+        {"kind": "eval", "step": 1, "loss": 0.1 + 0.2, "of a newer version": {"deep": [1, None]}},
     ]
     folder.append(rows)
     read = folder.rows()
@@ -158,14 +158,14 @@ def test_rows_come_back(folder):
     assert folder.rows("pace").rows == []
 
 
-def test_no_metrics_are_no_rows(folder):
+def test_run_without_metrics_has_no_rows(folder):
     folder.append([])
     assert folder.rows().rows == []
     assert folder.size() == 0
     assert not folder.metrics_path.exists()
 
 
-def test_torn_last_line_is_skipped_counted_and_kept_apart(folder):
+def test_torn_last_line_is_skipped_and_counted(folder):
     folder.append(train(1, 2, 3))
     with folder.metrics_path.open("r+b") as file:
         file.truncate(folder.size() - 9)
@@ -180,7 +180,7 @@ def test_torn_last_line_is_skipped_counted_and_kept_apart(folder):
     assert (read.damaged, read.torn) == (1, False)
 
 
-def test_a_last_line_that_lacks_only_its_end_is_read(folder):
+def test_last_line_without_its_newline_is_read(folder):
     folder.append(train(1, 2))
     with folder.metrics_path.open("r+b") as file:
         file.truncate(folder.size() - 1)
@@ -189,7 +189,7 @@ def test_a_last_line_that_lacks_only_its_end_is_read(folder):
 
 
 @pytest.mark.parametrize("garbage", [b"\x00" * 9, b"\xff\xfe\x80", b"[" * 100_000, b"17", b"null", b"{]"])
-def test_garbage_in_the_middle_costs_its_own_line(folder, garbage):
+def test_garbage_in_the_middle_loses_only_its_line(folder, garbage):
     folder.append(train(1))
     with folder.metrics_path.open("ab") as file:
         file.write(garbage + b"\n")
@@ -206,63 +206,63 @@ def test_short_writes_are_completed(folder, monkeypatch):
     assert steps(folder) == list(range(50))
 
 
-def test_a_kill_loses_the_last_record_at_most(folder):
+def test_kill_loses_the_last_record_at_most(folder):
     draw = random.Random(0)
     known = 0
     for _ in range(12):
         with python(WRITER, folder.path, known) as process:
             assert process.stdout is not None
-            said = process.stdout.readline()
+            output = process.stdout.readline()
             time.sleep(draw.uniform(0, 0.02))
             process.kill()
-            said += process.stdout.read()
-        acknowledged = int(said.rsplit(b"\n", 2)[-2])
+            output += process.stdout.read()
+        acknowledged = int(output.rsplit(b"\n", 2)[-2])
         assert acknowledged > known
         read = folder.rows()
         found = [row["step"] for row in read.rows]
         assert found == list(range(len(found)))
         assert len(found) >= acknowledged
         assert read.damaged <= read.torn
-        # As a resume does: back to a length at which the record was whole.
-        folder.cut(folder.metrics_path.read_bytes().rfind(b"\n") + 1)
+        # A resume cuts the record back to a length at which it was complete.
+        folder.truncate(folder.metrics_path.read_bytes().rfind(b"\n") + 1)
         known = len(steps(folder))
 
 
-def test_a_full_disk_takes_all_rows_or_none(folder):
+def test_full_disk_takes_all_rows_or_none(folder):
     with python(SMALL_DISK, folder.path) as process:
-        said = process.communicate()[0].decode()
+        output = process.communicate()[0].decode()
     assert process.returncode == 0
-    assert "metrics.jsonl: cannot be written (File too large)" in said
+    assert "metrics.jsonl: cannot be written (File too large)" in output
     read = folder.rows()
     assert [row["step"] for row in read.rows] == [0, 1]
     assert read.damaged == 0
 
 
-def test_cut_back_to_a_checkpoint_and_go_on(folder):
+def test_truncate_to_a_checkpoint_and_append(folder):
     folder.append(train(1, 2))
     folder.sync()
     size = folder.size()
     whole = folder.metrics_path.read_bytes()
     folder.append(train(3, 4))
-    folder.cut(size)
+    folder.truncate(size)
     assert folder.metrics_path.read_bytes() == whole
     folder.append(train(3))
     assert steps(folder) == [1, 2, 3]
-    folder.cut(0)
+    folder.truncate(0)
     assert folder.size() == 0
 
 
-def test_cut_beyond_the_end_is_refused(folder):
+def test_truncate_beyond_the_end_is_an_error(folder):
     folder.append(train(1))
     size = folder.size()
     with pytest.raises(StoreError, match=rf"has {size} bytes where the checkpoint says {size + 1}, .*run.fresh=true"):
-        folder.cut(size + 1)
+        folder.truncate(size + 1)
     assert steps(folder) == [1]
     with pytest.raises(StoreError, match="has 0 bytes"):
-        RunFolder(folder.path.parent / "other").cut(1)
+        RunFolder(folder.path.parent / "other").truncate(1)
 
 
-def test_a_lock_that_is_deleted_stops_its_holder(folder):
+def test_deleted_lock_stops_its_holder(folder):
     with folder.lock():
         folder.append(train(1))
         (folder.path / "lock").unlink()
@@ -285,30 +285,30 @@ def test_one_writer(folder):
     assert steps(folder) == [1, 2]
 
 
-def test_the_writer_sweeps_what_a_killed_one_left(folder):
+def test_lock_deletes_temporary_files_of_a_killed_writer(folder):
     (folder.path / ".status.json.0123abcd.tmp").touch()
     with folder.lock():
         assert not list(folder.path.glob(".*.tmp"))
 
 
-def test_state_says_killed_once_nobody_holds_the_lock(folder):
+def test_running_run_without_a_lock_is_killed(folder):
     assert folder.state() == "killed"
     with folder.lock():
         assert RunFolder(folder.path).state() == "running"
         folder.write_status({"state": "running", "step": 5})
-        assert RunFolder(folder.path).observe()[1]["step"] == 5
+        assert RunFolder(folder.path).state_and_status()[1]["step"] == 5
         assert RunFolder(folder.path).state() == "running"
     assert folder.state() == "killed"
     folder.write_status({"state": "interrupted", "step": 5})
     assert folder.state() == "interrupted"
 
 
-def test_a_run_that_finishes_between_two_looks_was_not_killed(folder, monkeypatch):
+def test_run_that_finishes_while_it_is_read_is_not_killed(folder, monkeypatch):
     folder.write_status({"state": "running"})
 
-    def finish_and_let_go(path):
+    def finish_and_release(path):
         folder.write_status({"state": "finished"})
         return False
 
-    monkeypatch.setattr("normlab.store.runs.is_held", finish_and_let_go)
+    monkeypatch.setattr("normlab.store.runs.is_locked", finish_and_release)
     assert folder.state() == "finished"

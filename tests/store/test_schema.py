@@ -8,14 +8,14 @@ import pytest
 from normlab.store.schema import decode, encode, number, to_json
 
 
-def test_non_finite_numbers_come_back_from_strict_json():
+def test_strict_json_keeps_non_finite_numbers():
     row = {"kind": "train", "step": 3, "loss": math.nan, "deep": {"up": [math.inf, -math.inf, 1e-308, -0.0]}}
     text = to_json(row)
 
-    def refuse(word):
-        raise AssertionError(f"{word} is no JSON")
+    def fail(constant):
+        raise AssertionError(f"{constant} is not JSON")
 
-    back = decode(json.loads(text, parse_constant=refuse))
+    back = decode(json.loads(text, parse_constant=fail))
     assert math.isnan(back["loss"])
     assert back["deep"] == {"up": [math.inf, -math.inf, 1e-308, 0.0]}
     assert math.copysign(1, back["deep"]["up"][3]) == -1
@@ -23,11 +23,11 @@ def test_non_finite_numbers_come_back_from_strict_json():
 
 
 @pytest.mark.parametrize("value", [0.1 + 0.2, 5e-324, 1.7976931348623157e308, 2**60 + 1])
-def test_numbers_come_back_to_the_last_bit(value):
+def test_numbers_keep_every_bit(value):
     assert decode(json.loads(to_json({"loss": value})))["loss"] == value
 
 
-def test_text_fields_are_not_numbers_whatever_they_say():
+def test_text_fields_are_never_decoded():
     assert decode(encode({"kind": "inf", "error": "nan", "state": "-inf"})) == {
         "kind": "inf",
         "error": "nan",
@@ -35,7 +35,7 @@ def test_text_fields_are_not_numbers_whatever_they_say():
     }
 
 
-def test_one_line_whatever_the_text():
+def test_every_row_is_one_ascii_line():
     assert to_json({"error": "a\nb\r\u2028c"}).count(b"\n") == 1
     assert to_json({"error": "a\nb\r\u2028c"}).isascii()
 

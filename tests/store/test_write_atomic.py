@@ -11,13 +11,13 @@ import time
 import pytest
 
 from normlab.errors import StoreError
-from normlab.store.files import refusal, sweep_temporaries, write_atomic
+from normlab.store.files import delete_temporaries, io_error, write_atomic
 
 LENGTH = 1 << 20
 
 
-def run_python(script: str, *words: object, **options) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", script, *map(str, words)], **options)
+def run_python(script: str, *arguments: object, **options) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)], **options)
 
 
 def test_writes_and_replaces_and_leaves_nothing_else(tmp_path):
@@ -28,7 +28,7 @@ def test_writes_and_replaces_and_leaves_nothing_else(tmp_path):
     assert os.listdir(tmp_path) == ["status.json"]
 
 
-def test_honours_the_umask(tmp_path):
+def test_new_file_has_the_permissions_of_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         write_atomic(tmp_path / "x", b"")
@@ -38,24 +38,24 @@ def test_honours_the_umask(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
-def test_killed_before_each_call_leaves_the_old_file_and_a_sweepable_rest(tmp_path, call):
+def test_kill_before_each_call_leaves_the_old_file_and_a_temporary_one(tmp_path, call):
     path = tmp_path / "status.json"
     path.write_bytes(b"old")
     script = f"""
 import os, pathlib, signal, sys
 from normlab.store.files import write_atomic
-os.{call} = lambda *words: os.kill(os.getpid(), signal.SIGKILL)
+os.{call} = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 write_atomic(pathlib.Path(sys.argv[1]), b"new")
 """
     with run_python(script, path) as process:
         assert process.wait() == -signal.SIGKILL
     assert path.read_bytes() == b"old"
     assert len(os.listdir(tmp_path)) == 2
-    assert len(sweep_temporaries(tmp_path)) == 1
+    assert len(delete_temporaries(tmp_path)) == 1
     assert os.listdir(tmp_path) == ["status.json"]
 
 
-def test_killed_at_random_is_whole(tmp_path):
+def test_file_is_complete_after_a_kill_at_any_time(tmp_path):
     path = tmp_path / "checkpoint"
     script = f"""
 import pathlib, sys
@@ -76,15 +76,15 @@ while True:
         content = path.read_bytes()
         assert len(content) == LENGTH
         assert content in (b"a" * LENGTH, b"b" * LENGTH)
-        sweep_temporaries(tmp_path)
+        delete_temporaries(tmp_path)
         assert os.listdir(tmp_path) == ["checkpoint"]
 
 
-def test_sweep_takes_nothing_but_its_own(tmp_path):
+def test_only_temporary_files_are_deleted(tmp_path):
     kept = ["metrics.jsonl", ".hidden", "notes.tmp", ".x.tmp", ".x.0123456g.tmp"]
     for name in [*kept, ".run.json.0123abcd.tmp"]:
         (tmp_path / name).touch()
-    assert sweep_temporaries(tmp_path) == [".run.json.0123abcd.tmp"]
+    assert delete_temporaries(tmp_path) == [".run.json.0123abcd.tmp"]
     assert sorted(os.listdir(tmp_path)) == sorted(kept)
 
 
@@ -102,14 +102,14 @@ except StoreError as error:
     print(error)
 """
     with run_python(script, path, stdout=subprocess.PIPE, text=True) as process:
-        said = process.communicate()[0]
-    assert "cannot be written (File too large)" in said
-    assert "run the same command again" in said
+        output = process.communicate()[0]
+    assert "cannot be written (File too large)" in output
+    assert "run the same command again" in output
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["status.json"]
 
 
-def test_no_space_says_what_to_do(tmp_path, monkeypatch):
+def test_message_of_a_full_disk(tmp_path, monkeypatch):
     def no_space(descriptor, content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -120,7 +120,7 @@ def test_no_space_says_what_to_do(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("doing", "number", "remedy"),
+    ("action", "number", "remedy"),
     [
         ("read", errno.EACCES, "make it readable, or choose another results_dir"),
         ("opened", errno.EPERM, "make it readable and writable, or choose another results_dir"),
@@ -131,8 +131,9 @@ def test_no_space_says_what_to_do(tmp_path, monkeypatch):
         ("read", errno.EIO, "check the disk and run the same command again"),
     ],
 )
-def test_the_remedy_is_for_what_was_done(tmp_path, doing, number, remedy):
+def test_remedy_fits_the_action(tmp_path, action, number, remedy):
     reason = os.strerror(number)
     assert (
-        str(refusal(tmp_path, doing, OSError(number, reason))) == f"{tmp_path}: cannot be {doing} ({reason}); {remedy}"
+        str(io_error(tmp_path, action, OSError(number, reason)))
+        == f"{tmp_path}: cannot be {action} ({reason}); {remedy}"
     )

@@ -17,7 +17,7 @@ import pytest
 from kill_and_resume import differences
 
 from normlab.launch import compose_run
-from normlab.store.plans import read_ends, read_plan, sweep_folder
+from normlab.store.plans import read_outcomes, read_plan, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.train.start import train
 from tests.sweep.watching import workers_of
@@ -40,14 +40,14 @@ def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
     folder = sweep_folder(tmp_path / "results", "packed")
     plan, runs = read_plan(folder), runs_of(tmp_path / "results")
     assert [len(pack.jobs) for pack in plan.packs] == [2, 2, 2, 2]
-    assert [end.cause for end in read_ends(folder)] == ["finished"] * 4
+    assert [end.cause for end in read_outcomes(folder)] == ["finished"] * 4
     assert len(runs) == 8
     for pack in plan.packs:
-        ids = [job.run_id for job in plan.members(pack)]
-        for job in plan.members(pack):
-            told = runs[job.run_id].run().get("pack")
-            assert told == ({"sweep": "packed", "number": pack.number, "runs": ids} if len(ids) > 1 else None)
-            alone = train(compose_run([*words, *job.words, f"results_dir={tmp_path / 'alone'}"]), sinks=[])
+        ids = [job.run_id for job in plan.jobs_of(pack)]
+        for job in plan.jobs_of(pack):
+            pack_record = runs[job.run_id].run().get("pack")
+            assert pack_record == ({"sweep": "packed", "number": pack.number, "runs": ids} if len(ids) > 1 else None)
+            alone = train(compose_run([*words, *job.overrides, f"results_dir={tmp_path / 'alone'}"]), sinks=[])
             assert runs[job.run_id].state() == alone.state
             rows, expected = runs[job.run_id].rows("train").rows, alone.folder.rows("train").rows
             losses, wanted = ([row["loss"] for row in of] for of in (rows, expected))
@@ -85,7 +85,7 @@ def test_killed_at_any_time_with_all_its_processes_it_ends_as_if_undisturbed(wor
                 os.kill(pid, signal.SIGKILL)
         process.wait()
         reached.append(sum(run.size() for run in runs_of(tmp_path / "wild").values()))
-    assert len(set(reached)) > KILLS // 2, "it hardly went on between two kills"
+    assert len(set(reached)) > KILLS // 2, "it made hardly any progress between two kills"
     subprocess.run(command, check=True, capture_output=True, timeout=600)
     calm, wild = runs_of(tmp_path / "calm"), runs_of(tmp_path / "wild")
     assert calm.keys() == wild.keys()

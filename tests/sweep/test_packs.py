@@ -7,7 +7,6 @@ import math
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -17,20 +16,20 @@ from normlab.config import RunConfig, config_of_record
 from normlab.launch import compose_run, compose_sweep
 from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
-from normlab.store.schema import PLAN_FILE, seal
+from normlab.store.schema import PLAN_FILE, SEAL, seal
 from normlab.sweep.options import SweepOptions
 from normlab.sweep.packs import auto_pack_size, split
-from normlab.sweep.plan import Planned, make_plan
+from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.sweep.supervisor import supervise
 from normlab.train.start import train, train_pack
-from tests.sweep.watching import Silent
+from tests.sweep.watching import RecordingMonitor
 
 Command = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 
 
 @pytest.fixture
-def plan(words: list[str]) -> Callable[..., Planned]:
+def plan(words: list[str]) -> Callable[..., PlannedSweep]:
     """The plan that the overrides of a small sweep make."""
     return lambda *more: make_plan(*compose_sweep([*words, *more]))
 
@@ -74,7 +73,7 @@ def test_packs_are_equal_where_a_size_above_half_of_the_most_divides() -> None:
             assert not divides or len(sizes) == 1
 
 
-def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., Planned], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., PlannedSweep], monkeypatch: pytest.MonkeyPatch) -> None:
     """Same overrides, same plan, whatever clocks say; and no process trains anything to make it."""
     real = subprocess.Popen
 
@@ -104,13 +103,13 @@ def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., Planned], monkeyp
     assert (sizes_of(bounded), bounded.memory_bytes) == ([4] * 4, six)
 
 
-def test_auto_asks_the_nodes_of_slurm_and_not_the_login_node(plan: Callable[..., Planned]) -> None:
+def test_auto_asks_the_nodes_of_slurm_and_not_the_login_node(plan: Callable[..., PlannedSweep]) -> None:
     grid = ("device=auto", "precision=bf16", "seed=range(16)", "sweep.on=slurm", "sweep.slurm.cluster=local")
     assert sizes_of(plan(*grid).plan) == [8, 8]
     assert sizes_of(plan(*grid, "sweep.slurm.gpus=0").plan) == [16]
 
 
-def test_one_size_for_the_whole_sweep(plan: Callable[..., Planned]) -> None:
+def test_one_size_for_the_whole_sweep(plan: Callable[..., PlannedSweep]) -> None:
     """Of a width that packs well and one that does not, the smaller size is that of both."""
     both = plan("seed=range(4)", "precision=bf16", "model.width=64,256").plan
     assert (set(sizes_of(both)), both.notes) == ({1}, [])
@@ -118,7 +117,7 @@ def test_one_size_for_the_whole_sweep(plan: Callable[..., Planned]) -> None:
 
 
 def test_packs_of_several_sizes_are_in_the_plan_once(
-    plan: Callable[..., Planned], words: list[str], run_command: Command
+    plan: Callable[..., PlannedSweep], words: list[str], run_command: Command
 ) -> None:
     assert plan("seed=range(9)", "sweep.pack=4").plan.notes == []
     made = plan("seed=range(10)", "sweep.pack=4").plan
@@ -128,10 +127,10 @@ def test_packs_of_several_sizes_are_in_the_plan_once(
     assert (code, out.count(f"note    {note}\n")) == (0, 1)
 
 
-def test_a_pack_that_is_halved_is_in_the_plan(plan: Callable[..., Planned]) -> None:
+def test_a_pack_that_is_halved_is_in_the_plan(plan: Callable[..., PlannedSweep]) -> None:
     made = plan("seed=range(8)", "sweep.pack=4").plan
     assert made.notes == []
-    assert made.halved(made.packs[0]).notes == [
+    assert made.halve(made.packs[0]).notes == [
         "pack 1 of 4 runs ran out of memory and is halved: its runs train in packs of 2 and 2"
     ]
 
@@ -145,20 +144,20 @@ def configs_of(words: list[str], *seeds: int) -> list[RunConfig]:
 
 @pytest.mark.slow
 def test_runs_that_were_trained_differently_are_reported(
-    plan: Callable[..., Planned], words: list[str], run_command: Command
+    plan: Callable[..., PlannedSweep], words: list[str], run_command: Command
 ) -> None:
     for config in configs_of(words, 0, 1, 2):
         train(config, sinks=[])
     grid = ("train.steps=2", "seed=range(12)", "sweep.pack=4")
     made = plan(*grid).plan
     note = (
-        "3 of 12 runs exist already and were trained differently (3 alone instead of in a pack of 4): they are used as "
-        "they are, with other rounding than here; sweep.pack=off trains all alone, another results_dir trains all of "
-        "them anew"
+        "3 of 12 runs exist already and were trained differently (3 alone instead of in a pack of 4): they are not "
+        "trained again, and have other rounding; sweep.pack=off trains all alone, another results_dir trains all of "
+        "them again"
     )
     assert (made.notes, sizes_of(made)) == ([note], [3, 3, 3])
     assert f"note    {note}\n" in run_command("sweep", *words, *grid, "--dry-run")[1]
-    # The remedies are remedies.
+    # Both suggestions of the note help.
     assert plan(*grid[:2], "sweep.pack=off").plan.notes == []
     other = f"{compose_run(words).results_dir}_2"
     assert plan(*grid, f"results_dir={other}").plan.notes == []
@@ -169,7 +168,7 @@ def test_runs_that_were_trained_differently_are_reported(
 
 
 def test_runs_of_other_packs_are_reported_and_those_of_the_same_are_not(
-    plan: Callable[..., Planned], words: list[str]
+    plan: Callable[..., PlannedSweep], words: list[str]
 ) -> None:
     train_pack(configs_of(words, 0, 1), [[], []], pack={"sweep": "before", "number": 1})
     assert plan("train.steps=2", "seed=range(4)", "sweep.pack=2").plan.notes == []
@@ -183,14 +182,14 @@ def test_runs_of_other_packs_are_reported_and_those_of_the_same_are_not(
 
 
 def test_pack_and_members_are_in_the_record_of_every_run(
-    plan: Callable[..., Planned], words: list[str], run_command: Command
+    plan: Callable[..., PlannedSweep], words: list[str], run_command: Command
 ) -> None:
-    """Of one that is alone, of a pack, and of the half of a pack that ran out of memory."""
+    """Also in those of single runs, and of the halves of a pack that ran out of memory."""
     grid = ("train.steps=2", "seed=range(3)", "sweep.pack=2", "sweep.name=x")
     made = plan(*grid)
-    halved = made.plan.halved(made.plan.packs[0])
+    halved = made.plan.halve(made.plan.packs[0])
     before, number = configs_of(words, 0, 1), made.plan.packs[0].number
-    for config in before:  # what a pack leaves that ran out of memory in its first step
+    for config in before:  # as left by a pack that ran out of memory in its first step
         RunFolder.create(
             run_of(made.folder, made.plan.jobs[config.seed]).path, record_of(words, config, made.plan, number)
         )
@@ -199,46 +198,47 @@ def test_pack_and_members_are_in_the_record_of_every_run(
     code, _, err = run_command("sweep", *words, *grid)
     assert code == 0, err
     for pack in halved.packs:
-        (job,) = halved.members(pack)
+        (job,) = halved.jobs_of(pack)
         run = run_of(made.folder, job)
-        assert run.trained_with() == [job.run_id]
+        assert run.last_pack() == [job.run_id]
         assert run.status()["pack"] == {"sweep": "x", "number": pack.number, "runs": [job.run_id]}
-    # A run that a sweep trained alone is the user's to resume.
+    # `train` may resume a run that a sweep trained alone.
     assert run_command("train", *words, "train.steps=2", "seed=2")[0] == 0
 
 
 def record_of(words: list[str], config: RunConfig, made: Plan, number: int) -> dict:
-    """A run.json as the start of a pack writes it."""
+    """Return a run.json as the start of a pack writes it."""
     elsewhere = compose_run([*words, "train.steps=2", f"seed={config.seed}", f"results_dir={config.results_dir}_other"])
     run = train(elsewhere, sinks=[]).folder.run()
-    ids = [job.run_id for job in made.members(made.pack_of(number))]
+    ids = [job.run_id for job in made.jobs_of(made.pack_of(number))]
     return {**run, "pack": {"sweep": made.name, "number": number, "runs": ids}}
 
 
-# Plans of before.
+# Plans of older normlabs.
 
 
 @pytest.mark.slow
-def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., Planned], words: list[str]) -> None:
-    """Written by a normlab that timed packs: its packs stay, and the plan says how they were chosen."""
+def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., PlannedSweep], words: list[str]) -> None:
+    """An older normlab timed packs: the packs stay, and the plan notes how they were chosen."""
     grid = ("train.steps=2", "seed=range(4)", "sweep.name=x")
     made = plan(*grid)
-    record = asdict(made.plan)
-    del record["notes"], record["memory_bytes"]
+    made.folder.mkdir(parents=True)
+    write_plan(made.folder, made.plan)
+    record = json.loads((made.folder / PLAN_FILE).read_text())
+    del record["notes"], record["memory_bytes"], record[SEAL]
     ids = [job.run_id for job in made.plan.jobs]
     trial = {"runs": 2, "first_s": 10.0, "step_s": 0.1, "peak_bytes": None, "error": ""}
     record["tried"] = [{"runs": ids, "most": 2, "why": "all of them", "trials": [trial]}]
     record["packs"] = [{"number": n, "jobs": jobs, "halved_from": None} for n, jobs in ((1, [0, 1]), (2, [2, 3]))]
-    made.folder.mkdir(parents=True)
     (made.folder / PLAN_FILE).write_bytes(seal(record))
-    options, asked = compose_sweep([*words, *grid])
-    again = make_plan(options, asked)
+    options, composed = compose_sweep([*words, *grid])
+    again = make_plan(options, composed)
     assert sizes_of(again.plan) == [2, 2]
     assert again.plan.notes == [
         "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
     ]
-    outcome = supervise(again.folder, again.plan, options, Silent())
+    outcome = supervise(again.folder, again.plan, options, RecordingMonitor())
     assert outcome.code == 0
-    assert {len(run_of(again.folder, job).trained_with()) for job in again.plan.jobs} == {2}
+    assert {len(run_of(again.folder, job).last_pack()) for job in again.plan.jobs} == {2}
     assert "tried" in json.loads((made.folder / PLAN_FILE).read_text()), "a plan is frozen"
     assert read_plan(made.folder) == again.plan

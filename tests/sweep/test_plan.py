@@ -1,4 +1,4 @@
-"""From words to a plan: jobs, packs, names, what is used, what is refused."""
+"""Plans: jobs, packs, names, existing runs and errors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from normlab.options import leaves, plain_tree
 from normlab.store.plans import (
     FINISHED,
     KILLED,
-    End,
     Pack,
+    PackOutcome,
     Plan,
-    append_end,
-    read_ends,
+    append_outcome,
+    read_outcomes,
     read_plan,
     run_of,
     sweep_folder,
@@ -27,16 +27,16 @@ from normlab.store.plans import (
 )  # fmt: skip
 from normlab.store.runs import RunFolder
 from normlab.store.schema import PLAN_FILE
-from normlab.sweep.packs import alike, pack_key
-from normlab.sweep.plan import Planned, make_plan
+from normlab.sweep.packs import group_by_key, pack_key
+from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.train.start import train
 
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def plan(words: list[str]) -> Callable[..., Planned]:
-    """The plan that the words of a small sweep make."""
+def plan(words: list[str]) -> Callable[..., PlannedSweep]:
+    """Return the plan of the overrides of a small sweep."""
     return lambda *more: make_plan(*compose_sweep([*words, *more]))
 
 
@@ -50,10 +50,8 @@ def plan(words: list[str]) -> Callable[..., Planned]:
         ["norm=rmsnorm", "++norm.eps=1e-3,1e-4", "model.width=64", "model.mlp_width=${model.width}"],
     ],
 )
-def test_what_is_composed_once_is_what_hydra_composes_each_time(
-    grid: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every job of a grid against a composition of its own."""
+def test_grid_composed_once_equals_one_composition_per_job(grid: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare every job of a grid with a composition of its own."""
     import hydra
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -67,8 +65,8 @@ def test_what_is_composed_once_is_what_hydra_composes_each_time(
     assert [plain_tree(config) for config in compose_grid(grid)] == [plain_tree(compose_run(job)) for job in jobs]
 
 
-def test_a_value_with_quotes_spaces_and_commas_is_one(words: list[str], tmp_path: Path) -> None:
-    """As with `train --multirun`: a list is one value, what is quoted too."""
+def test_value_with_quotes_spaces_and_commas_is_one_value(words: list[str], tmp_path: Path) -> None:
+    """As with `train --multirun`, a list or a quoted text is one value."""
     for name in ("a b.txt", "it's, one.txt"):
         (tmp_path / name).write_text("a line of text for a small model to learn\n" * 60)
     path = f'data.path=["{tmp_path}/a b.txt","{tmp_path}/it\'s, one.txt"]'
@@ -77,12 +75,12 @@ def test_a_value_with_quotes_spaces_and_commas_is_one(words: list[str], tmp_path
     assert all(
         leaves(config)["data.path"] == [f"{tmp_path}/a b.txt", f"{tmp_path}/it's, one.txt"] for _, config in jobs
     )
-    assert [told for told, _ in jobs] == [["run.name='x, y'"], ["run.name=z"]]
+    assert [overrides for overrides, _ in jobs] == [["run.name='x, y'"], ["run.name=z"]]
 
 
-def test_the_jobs_of_a_plan(plan: Callable[..., Planned]) -> None:
+def test_jobs_and_packs_of_a_plan(plan: Callable[..., PlannedSweep]) -> None:
     made = plan("norm=layernorm,rmsnorm", "seed=range(3)").plan
-    assert [job.words for job in made.jobs] == [
+    assert [job.overrides for job in made.jobs] == [
         [f"norm={norm}", f"seed={seed}"] for norm in ("layernorm", "rmsnorm") for seed in range(3)
     ]
     assert [config_of_record(job.config).seed for job in made.jobs] == [0, 1, 2] * 2
@@ -90,7 +88,7 @@ def test_the_jobs_of_a_plan(plan: Callable[..., Planned]) -> None:
     assert len({job.run_id for job in made.jobs}) == 6
 
 
-def test_a_made_name_is_of_what_is_made(plan: Callable[..., Planned]) -> None:
+def test_default_name_depends_on_runs_and_packing(plan: Callable[..., PlannedSweep]) -> None:
     name = plan("norm=layernorm,rmsnorm", "optim.lr=1e-3,3e-3").plan.name
     assert name.startswith("norm.lr-")
     assert plan("optim.lr=3e-3,1e-3", "norm=rmsnorm,layernorm", "sweep.jobs=2").plan.name.endswith(name[-8:])
@@ -98,37 +96,39 @@ def test_a_made_name_is_of_what_is_made(plan: Callable[..., Planned]) -> None:
     assert not plan("norm=layernorm,rmsnorm", "optim.lr=1e-3,3e-3", "sweep.pack=2").plan.name.endswith(name[-8:])
 
 
-def test_two_jobs_that_are_one_run(plan: Callable[..., Planned]) -> None:
+def test_two_jobs_of_one_run_are_trained_once(plan: Callable[..., PlannedSweep]) -> None:
     made = plan("optim.lr=1e-3,0.001,2e-3", "run.name=x")
     assert len(made.plan.jobs) == 2
-    assert made.doubts == ["optim.lr=0.001: is the same run as optim.lr=0.001, and trained once"]
+    assert made.warnings == ["optim.lr=0.001: is the same run as optim.lr=0.001, and is trained once"]
 
 
-def test_what_is_there_already_is_used(plan: Callable[..., Planned], words: list[str]) -> None:
-    ended = train(compose_run([*words, "seed=1"]), sinks=[]).folder
-    begun = train(compose_run([*words, "seed=2"]), sinks=[]).folder
-    begun.write_status({**begun.status(), "state": "interrupted", "step": 3})
+def test_completed_runs_get_no_pack_and_interrupted_ones_their_own(
+    plan: Callable[..., PlannedSweep], words: list[str]
+) -> None:
+    completed = train(compose_run([*words, "seed=1"]), sinks=[]).folder
+    interrupted = train(compose_run([*words, "seed=2"]), sinks=[]).folder
+    interrupted.write_status({**interrupted.status(), "state": "interrupted", "step": 3})
     made = plan("seed=range(4)", "sweep.pack=8").plan
-    assert ended.run_id == made.jobs[1].run_id
+    assert completed.run_id == made.jobs[1].run_id
     assert [pack.jobs for pack in made.packs] == [[0, 3], [2]]
-    (ended.path / "status.json").write_text("{}")
+    (completed.path / "status.json").write_text("{}")
     with pytest.raises(StoreError, match=r"status.json: is damaged"):
         plan("seed=range(4)")
 
 
-def test_a_name_that_holds_other_jobs_is_refused(plan: Callable[..., Planned]) -> None:
+def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) -> None:
     first = plan("sweep.name=mine", "seed=0,1")
     first.folder.mkdir(parents=True)
     write_plan(first.folder, first.plan)
     assert plan("sweep.name=mine", "seed=1,0").plan == first.plan
-    with pytest.raises(ConfigError, match=r"sweep.name=mine: is the name of a sweep of 2 runs.* make 3, of"):
+    with pytest.raises(ConfigError, match=r"sweep.name=mine: is the name of a sweep of 2 runs.* make 3, and"):
         plan("sweep.name=mine", "seed=0,1,2")
-    with pytest.raises(ConfigError, match=r"sweep.pack=2: sweep mine was begun with sweep.pack=auto"):
+    with pytest.raises(ConfigError, match=r"sweep.pack=2: sweep mine started with sweep.pack=auto"):
         plan("sweep.name=mine", "seed=0,1", "sweep.pack=2")
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("override", "texts"),
     [
         ("sweep.nam=x", ["sweep.nam=x", "jobs, name, on, pack, slurm, timeout_minutes", "did you mean 'name'?"]),
         ("sweep.pack=of", ["sweep.pack=of", "auto, off", "did you mean 'off'?"]),
@@ -143,7 +143,7 @@ def test_a_name_that_holds_other_jobs_is_refused(plan: Callable[..., Planned]) -
         ("~sweep.name", ["sweep.name"]),
         ("run.fresh=true", ["run.fresh=true", "leave it out"]),
         ("run.fresh=true,false", ["run.fresh=true", "leave it out"]),
-        ("results_dir=a,b", ["results_dir=a,b", "one place"]),
+        ("results_dir=a,b", ["results_dir=a,b", "one results folder"]),
         ("seed=range(0)", ["no value", "no runs"]),
         ("seed=range(10001)", ["seed=range", "10001 runs", "at most 10000"]),
         ("model.heads=2,5", ["model.heads=5", "model.width=32"]),
@@ -154,17 +154,17 @@ def test_a_name_that_holds_other_jobs_is_refused(plan: Callable[..., Planned]) -
         ("--nope", ["--nope"]),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(
-    word: str, told: list[str], words: list[str], run_command: Command, tmp_path: Path
+def test_error_is_one_line_and_leaves_nothing(
+    override: str, texts: list[str], words: list[str], run_command: Command, tmp_path: Path
 ) -> None:
-    code, out, err = run_command("sweep", *words, word)
+    code, out, err = run_command("sweep", *words, override)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert all(text in err for text in told), err
+    assert all(text in err for text in texts), err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_shows_the_plan_and_leaves_nothing(words: list[str], run_command: Command, tmp_path: Path) -> None:
+def test_dry_run_shows_the_plan_and_leaves_nothing(words: list[str], run_command: Command, tmp_path: Path) -> None:
     code, out, err = run_command(
         "sweep", *words, "norm=layernorm,rmsnorm", "seed=range(3)", "--dry-run", "sweep.pack=2"
     )
@@ -205,20 +205,20 @@ def test_runs_that_differ_in_numbers_have_one_key(word: str, default_key: str) -
         "eval.sequences=3", "stats.every=3", "precision=bf16", "compile=on", "train.checkpoint_every=7", "stats=off",
     ],
 )  # fmt: skip
-def test_runs_that_differ_in_more_have_not(word: str, default_key: str) -> None:
+def test_runs_that_differ_in_more_have_other_keys(word: str, default_key: str) -> None:
     assert pack_key(compose_run(word.split())) != default_key
 
 
 def test_every_option_is_in_the_key_or_may_differ() -> None:
-    """One that is added later keeps runs apart until somebody says otherwise."""
+    """A new option keeps runs apart until it is added to the options that may differ."""
     config = compose_run([])
     key = json.loads(pack_key(config))
-    found: set[str] = set()
+    may_differ: set[str] = set()
     for word in leaves(config):
         group, _, name = word.rpartition(".")
         if name not in (key.get(group, {}) if group else key):
-            found.add(word)
-    assert {word for word in found if not word.startswith("tracking.")} == {
+            may_differ.add(word)
+    assert {word for word in may_differ if not word.startswith("tracking.")} == {
         "seed", "init", "data.seed", "run.name", "optim.lr", "optim.weight_decay", "optim.beta1", "optim.beta2",
         "optim.warmup_steps", "optim.schedule", "optim.final_lr_fraction", "optim.decay_fraction",
     }  # fmt: skip
@@ -226,16 +226,16 @@ def test_every_option_is_in_the_key_or_may_differ() -> None:
 
 def test_runs_of_equal_keys_may_train_together() -> None:
     configs = compose_grid(["norm=layernorm,rmsnorm", "seed=range(5)"])
-    assert alike(configs, [False] * 10) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert alike(configs, [index == 1 for index in range(10)]) == [[0, 2, 3, 4], [1], [5, 6, 7, 8, 9]]
+    assert group_by_key(configs, [False] * 10) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert group_by_key(configs, [index == 1 for index in range(10)]) == [[0, 2, 3, 4], [1], [5, 6, 7, 8, 9]]
     closer = compose_grid(["stats=full,core", "seed=0,1"])
-    assert alike(closer, [False] * 4) == [[0], [1], [2, 3]]
+    assert group_by_key(closer, [False] * 4) == [[0], [1], [2, 3]]
 
 
-# What is kept of a plan.
+# Stored plans.
 
 
-def stored(tmp_path: Path, packs: list[Pack]) -> tuple[Path, Plan]:
+def stored_plan(tmp_path: Path, packs: list[Pack]) -> tuple[Path, Plan]:
     _, jobs = compose_sweep(["seed=range(5)", "run.name=inf"])
     made = make_plan_of(jobs, packs)
     folder = sweep_folder(tmp_path, made.name)
@@ -247,11 +247,16 @@ def stored(tmp_path: Path, packs: list[Pack]) -> tuple[Path, Plan]:
 def make_plan_of(jobs: list, packs: list[Pack]) -> Plan:
     from normlab.store.plans import Job
 
-    return Plan("x", "4", [Job(f"run{i}", list(told), plain_tree(one)) for i, (told, one) in enumerate(jobs)], packs)
+    return Plan(
+        "x",
+        "4",
+        [Job(f"run{i}", list(overrides), plain_tree(config)) for i, (overrides, config) in enumerate(jobs)],
+        packs,
+    )
 
 
-def test_a_plan_reads_back_and_a_changed_one_is_refused(tmp_path: Path) -> None:
-    folder, made = stored(tmp_path, [Pack(1, [0, 1, 2]), Pack(2, [3, 4])])
+def test_plan_reads_back_and_a_changed_one_is_damaged(tmp_path: Path) -> None:
+    folder, made = stored_plan(tmp_path, [Pack(1, [0, 1, 2]), Pack(2, [3, 4])])
     assert read_plan(folder) == made
     assert run_of(folder, made.jobs[0]).path == tmp_path / "runs" / "run0"
     path = folder / PLAN_FILE
@@ -263,42 +268,42 @@ def test_a_plan_reads_back_and_a_changed_one_is_refused(tmp_path: Path) -> None:
         read_plan(folder)
 
 
-def test_a_run_that_trains_in_anothers_pack_is_told_before_anything_starts(plan: Callable[..., Planned]) -> None:
+def test_run_in_a_pack_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) -> None:
     first = plan("seed=0,1", "sweep.pack=2", "sweep.name=first")
     run = run_of(first.folder, first.plan.jobs[0])
     RunFolder.create(run.path, {"run_id": run.run_id, "pack": {"sweep": "first", "number": 1, "runs": ["a", "b"]}})
-    with pytest.raises(ConfigError, match=r"is one of 2 that train together in sweep first, and has not ended"):
+    with pytest.raises(ConfigError, match=r"trains in a pack of 2 runs of sweep first, and is not completed"):
         plan("seed=0", "sweep.name=second")
     run.write_status({"state": "finished"})
     assert plan("seed=0", "sweep.name=second").plan.packs == []
 
 
-def test_how_many_at_once_is_not_asked_of_what_starts_all(plan: Callable[..., Planned]) -> None:
+def test_jobs_has_no_effect_with_submitits_processes(plan: Callable[..., PlannedSweep]) -> None:
     with pytest.raises(ConfigError, match=r"sweep.jobs=1: has no effect with sweep.slurm.cluster=local"):
         plan("sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.jobs=1")
 
 
 def test_halving(tmp_path: Path) -> None:
-    _, made = stored(tmp_path, [Pack(1, [0, 1, 2]), Pack(2, [3, 4])])
-    once = made.halved(made.packs[0])
+    _, made = stored_plan(tmp_path, [Pack(1, [0, 1, 2]), Pack(2, [3, 4])])
+    once = made.halve(made.packs[0])
     assert once.packs == [Pack(3, [0], halved_from=1), Pack(4, [1, 2], halved_from=1), Pack(2, [3, 4])]
-    twice = once.halved(once.packs[1])
+    twice = once.halve(once.packs[1])
     assert [(pack.number, pack.jobs) for pack in twice.packs] == [(3, [0]), (5, [1]), (6, [2]), (2, [3, 4])]
     with pytest.raises(StoreError, match="no pack 1"):
         once.pack_of(1)
 
 
-def test_a_torn_line_of_ends_loses_itself_alone(tmp_path: Path) -> None:
-    ends = [End(1, FINISHED, "", 0, 1.5, 2.5), End(2, KILLED, "by SIGKILL", -9, 1.0, 3.0)]
-    assert read_ends(tmp_path) == []
-    append_end(tmp_path, ends[0])
+def test_torn_line_of_outcomes_loses_only_itself(tmp_path: Path) -> None:
+    outcomes = [PackOutcome(1, FINISHED, "", 0, 1.5, 2.5), PackOutcome(2, KILLED, "by SIGKILL", -9, 1.0, 3.0)]
+    assert read_outcomes(tmp_path) == []
+    append_outcome(tmp_path, outcomes[0])
     with (tmp_path / "ends.jsonl").open("ab") as file:
         file.write(b'{"pack":2,"cau')
-    append_end(tmp_path, ends[1])
-    assert read_ends(tmp_path) == ends
+    append_outcome(tmp_path, outcomes[1])
+    assert read_outcomes(tmp_path) == outcomes
 
 
-def test_what_reads_a_plan_needs_no_torch() -> None:
+def test_reading_a_plan_imports_no_torch() -> None:
     import subprocess
     import sys
 
@@ -307,7 +312,7 @@ def test_what_reads_a_plan_needs_no_torch() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_the_newest_row_of_a_long_record(tmp_path: Path) -> None:
+def test_last_row_of_a_long_record(tmp_path: Path) -> None:
     from normlab.store.reading import read_last_row
 
     folder = RunFolder(tmp_path)

@@ -1,4 +1,4 @@
-"""What is shown of a sweep: from the folders of its runs, on a terminal and elsewhere."""
+"""What is display of a sweep: from the folders of its runs, on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 
 from normlab.launch import compose_sweep
 from normlab.options import plain_tree
-from normlab.store.plans import FINISHED, RAISED, End, Job, Pack, Plan, run_of, sweep_folder
+from normlab.store.plans import FINISHED, RAISED, Job, Pack, PackOutcome, Plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweep import progress, show
-from normlab.sweep.progress import Progress
-from normlab.sweep.standing import standing
+from normlab.sweep.progress import ProgressDisplay
+from normlab.sweep.standing import pack_progress
 
 
 @pytest.fixture(scope="module")
 def jobs() -> list[Job]:
     """Forty runs of 500 steps."""
-    _, asked = compose_sweep(["norm=layernorm,rmsnorm", "seed=range(20)"])
-    return [Job(f"run{number}", words, plain_tree(config)) for number, (words, config) in enumerate(asked)]
+    _, composed = compose_sweep(["norm=layernorm,rmsnorm", "seed=range(20)"])
+    return [Job(f"run{number}", overrides, plain_tree(config)) for number, (overrides, config) in enumerate(composed)]
 
 
 @pytest.fixture
@@ -38,23 +38,27 @@ def write(folder: Path, job: Job, state: str, step: int, **more: Any) -> None:
         run.append([{"kind": "train", "step": step - 1, "loss": 1.0}, {"kind": "pace", "step": step}])
 
 
-def test_how_far_a_pack_is(folder: Path, jobs: list[Job]) -> None:
-    assert standing(folder, jobs[:4]).step == 0
+def test_pack_progress(folder: Path, jobs: list[Job]) -> None:
+    assert pack_progress(folder, jobs[:4]).step == 0
     write(folder, jobs[0], "running", 100)
     write(folder, jobs[1], "finished", 500, val_loss=2.5)
     write(folder, jobs[2], "diverged", 50, val_loss=float("nan"))
-    seen = standing(folder, jobs[:4])
-    assert (seen.step, seen.steps, seen.outcomes) == ((100 + 500 + 500 + 0) / 4, 500, {"finished": 1, "diverged": 1})
-    assert seen.loss is None
-    assert standing(folder, jobs[1:2]).loss == 2.5
-    assert standing(folder, jobs[2:3]).loss is None
+    progress_of_pack = pack_progress(folder, jobs[:4])
+    assert (progress_of_pack.step, progress_of_pack.steps, progress_of_pack.outcomes) == (
+        (100 + 500 + 500 + 0) / 4,
+        500,
+        {"finished": 1, "diverged": 1},
+    )
+    assert progress_of_pack.loss is None
+    assert pack_progress(folder, jobs[1:2]).loss == 2.5
+    assert pack_progress(folder, jobs[2:3]).loss is None
     with run_of(folder, jobs[0]).lock():
         run_of(folder, jobs[0]).append([{"kind": "train", "step": 100, "loss": 1.0}])
-    assert standing(folder, jobs[:1]).step == 101
+    assert pack_progress(folder, jobs[:1]).step == 101
     (run_of(folder, jobs[3]).path).mkdir()
     (run_of(folder, jobs[3]).path / "run.json").write_text("{}")
     (run_of(folder, jobs[3]).path / "status.json").write_text("no record")
-    assert standing(folder, jobs[3:4]).step == 0
+    assert pack_progress(folder, jobs[3:4]).step == 0
 
 
 def test_plain_lines(
@@ -62,28 +66,28 @@ def test_plain_lines(
 ) -> None:
     packs = [Pack(1, [0]), Pack(2, [1, 2, 3]), Pack(3, [4]), Pack(4, [5])]
     plan = Plan("x", "4", jobs, packs)
-    shown = Progress(folder)
-    shown.begin(plan, packs[:3], 0, [End(4, RAISED, "ValueError: no", 1, 1.0, 1.0)])
+    display = ProgressDisplay(folder)
+    display.start(plan, packs[:3], 0, [PackOutcome(4, RAISED, "ValueError: no", 1, 1.0, 1.0)])
     assert capsys.readouterr().err == "normlab: 4 packs: 1 failed, 3 waiting\n"
     for pack in packs[:2]:
-        shown.started(pack)
+        display.pack_started(pack)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
     for number in (1, 2, 3):
         write(folder, jobs[number], "diverged" if number == 2 else "running", 250)
-    shown.look()
+    display.refresh()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("normlab: 4 packs: 2 running, 1 failed, 1 waiting, 1 run diverged; left 0:0")
     assert line.endswith("and 2 more running  1 of 3 diverged  step 333/500")
     write(folder, jobs[0], "finished", 500, val_loss=2.25)
-    shown.ended(packs[0], End(1, FINISHED, "", 0, 1.0, 1.0), [])
+    display.pack_ended(packs[0], PackOutcome(1, FINISHED, "", 0, 1.0, 1.0), [])
     assert capsys.readouterr().err == "normlab: pack 1 norm=layernorm seed=0: finished  val 2.2500\n"
     halves = [Pack(5, [1], 2), Pack(6, [2, 3], 2)]
-    shown.ended(packs[1], End(2, "memory", "the memory ran out", 12, 1.0, 1.0), halves)
+    display.pack_ended(packs[1], PackOutcome(2, "memory", "out of memory", 12, 1.0, 1.0), halves)
     assert "ran out of memory" in (line := capsys.readouterr().err)
-    assert line.endswith(": the memory ran out; goes on as packs 5 and 6\n")
-    shown.look()
-    assert "5 packs: 1 done, 1 failed, 3 waiting" in capsys.readouterr().err
-    shown.finish()
+    assert line.endswith(": out of memory; split into packs 5 and 6\n")
+    display.refresh()
+    assert "5 packs: 1 completed, 1 failed, 3 waiting" in capsys.readouterr().err
+    display.finish()
 
 
 class Terminal(io.StringIO):
@@ -91,52 +95,52 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_table_on_a_terminal(folder: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_on_a_terminal(folder: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setattr(progress, "REFRESH_S", 0.0)
     packs = [Pack(number + 1, [number]) for number in range(40)]
-    shown = Progress(folder)
-    shown.begin(Plan("x", "off", jobs, packs), packs, 0, [])
-    shown.started(packs[6])
+    display = ProgressDisplay(folder)
+    display.start(Plan("x", "off", jobs, packs), packs, 0, [])
+    display.pack_started(packs[6])
     write(folder, jobs[6], "running", 125)
     write(folder, jobs[7], "diverged", 60)
-    shown.ended(packs[7], End(8, FINISHED, "", 0, 1.0, 1.0), [])
-    shown.ended(packs[8], End(9, RAISED, "ValueError: no", 1, 1.0, 1.0), [])
-    shown.look()
-    shown.say("a line")
-    shown.finish()
+    display.pack_ended(packs[7], PackOutcome(8, FINISHED, "", 0, 1.0, 1.0), [])
+    display.pack_ended(packs[8], PackOutcome(9, RAISED, "ValueError: no", 1, 1.0, 1.0), [])
+    display.refresh()
+    display.print("a line")
+    display.finish()
     last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", terminal.getvalue()).rpartition("pack  runs")[2]
     rows = re.findall(r"^(\d+) +norm=layernorm seed=(\d+) [━╸╺ ]+(.*?) *$", last, flags=re.MULTILINE)
-    assert [(pack, seed, told.partition("   ")[0]) for pack, seed, told in rows] == [
+    assert [(pack, seed, status.partition("   ")[0]) for pack, seed, status in rows] == [
         ("7", "6", "running  step 125/500"), ("8", "7", "diverged"), ("9", "8", "raised an exception  step 0/500"),
     ]  # fmt: skip
-    assert "40 packs: 1 done, 1 running, 1 failed, 37 waiting, 1 run diverged" in last
+    assert "40 packs: 1 completed, 1 running, 1 failed, 37 waiting, 1 run diverged" in last
     assert "a line" in terminal.getvalue()
 
 
-def test_nobody_reads_any_more(folder: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_stderr_is_ignored(folder: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    shown = Progress(folder)
-    shown.begin(Plan("x", "off", jobs, packs := [Pack(1, [0])]), packs, 0, [])
-    shown.say("a line")
+    display = ProgressDisplay(folder)
+    display.start(Plan("x", "off", jobs, packs := [Pack(1, [0])]), packs, 0, [])
+    display.print("a line")
 
 
-def test_the_end_of_many_runs_shows_what_went_wrong(folder: Path, jobs: list[Job]) -> None:
+def test_table_of_many_runs_shows_only_unusual_ones(folder: Path, jobs: list[Job]) -> None:
     packs = [Pack(number + 1, [number]) for number in range(40)]
     plan = Plan("x", "off", jobs, packs)
     for number in range(38):
         write(folder, jobs[number], "diverged" if number == 3 else "finished", 500, val_loss=2.0)
-    failed = {39: End(39, RAISED, "ValueError: no", 1, 1.0, 1.0)}
-    rows = show.end_rows(plan, folder, failed)
+    failed = {39: PackOutcome(39, RAISED, "ValueError: no", 1, 1.0, 1.0)}
+    rows = show.run_rows(plan, folder, failed)
     assert [(row["id"], row["state"]) for row in rows] == [("run3", "diverged"), ("run38", "raised")]
-    lines = list(show.closing_lines(plan, folder, failed))
+    lines = list(show.result_lines(plan, folder, failed))
     assert lines[0] == "x: 40 runs, 1 diverged, 1 failed, 37 finished, 1 left to train"
     assert lines[1].startswith("pack 39 raised an exception: norm=rmsnorm seed=18: ValueError: no (")
     assert lines[1].endswith("logs/pack_039.log)")
-    assert len(show.end_rows(Plan("x", "off", jobs[:10], packs[:10]), folder, {})) == 10
+    assert len(show.run_rows(Plan("x", "off", jobs[:10], packs[:10]), folder, {})) == 10

@@ -1,4 +1,4 @@
-"""Slurm: submitit's own processes in its place, and programs that answer as Slurm's do."""
+"""Slurm: submitit's own processes in its bin_folder, and programs that answer as Slurm's do."""
 
 from __future__ import annotations
 
@@ -20,60 +20,60 @@ from kill_and_resume import differences
 
 from normlab.errors import ConfigError, StoreError
 from normlab.launch import compose_sweep
-from normlab.store.plans import End, read_ends, read_plan, run_of, sweep_folder
-from normlab.store.queue import Handed, read_end, read_queue, write_end, write_queue
+from normlab.store.plans import PackOutcome, read_outcomes, read_plan, run_of, sweep_folder
+from normlab.store.queue import SubmittedPack, read_outcome, read_queue, write_outcome, write_queue
 from normlab.store.runs import RunFolder
 from normlab.sweep import slurm, squeue, supervisor
 from normlab.sweep.plan import make_plan
 from normlab.sweep.squeue import Squeue
-from normlab.sweep.supervisor import Outcome, supervise
-from tests.sweep.watching import Silent, children_of, wait_for
+from normlab.sweep.supervisor import SweepResult, supervise
+from tests.sweep.watching import RecordingMonitor, children_of, wait_for
 
 Command = Callable[..., tuple[int, str, str]]
 HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1"]
-"""In submitit's processes on this machine."""
+"""Run the tasks as submitit's processes on this machine."""
 
 
-def run_sweep(words: Sequence[str], act: Callable[[], None] = lambda: None) -> tuple[Outcome, list[Any], Path]:
-    options, asked = compose_sweep(words)
-    planned, watcher = make_plan(options, asked), Silent(act)
-    return supervise(planned.folder, planned.plan, options, watcher), watcher.told, planned.folder
+def run_sweep(
+    words: Sequence[str], on_refresh: Callable[[], None] = lambda: None
+) -> tuple[SweepResult, list[Any], Path]:
+    options, composed = compose_sweep(words)
+    planned, monitor = make_plan(options, composed), RecordingMonitor(on_refresh)
+    return supervise(planned.folder, planned.plan, options, monitor), monitor.events, planned.folder
 
 
-# With submitit's own processes.
+# With submitit's processes on this machine.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pack", ["off", "2"])
-def test_a_sweep_of_four_of_which_one_is_preempted_is_the_undisturbed_one(
-    words: list[str], tmp_path: Path, pack: str
-) -> None:
-    """It is queued again, goes on from the step that all its runs hold, and ends bit for bit as it would have."""
+def test_preempted_task_resumes_bit_for_bit(words: list[str], tmp_path: Path, pack: str) -> None:
+    """It is queued again, resumes from the step that all its runs have, and ends bit for bit the same."""
     grid = [*words, "seed=range(4)", f"sweep.pack={pack}", "sweep.name=x", "train.steps=300", "deterministic=true"]
     whole, _, folder = run_sweep([*grid, f"results_dir={tmp_path / 'whole'}", "sweep.jobs=2"])
     reference = [run_of(folder, job) for job in whole.plan.jobs]
-    members = [index for one in whole.plan.packs for index in one.jobs if 1 in one.jobs]
+    members = [index for pack in whole.plan.packs for index in pack.jobs if 1 in pack.jobs]
     packs = len(whole.plan.packs)
     folder = sweep_folder(tmp_path / "results", "x")
     tasks: list[int] = []
     steps: set[int] = set()
 
     def preempt() -> None:
-        """As Slurm would, once some steps are taken: the signal goes to the task."""
+        """Send the task the signal of Slurm, after some steps."""
         runs = [runs_of(folder)[index] for index in members]
         if not tasks and all(run.exists() and run.size() > 5_000 for run in runs):
-            number = next(one.number for one in read_plan(folder).packs if 1 in one.jobs)
+            number = next(pack.number for pack in read_plan(folder).packs if 1 in pack.jobs)
             tasks.extend(children_of(int(read_queue(folder)[number].job)))
             os.kill(tasks[0], signal.SIGUSR2)
         if tasks:
             steps.update(run.status()["checkpoint"] for run in runs if run.status()["state"] == "interrupted")
 
-    outcome, told, folder = run_sweep([*grid, *HERE], preempt)
+    outcome, events, folder = run_sweep([*grid, *HERE], preempt)
     assert outcome.code == 0
     (step,) = steps
     assert 0 < step < 300
-    assert [end.cause for end in read_ends(folder)] == ["finished"] * packs
-    assert sorted(one[1] for one in told if one[0] == "started") == list(range(1, packs + 1))
+    assert [end.cause for end in read_outcomes(folder)] == ["finished"] * packs
+    assert sorted(event[1] for event in events if event[0] == "started") == list(range(1, packs + 1))
     logs = [log.read_text() for log in (folder / "slurm").glob("*_log.out")]
     assert sorted(log.count("Starting with") for log in logs) == [1] * (packs - 1) + [2]
     assert sum("this job is preempted" in log and "Requeued job" in log for log in logs) == 1
@@ -83,41 +83,43 @@ def test_a_sweep_of_four_of_which_one_is_preempted_is_the_undisturbed_one(
 
 
 @pytest.mark.slow
-def test_whoever_watches_may_go_and_come_back(words: list[str], tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Ctrl-C leaves what was handed over; the same command watches it, and hands over nothing twice."""
+def test_supervisor_may_stop_and_continue_to_watch(
+    words: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Ctrl-C leaves the tasks alone; the same command watches them, and submits nothing twice."""
     grid = [*words, *HERE, "seed=0,1", "sweep.name=x", "stats=off"]
     grid += ["train.steps=1000000", "train.log_every=1", "eval.every=0"]
     folder = sweep_folder(tmp_path / "results", "x")
     command = [sys.executable, "-m", "normlab", "sweep", *grid]
-    told_to = tmp_path / "told"
-    with told_to.open("w") as log:  # no pipe: what goes on holds what it was given
+    output = tmp_path / "output"
+    with output.open("w") as log:  # not a pipe, which the tasks would hold open
         first = subprocess.Popen(command, stdout=log, stderr=log)
     wait_for(lambda: len(read_queue(folder)) == 2)
-    jobs = [int(handed.job) for handed in read_queue(folder).values()]
+    jobs = [int(submitted.job) for submitted in read_queue(folder).values()]
     request.addfinalizer(lambda: end_all(jobs))
     wait_for(lambda: all(run.size() > 5_000 for run in runs_of(folder)))
     first.send_signal(signal.SIGINT)
-    code, text = first.wait(timeout=60), told_to.read_text()
+    code, text = first.wait(timeout=60), output.read_text()
     assert code == 130, text
     queue = read_queue(folder)
-    assert "2 packs go on in Slurm; the same command watches them again, `kill " in text
+    assert "2 packs continue in Slurm; the same command watches again, `kill " in text
     assert queue[1].job in text
     assert "2 left to train" in text
-    with pytest.raises(StoreError, match=r"sweep x: 2 of its packs are in Slurm's hands; sweep.on=slurm watches them"):
+    with pytest.raises(StoreError, match=r"sweep x: Slurm has 2 of its packs; sweep.on=slurm watches them"):
         run_sweep([word for word in grid if "sweep.slurm" not in word and "sweep.on" not in word])
 
     before = [run.rows("train").rows[-1]["step"] for run in runs_of(folder)]
-    outcome, told, _ = run_sweep(grid, lambda: end_all(jobs))
-    assert outcome.code == 1, "ended by others, it has not failed, and is not done"
-    assert told[0] == ("begin", [1, 2], 0, [])
-    assert sorted((end.pack, end.cause) for end in read_ends(folder)) == [(1, "interrupted"), (2, "interrupted")]
+    outcome, events, _ = run_sweep(grid, lambda: end_all(jobs))
+    assert outcome.code == 1, "tasks that were stopped from outside have not failed, and are not completed"
+    assert events[0] == ("start", [1, 2], 0, [])
+    assert sorted((end.pack, end.cause) for end in read_outcomes(folder)) == [(1, "interrupted"), (2, "interrupted")]
     assert all(run.status()["checkpoint"] >= step for run, step in zip(runs_of(folder), before, strict=True))
     assert len(list((folder / "slurm").glob("*_submitted.pkl"))) == 2
     assert read_queue(folder) == {}
 
 
 def end_all(jobs: list[int]) -> None:
-    """As was told, once."""
+    """Send SIGTERM to the tasks, once."""
     while jobs:
         with contextlib.suppress(ProcessLookupError):
             os.kill(jobs.pop(), signal.SIGTERM)
@@ -127,12 +129,12 @@ def runs_of(folder: Path) -> list[RunFolder]:
     return [run_of(folder, job) for job in read_plan(folder).jobs]
 
 
-# With programs that pretend to be Slurm's.
+# With fake programs of Slurm.
 
 
 @dataclass
 class Cluster:
-    """What sbatch was given, and what squeue and sacct report."""
+    """The scripts that sbatch received, and the reports of squeue and sacct."""
 
     folder: Path
 
@@ -141,12 +143,12 @@ class Cluster:
         return [path.read_text() for path in sorted(self.folder.glob("job_*.sh"))]
 
     def says(self, **states: str) -> None:
-        """Set what squeue reports of tasks, named t12_0 for task 0 of array 12; "" if it no longer knows one."""
+        """Set the states that squeue reports, by task: t12_0 is task 0 of array 12; "" means unknown to squeue."""
         tasks = [f"t{job}{task}" for job in range(12, 20) for task in ("", *(f"_{index}" for index in range(8)))]
         self._report("squeue", dict.fromkeys(tasks, "RUNNING") | states)
 
     def has_accounting(self, **states: str) -> None:
-        """Set what sacct reports; without this, it fails as where there is no accounting."""
+        """Set the states that sacct reports; without a call sacct fails, as without accounting."""
         self._report("sacct", states)
 
     def _report(self, program: str, states: dict[str, str]) -> None:
@@ -158,25 +160,25 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    place = tmp_path / "bin"
-    place.mkdir()
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
     programs = {
-        "sbatch": f'[ -e {place}/refuse ] && {{ echo "sbatch: error: invalid partition" >&2; exit 1; }}\n'
-        f'n=$(ls {place}/job_*.sh 2>/dev/null | wc -l); cp "$1" {place}/job_$n.sh\n'
+        "sbatch": f'[ -e {bin_folder}/refuse ] && {{ echo "sbatch: error: invalid partition" >&2; exit 1; }}\n'
+        f'n=$(ls {bin_folder}/job_*.sh 2>/dev/null | wc -l); cp "$1" {bin_folder}/job_$n.sh\n'
         'echo "Submitted batch job $((n + 12))"',
         "srun": "exit 1",
-        "squeue": f"cat {place}/squeue.txt",
-        "sacct": f"cat {place}/sacct.txt 2>&- || {{ echo Slurm accounting storage is disabled >&2; exit 1; }}",
+        "squeue": f"cat {bin_folder}/squeue.txt",
+        "sacct": f"cat {bin_folder}/sacct.txt 2>&- || {{ echo Slurm accounting storage is disabled >&2; exit 1; }}",
     }
     for name, lines in programs.items():
-        (place / name).write_text(f"#!/bin/sh\n{lines}\n")
-        (place / name).chmod(stat.S_IRWXU)
-    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
-    monkeypatch.setattr(supervisor, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(slurm, "LOOK_EVERY_S", 0.02)
+        (bin_folder / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (bin_folder / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.01)
+    monkeypatch.setattr(slurm, "POLL_EVERY_S", 0.02)
     monkeypatch.setattr(squeue, "ASK_EVERY_S", 0.0)
     monkeypatch.setattr(slurm, "GONE_FOR_S", 0.0)
-    cluster = Cluster(place)
+    cluster = Cluster(bin_folder)
     cluster.says()
     return cluster
 
@@ -185,33 +187,33 @@ THERE = ["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.name=x"]
 
 
 def finish(folder: Path, number: int) -> None:
-    """What the task of a pack would do, once: its runs finish, it says so, and submitit keeps its result."""
-    if read_end(folder, number) is not None:  # the supervisor has looked at us twice, and not yet at what is done
+    """Do what the task of a pack does, once: finish its runs, write its outcome, and leave submitit's result."""
+    if read_outcome(folder, number) is not None:  # refreshed again before the supervisor checked the outcome
         return
     plan = read_plan(folder)
-    for job in plan.members(plan.pack_of(number)):
+    for job in plan.jobs_of(plan.pack_of(number)):
         run = RunFolder.create(run_of(folder, job).path, {"run_id": job.run_id})
         run.write_status({"state": "finished"})
-    write_end(folder, End(number, "finished", "", 0, 1.0, time.time()))
+    write_outcome(folder, PackOutcome(number, "finished", "", 0, 1.0, time.time()))
     (folder / "slurm" / f"{read_queue(folder)[number].job}_0_result.pkl").touch()
 
 
-def test_what_slurm_is_asked_for(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
+def test_options_of_the_sbatch_script(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
     folder = sweep_folder(tmp_path / "results", "x")
-    asked = ["partition=short,long", "account=lab", "time_minutes=90", "gpus=1", "gpu_type=a100", "cpus=7"]
-    asked += ["memory_gb=12.5", "extra=[qos=high,exclusive]"]
+    settings = ["partition=short,long", "account=lab", "time_minutes=90", "gpus=1", "gpu_type=a100", "cpus=7"]
+    settings += ["memory_gb=12.5", "extra=[qos=high,exclusive]"]
     grid = [word for word in words if not word.startswith("device=")]
     grid += [*THERE, "sweep.slurm.gpus=1", "device=cuda", "precision=bf16", "seed=range(3)", "sweep.jobs=2"]
     grid += ["sweep.pack=off"]
-    asked[0] = "partition='short,long'"
+    settings[0] = "partition='short,long'"
 
     def finish_all() -> None:
         for number in read_queue(folder):
             finish(folder, number)
 
-    outcome, told, _ = run_sweep([*grid, *(f"sweep.slurm.{word}" for word in asked)], finish_all)
+    outcome, events, _ = run_sweep([*grid, *(f"sweep.slurm.{word}" for word in settings)], finish_all)
     assert outcome.code == 0
-    assert [one[:2] for one in told[1:-1]] == [("finished", 1), ("finished", 2), ("finished", 3)]
+    assert [event[:2] for event in events[1:-1]] == [("finished", 1), ("finished", 2), ("finished", 3)]
     (script,) = cluster.scripts
     lines = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
     assert lines >= {
@@ -222,14 +224,14 @@ def test_what_slurm_is_asked_for(words: list[str], tmp_path: Path, cluster: Clus
 
 
 @pytest.mark.parametrize("program", ["squeue", "sacct"])
-def test_what_slurm_says_of_tasks_that_cannot_speak(
+def test_outcome_of_a_task_that_reported_none_is_slurms_state(
     words: list[str], tmp_path: Path, cluster: Cluster, program: str
 ) -> None:
-    """Want of memory halves the pack, into an array of its own; what was cancelled goes on when it is asked to."""
+    """Lack of memory halves the pack, into an array of its own; a cancelled task is submitted again on request."""
     grid = [*words, *THERE, "seed=range(4)", "optim=adamw", "sweep.pack=2", "norm=layernorm,rmsnorm"]
     folder = sweep_folder(tmp_path / "results", "x")
 
-    def act() -> None:
+    def on_refresh() -> None:
         queue = read_queue(folder)
         if set(queue) >= {1, 2, 3, 4}:
             finish(folder, 1)
@@ -240,71 +242,73 @@ def test_what_slurm_says_of_tasks_that_cannot_speak(
         for number in {5, 6} & set(queue):
             finish(folder, number)
 
-    outcome, told, _ = run_sweep(grid, act)
-    assert [one for one in told if isinstance(one, tuple) and one[0] != "begin"] == [
+    outcome, events, _ = run_sweep(grid, on_refresh)
+    assert [event for event in events if isinstance(event, tuple) and event[0] != "start"] == [
         ("finished", 1, []), ("memory", 2, [5, 6]), ("interrupted", 3, []), ("killed", 4, []),
         ("finished", 5, []), ("finished", 6, []),
     ]  # fmt: skip
     assert {number: end.detail for number, end in outcome.failed.items()} == {4: "Slurm state NODE_FAIL"}
     assert len(cluster.scripts) == 2
     assert "--array=0-1%2" in cluster.scripts[1]
-    # Again: what failed waits, what was cancelled is handed over.
-    outcome, told, _ = run_sweep(grid, lambda: [finish(folder, number) for number in read_queue(folder)] and None)
-    assert told[0] == ("begin", [3], 3, [4])
-    assert ("finished", 3, []) in told
+    # The same command again: the failed pack waits, the cancelled one is submitted.
+    outcome, events, _ = run_sweep(grid, lambda: [finish(folder, number) for number in read_queue(folder)] and None)
+    assert events[0] == ("start", [3], 3, [4])
+    assert ("finished", 3, []) in events
     assert outcome.code == 1
     assert len(cluster.scripts) == 3
 
 
-def test_a_task_that_left_the_queue_without_an_end_is_lost(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
-    """Without accounting, and once squeue has forgotten the task; it has failed, and is handed over when asked to."""
+def test_task_that_left_the_queue_without_an_outcome_is_lost(
+    words: list[str], tmp_path: Path, cluster: Cluster
+) -> None:
+    """Without accounting, and once squeue has forgotten the task: it has failed, and --retry-failed submits it."""
     grid = [*words, *THERE, "seed=range(3)"]
     folder = sweep_folder(tmp_path / "results", "x")
-    looks = iter(range(1000))
+    refreshes = iter(range(1000))
 
-    def act() -> None:
-        assert next(looks, None) is not None, "the lost task is still shown as running"
+    def on_refresh() -> None:
+        assert next(refreshes, None) is not None, "the lost task is still shown as running"
         if {1, 2, 3} <= set(read_queue(folder)):
             finish(folder, 1)
             cluster.says(t12_1="")
         elif 2 not in read_queue(folder):
             finish(folder, 3)
 
-    outcome, told, _ = run_sweep(grid, act)
-    assert ("lost", 2, []) in told
+    outcome, events, _ = run_sweep(grid, on_refresh)
+    assert ("lost", 2, []) in events
     assert outcome.code == 1
     assert {number: end.cause for number, end in outcome.failed.items()} == {2: "lost"}
-    assert outcome.failed[2].detail == "no longer in squeue, and it reported no end: cancelled or killed"
-    assert [end.cause for end in read_ends(folder)] == ["finished", "lost", "finished"]
-    outcome, told, _ = run_sweep(grid)
-    assert told[0] == ("begin", [], 2, [2])
-    options, asked = compose_sweep(grid)
-    planned, watcher = make_plan(options, asked), Silent(lambda: finish(folder, 2))
-    assert supervise(planned.folder, planned.plan, options, watcher, retry_failed=True).code == 0
+    assert outcome.failed[2].detail == "no longer in squeue, and it reported no outcome: cancelled or killed"
+    assert [end.cause for end in read_outcomes(folder)] == ["finished", "lost", "finished"]
+    outcome, events, _ = run_sweep(grid)
+    assert events[0] == ("start", [], 2, [2])
+    options, composed = compose_sweep(grid)
+    planned, monitor = make_plan(options, composed), RecordingMonitor(lambda: finish(folder, 2))
+    assert supervise(planned.folder, planned.plan, options, monitor, retry_failed=True).code == 0
 
 
-def test_a_task_that_reported_its_end_and_left_the_queue_is_over(
+def test_task_that_reported_its_outcome_and_left_the_queue_is_over(
     words: list[str], tmp_path: Path, cluster: Cluster
 ) -> None:
-    """As after scancel: the task has no result, since submitit would take it for finished."""
+    """As after scancel: the task has no result, since submitit would count it as finished."""
     folder = sweep_folder(tmp_path / "results", "x")
-    looks = iter(range(1000))
+    refreshes = iter(range(1000))
 
-    def act() -> None:
-        assert next(looks, None) is not None, "the cancelled task is still shown as running"
-        write_end(folder, End(1, "interrupted", "stopped", 143, 1.0, time.time()))
+    def on_refresh() -> None:
+        assert next(refreshes, None) is not None, "the cancelled task is still shown as running"
+        write_outcome(folder, PackOutcome(1, "interrupted", "stopped", 143, 1.0, time.time()))
         cluster.says(t12="CANCELLED")
 
-    outcome, _, _ = run_sweep([*words, *THERE, "seed=0"], act)
-    assert (outcome.code, [end.detail for end in read_ends(folder)]) == (1, ["stopped"])
+    outcome, _, _ = run_sweep([*words, *THERE, "seed=0"], on_refresh)
+    assert (outcome.code, [end.detail for end in read_outcomes(folder)]) == (1, ["stopped"])
 
 
 def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(program: str, patience_s: float = 0.0, watch: Squeue | None = None) -> dict[str, str]:
+    def gone(program: str, min_seconds: float = 0.0, watch: Squeue | None = None) -> dict[str, str]:
         (cluster.folder / "squeue").write_text(f"#!/bin/sh\n{program}\n")
-        return (watch or Squeue()).gone({"12_0", "12_1"}, patience_s=patience_s)
+        return (watch or Squeue()).gone({"12_0", "12_1"}, min_seconds=min_seconds)
 
     assert gone("echo '12_0|PENDING'; echo '12_1|REQUEUED'") == {}
     assert gone("echo '12_0|COMPLETING'") == {"12_1": ""}
@@ -312,7 +316,7 @@ def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(
     assert gone("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1") == {}
     (cluster.folder / "sacct.txt").write_text("12_0|TIMEOUT\n12_1|RUNNING\n12_[2-9]|PENDING\n")
     assert gone(":") == {"12_0": "TIMEOUT", "12_1": ""}
-    # Two answers must lie further apart than the patience, and between them the task is not seen.
+    # Two answers at least `min_seconds` apart must miss the task, and so must all answers between them.
     clock = 100.0
     monkeypatch.setattr(squeue.time, "monotonic", lambda: clock)
     watch = Squeue()
@@ -328,7 +332,7 @@ def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(
     assert gone("exec sleep 60") == {}
 
 
-def test_squeue_is_asked_once_for_all_tasks_and_not_too_often(
+def test_squeue_is_called_once_for_all_tasks_and_not_too_often(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = cluster.folder / "calls"
@@ -336,40 +340,44 @@ def test_squeue_is_asked_once_for_all_tasks_and_not_too_often(
     monkeypatch.setattr(squeue, "ASK_EVERY_S", 1000.0)
     watch = Squeue()
     for _ in range(5):
-        watch.gone({"12_0", "12_1", "13"}, patience_s=60)
+        watch.gone({"12_0", "12_1", "13"}, min_seconds=60)
     (call,) = calls.read_text().splitlines()
     assert call.endswith("--jobs=12,13")
 
 
-def test_what_ended_while_nobody_looked(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
+def test_outcomes_without_a_supervisor_are_recorded_later(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
     grid = [*words, *THERE, "seed=range(3)", "sweep.pack=1"]
     folder = sweep_folder(tmp_path / "results", "x")
 
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    outcome, told, _ = run_sweep(grid, interrupt)
+    outcome, events, _ = run_sweep(grid, interrupt)
     assert outcome.code == 130
-    assert "3 packs go on in Slurm; the same command watches them again, `scancel 12` ends them" in told[1]
-    assert read_queue(folder) == {1: Handed("slurm", "12_0"), 2: Handed("slurm", "12_1"), 3: Handed("slurm", "12_2")}
+    assert "3 packs continue in Slurm; the same command watches again, `scancel 12` ends it" in events[1]
+    assert read_queue(folder) == {
+        1: SubmittedPack("slurm", "12_0"),
+        2: SubmittedPack("slurm", "12_1"),
+        3: SubmittedPack("slurm", "12_2"),
+    }
     finish(folder, 1)
     cluster.says(t12_1="RUNNING", t12_2="TIMEOUT")
     state = iter(["RUNNING", "COMPLETED"])
 
-    def go_on() -> None:
+    def finish_later() -> None:
         if next(state, "") == "COMPLETED":
             for number in read_queue(folder):
                 finish(folder, number)
 
-    outcome, told, _ = run_sweep(grid, go_on)
+    outcome, events, _ = run_sweep(grid, finish_later)
     assert outcome.code == 0
-    assert told[0] == ("begin", [2, 3], 1, [])
-    assert [end.cause for end in read_ends(folder)] == ["finished", "interrupted", "finished", "finished"]
-    assert len(cluster.scripts) == 2, "the second one was not handed over again"
+    assert events[0] == ("start", [2, 3], 1, [])
+    assert [end.cause for end in read_outcomes(folder)] == ["finished", "interrupted", "finished", "finished"]
+    assert len(cluster.scripts) == 2, "the second pack was not submitted again"
 
 
 @pytest.mark.slow
-def test_the_sweep_goes_on_here_once_slurm_has_nothing_of_it(
+def test_sweep_continues_here_once_slurm_has_no_pack_of_it(
     words: list[str], tmp_path: Path, cluster: Cluster, run_command: Command
 ) -> None:
     grid = [*words, *THERE, "seed=0"]
@@ -377,25 +385,25 @@ def test_the_sweep_goes_on_here_once_slurm_has_nothing_of_it(
     here = [word for word in grid if not word.startswith(("sweep.on", "sweep.slurm"))]
     code, _, err = run_command("sweep", *here)
     assert code == 2
-    assert "1 of its packs are in Slurm's hands" in err
+    assert "Slurm has 1 of its packs" in err
     assert "`scancel 12` ends them" in err
     cluster.says(t12="CANCELLED by 1000")
     code, out, err = run_command("sweep", *here)
     assert code == 0, err
     assert "1 finished" in out
     folder = sweep_folder(tmp_path / "results", "x")
-    assert [end.cause for end in read_ends(folder)] == ["interrupted", "finished"]
+    assert [end.cause for end in read_outcomes(folder)] == ["interrupted", "finished"]
 
 
-def test_a_refusal_of_slurms(words: list[str], tmp_path: Path, cluster: Cluster, run_command: Command) -> None:
+def test_job_that_slurm_rejects(words: list[str], tmp_path: Path, cluster: Cluster, run_command: Command) -> None:
     (cluster.folder / "refuse").touch()
     code, _, err = run_command("sweep", *words, *THERE, "seed=0,1")
     assert code == 2
-    assert "Slurm did not take the job (sbatch: error: invalid partition); mend the words after sweep.slurm." in err
+    assert "Slurm rejected the job (sbatch: error: invalid partition); change the sweep.slurm options" in err
     assert read_queue(sweep_folder(tmp_path / "results", "x")) == {}
 
 
-# What is refused.
+# Errors.
 
 
 def test_without_submitit_or_slurm(
@@ -404,7 +412,7 @@ def test_without_submitit_or_slurm(
     monkeypatch.setenv("PATH", str(tmp_path))
     code, _, err = run_command("sweep", *words, *THERE)
     assert code == 2
-    assert "there is no Slurm here (neither sbatch nor srun)" in err
+    assert "Slurm is not installed here (no sbatch or srun)" in err
     assert not (tmp_path / "results").exists()
     imported = builtins.__import__
 
@@ -421,13 +429,13 @@ def test_without_submitit_or_slurm(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "events"),
     [
         (["sweep.slurm.cpus=4"], r"sweep.slurm.cpus=4: has no effect with sweep.on=local"),
         (["sweep.on=slurm", "device=cpu"], r"device=cpu: each task would have 1 GPU; say sweep.slurm.gpus=0"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"], r"device=cuda: each task would have no GPU"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.gpu_type=a100"], r"gpu_type=a100: has no effect"),
-        (["sweep.on=slurm", "sweep.slurm.extra=[--qos=high]"], r"extra=--qos=high: is no option of sbatch's"),
+        (["sweep.on=slurm", "sweep.slurm.extra=[--qos=high]"], r"extra=--qos=high: is not an option of sbatch"),
         (["sweep.on=slurm", "sweep.slurm.extra=[time=3]"], r"extra=time=3: time is set by the sweep"),
         (["sweep.on=slurm", "sweep.slurm.time_minutes=1"], r"sweep.slurm.time_minutes=1: must be at least 5"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.memory_gb=0.001"], r"a task \(sweep.slurm.memory_gb\)"),
@@ -435,13 +443,13 @@ def test_without_submitit_or_slurm(
         (["sweep.on=slurms"], r"sweep.on=slurms: choose one of local, slurm \(did you mean 'slurm'\?\)"),
     ],
 )
-def test_words_without_sense(words: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_slurm_options(words: list[str], events: str) -> None:
+    with pytest.raises(ConfigError, match=events):
         compose_sweep(words)
 
 
-def test_a_gpu_that_is_elsewhere_is_not_asked(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
-    """On a login node without one: what auto means there is known from the words, or is to be said."""
+def test_gpu_of_a_node_is_not_queried(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """On a login node without a GPU, device=auto follows from the options, and precision must be set."""
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -455,10 +463,10 @@ def test_a_gpu_that_is_elsewhere_is_not_asked(monkeypatch: pytest.MonkeyPatch, w
     assert [job.run_id for job in planned.plan.jobs] != [job.run_id for job in on_cpu.plan.jobs]
 
 
-def test_a_queue_that_is_damaged_is_named(tmp_path: Path) -> None:
+def test_damaged_queue_is_named(tmp_path: Path) -> None:
     (tmp_path / "slurm").mkdir()
-    write_queue(tmp_path, {3: Handed("slurm", "12_0")})
+    write_queue(tmp_path, {3: SubmittedPack("slurm", "12_0")})
     path = tmp_path / "slurm" / "queue.json"
     path.write_text(path.read_text().replace("12_0", "12_1"))
-    with pytest.raises(StoreError, match=r"queue.json: is damaged .* see with `squeue` that none"):
+    with pytest.raises(StoreError, match=r"queue.json: is damaged .* check with `squeue` that none"):
         read_queue(tmp_path)

@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: a supervisor's silent watcher, and a look at processes."""
+"""Helpers of the sweep tests: a monitor that records its calls, and functions that find processes."""
 
 from __future__ import annotations
 
@@ -8,53 +8,54 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from normlab.store.plans import End, Pack, Plan
+from normlab.store.plans import Pack, PackOutcome, Plan
 
 
-class Silent:
-    """A watcher that notes what it is told, and does something at each look."""
+class RecordingMonitor:
+    """Records the calls of the supervisor, and calls `on_refresh` at each refresh."""
 
-    def __init__(self, act: Callable[[], None] = lambda: None) -> None:
-        self.told: list[Any] = []
-        self.look = act
+    def __init__(self, on_refresh: Callable[[], None] = lambda: None) -> None:
+        self.events: list[Any] = []
+        self.refresh = on_refresh
 
-    def begin(self, plan: Plan, waiting: Sequence[Pack], done: int, failed: Sequence[End]) -> None:
-        self.told.append(("begin", [pack.number for pack in waiting], done, [end.pack for end in failed]))
+    def start(self, plan: Plan, packs: Sequence[Pack], completed: int, failed: Sequence[PackOutcome]) -> None:
+        numbers = [pack.number for pack in packs]
+        self.events.append(("start", numbers, completed, [outcome.pack for outcome in failed]))
 
-    def started(self, pack: Pack) -> None:
-        self.told.append(("started", pack.number))
+    def pack_started(self, pack: Pack) -> None:
+        self.events.append(("started", pack.number))
 
-    def ended(self, pack: Pack, end: End, halves: Sequence[Pack]) -> None:
-        self.told.append((end.cause, pack.number, [half.number for half in halves]))
+    def pack_ended(self, pack: Pack, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
+        self.events.append((outcome.cause, pack.number, [half.number for half in halves]))
 
-    def say(self, line: str) -> None:
-        self.told.append(line)
+    def print(self, line: str) -> None:
+        self.events.append(line)
 
     def finish(self) -> None:
-        self.told.append("finish")
+        self.events.append("finish")
 
 
-def wait_for(holds: Callable[[], bool], seconds: float = 180) -> None:
-    """Until something holds; an error if it takes too long."""
-    since = time.monotonic()
-    while not holds():
-        assert time.monotonic() - since < seconds
+def wait_for(condition: Callable[[], bool], seconds: float = 180) -> None:
+    """Wait until a condition holds; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """Return the child processes of a process."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def workers_of(folder: Path) -> list[int]:
-    """The processes whose command line names a sweep's folder."""
-    found = []
+    """Return the worker processes whose command line names a sweep's folder."""
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             line = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
         except OSError:
             continue
         if b"normlab.sweep.worker" in line and os.fsencode(folder) in line:
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids

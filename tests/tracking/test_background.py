@@ -1,4 +1,4 @@
-"""The waits for all W&B sinks of a process, with sinks that never come to an end."""
+"""Waits for all W&B sinks of a process, with sinks that never start or finish."""
 
 from __future__ import annotations
 
@@ -51,38 +51,36 @@ def killed(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> Iterator[thread
     event.set()
 
 
-def mirrors(*sinks: Stuck) -> list[Background]:
+def start_sinks(*sinks: Stuck) -> list[Background]:
     made = [Background(cast("WandbSink", sink)) for sink in sinks]
-    for mirror in made:
-        mirror.start({}, 0)
+    for sink in made:
+        sink.start({}, 0)
     return made
 
 
-def test_a_pack_whose_server_does_not_answer_waits_once(calls: list[str], killed: threading.Event) -> None:
-    pack = mirrors(*(Stuck(calls, killed, starts=False, online=number == 3) for number in range(4)))
+def test_pack_with_a_silent_server_waits_once(calls: list[str], killed: threading.Event) -> None:
+    pack = start_sinks(*(Stuck(calls, killed, starts=False, online=number == 3) for number in range(4)))
     wait_for_start(pack)
     assert calls == ["cut off"] * 4 + ["kill"]
-    assert all(mirror.started.wait(20) for mirror in pack)
+    assert all(sink.started.wait(20) for sink in pack)
 
 
-def test_what_starts_slowly_is_left_to_start_where_others_have_started(
-    calls: list[str], killed: threading.Event
-) -> None:
-    first, second = mirrors(Stuck(calls, killed, starts=True), Stuck(calls, killed, starts=False))
+def test_slow_sink_may_start_late_when_others_have_started(calls: list[str], killed: threading.Event) -> None:
+    first, second = start_sinks(Stuck(calls, killed, starts=True), Stuck(calls, killed, starts=False))
     assert first.started.wait(20)
     wait_for_start([first, second])
     assert calls == []
-    wait_for_start(mirrors(Stuck(calls, killed, starts=False, online=False)))
-    assert calls == ["cut off"], "no server keeps it waiting"
+    wait_for_start(start_sinks(Stuck(calls, killed, starts=False, online=False)))
+    assert calls == ["cut off"], "it does not wait for a server"
 
 
-def test_a_pack_that_does_not_finish_is_abandoned_at_once(calls: list[str], killed: threading.Event) -> None:
-    pack = mirrors(*(Stuck(calls, killed, starts=True) for _ in range(4)))
-    for mirror in pack:
-        mirror.finish({})
+def test_pack_that_does_not_finish_is_abandoned(calls: list[str], killed: threading.Event) -> None:
+    pack = start_sinks(*(Stuck(calls, killed, starts=True) for _ in range(4)))
+    for sink in pack:
+        sink.finish({})
     wait_for_finish(pack)
-    assert calls[:5] == ["does not answer and is left alone"] * 4 + ["kill"]
-    assert all(mirror.finished.wait(20) for mirror in pack)
+    assert calls[:5] == ["does not answer and is abandoned"] * 4 + ["kill"]
+    assert all(sink.finished.wait(20) for sink in pack)
     assert calls[5:] == ["release"] * 4
     abandon(pack)
-    assert len(calls) == 9, "what has been abandoned is not abandoned again"
+    assert len(calls) == 9, "an abandoned sink is not abandoned again"

@@ -84,7 +84,7 @@ def plain(stream: io.StringIO) -> str:
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["plain", "terminal"])
-def test_header_says_what_runs_and_shows_names_as_they_are(stream: io.StringIO) -> None:
+def test_header(stream: io.StringIO) -> None:
     sink = Console(stream)
     sink.start(RUN, 340)
     sink.finish(status())
@@ -97,7 +97,7 @@ def test_header_says_what_runs_and_shows_names_as_they_are(stream: io.StringIO) 
     ]
 
 
-def test_plain_is_about_twenty_lines_and_one_for_each_evaluation() -> None:
+def test_plain_output_is_about_twenty_lines_and_one_per_evaluation() -> None:
     lines = [line for line in whole_run(io.StringIO()) if line.startswith("step")]
     steps = [int(re.match(r"step (\d+)/1000", line).group(1)) for line in lines]  # type: ignore[union-attr]
     assert steps == [10, *range(50, 1001, 50)]
@@ -110,7 +110,7 @@ def test_plain_is_about_twenty_lines_and_one_for_each_evaluation() -> None:
     assert re.fullmatch(r"step 500/1000  loss 2\.2500  val 2\.5000  lr 1\.0e-03  12,346 tok/s  left 0:00", lines[10])
 
 
-def test_plain_shows_evaluations_between_its_own_lines() -> None:
+def test_plain_output_shows_evaluations_between_its_lines() -> None:
     stream = io.StringIO()
     sink = Console(stream)
     sink.start(RUN, 0)
@@ -124,7 +124,7 @@ def test_plain_shows_evaluations_between_its_own_lines() -> None:
     ]
 
 
-def test_plain_has_one_line_for_a_step_that_is_evaluated() -> None:
+def test_plain_output_has_one_line_for_a_step_with_an_evaluation() -> None:
     """As the loop has it: the evaluation comes after the step's own rows, or not at all."""
     stream = io.StringIO()
     sink = Console(stream)
@@ -141,7 +141,7 @@ def test_plain_has_one_line_for_a_step_that_is_evaluated() -> None:
     ]
 
 
-def test_plain_leaves_no_step_out_at_the_end() -> None:
+def test_plain_output_ends_with_the_last_step() -> None:
     stream = io.StringIO()
     sink = Console(stream)
     sink.start(RUN, 490)
@@ -163,7 +163,7 @@ def test_terminal_has_one_moving_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[-1] == "finished at step 1000/1000  val 2.4000, 0.1046 below bigram 2.5046"
 
 
-def test_terminal_is_redrawn_seldom_and_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_is_drawn_rarely_and_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "REFRESH_SECONDS", 3600.0)
     stream = Terminal()
     sink = Console(stream)
@@ -227,7 +227,7 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
     ],
     ids=["finished", "interrupted", "nan", "diverged", "stuck", "regressed", "short", "failed"],
 )
-def test_end(end: dict[str, Any], line: str) -> None:
+def test_last_line(end: dict[str, Any], line: str) -> None:
     stream = io.StringIO()
     sink = Console(stream)
     sink.start(RUN, 0)
@@ -246,9 +246,7 @@ def test_baselines_of_an_older_record_are_named() -> None:
     assert stream.getvalue().splitlines()[-1].endswith(f"0.1046 below bigram 2.5046 {of_all}")
 
 
-def test_stderr_unless_told_and_stdout_left_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_stream_is_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     sink = Console()
@@ -264,7 +262,7 @@ def test_stderr_unless_told_and_stdout_left_alone(
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "no space"), ValueError("closed file")])
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_a_stream_that_fails_stops_nothing(kind: type[io.StringIO], error: Exception) -> None:
+def test_failing_stream_is_ignored(kind: type[io.StringIO], error: Exception) -> None:
     class Failing(kind):
         def write(self, text: str) -> int:
             raise error
@@ -272,7 +270,7 @@ def test_a_stream_that_fails_stops_nothing(kind: type[io.StringIO], error: Excep
     assert whole_run(Failing()) == []
 
 
-def test_a_reader_that_leaves_stops_nothing(tmp_path: Path) -> None:
+def test_closed_pipe_is_ignored(tmp_path: Path) -> None:
     """The real thing: stderr is a pipe whose other end closes after the header."""
     script = (
         "import sys; from test_console import *\n"
@@ -298,7 +296,7 @@ def test_a_reader_that_leaves_stops_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_a_log_call_costs_well_under_a_millisecond(kind: type[io.StringIO]) -> None:
+def test_log_call_takes_less_than_a_millisecond(kind: type[io.StringIO]) -> None:
     sink = Console(kind())
     sink.start(RUN, 0)
     rows = [interval(last) for last in range(10, 10010, 10)]

@@ -13,7 +13,7 @@ from normlab.launch import compose_run
 from normlab.report.inspect import spike_rows
 from normlab.stats.options import StatsConfig
 from normlab.stats.profiles import Profiles
-from normlab.tracking.inside import PROFILED, keys_of
+from normlab.tracking.inside import PROFILED, step_metrics
 from normlab.train.start import train
 
 NAMES = StatsConfig().names("core") | {"attn_ratio", "mlp_ratio", "resid_crest"}
@@ -23,16 +23,18 @@ COMMON = [
 ]  # fmt: skip
 
 
-def seen(results: Path, *words: str) -> Profiles:
+def measured(results: Path, *words: str) -> Profiles:
     words = (*COMMON, "train.steps=1", f"results_dir={results}", *words)
-    (profiles,), _ = train(compose_run(words), sinks=[]).folder.arrays.read("core")
+    (profiles,), _ = train(compose_run(words), sinks=[]).folder.statistics.read("core")
     return profiles
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", "peri", "siamese"])
-def test_their_number_does_not_depend_on_depth(placement: str, tmp_path: Path) -> None:
-    shallow, deep = (keys_of(seen(tmp_path, f"placement={placement}", f"model.depth={depth}")) for depth in (2, 12))
+def test_number_of_keys_does_not_depend_on_depth(placement: str, tmp_path: Path) -> None:
+    shallow, deep = (
+        step_metrics(measured(tmp_path, f"placement={placement}", f"model.depth={depth}")) for depth in (2, 12)
+    )
     assert shallow.numbers.keys() == deep.numbers.keys()
     assert shallow.profiles.keys() == deep.profiles.keys()
     assert 60 < len(deep.numbers) + len(deep.profiles) < 90  # with those of losses and speed some ninety
@@ -41,33 +43,33 @@ def test_their_number_does_not_depend_on_depth(placement: str, tmp_path: Path) -
         assert all(part.fullmatch(each) for each in key.split("/")), key
 
 
-def test_what_they_are(tmp_path: Path) -> None:
-    profiles = seen(tmp_path, "model.depth=4")
-    told = keys_of(profiles)
+def test_metrics_of_a_profile(tmp_path: Path) -> None:
+    profiles = measured(tmp_path, "model.depth=4")
+    metrics = step_metrics(profiles)
     sizes = profiles.one("resid_rms")[0, 1:]
-    numbers = [told.numbers[f"stats/resid_rms/{which}"] for which in ("first", "mid", "last", "max", "slope")]
+    numbers = [metrics.numbers[f"stats/resid_rms/{which}"] for which in ("first", "mid", "last", "max", "slope")]
     slope = np.polyfit(np.arange(5), sizes, 1)[0]
     assert numbers == pytest.approx([sizes[0], sizes[2], sizes[4], sizes.max(), slope], rel=1e-5)
-    assert told.profiles["profiles/resid_rms"].tolist() == sizes.tolist()
-    assert sum(value for key, value in told.numbers.items() if key.startswith("grad_share/")) == pytest.approx(1)
-    assert told.numbers["out/logz"] == profiles.one("logz")[0, 5]
-    assert all(np.isfinite(value) for value in told.numbers.values())
+    assert metrics.profiles["profiles/resid_rms"].tolist() == sizes.tolist()
+    assert sum(value for key, value in metrics.numbers.items() if key.startswith("grad_share/")) == pytest.approx(1)
+    assert metrics.numbers["out/logz"] == profiles.one("logz")[0, 5]
+    assert all(np.isfinite(value) for value in metrics.numbers.values())
 
 
-def test_each_layer_s_own_on_request(tmp_path: Path) -> None:
-    profiles = seen(tmp_path, "model.depth=3")
-    extra = keys_of(profiles, layers=True).numbers.keys() - keys_of(profiles).numbers.keys()
+def test_metrics_of_each_layer_on_request(tmp_path: Path) -> None:
+    profiles = measured(tmp_path, "model.depth=3")
+    extra = step_metrics(profiles, layers=True).numbers.keys() - step_metrics(profiles).numbers.keys()
     assert {key for key in extra if key.startswith("layers/adj_cos/")} == {f"layers/adj_cos/L0{n}" for n in (1, 2, 3)}
     assert {key.split("/")[1] for key in extra} == {name for name in PROFILED if name in NAMES}
 
 
-def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
-    told = keys_of(seen(tmp_path, "stats=off", "stats.also=[resid_rms,adj_cos]"))
-    assert {key.split("/")[1] for key in told.numbers} == {"resid_rms", "adj_cos", "resid_growth"}
+def test_statistics_not_measured_are_left_out(tmp_path: Path) -> None:
+    metrics = step_metrics(measured(tmp_path, "stats=off", "stats.also=[resid_rms,adj_cos]"))
+    assert {key.split("/")[1] for key in metrics.numbers} == {"resid_rms", "adj_cos", "resid_growth"}
 
 
-def test_a_profile_that_is_not_finite_or_negative_is_no_histogram(tmp_path: Path) -> None:
-    profiles = seen(tmp_path)
+def test_no_histogram_of_a_profile_with_non_finite_or_negative_values(tmp_path: Path) -> None:
+    profiles = measured(tmp_path)
     broken = Profiles(profiles.layout, profiles.steps, profiles.values.copy())
     for name, value in (("resid_rms", np.inf), ("adj_cos", -1.0)):
         start = 0
@@ -75,27 +77,27 @@ def test_a_profile_that_is_not_finite_or_negative_is_no_histogram(tmp_path: Path
             if group.statistic == name:
                 broken.values[0, start] = value
             start += len(group.places)
-    lost = keys_of(profiles).profiles.keys() - keys_of(broken).profiles.keys()
+    lost = step_metrics(profiles).profiles.keys() - step_metrics(broken).profiles.keys()
     assert lost == {"profiles/resid_rms", "profiles/adj_cos"}
-    assert keys_of(broken).numbers["stats/adj_cos/first"] == -1
+    assert step_metrics(broken).numbers["stats/adj_cos/first"] == -1
 
 
-def test_the_spikes_that_are_told_at_the_end_are_those_of_the_record(tmp_path: Path) -> None:
-    class Ear:
+def test_finish_passes_the_spikes_of_the_record(tmp_path: Path) -> None:
+    class SpikeSink:
         def __init__(self) -> None:
-            self.told: dict[str, Any] = {}
+            self.spikes: dict[str, Any] = {}
 
         def start(self, run: Any, first_step: int) -> None: ...
         def log(self, rows: Any) -> None: ...
-        def look(self, profiles: Profiles) -> None: ...
+        def log_statistics(self, profiles: Profiles) -> None: ...
         def finish(self, status: Any) -> None:
-            self.told = status["spikes"]
+            self.spikes = status["spikes"]
 
-    ear = Ear()
+    sink = SpikeSink()
     words = [*COMMON, "train.steps=12", "optim.clip=0.5", f"results_dir={tmp_path}"]
-    folder = train(compose_run(words), sinks=[ear]).folder
+    folder = train(compose_run(words), sinks=[sink]).folder
     rows = spike_rows(folder)
-    assert ear.told == {row["rule"]: {"spikes": row["spikes"], "of_steps": row["of steps"]} for row in rows}
+    assert sink.spikes == {row["rule"]: {"spikes": row["spikes"], "of_steps": row["of steps"]} for row in rows}
     clipped = [row for row in folder.rows("train").rows if row["clip"] < 1]
-    assert ear.told["clipped"]["spikes"] == len(clipped) > 0
-    assert folder.status()["spikes"] == ear.told
+    assert sink.spikes["clipped"]["spikes"] == len(clipped) > 0
+    assert folder.status()["spikes"] == sink.spikes

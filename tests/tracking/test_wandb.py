@@ -76,7 +76,7 @@ from normlab.tracking import background
 from normlab.tracking.background import Background, wait_for_finish, wait_for_start
 from normlab.tracking.wandb import SETTINGS, WandbSink
 
-# A busy machine takes its time. Tests of an end to the patience set it shorter.
+# A busy machine is slow. Tests of the limits set them shorter.
 background.WAIT_S = 90.0
 SETTINGS |= {"init_timeout": 90.0, "finish_timeout": 90.0}
 
@@ -111,7 +111,7 @@ def mirror(mode, first=0, state="finished", odd_loss=9.0):
 
 
 def drive(home: Path, body: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `body` after the preamble, in a process that sees nothing of this machine's W&B."""
+    """Run `body` after the preamble, in a process without this machine's W&B settings."""
     return subprocess.run(
         [sys.executable, "-c", PREAMBLE + textwrap.dedent(body), json.dumps(RUN), str(home / "run")],
         env=environment(home, **variables),
@@ -135,10 +135,10 @@ def quiet(done: subprocess.CompletedProcess[str]) -> bool:
 
 def sync_command(line: str) -> list[str]:
     """The command that a line names."""
-    return shlex.split(line.partition("what W&B has can be sent later: ")[2])
+    return shlex.split(line.partition("upload later with: ")[2])
 
 
-def says_how_to_send(done: subprocess.CompletedProcess[str], home: Path) -> bool:
+def prints_the_sync_command(done: subprocess.CompletedProcess[str], home: Path) -> bool:
     """Whether an offline run said one thing, at the end of each of its parts: how all folders so far are sent."""
     lines, made = done.stderr.splitlines(), {str(folder) for folder in folders(home, "offline-run")}
     offline = all(line.startswith("normlab: W&B was offline: ") for line in lines)
@@ -344,7 +344,7 @@ def server() -> Iterator[Server]:
 
 def test_offline_run_is_complete_on_disk(tmp_path: Path) -> None:
     done = drive(tmp_path, "mirror('offline'); print([key for key in os.environ if 'REPORTING' in key])")
-    assert says_how_to_send(done, tmp_path), done.stderr
+    assert prints_the_sync_command(done, tmp_path), done.stderr
     assert done.stdout == "[]\n"
     (folder,) = folders(tmp_path, "offline-run")
     run, config, rows, summary, exit_code = read(folder)
@@ -363,14 +363,14 @@ def test_offline_run_is_complete_on_disk(tmp_path: Path) -> None:
     assert exit_code == 0
 
 
-def test_offline_each_part_of_a_run_is_a_folder_with_our_steps(tmp_path: Path) -> None:
+def test_each_offline_part_of_a_run_has_a_folder_and_the_steps_of_the_run(tmp_path: Path) -> None:
     body = """
     mirror("offline", first=20, state="interrupted")
     mirror("offline", first=30, state="failed")
     mirror("offline", first=20, state="diverged", odd_loss=float("nan"))
     """
     done = drive(tmp_path, body)
-    assert says_how_to_send(done, tmp_path), done.stderr
+    assert prints_the_sync_command(done, tmp_path), done.stderr
     parts = [read(folder) for folder in folders(tmp_path, "offline-run")]
     ids = {run.run_id.removeprefix("derf-peri-3fa9c1") for run, *_ in parts}
     assert ids == {"-from-20", "-from-30", "-from-20.2"}
@@ -400,7 +400,7 @@ def test_the_summary_has_the_outcome_and_no_final_loss_of_a_diverged_run(tmp_pat
 
 
 @pytest.mark.slow
-def test_its_process_killed(tmp_path: Path) -> None:
+def test_run_continues_after_its_process_is_killed(tmp_path: Path) -> None:
     body = """
     sink = begin("offline")
     sink.log(interval(0))
@@ -421,7 +421,7 @@ def test_its_process_killed(tmp_path: Path) -> None:
     done = drive(tmp_path, body)
     line, then, last = done.stderr.splitlines()
     assert (done.returncode, then) == (0, "then")
-    assert "The local record has everything; what W&B has can be sent later: " in line
+    assert "The local record has everything; upload later with: " in line
     assert last.startswith("normlab: W&B was offline: ")
     killed, after = sorted((read(folder) for folder in folders(tmp_path, "offline-run")), key=lambda p: len(p[2]))
     assert "stopped" in line
@@ -433,7 +433,7 @@ def test_its_process_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["begun", "beginning"])
-def test_its_process_stopped(when: str, tmp_path: Path) -> None:
+def test_run_continues_after_its_process_is_stopped(when: str, tmp_path: Path) -> None:
     """It neither answers nor dies: the run waits for ten seconds at either end, and no more."""
     body = """
     import threading
@@ -473,7 +473,7 @@ def test_its_process_stopped(when: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_unreachable_server(tmp_path: Path) -> None:
+def test_unreachable_server_makes_the_run_offline(tmp_path: Path) -> None:
     body = """
     SETTINGS |= {"a_setting_of_another_version": 1, "init_timeout": 2.0}
     sink = begin("online")
@@ -484,7 +484,7 @@ def test_unreachable_server(tmp_path: Path) -> None:
     done = drive(tmp_path, body, WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="a" * 40)
     line = warning(done)
     (folder,) = folders(tmp_path, "offline-run")
-    assert "goes on offline" in line
+    assert "continues offline" in line
     assert line.endswith(f"wandb sync {folder}")
     _, _, rows, _, exit_code = read(folder)
     assert ([row["train/step"] for row in rows], exit_code) == ([10, 20, 30, 40], 0)
@@ -506,7 +506,7 @@ def test_online_and_resumed(tmp_path: Path, server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_server_lost_on_the_way(tmp_path: Path, server: Server) -> None:
+def test_server_lost_during_the_run(tmp_path: Path, server: Server) -> None:
     body = """
     import urllib.request
     SETTINGS["finish_timeout"] = 2.0
@@ -556,7 +556,7 @@ def wandb_processes(server: Server) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_pack_whose_server_hangs_waits_once_and_has_every_run_offline(tmp_path: Path, server: Server) -> None:
+def test_pack_with_a_hanging_server_waits_once_and_runs_offline(tmp_path: Path, server: Server) -> None:
     """One member asks the server; what the members then start offline is complete."""
     server.hangs = "/"
     done, runs = train_pack(tmp_path, server, "train_pack(configs('train.steps=20', 'train.log_every=10'))")
@@ -564,7 +564,7 @@ def test_a_pack_whose_server_hangs_waits_once_and_has_every_run_offline(tmp_path
     assert server.paths == ["/graphql"]
     lines = done.stderr.splitlines()
     assert len(lines) == 3
-    assert all("goes on offline: " in line for line in lines)
+    assert all("continues offline: " in line for line in lines)
     for run in runs:
         assert run.status()["state"] == "finished"
         (part,) = run.path.glob("wandb/offline-run-*")
@@ -573,7 +573,7 @@ def test_a_pack_whose_server_hangs_waits_once_and_has_every_run_offline(tmp_path
 
 
 @pytest.mark.slow
-def test_a_pack_whose_server_hangs_at_the_end(tmp_path: Path, server: Server) -> None:
+def test_pack_with_a_server_that_hangs_at_the_end(tmp_path: Path, server: Server) -> None:
     """Each run names the command that sends it, and why; none reports the end of the process that they share."""
     server.hangs = "file_stream"
     body = "SETTINGS['init_timeout'] = 90.0; train_pack(configs('train.steps=20'))"
@@ -588,7 +588,7 @@ def test_a_pack_whose_server_hangs_at_the_end(tmp_path: Path, server: Server) ->
 
 
 @pytest.mark.slow
-def test_a_pack_that_is_interrupted_twice_while_its_server_hangs(tmp_path: Path, server: Server) -> None:
+def test_pack_interrupted_twice_while_its_server_hangs(tmp_path: Path, server: Server) -> None:
     server.hangs = "file_stream"
     body = """
     import threading
@@ -608,7 +608,7 @@ def test_a_pack_that_is_interrupted_twice_while_its_server_hangs(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_pack_whose_server_is_slow_is_mirrored_whole(tmp_path: Path, server: Server) -> None:
+def test_pack_with_a_slow_server_is_mirrored_completely(tmp_path: Path, server: Server) -> None:
     server.delay_s = 0.2
     body = "SETTINGS['init_timeout'] = SETTINGS['finish_timeout'] = 90.0; train_pack(configs('train.steps=20'))"
     done, runs = train_pack(tmp_path, server, body)
@@ -627,7 +627,7 @@ end(sink, "interrupted")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", ["each", "only the last"])
-def test_two_offline_parts_are_both_sent(sent: str, tmp_path: Path, server: Server) -> None:
+def test_two_offline_parts_are_both_uploaded(sent: str, tmp_path: Path, server: Server) -> None:
     first = drive(tmp_path, "mode = 'offline'\n" + FIRST_20).stderr
     if sent == "each":
         sync(tmp_path, server, first)
@@ -638,11 +638,11 @@ def test_two_offline_parts_are_both_sent(sent: str, tmp_path: Path, server: Serv
 
 
 @pytest.mark.slow
-def test_an_online_part_and_then_an_offline_one(tmp_path: Path, server: Server) -> None:
+def test_offline_part_after_an_online_one(tmp_path: Path, server: Server) -> None:
     assert quiet(drive(tmp_path, "mode = 'online'\n" + FIRST_20, **server.login))
     unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}
     line = warning(drive(tmp_path, "SETTINGS['init_timeout'] = 2.0; mirror('online', first=20)", **unreachable))
-    assert "goes on offline" in line
+    assert "continues offline" in line
     sync(tmp_path, server, line)
     assert server.steps() == {"": [10, 20], "-from-20": [30, 40]}
     assert quiet(drive(tmp_path, "mirror('online', first=30)", **server.login))
@@ -651,7 +651,7 @@ def test_an_online_part_and_then_an_offline_one(tmp_path: Path, server: Server) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", ["before", "after"])
-def test_an_offline_part_and_then_an_online_one(sent: str, tmp_path: Path, server: Server) -> None:
+def test_online_part_after_an_offline_one(sent: str, tmp_path: Path, server: Server) -> None:
     """What was not yet sent keeps the id, and is named at the end of the run that went online too."""
     line = drive(tmp_path, "mode = 'offline'\n" + FIRST_20).stderr
     if sent == "before":
@@ -667,7 +667,7 @@ def test_an_offline_part_and_then_an_online_one(sent: str, tmp_path: Path, serve
 
 
 @pytest.mark.slow
-def test_an_offline_part_that_was_killed_is_named(tmp_path: Path, server: Server) -> None:
+def test_sync_command_names_a_killed_offline_part(tmp_path: Path, server: Server) -> None:
     body = """
     sink = begin("offline")
     sink.log(interval(0))
@@ -683,7 +683,7 @@ def test_an_offline_part_that_was_killed_is_named(tmp_path: Path, server: Server
     assert "" in server.steps()
 
 
-def test_a_continued_run_has_all_rows_under_its_id(tmp_path: Path) -> None:
+def test_continued_run_has_all_rows_under_its_id(tmp_path: Path) -> None:
     body = """
     run["continued_from"] = {"run_id": "a shorter run", "step": 20}
     sink = begin("offline", 20)
@@ -692,7 +692,7 @@ def test_a_continued_run_has_all_rows_under_its_id(tmp_path: Path) -> None:
     end(sink)
     """
     done = drive(tmp_path, body)
-    assert says_how_to_send(done, tmp_path), done.stderr
+    assert prints_the_sync_command(done, tmp_path), done.stderr
     (folder,) = folders(tmp_path, "offline-run")
     run, _, rows, _, _ = read(folder)
     assert run.run_id == RUN["run_id"]
@@ -720,32 +720,32 @@ def test_auto(tmp_path: Path, server: Server, variables: dict[str, str], login: 
         netrc.write_text(f"machine 127.0.0.1:{server.server_port} login user password {key}\n")
         netrc.chmod(0o600)
     done = drive(tmp_path, "mirror('auto')", WANDB_RUN_ID="chosen", **known, **variables)
-    assert says_how_to_send(done, tmp_path) if kinds == ["offline-run"] else quiet(done), done.stderr
+    assert prints_the_sync_command(done, tmp_path) if kinds == ["offline-run"] else quiet(done), done.stderr
     assert [kind for kind in ("run", "offline-run") for _ in folders(tmp_path, kind)] == kinds
     for kind in kinds:
         assert read(folders(tmp_path, kind)[0])[0].run_id == "chosen"
 
 
-def test_online_without_a_login_asks_nothing(tmp_path: Path) -> None:
+def test_online_without_a_login_prompts_for_nothing(tmp_path: Path) -> None:
     line = warning(drive(tmp_path, "mirror('online')"))
     assert "no login" in line
     (folder,) = folders(tmp_path, "offline-run")
     assert len(read(folder)[2]) == 4
 
 
-def test_the_command_is_quoted_for_a_shell(tmp_path: Path) -> None:
+def test_sync_command_is_quoted_for_a_shell(tmp_path: Path) -> None:
     home = tmp_path / "a folder's home"
     home.mkdir()
     done = drive(home, "mirror('offline')")
-    assert says_how_to_send(done, home), done.stderr
+    assert prints_the_sync_command(done, home), done.stderr
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file in its place")
     assert "did not start: FileExistsError" in warning(drive(tmp_path, "mirror('offline')"))
 
 
-def test_importing_the_sink_leaves_wandb_alone(tmp_path: Path) -> None:
+def test_importing_the_sink_does_not_import_wandb(tmp_path: Path) -> None:
     done = drive(tmp_path, "WandbSink(TrackingConfig(), folder); print('wandb' in sys.modules)")
     assert (done.stdout, done.stderr) == ("False\n", "")
 
@@ -781,11 +781,11 @@ def test_rows_of_one_step_are_one_payload() -> None:
 
 
 @pytest.mark.parametrize("losses", [[math.nan, 1.0, 2.0], [1.0, math.nan, 2.0], [math.inf, 1.0, math.nan]])
-def test_a_loss_that_was_nan_is_not_lost(losses: list[float]) -> None:
+def test_nan_loss_is_the_largest_of_its_interval(losses: list[float]) -> None:
     (payload,) = payloads([train(step, loss) for step, loss in enumerate(losses)], 8)[-1:]
     assert math.isnan(payload["train/loss_max"])
 
 
-def test_a_preset_is_the_norms_label() -> None:
+def test_preset_labels_the_norm() -> None:
     tree = RUN["config"] | {"norm": {"name": "rmsnorm", "preset": "rmsnorm_bare"}}
     assert flat_config(RUN | {"config": tree})["norm"] == "rmsnorm_bare"

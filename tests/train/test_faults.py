@@ -196,7 +196,7 @@ def test_the_advice_for_a_damaged_status_holds_where_there_is_no_checkpoint(
     status.write_text("x")
     code, _, err = command()
     assert code == 2
-    assert "delete this one file and the same `normlab train` goes on from the last checkpoint; where there is" in err
+    assert "delete this one file and the same `normlab train` resumes from the last checkpoint; where there is" in err
     status.unlink()
     before = contents(folder.path)
     assert "another run beside it with run.fresh=true" in command()[2]
@@ -315,7 +315,7 @@ def test_a_record_of_another_length_is_refused(train: Train, command: Command, i
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "metrics.jsonl: has no end of a row at byte" in err
+    assert "metrics.jsonl: no row ends at byte" in err
     assert contents(folder.path) == before
 
 

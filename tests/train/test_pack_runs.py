@@ -60,7 +60,7 @@ class Sending:
                 raise self.error
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def look(self, profiles: Any) -> None:
+    def log_statistics(self, profiles: Any) -> None:
         pass
 
     def finish(self, status: Any) -> None:
@@ -85,7 +85,7 @@ def test_each_run_has_the_record_that_it_has_alone(words: tuple[str, ...], tmp_p
                 numbers = {name: row.pop(name) for name in told.keys() - {"kind"}}
                 assert numbers == pytest.approx({name: told[name] for name in numbers}, rel=1e-4, abs=1e-5)
                 assert row == {"kind": kind}
-        ((seen,), _), ((told,), _) = other.arrays.read("core"), one.arrays.read("core")
+        ((seen,), _), ((told,), _) = other.statistics.read("core"), one.statistics.read("core")
         assert seen.steps.tolist() == told.steps.tolist() == [0, 2, 4, 6, 8]
         assert seen.layout == told.layout
         torch.testing.assert_close(torch.tensor(seen.values), torch.tensor(told.values), rtol=1e-3, atol=1e-4)

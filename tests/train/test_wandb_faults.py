@@ -27,7 +27,7 @@ from normlab.train import start
 
 numbers = [getattr(signal, name) for name in sys.argv.pop(1).split("+")]
 
-class Striking(Console):
+class SignalingConsole(Console):
     def log(self, rows):
         super().log(rows)
         if rows[-1]["step"] == 8 and numbers:
@@ -36,11 +36,11 @@ class Striking(Console):
             while numbers:
                 os.kill(os.getpid(), numbers.pop(0))
 
-start.Console = Striking
+start.Console = SignalingConsole
 from normlab.cli import main
 main()
 """
-"""Trains, and at step 8 sends W&B's own process the signal that is the first word, and itself those after a +."""
+"""Trains; at step 8 sends the first signal of its argument to W&B's process, and the others (after +) to itself."""
 
 
 @contextmanager
@@ -51,13 +51,13 @@ def silent_server() -> Iterator[str]:
 
 
 def train(results: Path, *before: str, mode: str, **variables: str) -> tuple[str, float]:
-    """Train the run of WORDS in a process of its own: what it said on stderr, and the seconds that it took."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    words = [sys.executable, *(before or ("-m", "normlab")), "train", *WORDS]
+    """Train the run of WORDS in a process of its own: return its stderr and its seconds."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    command = [sys.executable, *(before or ("-m", "normlab")), "train", *WORDS]
     since = time.monotonic()
     done = subprocess.run(
-        [*words, f"tracking.wandb={mode}", f"results_dir={results}"],
-        env=kept | variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+        [*command, f"tracking.wandb={mode}", f"results_dir={results}"],
+        env=inherited | variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -75,27 +75,27 @@ SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("silent", "no ke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["refused", "killed", *SLOW])
-def test_the_run_is_the_same(case: str, reference: Path, alone: float, tmp_path: Path) -> None:
+def test_run_is_the_same_when_wandb_fails(case: str, reference: Path, alone: float, tmp_path: Path) -> None:
     results = tmp_path / "results"
     if case == "refused":
-        said, seconds = train(results, mode="online", WANDB_BASE_URL="http://127.0.0.1:9", **KEY)
-        assert "goes on offline" in said
+        output, seconds = train(results, mode="online", WANDB_BASE_URL="http://127.0.0.1:9", **KEY)
+        assert "continues offline" in output
     elif case == "silent":
         with silent_server() as address:
-            said, seconds = train(results, mode="online", WANDB_BASE_URL=address, **KEY)
+            output, seconds = train(results, mode="online", WANDB_BASE_URL=address, **KEY)
     elif case == "no key":
-        said, seconds = train(results, mode="online")
-        assert "`wandb login` makes one" in said
+        output, seconds = train(results, mode="online")
+        assert "`wandb login` makes one" in output
     else:
         number = {"killed": "SIGKILL", "stopped": "SIGSTOP"}[case]
-        said, seconds = train(results, "-c", IN_THE_MIDDLE, number, mode="offline")
-    (line,) = [line for line in said.splitlines() if "The local record has everything" in line]
-    assert "can be sent later: wandb sync " in line
-    # Ten seconds at either end; and a few for W&B's import and a busy machine.
+        output, seconds = train(results, "-c", IN_THE_MIDDLE, number, mode="offline")
+    (line,) = [line for line in output.splitlines() if "The local record has everything" in line]
+    assert "upload later with: wandb sync " in line
+    # Ten seconds at the start and at the end, and a few for W&B's import and a busy machine.
     assert seconds - alone < 10 + 10 + 5
     folder = results / "runs" / reference.name
     assert Path(line.split()[-1]).is_dir()
-    # What W&B keeps in the folder of the run is its own.
+    # W&B's own folder is not part of the record.
     subprocess.run(["rm", "-r", folder / "wandb"], check=True)
     assert differences(reference, folder) == []
 
@@ -114,14 +114,14 @@ def stop():
 threading.Thread(target=stop, daemon=True).start()
 main()
 """
-"""Trains, and stops W&B's own process as soon as there is one."""
+"""Trains, and stops W&B's process as soon as there is one."""
 
 
 @pytest.mark.slow
-def test_stopped_while_it_begins(reference: Path, alone: float, tmp_path: Path) -> None:
-    """It is waited for once, and the one line does not promise what W&B never got."""
-    said, seconds = train(tmp_path / "results", "-c", BEGINNING, mode="offline")
-    (line,) = [line for line in said.splitlines() if "W&B" in line]
+def test_wandb_process_that_is_stopped_at_the_start(reference: Path, alone: float, tmp_path: Path) -> None:
+    """The run waits once, and its one line promises no data that W&B never got."""
+    output, seconds = train(tmp_path / "results", "-c", BEGINNING, mode="offline")
+    (line,) = [line for line in output.splitlines() if "W&B" in line]
     assert line.endswith("The local record has everything; W&B got nothing")
     assert seconds - alone < 2 * 10
     folder = tmp_path / "results" / "runs" / reference.name
@@ -138,32 +138,32 @@ def test_stopped_while_it_begins(reference: Path, alone: float, tmp_path: Path) 
         ("SIGSTOP", "finished at step", "finished"),
     ],
 )
-def test_the_second_ctrl_c_waits_for_nothing(signals: str, awaited: str, state: str, tmp_path: Path) -> None:
-    """Nor does any while the end of a run waits for W&B, which is stopped: two of them at once, one before, none."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+def test_second_ctrl_c_waits_for_nothing(signals: str, awaited: str, state: str, tmp_path: Path) -> None:
+    """The last Ctrl-C comes while the run waits for a stopped W&B; `signals` holds those before it."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     words = ["train", *WORDS, "tracking.wandb=offline", f"results_dir={tmp_path}"]
     with subprocess.Popen(
         [sys.executable, "-c", IN_THE_MIDDLE, signals, *words],
-        env=kept, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=inherited, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
     ) as process:  # fmt: skip
         try:
             assert process.stderr is not None
-            said = ""
-            while (awaited or "step 4/16") not in said:
-                said = process.stderr.readline()
-                assert said
-            since = time.monotonic()
+            output = ""
+            while (awaited or "step 4/16") not in output:
+                output = process.stderr.readline()
+                assert output
+            start = time.monotonic()
             if awaited:
-                time.sleep(0.5)  # W&B is waited for by now
+                time.sleep(0.5)  # by now the run waits for W&B
                 os.killpg(process.pid, signal.SIGINT)
             _, rest = process.communicate(timeout=60)
-            seconds = time.monotonic() - since
+            seconds = time.monotonic() - start
         finally:
             process.kill()
     assert process.returncode == 130
     assert seconds < 4, rest
     (line,) = [line for line in rest.splitlines() if "W&B" in line]
-    command = shlex.split(line.partition("The local record has everything; what W&B has can be sent later: ")[2])
+    command = shlex.split(line.partition("The local record has everything; upload later with: ")[2])
     assert command[:2] == ["wandb", "sync"]
     assert Path(command[2]).is_dir()
     assert "Traceback" not in rest

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normlab.errors import StoreError, one_line
-from normlab.store.files import refusal
+from normlab.store.files import io_error
 from normlab.store.plans import Job, has_plan, read_plan, run_of, sweep_folder
-from normlab.store.query import Entry, examine, find_runs, is_run, no_runs, resolve_run
+from normlab.store.query import Entry, examine, find_runs, is_run, no_runs_message, resolve_run
 from normlab.store.runs import RunFolder
 from normlab.store.schema import RUNS_FOLDER
 
@@ -91,7 +91,7 @@ def _find(word: str, results_dir: str | os.PathLike[str]) -> Found:
     if has_plan(named):
         return _sweep(named)
     if os.path.isdir(folder) or folder == Path(results_dir):
-        raise StoreError(no_runs(word))
+        raise StoreError(no_runs_message(word))
     exact = Path(results_dir) / RUNS_FOLDER / word  # looked for first: a name is found by reading every run
     try:
         run = RunFolder(exact.absolute()) if folder.name == word and is_run(exact) else resolve_run(word, results_dir)
@@ -109,7 +109,7 @@ def _below(folder: Path) -> list[Entry]:
     try:
         children = sorted(child for child in runs.iterdir() if os.path.isdir(child) and not is_run(child))
     except OSError as error:
-        raise refusal(runs, "read", error) from error
+        raise io_error(runs, "read", error) from error
     return found + [_empty(RunFolder(child)) for child in children]
 
 
@@ -139,4 +139,4 @@ def _none(words: Sequence[str], results_dir: str | os.PathLike[str], entries: Se
     """What to say where nothing was found that is a run."""
     where = ", ".join(words) or os.fspath(results_dir)
     waiting = sum(entry.state == NOT_STARTED for entry in entries)
-    return f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs(where)
+    return f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs_message(where)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import ConfigError
-from normlab.store.files import refusal, write_atomic
+from normlab.store.files import io_error, write_atomic
 from normlab.store.schema import encode
 
 OURS = Path(__file__).parent
@@ -91,8 +91,8 @@ def write_page(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise refusal(path, "written", error, instead=_INSTEAD) from error
-    write_atomic(path, text.encode(), instead=_INSTEAD)
+        raise io_error(path, "written", error, setting=_INSTEAD) from error
+    write_atomic(path, text.encode(), setting=_INSTEAD)
 
 
 def as_json(data: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ def trained(make_run: Callable[..., RunFolder]) -> Callable[..., RunFolder]:
             if len(measured):
                 own = layout(depth)
                 values = chance.uniform(0.5, 2, (len(measured), own.width)).astype(np.float32)
-                folder.arrays.append("core", Profiles(own, np.array(measured), values))
+                folder.statistics.append("core", Profiles(own, np.array(measured), values))
         return folder
 
     return make

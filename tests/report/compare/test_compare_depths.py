@@ -77,7 +77,7 @@ def test_parts_with_more_to_measure_later_are_joined(trained, compare, run_comma
     folder = trained("a", measured=[0, 5])
     other = Layout.of([Column("resid_rms", "", 1), Column("mlp_rms", "", 2)], 2, {})[0]
     with folder.lock():
-        folder.arrays.append("core", Profiles(other, np.array([10, 15]), np.array([[1.0, 2.0], [np.nan, np.inf]])))
+        folder.statistics.append("core", Profiles(other, np.array([10, 15]), np.array([[1.0, 2.0], [np.nan, np.inf]])))
     shown = compare()
     (unit,) = shown["profiles"]["units"]
     assert unit["steps"] == [0, 5, 10, 15]
@@ -102,7 +102,7 @@ def test_above_fifty_runs_a_unit_is_a_cell(trained, compare, tmp_path):
         assert "worse" not in ids
         tables = []
         for run_id in ids:
-            (part,), _ = examine(_folder(tmp_path, run_id)).folder.arrays.read("core")
+            (part,), _ = examine(_folder(tmp_path, run_id)).folder.statistics.read("core")
             own = np.full((4, part.layout.depth + 2), np.nan)
             own[: len(part.steps)] = part.one("resid_rms")
             tables.append(own)

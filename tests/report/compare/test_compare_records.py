@@ -209,11 +209,11 @@ def test_absurd_statistics(trained, compare, seed):
 
 def test_statistics_that_overflow(trained, compare):
     folder = trained("a", measured=[0])
-    (part,), _ = folder.arrays.read("core")
+    (part,), _ = folder.statistics.read("core")
     with folder.lock():
         for step, value in ((5, np.inf), (6, np.nan), (7, 3e38), (8, 0.0)):
             values = np.full((1, part.layout.width), value)
-            folder.arrays.append("core", Profiles(part.layout, np.array([step]), values))
+            folder.statistics.append("core", Profiles(part.layout, np.array([step]), values))
     (unit,) = compare()["profiles"]["units"]
     assert unit["steps"] == [0, 5, 6, 7, 8]
 

@@ -71,7 +71,7 @@ def test_a_preset_learns_what_it_is_said_to(entry: catalogue.Entry) -> None:
     [("0", 2, "2 * D"), ("D", 1, "2 * D"), ("2 * D + 1", -2, "1"), ("2 * D + 1", -1, "D + 1"), ("D", -1, "0")],
 )
 def test_vectors_are_added_to_what_is_learned(parameters: str, more: int, told: str) -> None:
-    assert catalogue._with_vectors(parameters, more) == told
+    assert catalogue._add_vectors(parameters, more) == told
 
 
 def test_a_preset_is_shown_as_its_norm_is(run_command: Command) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab.config import config_of_record
+from normlab.config import config_from_record
 from normlab.data.corpus import open_corpus
 from normlab.launch import compose_grid, compose_run
 from normlab.options import plain_tree
@@ -26,7 +26,7 @@ def test_the_data_seed_follows_the_seed_unless_it_is_set() -> None:
     crossed = compose_grid(["seed=1,2", "data.seed=0,1"])
     assert [(config.seed, config.data.seed) for config in crossed] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     fixed = compose_run(["seed=5", "data.seed=0"])
-    assert (fixed.seed, fixed.data.seed, config_of_record(plain_tree(fixed)).data.seed) == (5, 0, 0)
+    assert (fixed.seed, fixed.data.seed, config_from_record(plain_tree(fixed)).data.seed) == (5, 0, 0)
 
 
 def test_the_identity_holds_the_resolved_data_seed() -> None:

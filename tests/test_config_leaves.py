@@ -19,7 +19,7 @@ from normlab.errors import ConfigError, DataError, NormlabError
 from normlab.launch import compose_run
 from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
-from normlab.options import leaves
+from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
 from normlab.train.probing import probed_steps
 from normlab.train.resolve import resolve
@@ -363,9 +363,9 @@ def known_leaves() -> set[tuple[str, str]]:
             if group == "placement" and name not in PLACEMENT_LEAVES and type(kind).__name__ == "AlgebraPlacement":
                 continue
             config = kind() if isinstance(kind, type) else kind
-            found |= {(f"{group}={name}", f"{group}.{word}") for word in leaves(config)}
+            found |= {(f"{group}={name}", f"{group}.{word}") for word in flatten_options(config)}
     default = compose_run([])
-    found |= {("", word) for word in leaves(default) if word.partition(".")[0] not in registries}
+    found |= {("", word) for word in flatten_options(default) if word.partition(".")[0] not in registries}
     return found
 
 

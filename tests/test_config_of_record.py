@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from normlab.config import config_of_record
+from normlab.config import config_from_record
 from normlab.errors import ConfigError
 from normlab.launch import compose_run
 from normlab.options import plain_tree
@@ -18,12 +18,12 @@ def tree() -> dict[str, Any]:
 
 
 def test_what_was_written_reads_back(tree: dict[str, Any]) -> None:
-    assert plain_tree(config_of_record(tree)) == tree
+    assert plain_tree(config_from_record(tree)) == tree
 
 
 def test_what_is_no_part_of_the_identity_may_be_missing(tree: dict[str, Any]) -> None:
     del tree["tracking"]["tags"], tree["run"]["name"]
-    assert config_of_record(tree).tracking.tags == []
+    assert config_from_record(tree).tracking.tags == []
 
 
 @pytest.mark.parametrize("word", ["norm", "norm.name", "norm.eps", "model", "model.width", "seed", "optim.lr", "train"])
@@ -31,7 +31,7 @@ def test_what_changes_numbers_may_not(tree: dict[str, Any], word: str) -> None:
     group, _, name = word.partition(".")
     del (tree[group] if name else tree)[name or group]
     with pytest.raises(ConfigError):
-        config_of_record(tree)
+        config_from_record(tree)
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_a_value_of_another_kind_is_refused(tree: dict[str, Any], word: str, val
     group, _, name = word.partition(".")
     (tree[group] if name else tree)[name or group] = value
     with pytest.raises(ConfigError):
-        config_of_record(tree)
+        config_from_record(tree)

@@ -21,21 +21,23 @@ from normlab.model.init import build_model
 )
 def test_the_state_is_that_of_the_model_but_for_norms_and_biases(words: str, copies: int) -> None:
     config = compose_run(words.split())
-    numbers = sum(p.numel() for p in build_model(config, memory.VOCABULARY).parameters())
-    counted = memory.need(config).state / 4 / copies
+    numbers = sum(p.numel() for p in build_model(config, memory.VOCAB_SIZE).parameters())
+    counted = memory.estimate(config).state / 4 / copies
     assert 0.97 * numbers < counted <= numbers
 
 
 def test_what_is_refused_says_what_to_lower() -> None:
     wide = compose_run(["model.width=4096", "model.heads=4"])
-    memory.check(wide, 2**40, "this machine")
+    memory.check_fits(wide, 2**40, "this machine")
     with pytest.raises(ConfigError, match=r"model.width=4096 .* this machine has 1 GiB; lower model.depth"):
-        memory.check(wide, 2**30, "this machine")
+        memory.check_fits(wide, 2**30, "this machine")
     tall = compose_run(["train.batch_size=65536", "model=gpt2_nano"])
     with pytest.raises(ConfigError, match=r"train.batch_size=65536 .* the GPU has 4 GiB; raise train.accumulation"):
-        memory.check(tall, 2**32, "the GPU")
-    memory.check(compose_run(["train.batch_size=65536", "model=gpt2_nano", "train.accumulation=64"]), 2**32, "the GPU")
+        memory.check_fits(tall, 2**32, "the GPU")
+    memory.check_fits(
+        compose_run(["train.batch_size=65536", "model=gpt2_nano", "train.accumulation=64"]), 2**32, "the GPU"
+    )
 
 
 def test_this_machine_has_memory() -> None:
-    assert memory.of_machine() > 2**28
+    assert memory.available_bytes() > 2**28

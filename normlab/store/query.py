@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import StoreError, nearest
+from normlab.errors import StoreError, did_you_mean
 from normlab.store.files import refusal
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DAMAGED, RUN_FILE, RUNS_FOLDER, STATUS_FILE
@@ -93,7 +93,7 @@ def resolve_run(word: str, results_dir: str | os.PathLike[str]) -> RunFolder:
         raise StoreError(f"run {word!r} could be {_listed(matches)}; give more of the id")
     names = {name for entry in entries for name in (entry.folder.run_id, entry.name)}
     raise StoreError(
-        f"no run {word!r} in {os.fspath(results_dir)}{nearest(word, names)}: "
+        f"no run {word!r} in {os.fspath(results_dir)}{did_you_mean(word, names)}: "
         f"give the id, its beginning or the name of one of {_listed(entries)}"
     )
 

@@ -93,7 +93,7 @@ def make_plan(
             continue
         jobs[run_id] = Job(run_id, list(words), plain_tree(config))
         configs.append(config)
-        doubts |= dict.fromkeys(config.doubts())
+        doubts |= dict.fromkeys(config.warnings())
     tell("")
     name = options.name or _made_name(options, list(jobs.values()))
     folder = sweep_folder(configs[0].results_dir, name)
@@ -125,7 +125,7 @@ def _pack_size(options: SweepOptions, configs: Sequence[RunConfig]) -> tuple[int
             one.device,
             one.precision,
             config.model.width,
-            memory.need(config, 4 if one.precision == "fp32" else 2).total,
+            memory.estimate(config, 4 if one.precision == "fp32" else 2).total,
             there,
         )
         for config, one in zip(configs, resolved, strict=True)

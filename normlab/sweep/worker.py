@@ -34,12 +34,12 @@ ERROR = "error: "
 
 def main(folder: Path, number: int) -> int:
     """Train a pack of a sweep's plan; its exit code."""
-    from normlab.errors import MemoryRanOut, NormlabError, one_line
+    from normlab.errors import NormlabError, OutOfMemoryError, one_line
 
     try:
         return _train(folder, number)
     except NormlabError as error:
-        code, told = OUT_OF_MEMORY if isinstance(error, MemoryRanOut) else REFUSED, str(error)
+        code, told = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else REFUSED, str(error)
     except Exception as error:
         traceback.print_exc()
         code = OUT_OF_MEMORY if isinstance(error, MemoryError) else RAISED
@@ -51,7 +51,7 @@ def main(folder: Path, number: int) -> int:
 
 
 def _train(folder: Path, number: int) -> int:
-    from normlab.config import RunConfig, config_of_record
+    from normlab.config import RunConfig, config_from_record
     from normlab.errors import ConfigError
     from normlab.norms import base as norms
     from normlab.placements import base as placements
@@ -68,7 +68,7 @@ def _train(folder: Path, number: int) -> int:
 
     def config_of(job: Job) -> RunConfig:
         load_plugins(job.config["plugins"])
-        config = config_of_record(job.config)
+        config = config_from_record(job.config)
         if os.path.realpath(config.results_dir) != os.path.realpath(results):  # it was moved
             config.results_dir = str(results)
         if (now := identities.run_id(config)) != job.run_id:

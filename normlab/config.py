@@ -404,8 +404,8 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
             name = tree[group]["name"]
             if name not in registry:
                 raise ConfigError(unknown(group, name, registry))
-            kind = type(registry[name]) if group == "placement" else registry[name]
-            parts[group] = from_tree(kind, tree[group])
+            entry: Any = registry[name]
+            parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), tree[group])
         # A name that is not a corpus of normlab is a dataset of the hub.
         parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
         for group, kind in (

@@ -174,8 +174,10 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
         with path.open("rb") as file:
             yield file
     except OSError as error:
-        _raise_unreadable(error)
+        _raise_unreadable(error, path)
 
 
-def _raise_unreadable(error: OSError) -> NoReturn:
-    raise DataError(f"{error.filename}: cannot be read ({error.strerror}); make it readable or leave it out") from error
+def _raise_unreadable(error: OSError, path: Path | None = None) -> NoReturn:
+    raise DataError(
+        f"{path or error.filename}: cannot be read ({error.strerror}); make it readable or leave it out"
+    ) from error

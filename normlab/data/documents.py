@@ -16,6 +16,7 @@ import itertools
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -143,7 +144,7 @@ def read_documents(sources: Sequence[Source], column: str, scratch: Path, charac
 
 def _read_tables(sources: list[Source], column: str, scratch: Path) -> Iterator[Rows]:
     # The files are loaded one by one, because their columns may differ.
-    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, quiet(offline=True), patched_read_json():
+    with tempfile.TemporaryDirectory(prefix="normlab-") as folder, quiet(offline=True), nulls_accepted():
         for number, source in enumerate(sources):
             # A link gives the file a plain name. `datasets` reads brackets and stars in a name as patterns, `::` and
             # `://` as addresses, `$HOME` as a variable, and unpacks a file named .gz.
@@ -204,7 +205,19 @@ def _check_column(source: Source, column: str, names: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def patched_read_json() -> Iterator[None]:
+def patched(target: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of a module, and restore them at the end of the block."""
+    original = {name: getattr(target, name) for name in attributes}
+    for name, value in attributes.items():
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for name, value in original.items():
+            setattr(target, name, value)
+
+
+def nulls_accepted() -> AbstractContextManager[None]:
     """Patch `pyarrow.json.read_json` to accept a line of JSONL that is null.
 
     pyarrow 26.0.1 crashes with a segmentation fault if one of its blocks begins with such a line, and `datasets` reads
@@ -222,11 +235,7 @@ def patched_read_json() -> Iterator[None]:
             content = first[1] + b"{}" + content[first.end() :]
         return original(io.BytesIO(content), *args, **kwargs)
 
-    pyarrow.json.read_json = read_json
-    try:
-        yield
-    finally:
-        pyarrow.json.read_json = original
+    return patched(pyarrow.json, read_json=read_json)
 
 
 @contextlib.contextmanager
@@ -240,17 +249,16 @@ def quiet(*, offline: bool) -> Iterator[None]:
     from datasets.utils import logging
     from huggingface_hub import utils as hub
 
-    was_offline, verbosity, hub_verbosity = config.HF_HUB_OFFLINE, logging.get_verbosity(), hub.logging.get_verbosity()
+    verbosity, hub_verbosity = logging.get_verbosity(), hub.logging.get_verbosity()
     libraries = [library for library in (datasets.utils, hub) if not library.are_progress_bars_disabled()]
     for library in libraries:
         library.disable_progress_bars()
     logging.set_verbosity(logging.CRITICAL)
     hub.logging.set_verbosity(logging.CRITICAL)
-    config.HF_HUB_OFFLINE = offline
     try:
-        yield
+        with patched(config, HF_HUB_OFFLINE=offline):
+            yield
     finally:
-        config.HF_HUB_OFFLINE = was_offline
         hub.logging.set_verbosity(hub_verbosity)
         logging.set_verbosity(verbosity)
         for library in libraries:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from normlab.corpora import HubData, NamedData
-from normlab.data.documents import Spool, first_characters, patched_read_json, quiet
-from normlab.data.hub_access import NoAnswer, endpoint, fewer_retries, import_hub, query_hub
+from normlab.data.documents import Spool, first_characters, nulls_accepted, patched, quiet
+from normlab.data.hub_access import NoAnswer, endpoint, import_hub, query_hub
 from normlab.data.origins import Origin, Text
 from normlab.data.sources import files_below, invalid_utf8_at, source_sha256
 from normlab.errors import DataError, did_you_mean
@@ -100,12 +100,18 @@ class HubOrigin(Origin):
         Raises:
             DataError: The subset, the split or the column does not exist, a row is not text, or the hub failed.
         """
+        from datasets import config
+
         if not self._folder:
             # Reading may take minutes without any other output.
             place = "the cache of `datasets`" if self._no_answer else endpoint()
             print(f"normlab: reading {self._dataset} from {place} (only once)", file=sys.stderr)
         scratch.mkdir(parents=True, exist_ok=True)
-        with quiet(offline=bool(self._folder or self._no_answer)), patched_read_json(), fewer_retries():
+        # By default, `datasets` retries a broken stream for half an hour. Before each of its retries, `huggingface_hub`
+        # has already retried six times, over 23 seconds.
+        retries = {"STREAMING_READ_MAX_RETRIES": 2, "STREAMING_OPEN_MAX_RETRIES": 2}
+        offline = bool(self._folder or self._no_answer)
+        with quiet(offline=offline), nulls_accepted(), patched(config, **retries):
             documents = self._documents(scratch)
             if self._article:
                 documents = join_articles(documents, self._article)

@@ -7,12 +7,11 @@ seconds, and a cached corpus does not need them.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from normlab.errors import DataError
@@ -27,25 +26,6 @@ T = TypeVar("T")
 
 class NoAnswer(Exception):
     """The hub did not answer, or HF_HUB_OFFLINE is set; the message is the reason."""
-
-
-@contextlib.contextmanager
-def fewer_retries() -> Iterator[None]:
-    """Limit `datasets` to two retries of a broken stream, instead of half an hour of them.
-
-    For each of these, `huggingface_hub` has already retried six times, over 23 seconds.
-    """
-    from datasets import config
-
-    names = ("STREAMING_READ_MAX_RETRIES", "STREAMING_OPEN_MAX_RETRIES")
-    before = {name: getattr(config, name) for name in names}
-    for name in names:
-        setattr(config, name, 2)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(config, name, value)
 
 
 def import_hub(override: str) -> None:

@@ -161,38 +161,29 @@ class SubwordTokenizer:
         """Return the state that `from_state` needs."""
         return {"name": self.name, "definition": self.definition}
 
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> SubwordTokenizer:
-        """Return the tokenizer with a given `state()`."""
-        return cls(state["name"], state["definition"])
 
+def train_bpe(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> SubwordTokenizer:
+    """Train byte-level BPE with at most `vocab_size` tokens. It encodes every text, and decoding is exact.
 
-class BpeTokenizer(SubwordTokenizer):
-    """Byte-level BPE of the training text. It encodes every text, and decoding is exact."""
+    256 tokens are bytes and one ends a document. A pair that occurs once is not merged, so a short text gives fewer
+    tokens. Training is deterministic.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    @classmethod
-    def fit(cls, texts: Iterable[str], vocab_size: int | None = None) -> BpeTokenizer:
-        """Return the tokenizer of some texts, deterministically; it has at most `vocab_size` tokens.
-
-        256 tokens are bytes and one ends a document. A pair that occurs once is not merged, so a short text gives fewer
-        tokens.
-        """
-        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=(vocab_size or DEFAULT_VOCAB_SIZE) - 1,
-            min_frequency=2,
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
-        sample = (piece for text in first_characters(texts, BPE_CHARACTERS) for piece in pieces(text))
-        tokenizer.train_from_iterator(sample, trainer)
-        return cls("bpe", tokenizer.to_str())
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        min_frequency=2,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    sample = (piece for text in first_characters(texts, BPE_CHARACTERS) for piece in pieces(text))
+    tokenizer.train_from_iterator(sample, trainer)
+    return SubwordTokenizer("bpe", tokenizer.to_str())

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from normlab.data.subwords import BpeTokenizer, SubwordTokenizer, token_dtype
+from normlab.corpora import DEFAULT_VOCAB_SIZE, TOKENIZERS
+from normlab.data.subwords import SubwordTokenizer, token_dtype, train_bpe
 from normlab.errors import DataError, unknown
 
 
@@ -66,16 +67,6 @@ class BytesTokenizer(Tokenizer):
         """Return the state that `from_state` needs."""
         return {"name": self.name}
 
-    @classmethod
-    def fit(cls, texts: Iterable[str], vocab_size: int | None = None) -> BytesTokenizer:
-        """Return the tokenizer; bytes do not depend on the text."""
-        return cls()
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> BytesTokenizer:
-        """Return the tokenizer with a given `state()`."""
-        return cls()
-
 
 class CharsTokenizer(Tokenizer):
     """Characters in the order of their code points, then the end of a document, then the unknown character.
@@ -113,27 +104,6 @@ class CharsTokenizer(Tokenizer):
         """Return the state that `from_state` needs."""
         return {"name": self.name, "characters": self.characters}
 
-    @classmethod
-    def fit(cls, texts: Iterable[str], vocab_size: int | None = None) -> CharsTokenizer:
-        """Return the tokenizer of all characters in `texts`."""
-        characters: set[str] = set()
-        for text in texts:
-            characters.update(text)
-        return cls("".join(sorted(characters)))
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> CharsTokenizer:
-        """Return the tokenizer with a given `state()`."""
-        return cls(state["characters"])
-
-
-TOKENIZERS: dict[str, type[BytesTokenizer] | type[CharsTokenizer] | type[BpeTokenizer]] = {
-    "bytes": BytesTokenizer,
-    "chars": CharsTokenizer,
-    "bpe": BpeTokenizer,
-}
-"""The tokenizers that normlab builds. Any other name is pretrained (`pretrained.pretrained_tokenizer`)."""
-
 
 def characters_for(name: str, tokens: int) -> int:
     """Return how many characters to read for a number of tokens.
@@ -155,21 +125,29 @@ def fit(name: str, training_texts: Iterable[str], vocab_size: int | None = None)
     Raises:
         DataError: No tokenizer has that name.
     """
-    if name not in TOKENIZERS:
-        raise DataError("data.tokenizer: " + unknown("tokenizer", name, TOKENIZERS))
-    return TOKENIZERS[name].fit(training_texts, vocab_size)
+    if name == "bytes":
+        return BytesTokenizer()
+    if name == "chars":
+        return CharsTokenizer("".join(sorted(set().union(*training_texts))))
+    if name == "bpe":
+        return train_bpe(training_texts, vocab_size or DEFAULT_VOCAB_SIZE)
+    raise DataError("data.tokenizer: " + unknown("tokenizer", name, TOKENIZERS))
 
 
 def from_state(state: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer with a given `state()`; the state of a pretrained tokenizer is complete.
+    """Return the tokenizer with a given `state()`.
 
     Raises:
         DataError: No tokenizer has that name.
     """
     name = str(state.get("name"))
-    if name not in TOKENIZERS and "definition" not in state:
-        raise DataError("data.tokenizer: " + unknown("tokenizer", name, TOKENIZERS))
-    return TOKENIZERS.get(name, SubwordTokenizer).from_state(state)
+    if name == "bytes":
+        return BytesTokenizer()
+    if name == "chars":
+        return CharsTokenizer(state["characters"])
+    if "definition" in state:
+        return SubwordTokenizer(name, state["definition"])
+    raise DataError("data.tokenizer: " + unknown("tokenizer", name, TOKENIZERS))
 
 
 def _code_points(text: str) -> np.ndarray:

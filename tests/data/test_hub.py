@@ -25,7 +25,7 @@ from normlab.corpora import DATA, TOKENIZERS, HubData, NamedData, StdlibData, Wi
 from normlab.data import hub as module
 from normlab.data import hub_access
 from normlab.data.corpus import open_corpus
-from normlab.data.subwords import BpeTokenizer
+from normlab.data.subwords import train_bpe
 from normlab.errors import DataError
 from normlab.launch import compose_run
 
@@ -193,7 +193,7 @@ def test_errors_of_datasets_say_what_to_do(hub: Any, opened: Any, cache: Path) -
 def test_tokenizer_is_downloaded_once(hub: Any, opened: Any, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    definition = BpeTokenizer.fit(TEXTS, 300).definition
+    definition = train_bpe(TEXTS, 300).definition
     served = hub({"models/org/fast": {"tokenizer.json": definition.encode()}, "models/org/slow": {"vocab.txt": b"a"}})
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
     fast, slow = {"name": str(tmp_path), "tokenizer": "org/fast"}, {"name": str(tmp_path), "tokenizer": "org/slow"}
@@ -484,7 +484,7 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
     Path("a_dataset", "train.jsonl").write_bytes(jsonl(TEXTS, "body"))
     if tokenizer == "pretrained":
         tokenizer = "./tokenizer.json"
-        Path(tokenizer).write_text(BpeTokenizer.fit(TEXTS, 280).definition)
+        Path(tokenizer).write_text(train_bpe(TEXTS, 280).definition)
     words = [word for word in words if not word.startswith("data")]
     words += ["data=hub", "data.name=a_dataset", "data.column=body", f"data.tokenizer={tokenizer}", "train.steps=2"]
     code, out, err = run_command("train", *words)

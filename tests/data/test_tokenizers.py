@@ -6,10 +6,10 @@ import random
 import numpy as np
 import pytest
 
-from normlab import corpora
+from normlab.corpora import TOKENIZERS
 from normlab.data import tokenizers
 from normlab.data.subwords import token_dtype
-from normlab.data.tokenizers import TOKENIZERS, BytesTokenizer, CharsTokenizer
+from normlab.data.tokenizers import BytesTokenizer, CharsTokenizer
 from normlab.errors import DataError
 
 SAMPLES = [
@@ -19,10 +19,6 @@ SAMPLES = [
     "a\x00b\r\n\ufeff\u2028",
     "".join(chr(c) for c in random.Random(0).choices([*range(0xD800), *range(0xE000, 0x110000)], k=5000)),
 ]
-
-
-def test_every_tokenizer_is_an_option() -> None:
-    assert set(corpora.TOKENIZERS) == set(TOKENIZERS)
 
 
 @pytest.mark.parametrize("text", SAMPLES)
@@ -49,7 +45,7 @@ def test_bytes_encode_arguments_that_are_not_utf8() -> None:
 
 @pytest.mark.parametrize("text", SAMPLES)
 def test_chars_are_positions_in_the_sorted_alphabet(text: str) -> None:
-    tokenizer = CharsTokenizer.fit(["hello", text, "w\U0010ffff"])
+    tokenizer = tokenizers.fit("chars", ["hello", text, "w\U0010ffff"])
     alphabet = sorted(set("hellow\U0010ffff" + text))
     assert tokenizer.vocab_size == len(alphabet) + 2
     assert tokenizer.encode(text).tolist() == [alphabet.index(c) for c in text]
@@ -57,7 +53,7 @@ def test_chars_are_positions_in_the_sorted_alphabet(text: str) -> None:
 
 
 def test_characters_outside_the_alphabet_are_unknown() -> None:
-    tokenizer = CharsTokenizer.fit(["cab"])
+    tokenizer = tokenizers.fit("chars", ["cab"])
     assert tokenizer.encode("a?d\U0001f600b\udcffc").tolist() == [0, 4, 4, 4, 1, 4, 2]
     assert tokenizer.decode([0, 3, 4, 2]) == "a\n\ufffdc"
     assert tokenizer.end_of_document == 3

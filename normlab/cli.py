@@ -282,7 +282,7 @@ def verify(
     found, config = [], compose_run(words) if words else None
     presets = norm_presets(None if config is None else [config.norm.preset])
     checks = checks_of(config, overrides_in(words or []), presets) if config is not None else of_catalogue(presets)
-    for doubt in config.doubts() if config is not None else ():
+    for doubt in config.warnings() if config is not None else ():
         typer.echo(f"warning: {one_line(doubt)}", err=True)
     for check in checks:
         found.append(check)

@@ -1,7 +1,7 @@
-"""What a run is: a tree of typed options, validated, and the identity that is made from it.
+"""The config of a run: a tree of typed options, their validation, and the run's identity.
 
-Knows neither Hydra nor torch. `launch.py` makes a `RunConfig` from a command line; everything below takes
-one. A config is treated as read-only once `validate` has passed.
+Imports neither Hydra nor torch. `launch.py` composes a `RunConfig` from a command line. A config is read-only once
+`validate` has passed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from normlab.stats.options import OF_ADAM, OF_EXAMPLES, StatsConfig
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    """The transformer, apart from its norms and where they stand."""
+    """The transformer, without its norms and their placement."""
 
     preset: str = option("", identity=False)
-    """The preset that these options came from; a label only."""
+    """Name of the preset that set these options; a label only."""
     depth: int = option(4, at_least=1, at_most=10_000)
-    """Blocks, each of one attention and one MLP sub-layer."""
+    """Number of blocks, each with one attention and one MLP sub-layer."""
     width: int = option(128, at_least=1, at_most=2**17)
-    """Numbers in a token's residual stream."""
+    """Width of the residual stream."""
     heads: int = option(4, at_least=1, at_most=2**17)
     """Attention heads; must divide the width."""
     context: int = option(128, at_least=1, at_most=2**20)
-    """Tokens in a training sequence, and the most that the model can see."""
+    """Tokens in a training sequence; the model cannot read longer ones."""
     positions: str = option("learned", choices=("learned", "rope"))
     """Learned position embeddings (GPT-2) or rotary ones (Su et al. 2021, arXiv:2104.09864)."""
     rope_theta: float | None = option(None, above=0)
@@ -48,29 +48,29 @@ class ModelConfig:
     bias: bool = True
     """Whether the linear layers have biases."""
     tie_embeddings: bool = True
-    """Whether the head reads the token embedding's matrix."""
+    """Whether the head uses the matrix of the token embedding."""
     qk_norm: str = option("off", choices=("off", "head", "full"))
-    """The run's norm on queries and keys, before RoPE: each head apart, or the full width at once."""
+    """The run's norm on queries and keys, before RoPE: over each head, or over the full width."""
 
     def resolve(self) -> None:
-        """Fill in what depends on other options, and refuse what has no effect.
+        """Set the options that depend on others, and reject those without effect.
 
         Raises:
-            ConfigError: Heads do not divide the width, or an option belongs to another choice.
+            ConfigError: The heads do not divide the width, or an option belongs to another choice.
         """
         if self.width % self.heads:
-            choices = [n for n in range(1, self.width + 1) if self.width % n == 0 and n <= 4 * self.heads]
-            close = min(choices, key=lambda n: abs(n - self.heads))
+            divisors = [n for n in range(1, self.width + 1) if self.width % n == 0 and n <= 4 * self.heads]
+            closest = min(divisors, key=lambda n: abs(n - self.heads))
             raise ConfigError(
                 f"model.heads={self.heads}: does not divide model.width={self.width}; "
-                f"choose one of {', '.join(map(str, choices))} (did you mean {close}?)"
+                f"choose one of {', '.join(map(str, divisors))} (did you mean {closest}?)"
             )
         if self.positions == "rope":
             self.rope_theta = 10000.0 if self.rope_theta is None else self.rope_theta
             if (self.width // self.heads) % 2:
                 raise ConfigError(
                     f"model.heads={self.heads}: positions=rope rotates pairs, so model.width / model.heads "
-                    f"must be even; it is {self.width // self.heads}: choose other heads"
+                    f"must be even, and it is {self.width // self.heads}; choose another number of heads"
                 )
         elif self.rope_theta is not None:
             raise ConfigError(
@@ -83,37 +83,37 @@ class ModelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class OptimConfig:
-    """Options of every optimiser: the learning rate and its schedule, clipping, weight decay."""
+    """Options of every optimiser: learning rate and schedule, clipping, weight decay."""
 
     formula: ClassVar[str]
     source: ClassVar[str]
 
     name: str
-    """Which optimiser; the word after `optim=`."""
+    """Name of the optimiser; chosen by `optim=`."""
     lr: float = option(1e-3, above=0)
     """Peak learning rate, per step."""
     schedule: str = option("cosine", choices=("cosine", "linear", "constant", "wsd"))
-    """What follows the warm-up: cosine, linear, constant, or wsd (warm-up, stable, decay)."""
+    """Schedule after the warm-up: cosine, linear, constant, or wsd (warm-up, stable, decay)."""
     warmup_steps: int | None = option(None, at_least=0)
-    """Steps of linear rise to the peak; unless set 50, or half of all steps where that is less."""
+    """Steps of linear warm-up to the peak; unless set the smaller of 50 and half of all steps."""
     final_lr_fraction: float | None = option(None, at_least=0, at_most=1)
-    """Learning rate at the end over the peak; 0.1 unless set (0 for wsd). Not with schedule=constant."""
+    """Final learning rate over the peak; 0.1 unless set (0 for wsd). Not with schedule=constant."""
     decay_fraction: float | None = option(None, above=0, at_most=1)
-    """Share of the steps that the decay of wsd takes; 0.2 unless set. Only with schedule=wsd."""
+    """Fraction of the steps in the decay phase of wsd; 0.2 unless set. Only with schedule=wsd."""
     clip: float | None = option(1.0, above=0)
-    """Largest norm of the whole gradient; null for no clipping."""
+    """Largest norm of the gradient over all parameters; null for no clipping."""
     weight_decay: float = option(0.1, at_least=0)
     """Decoupled for AdamW, added to the gradient for SGD."""
     decay: str = option("matrices", choices=("matrices", "all"))
-    """What is decayed: matrices and embeddings, or gains and biases too."""
+    """Parameters with weight decay: matrices and embeddings, or all, with gains and biases."""
 
     def resolve(self, steps: int) -> None:
-        """Fill in what depends on the schedule and the number of steps, and refuse what has no effect."""
+        """Set the options that depend on the schedule and the number of steps, and reject those without effect."""
         if self.warmup_steps is None:
             self.warmup_steps = min(50, steps // 2)
         if self.warmup_steps > steps:
             raise ConfigError(
-                f"optim.warmup_steps={self.warmup_steps}: more than train.steps={steps}; lower it or raise the steps"
+                f"optim.warmup_steps={self.warmup_steps}: more than train.steps={steps}; lower it or raise train.steps"
             )
         if self.schedule == "constant":
             if self.final_lr_fraction is not None:
@@ -143,11 +143,11 @@ class AdamW(OptimConfig):
 
     name: str = "adamw"
     beta1: float = option(0.9, at_least=0, below=1)
-    """Decay of the mean of gradients, per step."""
+    """Decay per step of the mean of the gradients."""
     beta2: float = option(0.95, at_least=0, below=1)
-    """Decay of the mean of squared gradients, per step."""
+    """Decay per step of the mean of the squared gradients."""
     eps: float = option(1e-8, above=0)
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -163,12 +163,12 @@ class SGD(OptimConfig):
     weight_decay: float = option(0.0, at_least=0)
     """Added to the gradient, as weight_decay x weight."""
     momentum: float = option(0.9, at_least=0, below=1)
-    """Decay of the velocity, per step."""
+    """Decay per step of the velocity."""
     nesterov: bool = False
-    """Look ahead along the velocity."""
+    """Whether to use Nesterov momentum."""
 
     def resolve(self, steps: int) -> None:
-        """As the base, and Nesterov needs momentum."""
+        """Also reject Nesterov without momentum."""
         super(SGD, self).resolve(steps)
         if self.nesterov and self.momentum == 0:
             raise ConfigError("optim.nesterov=true: has no effect with optim.momentum=0; leave one of them out")
@@ -179,63 +179,63 @@ OPTIMIZERS: dict[str, type[OptimConfig]] = {"adamw": AdamW, "sgd": SGD}
 
 @dataclass(kw_only=True, slots=True)
 class TrainConfig:
-    """How long, in what batches, and how often things are written."""
+    """Number of steps, batch size, and how often the run is logged and checkpointed."""
 
     steps: int = option(500, at_least=1, at_most=10**9)
     """Optimiser steps."""
     batch_size: int = option(8, at_least=1, at_most=2**20)
-    """Sequences in an optimiser step, over all its micro-batches."""
+    """Sequences per optimiser step, over all micro-batches."""
     accumulation: int = option(1, at_least=1, at_most=2**20)
-    """Micro-batches that a step is split into; must divide the batch size."""
+    """Micro-batches per step; must divide the batch size."""
     log_every: int = option(10, at_least=1, at_most=10**9, identity=False)
-    """Steps between two writes of the record; every step's numbers are in it whatever this is."""
+    """Steps between two writes of the record, which has the numbers of every step in any case."""
     checkpoint_every: int = option(200, at_least=0, at_most=10**9, identity=False)
-    """Steps between two checkpoints; 0 for one at the end only. The two newest are kept."""
+    """Steps between two checkpoints; 0 for only the final one. The two newest are kept."""
 
 
 @dataclass(kw_only=True, slots=True)
 class EvalConfig:
-    """Validation: fixed windows, evenly spaced over the held-out text."""
+    """Validation on fixed windows, evenly spaced over the held-out text."""
 
     every: int = option(100, at_least=0, at_most=10**9, identity=False)
-    """Steps between two evaluations; 0 for none but those at the beginning and the end."""
+    """Steps between two evaluations; 0 for only those before the first and after the last step."""
     sequences: int = option(64, at_least=1, at_most=2**20)
-    """Windows of one context each."""
+    """Number of windows, each as long as the context."""
 
 
 @dataclass(kw_only=True, slots=True)
 class TrackingConfig:
-    """Where numbers go besides the local record, which is always written."""
+    """Trackers besides the local record, which is always written."""
 
     wandb: str = option("auto", choices=("auto", "online", "offline", "off"), identity=False)
-    """Weights & Biases; auto is online with a login, else offline."""
+    """Weights & Biases mode; auto is online with a login, else offline."""
     project: str = option("normlab", longest=128, identity=False)
     """W&B project."""
     entity: str | None = option(None, longest=128, identity=False)
-    """W&B entity (user or team); the login's own unless set."""
+    """W&B entity (user or team); the default of the login unless set."""
     group: str | None = option(None, longest=128, identity=False)
     """W&B group; norm-placement-depth unless set, so that seeds group together."""
     job_type: str = option("train", longest=64, identity=False)
     """W&B job type."""
     tags: list[str] = option([], longest=64, identity=False)
-    """W&B tags, beside the norm, the placement and the corpus."""
+    """W&B tags in addition to the norm, the placement and the corpus."""
     layers: bool = option(False, identity=False)
-    """Whether W&B also gets each block's numbers, `layers/<statistic>/L03`: many keys in a deep model."""
+    """Whether W&B also gets the statistics of each block, `layers/<statistic>/L03`: many keys in a deep model."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RunOptions:
-    """This run among others."""
+    """The name of the run, and whether to start another one."""
 
     name: str | None = option(None, longest=128, identity=False)
-    """What tables call it; the run's id unless set."""
+    """Name in tables; the run's id unless set."""
     fresh: bool = option(False, identity=False)
-    """Start another run beside the one that these words already made."""
+    """Whether to start another run beside one with the same config."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig:
-    """One run, whole: what `normlab train` is asked for."""
+    """The complete config of one run."""
 
     norm: NormConfig
     placement: Placement
@@ -248,57 +248,54 @@ class RunConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     run: RunOptions = field(default_factory=RunOptions)
     seed: int = option(0, at_least=0, at_most=2**63 - 1)
-    """Draws the initial weights; and the order of the data, unless data.seed is set."""
+    """Seed of the initial weights, and of the order of the data unless data.seed is set."""
     init: str = "auto"
-    """Init rule; auto is the placement's own."""
+    """Init rule; auto is the rule of the placement."""
     device: str = option("auto", choices=("auto", "cuda", "cpu"), identity=False)
-    """Where it trains; auto is a GPU where there is one. The resolved device is part of the identity."""
+    """Device; auto is a GPU if there is one. The resolved device is part of the identity."""
     precision: str = option("auto", choices=("auto", "fp32", "bf16"), identity=False)
-    """fp32, or bf16 autocast over float32 weights; auto is bf16 on a GPU that has it, else fp32."""
+    """fp32, or bf16 autocast with float32 weights; auto is bf16 on a GPU that supports it, else fp32."""
     compile: str = option("auto", choices=("auto", "on", "off"), identity=False)
-    """torch.compile, block by block; auto is on for a GPU, off for a CPU."""
+    """torch.compile of each block; auto is on for a GPU, off for a CPU."""
     deterministic: bool | None = option(None, identity=False)
-    """Bit for bit the same on the same machine; unless set, true on a CPU and false on a GPU."""
+    """Whether runs repeat bit for bit on one machine; unless set, true on a CPU and false on a GPU."""
     results_dir: str = option("results", longest=4096, identity=False)
-    """Where runs are kept."""
+    """Folder of the runs."""
     plugins: list[str] = option([], identity=False)
-    """Python files of yours that register norms or placements."""
+    """Your Python files that register norms or placements."""
 
     @property
     def init_rule(self) -> str:
-        """The init rule that is used: `init`, or the placement's own where that is auto."""
+        """The resolved init rule: `init`, or the rule of the placement if `init` is auto."""
         return self.placement.init_rule if self.init == "auto" else self.init
 
     @property
     def data_seed(self) -> int:
-        """The seed of the data order: `data.seed`, or `seed` where that is not set."""
+        """The seed of the data order: `data.seed`, or `seed` if that is not set."""
         return self.seed if self.data.seed is None else self.data.seed
 
     def validate(self) -> None:
-        """Resolve what depends on other options and hold everything against its limits.
+        """Set the options that depend on others, and check every option.
 
         Raises:
-            ConfigError: Naming the word, what was seen, and what to do.
+            ConfigError: The message names the option, its value and what to do.
         """
         check(self)
-        for kind, known in (("norm", NORMS), ("optim", OPTIMIZERS)):
-            part = getattr(self, kind)
-            if known.get(part.name) is not type(part):
-                raise ConfigError(f"{kind}.name={part.name}: is not to be set; {kind}=... chooses another")
-        if type(PLACEMENTS.get(self.placement.name)) is not type(self.placement):
-            raise ConfigError(f"placement.name={self.placement.name}: is not to be set; placement=... chooses another")
-        self.results_dir = os.path.expanduser(self.results_dir)  # Hydra's words are no shell's to every shell
+        for group, registered in (
+            ("norm", NORMS.get(self.norm.name)),
+            ("optim", OPTIMIZERS.get(self.optim.name)),
+            ("placement", type(PLACEMENTS.get(self.placement.name))),
+        ):
+            part = getattr(self, group)
+            if registered is not type(part):
+                raise ConfigError(f"{group}.name={part.name}: is not to be set; {group}=... chooses another")
+        self.results_dir = os.path.expanduser(self.results_dir)  # a shell does not expand results_dir=~/x
         self.model.resolve()
         self.data.resolve()
         self.data.seed = self.data_seed
         self.optim.resolve(self.train.steps)
         self.stats.resolve()
-        for name in set(self.stats.also) & set(OF_ADAM) if self.optim.name != "adamw" else ():
-            raise ConfigError(f"stats.also={name}: has no effect with optim={self.optim.name}; it is of optim=adamw")
-        if self.norm.batch_statistics or self.eval.sequences < 2:
-            why = f"norm={self.norm.label}" if self.norm.batch_statistics else f"eval.sequences={self.eval.sequences}"
-            for name in set(self.stats.also) & set(OF_EXAMPLES):
-                raise ConfigError(f"stats.also={name}: has no effect with {why}; it needs two independent examples")
+        self._check_statistics()
         self.norm.validate()
         self.placement.validate()
         self.placement.fits(self.norm)
@@ -313,14 +310,23 @@ class RunConfig:
                 f"train.batch_size={self.train.batch_size}; choose a number that does"
             )
 
-    def refuse_idle(self) -> None:
-        """Refuse words about norms and their places that change nothing.
+    def _check_statistics(self) -> None:
+        selected = set(self.stats.also)
+        for name in selected & set(OF_ADAM) if self.optim.name != "adamw" else ():
+            raise ConfigError(f"stats.also={name}: has no effect with optim={self.optim.name}; it needs optim=adamw")
+        if self.norm.batch_statistics or self.eval.sequences < 2:
+            cause = f"norm={self.norm.label}" if self.norm.batch_statistics else f"eval.sequences={self.eval.sequences}"
+            for name in selected & set(OF_EXAMPLES):
+                raise ConfigError(f"stats.also={name}: has no effect with {cause}; it needs two independent examples")
 
-        Apart from `validate`, since such a model can be made: `normlab verify` tries a placement with other norms and
-        at other depths than its options were chosen for.
+    def reject_unused_options(self) -> None:
+        """Raise if an option of the norm or the placement has no effect in this model.
+
+        `validate` does not call this method, because such a model can be built: `normlab verify` builds placements
+        with norms and depths for which some options have no effect.
 
         Raises:
-            ConfigError: Naming the word, and what makes it idle.
+            ConfigError: The message names the option, and why it has no effect.
         """
         if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.holds_norm(self.model.depth):
             raise ConfigError(
@@ -331,42 +337,42 @@ class RunConfig:
             raise ConfigError(
                 f"model.qk_norm={self.model.qk_norm}: has no effect with norm=none; leave it out or choose a norm"
             )
-        self.placement.refuse_idle(self.norm, self.model.depth)
+        self.placement.reject_unused_options(self.norm, self.model.depth)
 
-    def doubts(self) -> list[str]:
-        """Return a warning for each thing that is known to be wrong with this config, which can still be trained."""
+    def warnings(self) -> list[str]:
+        """Return a warning for each known problem of this config that does not prevent training."""
         placement, rule = self.placement, self.init_rule
-        found = []
+        warnings = []
         wrong = placement.wrong_inits
         if reason := wrong.get(rule) or (wrong.get("other") if rule != placement.init_rule else None):
-            found.append(
-                f"init={rule} is not what placement={placement.name} goes with ({placement.init_rule}): {reason}"
+            warnings.append(
+                f"init={rule} is not the rule of placement={placement.name} ({placement.init_rule}): {reason}"
             )
         if placement.is_plain_sum and (reason := self.norm.wrong_inits.get(rule)):
-            found.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
+            warnings.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
         if not self.norm.causal:
             evaluated = "uses running statistics and does not" if self.norm.batch_statistics else "leaks it too"
-            found.append(
+            warnings.append(
                 f"norm={self.norm.label}: in training, each token's statistics include later tokens, so the training "
                 f"loss leaks the future; the validation loss {evaluated}"
             )
-        return found
+        return warnings
 
     def _check_inits_of_placement(self) -> None:
-        """The rules that a placement names are known: its own, and those that are wrong for it."""
+        """Check that the init rules that the placement declares exist; a plugin may misspell one."""
         placement = self.placement
         for rule in (placement.init_rule, *(rule for rule in placement.wrong_inits if rule != "other")):
             if str(rule) not in INIT_RULES:
                 file = file_of_plugin("placement", placement.name)
-                where = (
+                prefix = (
                     f"placement={placement.name}: "
                     if file is None
                     else f"plugins: {file}: placement {placement.name}: "
                 )
-                raise ConfigError(where + unknown("init rule", str(rule), INIT_RULES))
+                raise ConfigError(prefix + unknown("init rule", str(rule), INIT_RULES))
 
     def _norm_widths(self) -> set[int]:
-        """The widths at which the placement asks for norms."""
+        """Return the widths at which the placement builds norms."""
         model, widths = self.model, {self.model.width}
         inner = {site for layer in range(model.depth) for site in self.placement.inner_sites(layer, model.depth)}
         if model.qk_norm == "head" or inner & {"q", "k", "v"}:
@@ -376,7 +382,7 @@ class RunConfig:
         return widths
 
     def identity(self) -> dict[str, Any]:
-        """The options that can change the numbers, `init` as it is resolved, and less what the placement has anyway."""
+        """Return the options that can change the numbers, with the resolved `init` and the reduced placement."""
         placement = identity_tree(self.placement.reduced(self.model.depth))
         return identity_tree(self) | {"init": self.init_rule, "placement": placement}
 
@@ -386,42 +392,35 @@ class RunConfig:
         return canonical_hash(self.identity())
 
 
-def config_of_record(tree: Mapping[str, Any]) -> RunConfig:
-    """The config that a run's record holds, its norm and placement being registered.
+def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
+    """Return the config in a run's record; its norm and its placement must be registered.
 
     Raises:
-        ConfigError: A name, an option or a value is none of ours: another normlab wrote it, or a plugin is missing.
+        ConfigError: A name, an option or a value is unknown: another version wrote it, or a plugin is missing.
     """
-    try:
-        return _config_of_record(tree)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"a part of the config is missing, or none: {error}") from error
-
-
-def _config_of_record(tree: Mapping[str, Any]) -> RunConfig:
-    def known(kind: str, names: Mapping[str, Any]) -> Any:
-        name = tree[kind]["name"]
-        if name not in names:
-            raise ConfigError(unknown(kind, name, names))
-        return names[name]
-
     parts: dict[str, Any] = dict(tree)
-    for kind, names in (("norm", NORMS), ("optim", OPTIMIZERS)):
-        parts[kind] = from_tree(known(kind, names), tree[kind])
-    # A name that is no corpus of ours is a dataset of the hub.
-    parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
-    parts["placement"] = from_tree(type(known("placement", PLACEMENTS)), tree["placement"])
-    for name, kind in (
-        ("model", ModelConfig), ("train", TrainConfig), ("eval", EvalConfig), ("tracking", TrackingConfig),
-        ("run", RunOptions),
-    ):  # fmt: skip
-        parts[name] = from_tree(kind, tree[name])
-    if "stats" in tree:  # records of before have none
-        parts["stats"] = from_tree(StatsConfig, tree["stats"])
-    return from_tree(RunConfig, parts)
+    try:
+        for group, registry in (("norm", NORMS), ("placement", PLACEMENTS), ("optim", OPTIMIZERS)):
+            name = tree[group]["name"]
+            if name not in registry:
+                raise ConfigError(unknown(group, name, registry))
+            entry: Any = registry[name]
+            parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), tree[group])
+        # A name that is not a corpus of normlab is a dataset of the hub.
+        parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
+        for group, kind in (
+            ("model", ModelConfig), ("train", TrainConfig), ("eval", EvalConfig), ("tracking", TrackingConfig),
+            ("run", RunOptions),
+        ):  # fmt: skip
+            parts[group] = from_tree(kind, tree[group])
+        if "stats" in tree:  # old records have none
+            parts["stats"] = from_tree(StatsConfig, tree["stats"])
+        return from_tree(RunConfig, parts)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"a part of the config is missing or damaged: {error}") from error
 
 
 def canonical_hash(tree: Any) -> str:
-    """SHA-256, in hex, of a tree of plain values: keys sorted, no spaces, shortest float that reads back."""
+    """Return the SHA-256, in hex, of plain values as JSON: keys sorted, no spaces, shortest exact floats."""
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

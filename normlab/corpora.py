@@ -1,4 +1,4 @@
-"""What a run can train on: corpora and their options. Imports no torch."""
+"""The corpora that a run can train on, and their options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from normlab.errors import ConfigError, nearest, unknown
+from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.options import option
 
 TOKENIZERS = ("bytes", "chars", "bpe")
-"""The tokenizers that are made here; any other word names a pretrained one."""
+"""The tokenizers that normlab builds; any other name is a pretrained tokenizer."""
 
 DEFAULT_VOCAB_SIZE = 4096
 
 MAX_VOCAB_SIZE = 2**20
-"""Most tokens of any tokenizer, of a pretrained one too: tables of one row a token are made of them."""
+"""Largest vocabulary, also of a pretrained tokenizer: embeddings and counts have a row per token."""
 
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
-    """Options of every corpus. A subclass names where its text comes from."""
+    """Options of every corpus. A subclass adds the source of its text."""
 
     name: str
-    """Which corpus; the word after `data=`."""
+    """Name of the corpus; chosen by `data=`."""
     tokenizer: str = "bytes"
-    """bytes (UTF-8), chars or bpe (of the training text), or a pretrained one: gpt2, org/name, a tokenizer.json."""
+    """bytes (UTF-8), chars or bpe (of the training text), or pretrained: gpt2, org/name, a tokenizer.json."""
     vocab_size: int | None = option(None, at_least=257, at_most=MAX_VOCAB_SIZE, absent=None)
-    """Most tokens that bpe has, the end of a document included; 4096 unless set. Only with tokenizer=bpe."""
+    """Largest vocabulary of bpe, with the end-of-document token; 4096 unless set. Only with tokenizer=bpe."""
     max_tokens: int | None = option(None, at_least=2, absent=None)
-    """Most tokens of training and validation together; no more is read than they need. null for all."""
+    """Most tokens of training and validation together; reading stops there. null for all."""
     seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
-    """Draws the order of the training windows, and nothing else does; the value of `seed` unless set."""
+    """Seed of the order of the training windows; the value of `seed` unless set."""
     val_fraction: float = option(0.05, above=0, at_most=0.5)
-    """Share of the text that is held out for validation."""
+    """Fraction of the text that is held out for validation."""
 
     @property
-    def said(self) -> str:
-        """The word that chose it, for messages."""
+    def override(self) -> str:
+        """The override that selects this corpus, for messages."""
         return f"data={self.name}"
 
     def resolve(self) -> None:
-        """Fill in what depends on other options, and refuse what has no effect.
+        """Set the options that depend on others, and reject those without effect.
 
         Raises:
-            ConfigError: A name that is not to be set, a misspelt tokenizer, or a vocab_size that nothing reads.
+            ConfigError: `name` is set by hand, the tokenizer is misspelt, or `vocab_size` has no effect.
         """
         if not isinstance(self, HubData) and DATA.get(self.name) is not type(self):
             raise ConfigError(
@@ -57,8 +57,8 @@ class DataConfig:
                 f"data.vocab_size={self.vocab_size}: has no effect with data.tokenizer={self.tokenizer}; "
                 "leave it out or set data.tokenizer=bpe"
             )
-        # A name of the hub without an owner, such as gpt2, is looked for there; not one that is nearly ours.
-        if self.tokenizer not in TOKENIZERS and (not self.tokenizer or nearest(self.tokenizer, TOKENIZERS)):
+        # A name close to bytes, chars or bpe is a typing error; any other, such as gpt2, may be a name on the hub.
+        if self.tokenizer not in TOKENIZERS and (not self.tokenizer or did_you_mean(self.tokenizer, TOKENIZERS)):
             raise ConfigError(
                 "data.tokenizer: " + unknown("tokenizer", self.tokenizer, TOKENIZERS) + "; or name a pretrained one"
             )
@@ -66,23 +66,23 @@ class DataConfig:
 
 @dataclass(kw_only=True, slots=True)
 class StdlibData(DataConfig):
-    """The source of Python's own standard library, without its tests: real text on every machine."""
+    """The source of Python's standard library without its tests: real text on every machine."""
 
     name: str = "stdlib"
 
 
 @dataclass(kw_only=True, slots=True)
 class FilesData(DataConfig):
-    """Your own text: .txt (or any text), .jsonl/.json and .parquet; a file, several, or a folder."""
+    """Your own text: .txt (or any text), .jsonl/.json and .parquet; a file, several files, or a folder."""
 
     name: str = "files"
     path: Any = option(None, identity=False)
-    """A file, a folder, or a list of them. The corpus's hash, not its path, is part of a run's identity."""
+    """A file, a folder, or a list of them. A run's identity has the hash of the corpus, not its path."""
     column: str = "text"
     """The column of JSONL and Parquet files that holds the text."""
 
     def resolve(self) -> None:
-        """As the base, and a path there must be."""
+        """Also require a path, and make it a list."""
         super(FilesData, self).resolve()
         paths = [self.path] if isinstance(self.path, str) else self.path
         if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path for path in paths):
@@ -92,53 +92,50 @@ class FilesData(DataConfig):
 
 @dataclass(kw_only=True, slots=True)
 class HubData(DataConfig):
-    """Any text dataset of the Hugging Face hub by its name, or a folder that is laid out like one."""
+    """Any text dataset of the Hugging Face hub by its name, or a folder with the layout of one."""
 
     name: str = "hub"
-    """The dataset, org/name, or the folder's path. Here alone `name` is to be set."""
+    """The dataset, org/name, or the path of a folder."""
     column: str = "text"
     """The column that holds the text."""
     subset: str | None = None
-    """The dataset's configuration, where it has several."""
+    """The dataset's configuration, if it has several."""
     split: str = "train"
-    """The part that is read, or several: train+test. What is held out is ours to choose, by val_fraction."""
+    """The split to read, or several: train+test. val_fraction of it is held out for validation."""
     revision: str | None = None
     """A commit, branch or tag of the dataset's repository; the newest of main unless set."""
 
     @property
-    def said(self) -> str:
-        """The word that chose it, for messages."""
+    def override(self) -> str:
+        """The override that selects this corpus, for messages."""
         return f"data.name={self.name}"
 
     def resolve(self) -> None:
-        """As the base, and a dataset must be named."""
+        """Also require a dataset, and resolve the path of a folder."""
         super(HubData, self).resolve()
         if not self.name or self.name == "hub":
             raise ConfigError("data.name: data=hub needs a dataset's name; give data.name=roneneldan/TinyStories")
         if os.path.isdir(os.path.expanduser(self.name)):
-            self.name = os.path.realpath(os.path.expanduser(self.name))  # however it was spelt, the same corpus
+            self.name = os.path.realpath(os.path.expanduser(self.name))  # one spelling for one folder
         if self.name in DATA:
             raise ConfigError(f"data.name={self.name}: is a corpus, not a dataset of the hub; use data={self.name}")
 
 
 @dataclass(kw_only=True, slots=True)
 class NamedData(DataConfig):
-    """A dataset of the hub that has a word of its own.
-
-    The repositories are those that others' public code reads; none of them was reachable where this was written.
-    """
+    """A dataset of the hub with a short name, from the repository that public code commonly reads."""
 
     hub: ClassVar[dict[str, Any]]
-    """The words of data=hub that it stands for."""
+    """The options of data=hub that this corpus stands for."""
     article: ClassVar[str] = ""
-    """Where rows are lines of longer documents: what the first line of one looks like, a regular expression."""
+    """Regular expression of the first line of a document, for a dataset whose rows are lines."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Shakespeare(NamedData):
     """Karpathy's tiny Shakespeare, 1.1 MB, from the hub."""
 
-    # Its main branch is a script, which `datasets` no longer runs; the hub's own conversion is beside it.
+    # The main branch holds a script, which `datasets` no longer runs; the hub converts it to Parquet on this one.
     hub: ClassVar[dict[str, Any]] = {
         "name": "karpathy/tiny_shakespeare", "split": "train+validation+test", "revision": "refs/convert/parquet",
     }  # fmt: skip
@@ -149,7 +146,7 @@ class Shakespeare(NamedData):
 
 @dataclass(kw_only=True, slots=True)
 class TinyStories(NamedData):
-    """Two million stories in the words of a four-year-old, 1.9 GB, from the hub; 100 M tokens unless said."""
+    """TinyStories: two million short stories in simple words, 1.9 GB, from the hub; 100 M tokens unless set."""
 
     hub: ClassVar[dict[str, Any]] = {"name": "roneneldan/TinyStories"}
     source: ClassVar[str] = "Eldan & Li 2023, arXiv:2305.07759"
@@ -160,7 +157,7 @@ class TinyStories(NamedData):
 
 @dataclass(kw_only=True, slots=True)
 class WikiText103(NamedData):
-    """WikiText-103, raw: 28,000 good articles of Wikipedia, 540 MB, from the hub; its training part."""
+    """WikiText-103, raw: the training split, 28,000 articles of Wikipedia, 540 MB, from the hub."""
 
     hub: ClassVar[dict[str, Any]] = {"name": "Salesforce/wikitext", "subset": "wikitext-103-raw-v1"}
     article: ClassVar[str] = r" = [^=].*[^=] = \n| = [^=] = \n"
@@ -171,7 +168,7 @@ class WikiText103(NamedData):
 
 @dataclass(kw_only=True, slots=True)
 class FineWebEdu(NamedData):
-    """FineWeb-Edu, its sample of 10 billion tokens: pages that teach, from the hub; 100 M tokens unless said."""
+    """FineWeb-Edu: educational web pages, the 10-billion-token sample, from the hub; 100 M tokens unless set."""
 
     hub: ClassVar[dict[str, Any]] = {"name": "HuggingFaceFW/fineweb-edu", "subset": "sample-10BT"}
     source: ClassVar[str] = "Penedo et al. 2024, arXiv:2406.17557"

@@ -1,4 +1,4 @@
-"""Errors that a user can mend. Anything else that is raised is a mistake of ours."""
+"""Errors that a user can fix, shown as one line without a traceback. Any other exception is a bug of normlab."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from collections.abc import Iterable
 
 
 class NormlabError(Exception):
-    """What was wrong, what was seen, what to do: one line, shown without a traceback, exit code 2."""
+    """Base class; the message names the problem, the value and what to do. Exit code 2."""
 
 
 class ConfigError(NormlabError):
-    """A word, a value or a combination of them that no run can be made of."""
+    """An override, a value or a combination of values that makes no valid run."""
 
 
-class MemoryRanOut(ConfigError):
-    """A run that the machine has no memory for, as it turned out."""
+class OutOfMemoryError(ConfigError):
+    """A run that ran out of memory while it trained."""
 
 
 class DataError(NormlabError):
-    """A corpus that cannot be read, or cannot fill one context."""
+    """A corpus that cannot be read, or that is shorter than one context."""
 
 
 class StoreError(NormlabError):
-    """A run's record or checkpoint that cannot be read, or is in another process's hands."""
+    """A run's record or checkpoint that cannot be read, or that another process holds."""
 
 
 class StatisticsError(NormlabError):
-    """A statistic that should have been measured, and was not."""
+    """A selected statistic that was not measured."""
 
 
-def nearest(word: str, options: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the option closest to `word`, or nothing where none is close."""
-    close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """Return `" (did you mean 'x'?)"` for the option closest to `name`, or "" if none is close."""
+    close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def unknown(kind: str, word: str, options: Iterable[str]) -> str:
-    """The one sentence for a name that is not among its options: the word, the choices, the nearest."""
+def unknown(kind: str, name: str, options: Iterable[str]) -> str:
+    """Return the message for an unknown name: the name, the choices and the closest choice."""
     options = sorted(options)
-    return f"unknown {kind} {word!r}: choose one of {', '.join(options)}{nearest(word, options)}"
+    return f"unknown {kind} {name!r}: choose one of {', '.join(options)}{did_you_mean(name, options)}"
 
 
 def one_line(message: object) -> str:
-    """A message as it is shown: on one line, without what a terminal takes for an order, long words shortened."""
+    """Return a message on one line, with control characters escaped and very long words shortened."""
     line = " ".join(str(message).split())
     line = re.sub(r"\S{400,}", lambda long: f"{long[0][:60]}...{long[0][-20:]}", line)
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)

@@ -90,7 +90,7 @@ def to_config(cfg: DictConfig, words: Sequence[str] = ()) -> RunConfig:
     if not isinstance(config, RunConfig):
         raise ConfigError("--config-name: the config is not one of a run; let its defaults list begin with train")
     config.validate()
-    config.refuse_idle()
+    config.reject_unused_options()
     return config
 
 
@@ -424,11 +424,11 @@ def _check_machine(config: RunConfig, options: SweepOptions | None = None) -> No
     size = 4 if resolved.precision == "fp32" else 2
     if slurm is not None:
         if resolved.device == "cpu":
-            memory.check(config, int(slurm.memory_gb * 2**30), "a task (sweep.slurm.memory_gb)", size)
+            memory.check_fits(config, int(slurm.memory_gb * 2**30), "a task (sweep.slurm.memory_gb)", size)
     elif resolved.device == "cuda":
-        memory.check(config, torch.cuda.mem_get_info()[1], "the GPU", size)
+        memory.check_fits(config, torch.cuda.mem_get_info()[1], "the GPU", size)
     else:
-        memory.check(config, memory.of_machine(), "this machine", size)
+        memory.check_fits(config, memory.available_bytes(), "this machine", size)
     if isinstance(config.data, FilesData):
         find_sources(config.data)
 

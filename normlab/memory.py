@@ -1,7 +1,7 @@
-"""Whether a run fits the machine: a rough count from its config, before anything is made.
+"""Estimate, before anything is built, the least memory that a run needs.
 
-The count is of what cannot be less: weights, gradients and moments, and what the backward pass needs of one
-micro-batch. It is there to refuse a slip of the keyboard, not to fill a machine to its brim.
+The estimate is a lower bound: weights, gradients, optimiser moments, and the activations that the backward pass of one
+micro-batch keeps. It catches a mistyped size; it does not predict the peak.
 
 Shapes: T context, D model width, M width of the MLP, V vocabulary.
 """
@@ -17,98 +17,99 @@ from normlab.errors import ConfigError
 from normlab.stats.parameters import BY_A_COPY
 from normlab.stats.statistic import CORE
 
-VOCABULARY = 257
-"""Tokens that are counted with: those of bytes. Another tokenizer is not known before its text is read."""
+VOCAB_SIZE = 257
+"""Assumed vocabulary: bytes. The vocabulary of another tokenizer is unknown before its text is read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryEstimate:
     """Bytes that a run needs at least."""
 
     state: int
-    """Weights, their gradients and moments, and the copy of the weights that measured steps make."""
+    """Weights, gradients, optimiser moments, and the copy of the weights that measured steps make."""
     activations: int
-    """One micro-batch, forwards; and the whole step's tokens."""
+    """Activations of one micro-batch, and the tokens of the whole step."""
 
     @property
     def total(self) -> int:
-        """Both."""
+        """State and activations."""
         return self.state + self.activations
 
 
-def need(config: RunConfig, bytes_a_number: int = 4) -> Need:
-    """What a validated config needs, its activations being of `bytes_a_number` bytes."""
+def estimate(config: RunConfig, activation_bytes: int = 4) -> MemoryEstimate:
+    """Return the memory that a validated config needs; an activation takes `activation_bytes` bytes."""
     model, train = config.model, config.train
-    depth, width, context = model.depth, model.width, model.context
     assert model.mlp_width is not None  # resolved
-    mlp, weights = model.mlp_width, weights_of(config)
     moments = 2 if not isinstance(config.optim, SGD) else 1 if config.optim.momentum else 0
-    tokens = train.batch_size // train.accumulation * context
-    # Of a layer: both sums and their norms, q, k, v, what attention made of them, the MLP before and after.
-    activations = tokens * (depth * (8 * width + 2 * mlp) * bytes_a_number + 2 * VOCABULARY * 4)
+    tokens = train.batch_size // train.accumulation * model.context
+    # Per layer: both residual sums and their norms, q, k, v, the attention output, the MLP before and after.
+    per_token = model.depth * (8 * model.width + 2 * model.mlp_width) * activation_bytes + 2 * VOCAB_SIZE * 4
     copies = int(bool(config.stats.names(CORE) & set(BY_A_COPY)))
-    return Need(4 * weights * (2 + moments + copies), activations + 16 * train.batch_size * (context + 1))
-
-
-def weights_of(config: RunConfig) -> int:
-    """How many numbers the weights of a validated config are, biases and norms left out."""
-    model = config.model
-    assert model.mlp_width is not None  # resolved
-    tables = (1 if model.tie_embeddings else 2) * VOCABULARY + (model.context if model.positions == "learned" else 0)
-    block = 4 * model.width + (3 if model.mlp == "swiglu" else 2) * model.mlp_width
-    return model.width * (tables + model.depth * block)
-
-
-def check(config: RunConfig, there: int, where: str, bytes_a_number: int = 4) -> None:
-    """Refuse what cannot fit into `there` bytes.
-
-    Raises:
-        ConfigError: Naming what is needed, what is there, and what to lower.
-    """
-    found = need(config, bytes_a_number)
-    if found.total <= there:
-        return
-    model, train = config.model, config.train
-    if found.state > there:
-        what = f"model.depth={model.depth} model.width={model.width} model.mlp_width={model.mlp_width}"
-        part, lower = "weights, gradients and moments", "lower model.depth or model.width"
-    else:
-        what = f"train.batch_size={train.batch_size} model.context={model.context} model.depth={model.depth}"
-        part, lower = "a micro-batch", "raise train.accumulation, or lower train.batch_size or model.context"
-    raise ConfigError(
-        f"{what}: needs about {_size(found.total)} of memory, most of it for {part}, and {where} has "
-        f"{_size(there)}; {lower}"
+    return MemoryEstimate(
+        4 * num_weights(config) * (2 + moments + copies),
+        tokens * per_token + 16 * train.batch_size * (model.context + 1),
     )
 
 
-def check_weights(config: RunConfig, there: int, where: str) -> None:
-    """Refuse a model whose weights, in a checkpoint and in the model, cannot fit into `there` bytes.
+def num_weights(config: RunConfig) -> int:
+    """Return the number of weights of a validated config, without biases and norms."""
+    model = config.model
+    assert model.mlp_width is not None  # resolved
+    rows = (1 if model.tie_embeddings else 2) * VOCAB_SIZE + (model.context if model.positions == "learned" else 0)
+    block = 4 * model.width + (3 if model.mlp == "swiglu" else 2) * model.mlp_width
+    return model.width * (rows + model.depth * block)
+
+
+def check_fits(config: RunConfig, available: int, device: str, activation_bytes: int = 4) -> None:
+    """Raise if a run needs more than the `available` bytes of `device`.
 
     Raises:
-        ConfigError: Naming what is needed, and what is there.
+        ConfigError: The message names the memory needed, the memory available and what to lower.
     """
-    model, needed = config.model, 2 * 4 * weights_of(config)
-    if needed > there:
+    needed = estimate(config, activation_bytes)
+    if needed.total <= available:
+        return
+    model, train = config.model, config.train
+    if needed.state > available:
+        options = f"model.depth={model.depth} model.width={model.width} model.mlp_width={model.mlp_width}"
+        part, remedy = "weights, gradients and moments", "lower model.depth or model.width"
+    else:
+        options = f"train.batch_size={train.batch_size} model.context={model.context} model.depth={model.depth}"
+        part, remedy = "a micro-batch", "raise train.accumulation, or lower train.batch_size or model.context"
+    raise ConfigError(
+        f"{options}: needs about {_format_size(needed.total)} of memory, most of it for {part}, and {device} has "
+        f"{_format_size(available)}; {remedy}"
+    )
+
+
+def check_weights_fit(config: RunConfig, available: int, device: str) -> None:
+    """Raise if the weights, once in a checkpoint and once in the model, need more than `available` bytes.
+
+    Raises:
+        ConfigError: The message names the memory needed and the memory available.
+    """
+    model, needed = config.model, 2 * 4 * num_weights(config)
+    if needed > available:
         raise ConfigError(
             f"model.depth={model.depth} model.width={model.width} model.mlp_width={model.mlp_width} "
-            f"model.context={model.context}: needs about {_size(needed)} of memory for its weights, and {where} has "
-            f"{_size(there)}; use a machine with more"
+            f"model.context={model.context}: needs about {_format_size(needed)} of memory for its weights, and "
+            f"{device} has {_format_size(available)}; use a machine with more memory"
         )
 
 
-def of_machine() -> int:
-    """Bytes of memory that this process may have."""
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def available_bytes() -> int:
+    """Return the bytes of memory that this process may use: physical memory, or less in a cgroup."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            there = min(there, int(Path(limit).read_text()))
+            available = min(available, int(Path(limit).read_text()))
         except (OSError, ValueError):  # no such controller, or no limit
             continue
-    return there
+    return available
 
 
-def _size(count: int) -> str:
-    number, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    while number >= 1024 and len(units) > 1:
-        number, units = number / 1024, units[1:]
-    return f"{number:.3g} {units[0]}"
+def _format_size(num_bytes: int) -> str:
+    size, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.3g} {units[0]}"

@@ -1,22 +1,23 @@
-"""How the threads of torch's CPU kernels wait for each other. Must be decided before torch is loaded."""
+"""How long the threads of torch's CPU kernels spin at a barrier. Must be set before torch is imported."""
 
 from __future__ import annotations
 
 import os
 
 SPIN_COUNT = 2000
-"""Turns that a thread spins at a barrier before it sleeps: some tens of microseconds.
+"""Iterations that a thread spins at a barrier before it sleeps: some tens of microseconds.
 
-libgomp's own 300,000 (milliseconds) keep a core from the thread that everyone waits for as soon as another process
-wants a core too. Fewer turns than this cost time on an idle machine; `scripts/bench_neighbour.py` shows both.
+libgomp's default, 300,000 (milliseconds), takes a core away from the thread that the others wait for as soon as
+another process needs a core too. A smaller count costs time on an idle machine; `scripts/bench_neighbour.py` measures
+both.
 """
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""Where a user says how threads wait; libgomp reads them once, when it is loaded."""
+"""Environment variables that set how threads wait; libgomp reads them once, when it is loaded."""
 
 
 def limit_spinning() -> None:
-    """Have threads sleep soon after they reach a barrier, unless the environment already says how they wait.
+    """Set `GOMP_SPINCOUNT`, unless the environment already sets how threads wait.
 
     Child processes inherit the setting. It has no effect once torch is loaded, nor on an OpenMP other than libgomp.
     """
@@ -25,5 +26,5 @@ def limit_spinning() -> None:
 
 
 def wait_policy() -> str:
-    """Return the setting that is in the environment, as `NAME=value`; "default" if there is none."""
+    """Return the setting in the environment as `NAME=value`, or "default" if there is none."""
     return " ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ) or "default"

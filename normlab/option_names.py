@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from normlab.errors import nearest
+from normlab.errors import did_you_mean
 
 ALIASES = {
     **dict.fromkeys(("n_layer", "n_layers", "num_layers", "num_hidden_layers", "layers", "blocks"), "model.depth"),
@@ -49,5 +49,5 @@ def hint(name: str, options: Iterable[str]) -> str:
     options = list(options)
     found = meanings(name, options)
     if not found:
-        return nearest(name, options)
+        return did_you_mean(name, options)
     return f" (did you mean {' or '.join(map(repr, found))}?)"

@@ -1,23 +1,31 @@
-"""Typed options: a dataclass field that carries its own limits and says whether it is part of a run's identity.
+"""Typed options: dataclass fields with limits and a mark for the fields that belong to a run's identity.
 
 A config is a tree of `kw_only, slots` dataclasses. The docstring under each field is its documentation
-(`normlab list` reads it from the source); `option(...)` adds what a type cannot say.
+(`normlab list` reads it from the source); `option(...)` adds what a type cannot express.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
-from normlab.errors import ConfigError, nearest
+from normlab.errors import ConfigError, did_you_mean
 
 _UNSET = object()
-_SWITCH = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
-"""What is meant by words that other programs take for a switch."""
+_ON_OFF = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
+"""The choice that a user probably meant by a boolean."""
+
+_LIMITS = (
+    ("at_least", operator.ge, "must be at least"),
+    ("above", operator.gt, "must be greater than"),
+    ("at_most", operator.le, "must be at most"),
+    ("below", operator.lt, "must be less than"),
+)
 
 
 def option(
@@ -32,21 +40,20 @@ def option(
     identity: bool = True,
     absent: Any = _UNSET,
 ) -> Any:
-    """A dataclass field with limits.
+    """Return a dataclass field with limits.
 
     Args:
-        default: The value when nobody says otherwise; a list is copied for each config.
-        choices: The only strings allowed.
-        at_least: Smallest value, itself allowed. `above`, `at_most`, `below` likewise.
-        above: Largest value that is too small.
-        at_most: Largest value, itself allowed.
-        below: Smallest value that is too large.
-        longest: Most characters of a text, or of each in a list; it may then be neither empty nor hold what
-            cannot be printed.
-        identity: Whether it can change the numbers that a run produces. Cadences, names and sinks cannot.
-        absent: For a field that was added after runs had been made: the value that means "as before it
-            existed". While the field holds it, it is left out of the identity, so old runs keep theirs.
-            Declared once and never changed, whatever becomes of the default.
+        default: The default value; a list is copied for each config.
+        choices: The allowed strings.
+        at_least: Inclusive lower limit.
+        above: Exclusive lower limit.
+        at_most: Inclusive upper limit.
+        below: Exclusive upper limit.
+        longest: Most characters of a text, or of each text in a list; the text must then be printable and not empty.
+        identity: Whether the option can change the numbers of a run. Cadences, names and trackers cannot.
+        absent: For a field that was added after runs had been recorded: the value that means "as before the field
+            existed". A field with this value is left out of the identity, so old runs keep their id. Declared once
+            and never changed, even if the default changes.
     """
     metadata: dict[str, Any] = {
         "choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below,
@@ -62,53 +69,48 @@ def option(
 
 
 def check(config: Any, prefix: str = "") -> None:
-    """Hold every value of a config tree against its own limits.
+    """Check every value of a config tree against its own limits.
 
     Raises:
-        ConfigError: Naming the word, the value that was seen and what is allowed.
+        ConfigError: The message names the option, its value and the limit.
     """
     for field in dataclasses.fields(config):
-        value, word = getattr(config, field.name), prefix + field.name
+        value, name = getattr(config, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
-            check(value, word + ".")
+            check(value, name + ".")
         elif value is not None:
-            _check_value(word, value, field.metadata)
+            _check_value(name, value, field.metadata)
 
 
-def _check_value(word: str, value: Any, limits: Any) -> None:
+def _check_value(name: str, value: Any, limits: Any) -> None:
     choices = limits.get("choices")
     if choices and value not in choices:
-        close = nearest(_SWITCH.get(str(value).lower(), str(value)), choices)
-        raise ConfigError(f"{word}={value}: choose one of {', '.join(choices)}{close}")
+        hint = did_you_mean(_ON_OFF.get(str(value).lower(), str(value)), choices)
+        raise ConfigError(f"{name}={value}: choose one of {', '.join(choices)}{hint}")
     if (longest := limits.get("longest")) is not None:
         for text in value if isinstance(value, list) else [value]:
-            _check_text(word, str(text), longest)
+            _check_text(name, str(text), longest)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     if not math.isfinite(value):
-        raise ConfigError(f"{word}={value}: must be a finite number")
-    for limit, holds, words in (
-        ("at_least", lambda v, m: v >= m, "must be at least"),
-        ("above", lambda v, m: v > m, "must be greater than"),
-        ("at_most", lambda v, m: v <= m, "must be at most"),
-        ("below", lambda v, m: v < m, "must be less than"),
-    ):
+        raise ConfigError(f"{name}={value}: must be a finite number")
+    for limit, holds, rule in _LIMITS:
         bound = limits.get(limit)
         if bound is not None and not holds(value, bound):
-            raise ConfigError(f"{word}={value}: {words} {bound}")
+            raise ConfigError(f"{name}={value}: {rule} {bound}")
 
 
-def _check_text(word: str, text: str, longest: int) -> None:
+def _check_text(name: str, text: str, longest: int) -> None:
     if not text.strip():
-        raise ConfigError(f"{word}={text}: is empty; give it some characters, or leave it out")
+        raise ConfigError(f"{name}={text}: is empty; give a text, or leave the option out")
     if not text.isprintable():
-        raise ConfigError(f"{word}={text!a}: holds characters that cannot be shown; leave them out")
+        raise ConfigError(f"{name}={text!a}: has characters that cannot be shown; remove them")
     if len(text) > longest:
-        raise ConfigError(f"{word}={text}: has {len(text)} characters; use at most {longest}")
+        raise ConfigError(f"{name}={text}: has {len(text)} characters; use at most {longest}")
 
 
 def identity_tree(config: Any) -> dict[str, Any]:
-    """The part of a config that can change a run's numbers, as plain values for canonical JSON."""
+    """Return the options that can change a run's numbers, as nested plain values for canonical JSON."""
     tree: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -121,56 +123,51 @@ def identity_tree(config: Any) -> dict[str, Any]:
 
 
 def plain_tree(config: Any) -> dict[str, Any]:
-    """The whole config as plain values."""
+    """Return the complete config as nested plain values."""
     return dataclasses.asdict(config)
 
 
-def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Every leaf of a config tree by its dotted word, in order."""
+def flatten_options(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the value of every option of a config tree by its dotted name, in order."""
     flat: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            flat |= leaves(value, f"{prefix}{field.name}.")
+            flat |= flatten_options(value, f"{prefix}{field.name}.")
         else:
             flat[prefix + field.name] = value
     return flat
 
 
 def from_tree(kind: type, tree: Mapping[str, Any]) -> Any:
-    """The config of a class from its plain values; a field that is not there holds what it held before it existed.
+    """Return a config of class `kind` from its plain values; a missing field takes its `absent` value or default.
 
     Raises:
-        ConfigError: The tree has a word that the class does not know, lacks one that changes numbers, or has a
-            value of another kind.
+        ConfigError: The tree has an unknown key, lacks a field that changes numbers, or has a value of another type.
     """
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{kind.__name__} is {tree!r:.40}")
-    known = {field.name: field for field in dataclasses.fields(kind)}
-    if foreign := [word for word in tree if word not in known]:
-        raise ConfigError(f"{kind.__name__} has no option {', '.join(foreign)}: written by a newer normlab; update it")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    if extra := [name for name in tree if name not in fields]:
+        raise ConfigError(f"{kind.__name__} has no option {', '.join(extra)}: written by a newer normlab; update it")
     hints = typing.get_type_hints(kind)
-    for name, field in known.items():
+    values = dict(tree)
+    for name, field in fields.items():
         if name in tree:
-            if not _is_of(tree[name], hints[name]):
+            if not _is_instance(tree[name], hints[name]):
                 raise ConfigError(f"{kind.__name__}.{name} is {tree[name]!r:.40}")
-        elif field.metadata.get("identity", True) and "absent" not in field.metadata:
+        elif "absent" in field.metadata:
+            values[name] = field.metadata["absent"]
+        elif field.metadata.get("identity", True):
             raise ConfigError(f"{kind.__name__} lacks {name}")
-    before = {
-        name: field.metadata["absent"]
-        for name, field in known.items()
-        if name not in tree and "absent" in field.metadata
-    }
-    return kind(**tree, **before)
+    return kind(**values)
 
 
-def _is_of(value: Any, hint: Any) -> bool:
-    """Whether a value is of a field's type, as far as plain values go; a whole number is a float too."""
+def _is_instance(value: Any, hint: Any) -> bool:
+    """Return whether a plain value has a field's type; an int is a valid float, a bool is no number."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_is_of(value, one) for one in typing.get_args(hint))
+        return any(_is_instance(value, member) for member in typing.get_args(hint))
     plain = typing.get_origin(hint) or hint
-    if plain is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if plain is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if plain in (int, float):
+        return isinstance(value, int | float if plain is float else int) and not isinstance(value, bool)
     return isinstance(value, plain) if plain in (str, bool, list, dict, types.NoneType) else True

@@ -1,4 +1,4 @@
-"""Reading files and JSON that may be damaged, or made to do damage."""
+"""Read files and JSON that may be damaged or hostile."""
 
 from __future__ import annotations
 
@@ -8,36 +8,32 @@ import stat
 from pathlib import Path
 from typing import Any
 
-MOST_NESTED = 100
-"""Levels of objects and lists in a file of ours. A plugin's options may nest; nothing that is meant goes so deep."""
+MAX_NESTING = 100
+"""Most levels of objects and lists in a JSON file of normlab; a plugin's options may nest, but not this deep."""
 
 
-def read_at_most(path: Path, most: int) -> bytes:
-    """Return a file's content, once its size is known to be at most `most` bytes.
+def read_at_most(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file of at most `max_bytes` bytes.
 
     Raises:
         ValueError: The file is larger, or is a pipe or a device.
-        OSError: The system refused.
+        OSError: The file cannot be opened or read.
     """
-    with open(path, "rb", opener=_open_at_once) as file:
+    # Without O_NONBLOCK, opening a pipe waits until another process writes to it.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("is a pipe or a device, not a file")
-        if status.st_size > most:
-            raise ValueError(f"has {status.st_size} bytes, of at most {most}")
+        if status.st_size > max_bytes:
+            raise ValueError(f"has {status.st_size} bytes, of at most {max_bytes}")
         return file.read(status.st_size)
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    # Without it, opening a pipe waits for somebody to write into it.
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def from_json(content: bytes) -> dict[str, Any]:
-    """The JSON object that some bytes are: the one way in which what normlab wrote is read.
+    """Return the JSON object in `content`. Every JSON file that normlab writes is read through this function.
 
     Raises:
-        ValueError: They are none, or one that is nested deeper than `MOST_NESTED`.
+        ValueError: The content is not a JSON object, or is nested deeper than `MAX_NESTING`.
     """
     try:
         value = json.loads(content)
@@ -45,14 +41,14 @@ def from_json(content: bytes) -> dict[str, Any]:
         raise ValueError("nested too deeply") from error
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
-    # Fewer brackets than that cannot nest so deep; counting them costs nothing.
-    if content.count(b"{") + content.count(b"[") > MOST_NESTED and _is_nested(value, MOST_NESTED):
-        # The parser may have a longer breath than what walks through the value afterwards.
+    # The parser may accept deeper nesting than the recursive code that reads the value afterwards.
+    # Counting brackets is cheap and skips the walk for almost every file.
+    if content.count(b"{") + content.count(b"[") > MAX_NESTING and _is_nested(value, MAX_NESTING):
         raise ValueError("nested too deeply")
     return value
 
 
 def _is_nested(value: dict[str, Any] | list[Any], levels: int) -> bool:
-    """Whether there are more than so many levels of objects and lists, `value` being the first."""
+    """Return whether `value` has more than `levels` levels of objects and lists, itself included."""
     items = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_nested(item, levels - 1) for item in items if isinstance(item, dict | list))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from normlab.config import RunConfig
-from normlab.options import leaves
+from normlab.options import flatten_options
 from normlab.report.bars import bars
 from normlab.report.pages import shell as pages
 from normlab.train.optim import build_optimizer, hyper_of, is_decayed
@@ -64,7 +64,7 @@ def _telling_words(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
 
     An option that tells no more apart than those before it, as one that was derived from them, is not among them.
     """
-    flat = [leaves(config) for config in configs]
+    flat = [flatten_options(config) for config in configs]
     told: list[tuple[Any, ...]] = [(one.norm.label, one.placement.name, one.init_rule) for one in configs]
     words: list[str] = []
     for word in {word: None for tree in flat for word in tree if word not in ("init", "model.depth", "data.seed")}:

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normlab.config import OPTIMIZERS, RunConfig, RunOptions
 from normlab.corpora import DATA, HubData
-from normlab.errors import ConfigError, nearest, unknown
+from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.norms.base import NORMS
 from normlab.option_names import hint, meanings
 from normlab.paths import config_dir
@@ -226,7 +226,7 @@ def no_such_option(word: str, key: str, options: Sequence[str] = ()) -> ConfigEr
         return ConfigError(f"{word}: no such option{hint(key, all_options())}; normlab train --cfg job lists them")
     others = {option for option in all_options() if not option.startswith(f"{section}.")}
     known = others | {f"{section}.{option}" for option in options}
-    close = hint(key, known) if meanings(key, known) else nearest(last, options)
+    close = hint(key, known) if meanings(key, known) else did_you_mean(last, options)
     choices = f"choose one of {', '.join(options)}" if options else "it has none"
     return ConfigError(f"{word}: {section} has no option {last!r}: {choices}{close}")
 

@@ -302,9 +302,9 @@ def mutate_json(draw: random.Random, tree: Any) -> tuple[str, Any]:
 def leaf_words(lab: Lab) -> dict[str, Any]:
     """Every option of the reference run, with its value."""
     from normlab.launch import compose_run
-    from normlab.options import leaves
+    from normlab.options import flatten_options
 
-    return leaves(compose_run([*SMALL, f"data.path={lab.corpus}"]))
+    return flatten_options(compose_run([*SMALL, f"data.path={lab.corpus}"]))
 
 
 def words(draw: random.Random, lab: Lab) -> Case:

@@ -445,7 +445,7 @@ def test_every_init_rule_is_listed_as_it_is_defined(run_command: Command) -> Non
         told = " ".join((rule.__doc__ or "").split())
         assert told == f"{listed[name]['formula']}. Source: {listed[name]['source']}.", name
         assert set(listed[name]["placements"]) == {of for of, config in configs.items() if config.init_rule == name}
-        doubted = {of for of, config in configs.items() if dataclasses.replace(config, init=name).doubts()}
+        doubted = {of for of, config in configs.items() if dataclasses.replace(config, init=name).warnings()}
         assert set(listed[name]["wrong_for"]) == doubted
         assert name in table
     whole = " ".join(run_command("list", "init", "deepnorm")[1].split())  # each takes seconds, and shows the same

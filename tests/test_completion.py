@@ -18,7 +18,7 @@ from normlab.config import OPTIMIZERS
 from normlab.corpora import DATA
 from normlab.launch import compose_run
 from normlab.norms.base import NORMS, load_all
-from normlab.options import leaves
+from normlab.options import flatten_options
 from normlab.placements.base import PLACEMENTS
 from normlab.source import file_of_plugin
 
@@ -90,7 +90,7 @@ def test_every_registered_name_is_offered() -> None:
 )
 def test_every_option_is_offered(words: list[str]) -> None:
     """And the defaults here are those of conf/train.yaml."""
-    for leaf in leaves(compose_run(words)):
+    for leaf in flatten_options(compose_run(words)):
         section, _, name = leaf.rpartition(".")
         if name not in ("name", "preset") or section == "run":
             assert f"{leaf}=" in candidates(f"normlab train {' '.join(words)} {leaf}")

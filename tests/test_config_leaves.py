@@ -1,6 +1,6 @@
-"""Every option does something: for each leaf of the config, two values and what must differ between them.
+"""Every option has an effect: each row names two values of an option and a result that must differ.
 
-A leaf without a row fails, so an option cannot be added that nothing reads.
+An option without a row fails, so no option can be added that nothing reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from normlab.errors import ConfigError, DataError, NormlabError
 from normlab.launch import compose_run
 from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
-from normlab.options import leaves
+from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
 from normlab.train.probing import probed_steps
 from normlab.train.resolve import resolve
@@ -28,26 +28,26 @@ from normlab.train.start import Outcome, train
 HERE = Path(__file__).parent
 
 
-# What can differ.
+# The results that are compared.
 
 
 def losses(config: RunConfig) -> Any:
-    """The losses of a run of a few steps, in training and in validation."""
+    """Return the training losses of a short run."""
     return [row["loss"] for row in train(config, sinks=[]).folder.rows().rows if "loss" in row]
 
 
 def validation(config: RunConfig) -> Any:
-    """The losses that it is judged by."""
+    """Return the validation losses of a short run."""
     return [row["loss"] for row in train(config, sinks=[]).folder.rows("eval").rows]
 
 
 def weights(config: RunConfig) -> Any:
-    """The initial weights."""
+    """Return the initial weights."""
     return [p.tolist() for p in build_model(config, 20).parameters()]
 
 
 def shapes(config: RunConfig) -> Any:
-    """The parameters that there are."""
+    """Return the shape of each parameter."""
     return {name: tuple(p.shape) for name, p in build_model(config, 20).named_parameters()}
 
 
@@ -63,14 +63,14 @@ def paces(config: RunConfig) -> Any:
     return [row["step"] for row in train(config, sinks=[]).folder.rows("pace").rows]
 
 
-def inside(config: RunConfig) -> Any:
-    """What was measured, and at which steps."""
+def statistics(config: RunConfig) -> Any:
+    """Return the measured statistics and their steps."""
     arrays = train(config, sinks=[]).folder.statistics
     return [(part.names(), part.steps.tolist()) for tier in ("core", "extended") for part in arrays.read(tier)[0]]
 
 
 def probed(config: RunConfig) -> Any:
-    """After which steps the run is probed."""
+    """Return the steps after which the run is probed."""
     return sorted(probed_steps(config))
 
 
@@ -79,34 +79,34 @@ def corpus(config: RunConfig) -> Any:
     return run["sha256"], run["val_tokens"]
 
 
-def corpus_or_refusal(config: RunConfig) -> Any:
-    """The corpus, or why there is none."""
+def corpus_or_error(config: RunConfig) -> Any:
+    """Return the hash of the corpus, or the error."""
     try:
         return open_corpus(config.data).sha256
     except DataError as error:
         return str(error)
 
 
-def record(word: str) -> Callable[[RunConfig], Any]:
-    """A value in run.json."""
+def record(key: str) -> Callable[[RunConfig], Any]:
+    """Return a function that reads a value of run.json."""
 
     def read(config: RunConfig) -> Any:
         tree: Any = train(config, sinks=[]).folder.run()
-        for part in word.split("."):
+        for part in key.split("."):
             tree = tree[part]
         return tree
 
     return read
 
 
-def where(config: RunConfig) -> Any:
+def run_folder(config: RunConfig) -> Any:
     train(config, sinks=[])
     outcome: Outcome = train(config, sinks=[])
     return str(outcome.folder.path)
 
 
-def told_to_wandb(config: RunConfig) -> Any:
-    """What W&B is told of the run, if anything."""
+def wandb_options(config: RunConfig) -> Any:
+    """Return the arguments of `wandb.init`, if the run has a W&B sink."""
     from normlab.tracking.wandb import WandbSink
     from normlab.train.start import make_sinks
 
@@ -117,8 +117,8 @@ def told_to_wandb(config: RunConfig) -> Any:
     return [sink.options(run) for sink in sinks]
 
 
-def sent_to_wandb(config: RunConfig) -> Any:
-    """The keys under which W&B gets what was seen inside a step."""
+def wandb_keys(config: RunConfig) -> Any:
+    """Return the keys of the statistics that are logged to W&B."""
     from normlab.tracking.wandb import WandbSink
 
     folder = train(config, sinks=[]).folder
@@ -127,7 +127,7 @@ def sent_to_wandb(config: RunConfig) -> Any:
 
 
 def resolved(config: RunConfig) -> Any:
-    """What is decided on this machine, or the refusal."""
+    """Return the resolved machine settings, or the error."""
     try:
         return resolve(config)
     except ConfigError as error:
@@ -135,53 +135,53 @@ def resolved(config: RunConfig) -> Any:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class Row:
     first: str
     second: str
     differs: Callable[[RunConfig], Any] | None
-    """None: the second value must be refused."""
-    given: tuple[str, ...] = ()
-    """Words that the option needs to have an effect."""
+    """The result that must differ; None if the second value must be rejected."""
+    requires: tuple[str, ...] = ()
+    """Overrides without which the option has no effect."""
 
 
-FIXED = Leaf("", "other", None)
-NO_SWITCH = Leaf("null", "true", None)
+FIXED = Row("", "other", None)
+REJECTED_SWITCH = Row("null", "true", None)
 
-# Norms see bf16 only inside the sub-layers, and rounding shows only once gains have left 1.
+# Only norms inside the sub-layers get bf16 input, and rounding has an effect only once gains differ from 1.
 BF16 = ("precision=bf16", "model.qk_norm=head", "optim.lr=0.1", "optim.warmup_steps=0")
 SHARED_NORM = {
     "preset": FIXED,
     "name": FIXED,
-    "gain": Leaf("true", "false", shapes),
-    "bias": Leaf("true", "false", shapes),
-    "unit_offset": Leaf("true", "false", weights),
-    "eps": Leaf("1e-6", "1e-2", losses),
+    "gain": Row("true", "false", shapes),
+    "bias": Row("true", "false", shapes),
+    "unit_offset": Row("true", "false", weights),
+    "eps": Row("1e-6", "1e-2", losses),
 }
 RUNNING = SHARED_NORM | {
-    "momentum": Leaf("0.1", "0.5", validation),
-    "running_var": Leaf("biased", "unbiased", validation, ("norm.momentum=1",)),
+    "momentum": Row("0.1", "0.5", validation),
+    "running_var": Row("biased", "unbiased", validation, ("norm.momentum=1",)),
 }
-BOUNDED = {word: leaf for word, leaf in SHARED_NORM.items() if word != "eps"} | {
-    "alpha": Leaf("0.5", "1", losses),
-    "shift": Leaf("false", "true", shapes),
+BOUNDED = {option: row for option, row in SHARED_NORM.items() if option != "eps"} | {
+    "alpha": Row("0.5", "1", losses),
+    "shift": Row("false", "true", shapes),
 }
 LENGTH = {
     "preset": FIXED,
     "name": FIXED,
-    # No stream is so short that a sound eps would count.
-    "eps": Leaf("1e-6", "10", losses),
-    "radius": Leaf("1", "null", losses),
-    "learn_radius": Leaf("false", "true", shapes),
+    # A small eps has no effect, because no vector is that short.
+    "eps": Row("1e-6", "10", losses),
+    "radius": Row("1", "null", losses),
+    "learn_radius": Row("false", "true", shapes),
 }
-WITHOUT_GAIN = SHARED_NORM | {"unit_offset": Leaf("false", "true", weights, ("norm.gain=true",))}
-# A decayed gain is what unit_offset is for; by itself it only moves where the gain starts.
-NORM_LEAVES: dict[str, dict[str, Leaf]] = {
+WITHOUT_GAIN = SHARED_NORM | {"unit_offset": Row("false", "true", weights, ("norm.gain=true",))}
+# Without weight decay on gains, unit_offset only changes the initial value of the gain.
+NORM_ROWS: dict[str, dict[str, Row]] = {
     "rmsnorm": SHARED_NORM | {
-        "eps_mode": Leaf("inside_ms", "outside_rms", losses, ("norm.eps=1e-2",)),
-        "compute": Leaf("fp32", "input", losses, BF16),
-        "rounding": Leaf("scale_then_cast", "cast_then_scale", losses, BF16),
+        "eps_mode": Row("inside_ms", "outside_rms", losses, ("norm.eps=1e-2",)),
+        "compute": Row("fp32", "input", losses, BF16),
+        "rounding": Row("scale_then_cast", "cast_then_scale", losses, BF16),
     },
-    "layernorm": SHARED_NORM | {"eps_mode": Leaf("inside", "outside", losses, ("norm.eps=1e-2",))},
+    "layernorm": SHARED_NORM | {"eps_mode": Row("inside", "outside", losses, ("norm.eps=1e-2",))},
     "batchnorm": RUNNING,
     "batchnorm_past": RUNNING,
     "batchnorm_position": RUNNING,
@@ -189,84 +189,84 @@ NORM_LEAVES: dict[str, dict[str, Leaf]] = {
         "preset": FIXED,
         "name": FIXED,
         "eps": SHARED_NORM["eps"],
-        "alpha": Leaf("1", "0.5", losses),
+        "alpha": Row("1", "0.5", losses),
         "unit_offset": SHARED_NORM["unit_offset"],
     },
     "gatednorm": SHARED_NORM | {
-        "rank": Leaf("16", "8", shapes),
-        "std": Leaf("0.02", "0.2", losses),
-        "gate_scale": Leaf("1", "2", losses),
+        "rank": Row("16", "8", shapes),
+        "std": Row("0.02", "0.2", losses),
+        "gate_scale": Row("1", "2", losses),
     },
     "bhyt": SHARED_NORM | {
-        "lam": Leaf("2", "5", losses),
-        "kappa": Leaf("10", "5", losses),
-        "learn_lam": Leaf("false", "true", shapes),
+        "lam": Row("2", "5", losses),
+        "kappa": Row("10", "5", losses),
+        "learn_lam": Row("false", "true", shapes),
     },
     "none": {"preset": FIXED, "name": FIXED},
-    "pointwise": BOUNDED | {"function": Leaf("tanh", "erf", losses)},
+    "pointwise": BOUNDED | {"function": Row("tanh", "erf", losses)},
     "dyt": BOUNDED,
     "derf": BOUNDED,
     "l2norm": LENGTH,
     "scalenorm": LENGTH,
     "prmsnorm": SHARED_NORM | {
-        "fraction": Leaf("0.25", "0.5", losses),
-        "count": Leaf("floor", "ceil", losses, ("norm.fraction=0.1",)),
+        "fraction": Row("0.25", "0.5", losses),
+        "count": Row("floor", "ceil", losses, ("norm.fraction=0.1",)),
     },
-    "crmsnorm": {"preset": FIXED, "name": FIXED, "eps": Leaf("1e-6", "1e-2", losses)},
-    "groupnorm": SHARED_NORM | {"groups": Leaf("2", "4", losses)},
-    "zscore": WITHOUT_GAIN | {"sigma": Leaf("population", "sample", losses)},
+    "crmsnorm": {"preset": FIXED, "name": FIXED, "eps": Row("1e-6", "1e-2", losses)},
+    "groupnorm": SHARED_NORM | {"groups": Row("2", "4", losses)},
+    "zscore": WITHOUT_GAIN | {"sigma": Row("population", "sample", losses)},
     "minmax": WITHOUT_GAIN,
 }  # fmt: skip
 SHARED_PLACEMENT = {
     "name": FIXED,
-    "embedding_norm": Leaf("null", "true", shapes),
-    "final_norm": Leaf("null", "false", shapes),
+    "embedding_norm": Row("null", "true", shapes),
+    "final_norm": Row("null", "false", shapes),
 }
-PLACEMENT_LEAVES = {
+PLACEMENT_ROWS = {
     "pre": SHARED_PLACEMENT,
-    "post": SHARED_PLACEMENT | {"final_norm": Leaf("null", "true", shapes)},
+    "post": SHARED_PLACEMENT | {"final_norm": Row("null", "true", shapes)},
     "keel": SHARED_PLACEMENT
-    | {"final_norm": Leaf("null", "true", shapes), "first_block": Leaf("attention_pre", "same", shapes)},
+    | {"final_norm": Row("null", "true", shapes), "first_block": Row("attention_pre", "same", shapes)},
     "depth_scaled_sandwich": SHARED_PLACEMENT
-    | {"c_attn": Leaf("0.283", "1", weights), "c_mlp": Leaf("0.432", "1", weights)},
-    # Of the run's norm it has none; with qk_norm there is one for the switches.
+    | {"c_attn": Row("0.283", "1", weights), "c_mlp": Row("0.432", "1", weights)},
+    # The placement has no norm of the run; qk_norm adds the norm that the switches place.
     "ngpt": {
         "name": FIXED,
-        "embedding_norm": Leaf("null", "true", shapes, ("model.qk_norm=head",)),
-        "final_norm": Leaf("null", "true", shapes, ("model.qk_norm=head",)),
-        "normalize_embeddings": Leaf("false", "true", losses, ("norm=none",)),
+        "embedding_norm": Row("null", "true", shapes, ("model.qk_norm=head",)),
+        "final_norm": Row("null", "true", shapes, ("model.qk_norm=head",)),
+        "normalize_embeddings": Row("false", "true", losses, ("norm=none",)),
     },
-    "mix_ln": SHARED_PLACEMENT | {"early_blocks": Leaf("null", "1", shapes)},
-    "hybridnorm_star": SHARED_PLACEMENT | {"early_blocks": Leaf("null", "0", shapes)},
-    # Schemes of one stream, and those that do more at its ends than a norm.
+    "mix_ln": SHARED_PLACEMENT | {"early_blocks": Row("null", "1", shapes)},
+    "hybridnorm_star": SHARED_PLACEMENT | {"early_blocks": Row("null", "0", shapes)},
+    # Schemes of one stream have the switches; schemes with their own first and last operation do not.
     **dict.fromkeys(("gpas", "parallel", "parallel_two_norms"), SHARED_PLACEMENT),
-    "b2t": SHARED_PLACEMENT | {"final_norm": Leaf("null", "true", shapes)},
+    "b2t": SHARED_PLACEMENT | {"final_norm": Row("null", "true", shapes)},
     **{
-        name: {"name": FIXED, "embedding_norm": NO_SWITCH, "final_norm": NO_SWITCH}
+        name: {"name": FIXED, "embedding_norm": REJECTED_SWITCH, "final_norm": REJECTED_SWITCH}
         for name in ("residual", "siamese", "x0_lambdas")
     },
 }
 SHARED_DATA = {
     "name": FIXED,
-    "tokenizer": Leaf("bytes", "chars", corpus),
-    "vocab_size": Leaf("300", "310", corpus, ("data.tokenizer=bpe", "data.max_tokens=9000")),
-    "max_tokens": Leaf("4000", "5000", corpus),
-    "seed": Leaf("0", "1", losses),
-    "val_fraction": Leaf("0.05", "0.1", corpus),
+    "tokenizer": Row("bytes", "chars", corpus),
+    "vocab_size": Row("300", "310", corpus, ("data.tokenizer=bpe", "data.max_tokens=9000")),
+    "max_tokens": Row("4000", "5000", corpus),
+    "seed": Row("0", "1", losses),
+    "val_fraction": Row("0.05", "0.1", corpus),
 }
-DATA_LEAVES = {
+DATA_ROWS = {
     "stdlib": SHARED_DATA,
     "files": SHARED_DATA | {
-        "path": Leaf(f"[{HERE / 'corpus.txt'}]", f"[{HERE / 'make_corpus.py'}]", corpus),
-        "column": Leaf("text", "other", corpus, ("data.path=[two_columns.jsonl]",)),
+        "path": Row(f"[{HERE / 'corpus.txt'}]", f"[{HERE / 'make_corpus.py'}]", corpus),
+        "column": Row("text", "other", corpus, ("data.path=[two_columns.jsonl]",)),
     },
-    # The hub's code on folders; on a hub: tests/data/test_hub.py.
+    # These run the code of the hub on folders; tests/data/test_hub.py uses a server.
     "hub": SHARED_DATA | {
-        "name": Leaf("a_dataset", "another", corpus),
-        "column": Leaf("text", "other", corpus),
-        "subset": Leaf("one", "two", corpus, ("data.name=with_subsets",)),
-        "split": Leaf("train", "test", corpus),
-        "revision": Leaf("null", "main", corpus_or_refusal),
+        "name": Row("a_dataset", "another", corpus),
+        "column": Row("text", "other", corpus),
+        "subset": Row("one", "two", corpus, ("data.name=with_subsets",)),
+        "split": Row("train", "test", corpus),
+        "revision": Row("null", "main", corpus_or_error),
     },
     "shakespeare": SHARED_DATA,
     "tinystories": SHARED_DATA,
@@ -275,107 +275,107 @@ DATA_LEAVES = {
 }  # fmt: skip
 SHARED_OPTIM = {
     "name": FIXED,
-    "lr": Leaf("1e-3", "2e-3", losses),
-    "schedule": Leaf("cosine", "linear", losses, ("optim.warmup_steps=0",)),
-    "warmup_steps": Leaf("0", "2", losses),
-    "final_lr_fraction": Leaf("0.1", "0.5", losses),
-    "decay_fraction": Leaf("0.3", "0.9", losses, ("optim.schedule=wsd",)),
-    "clip": Leaf("null", "0.1", losses, ("optim=sgd",)),
-    "weight_decay": Leaf("0.1", "1.0", losses),
-    "decay": Leaf("matrices", "all", losses, ("optim.weight_decay=1",)),
+    "lr": Row("1e-3", "2e-3", losses),
+    "schedule": Row("cosine", "linear", losses, ("optim.warmup_steps=0",)),
+    "warmup_steps": Row("0", "2", losses),
+    "final_lr_fraction": Row("0.1", "0.5", losses),
+    "decay_fraction": Row("0.3", "0.9", losses, ("optim.schedule=wsd",)),
+    "clip": Row("null", "0.1", losses, ("optim=sgd",)),
+    "weight_decay": Row("0.1", "1.0", losses),
+    "decay": Row("matrices", "all", losses, ("optim.weight_decay=1",)),
 }
-OPTIM_LEAVES = {
+OPTIM_ROWS = {
     "adamw": SHARED_OPTIM | {
-        "beta1": Leaf("0.9", "0.5", losses), "beta2": Leaf("0.95", "0.5", losses), "eps": Leaf("1e-8", "1e-2", losses),
+        "beta1": Row("0.9", "0.5", losses), "beta2": Row("0.95", "0.5", losses), "eps": Row("1e-8", "1e-2", losses),
     },
     "sgd": SHARED_OPTIM | {
-        "momentum": Leaf("0.9", "0.5", losses), "nesterov": Leaf("false", "true", losses),
+        "momentum": Row("0.9", "0.5", losses), "nesterov": Row("false", "true", losses),
     },
 }  # fmt: skip
-RUN_LEAVES: dict[str, Leaf] = {
+RUN_ROWS: dict[str, Row] = {
     "model.preset": FIXED,
-    "model.depth": Leaf("1", "2", shapes),
-    "model.width": Leaf("8", "16", shapes),
-    "model.heads": Leaf("1", "2", losses),
-    "model.context": Leaf("8", "16", losses),
-    "model.positions": Leaf("learned", "rope", shapes),
-    "model.rope_theta": Leaf("10000", "10", losses, ("model.positions=rope",)),
-    "model.mlp": Leaf("gelu", "swiglu", shapes),
-    "model.mlp_width": Leaf("16", "32", shapes),
-    "model.bias": Leaf("true", "false", shapes),
-    "model.tie_embeddings": Leaf("true", "false", shapes),
-    "model.qk_norm": Leaf("head", "full", shapes),
-    "train.steps": Leaf("3", "4", losses),
-    "train.batch_size": Leaf("2", "4", losses),
-    "train.accumulation": Leaf("1", "2", losses, ("norm=batchnorm",)),
-    "train.log_every": Leaf("1", "2", paces),
-    "train.checkpoint_every": Leaf("0", "1", checkpoints),
-    "eval.every": Leaf("0", "2", eval_steps),
-    "eval.sequences": Leaf("2", "4", validation),
-    "tracking.wandb": Leaf("off", "offline", told_to_wandb),
-    "tracking.project": Leaf("normlab", "other", told_to_wandb, ("tracking.wandb=offline",)),
-    "tracking.entity": Leaf("null", "team", told_to_wandb, ("tracking.wandb=offline",)),
-    "tracking.group": Leaf("null", "mine", told_to_wandb, ("tracking.wandb=offline",)),
-    "tracking.job_type": Leaf("train", "study", told_to_wandb, ("tracking.wandb=offline",)),
-    "tracking.tags": Leaf("[]", "[a,b]", told_to_wandb, ("tracking.wandb=offline",)),
-    "tracking.layers": Leaf("false", "true", sent_to_wandb, ("tracking.wandb=offline",)),
+    "model.depth": Row("1", "2", shapes),
+    "model.width": Row("8", "16", shapes),
+    "model.heads": Row("1", "2", losses),
+    "model.context": Row("8", "16", losses),
+    "model.positions": Row("learned", "rope", shapes),
+    "model.rope_theta": Row("10000", "10", losses, ("model.positions=rope",)),
+    "model.mlp": Row("gelu", "swiglu", shapes),
+    "model.mlp_width": Row("16", "32", shapes),
+    "model.bias": Row("true", "false", shapes),
+    "model.tie_embeddings": Row("true", "false", shapes),
+    "model.qk_norm": Row("head", "full", shapes),
+    "train.steps": Row("3", "4", losses),
+    "train.batch_size": Row("2", "4", losses),
+    "train.accumulation": Row("1", "2", losses, ("norm=batchnorm",)),
+    "train.log_every": Row("1", "2", paces),
+    "train.checkpoint_every": Row("0", "1", checkpoints),
+    "eval.every": Row("0", "2", eval_steps),
+    "eval.sequences": Row("2", "4", validation),
+    "tracking.wandb": Row("off", "offline", wandb_options),
+    "tracking.project": Row("normlab", "other", wandb_options, ("tracking.wandb=offline",)),
+    "tracking.entity": Row("null", "team", wandb_options, ("tracking.wandb=offline",)),
+    "tracking.group": Row("null", "mine", wandb_options, ("tracking.wandb=offline",)),
+    "tracking.job_type": Row("train", "study", wandb_options, ("tracking.wandb=offline",)),
+    "tracking.tags": Row("[]", "[a,b]", wandb_options, ("tracking.wandb=offline",)),
+    "tracking.layers": Row("false", "true", wandb_keys, ("tracking.wandb=offline",)),
     "stats.preset": FIXED,
-    "stats.tiers": Leaf("[]", "[core]", inside, ("stats=off",)),
-    "stats.also": Leaf("[]", "[resid_rms]", inside, ("stats=off",)),
-    "stats.without": Leaf("[]", "[resid_rms]", inside),
-    "stats.every": Leaf("1", "2", inside),
-    "stats.extended_every": Leaf("1", "2", inside, ("stats=full",)),
-    "stats.probe_share": Leaf("0.1", "1", probed, ("stats=full", "train.steps=100")),
-    "run.name": Leaf("null", "mine", record("name")),
-    "run.fresh": Leaf("false", "true", where),
-    "seed": Leaf("0", "1", weights),
-    "init": Leaf("gpt2", "xavier", weights),
-    "device": Leaf("cpu", "cuda", resolved),
-    "precision": Leaf("fp32", "bf16", losses),
-    "compile": Leaf("off", "on", resolved),
-    "deterministic": Leaf("true", "false", resolved),
-    "results_dir": Leaf("results", "elsewhere", where),
-    "plugins": Leaf("[]", f"[{HERE / 'plugins' / 'two_placements.py'}]", record("config.plugins")),
+    "stats.tiers": Row("[]", "[core]", statistics, ("stats=off",)),
+    "stats.also": Row("[]", "[resid_rms]", statistics, ("stats=off",)),
+    "stats.without": Row("[]", "[resid_rms]", statistics),
+    "stats.every": Row("1", "2", statistics),
+    "stats.extended_every": Row("1", "2", statistics, ("stats=full",)),
+    "stats.probe_share": Row("0.1", "1", probed, ("stats=full", "train.steps=100")),
+    "run.name": Row("null", "mine", record("name")),
+    "run.fresh": Row("false", "true", run_folder),
+    "seed": Row("0", "1", weights),
+    "init": Row("gpt2", "xavier", weights),
+    "device": Row("cpu", "cuda", resolved),
+    "precision": Row("fp32", "bf16", losses),
+    "compile": Row("off", "on", resolved),
+    "deterministic": Row("true", "false", resolved),
+    "results_dir": Row("results", "elsewhere", run_folder),
+    "plugins": Row("[]", f"[{HERE / 'plugins' / 'two_placements.py'}]", record("config.plugins")),
 }
 
 
-def rows() -> Iterator[tuple[str, str, Leaf]]:
-    """Each leaf with the choice it belongs to, and its row."""
+def rows() -> Iterator[tuple[str, str, Row]]:
+    """Yield the group choice of each option, its name, and its row."""
     for group, table in (
-        ("norm", NORM_LEAVES), ("placement", PLACEMENT_LEAVES), ("data", DATA_LEAVES), ("optim", OPTIM_LEAVES),
+        ("norm", NORM_ROWS), ("placement", PLACEMENT_ROWS), ("data", DATA_ROWS), ("optim", OPTIM_ROWS),
     ):  # fmt: skip
         for name, options in table.items():
-            yield from ((f"{group}={name}", f"{group}.{word}", leaf) for word, leaf in options.items())
-    yield from (("", word, leaf) for word, leaf in RUN_LEAVES.items())
+            yield from ((f"{group}={name}", f"{group}.{option}", row) for option, row in options.items())
+    yield from (("", option, row) for option, row in RUN_ROWS.items())
 
 
-def known_leaves() -> set[tuple[str, str]]:
-    """Every leaf that a run can have, with the choice it belongs to."""
+def all_options() -> set[tuple[str, str]]:
+    """Return the group choice and the name of every option of a run."""
     registries: dict[str, Any] = {
         "norm": load_norms(), "placement": load_placements(), "data": DATA, "optim": OPTIMIZERS,
     }  # fmt: skip
-    found = set()
+    options: set[tuple[str, str]] = set()
     for group, registry in registries.items():
         for name, kind in registry.items():
-            # Plugins of other tests are held to their own.
+            # Other tests in this process may have registered plugins.
             if not getattr(kind, "__module__", type(kind).__module__).startswith("normlab."):
                 continue
-            if group == "placement" and name not in PLACEMENT_LEAVES and type(kind).__name__ == "AlgebraPlacement":
+            if group == "placement" and name not in PLACEMENT_ROWS and type(kind).__name__ == "AlgebraPlacement":
                 continue
             config = kind() if isinstance(kind, type) else kind
-            found |= {(f"{group}={name}", f"{group}.{word}") for word in leaves(config)}
+            options |= {(f"{group}={name}", f"{group}.{option}") for option in flatten_options(config)}
     default = compose_run([])
-    found |= {("", word) for word in leaves(default) if word.partition(".")[0] not in registries}
-    return found
+    options |= {("", option) for option in flatten_options(default) if option.partition(".")[0] not in registries}
+    return options
 
 
-def test_every_leaf_has_a_row() -> None:
-    listed = {(choice, word) for choice, word, _ in rows()}
-    assert listed == known_leaves()
+def test_every_option_has_a_row() -> None:
+    listed = {(choice, option) for choice, option, _ in rows()}
+    assert listed == all_options()
 
 
 def write_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files and folders for the leaves of corpora, and a folder in the place of every dataset with a word."""
+    """Write files for the corpora, and replace every named dataset of the hub by a folder."""
     rows = '{"text": "one two three four five", "other": "six seven eight nine"}\n'
     many = "".join(
         f'{{"text": "{line}", "other": "{line[::-1]}"}}\n' for line in (HERE / "corpus.txt").read_text().splitlines()
@@ -396,31 +396,32 @@ def write_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("choice", "word", "leaf"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in rows()])
-def test_leaf(
-    choice: str, word: str, leaf: Leaf, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("choice", "option", "row"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in rows()])
+def test_option_has_an_effect(
+    choice: str, option: str, row: Row, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_texts(monkeypatch)
     small = ["model.context=8", "model.width=16", "train.steps=4", "train.batch_size=4", "eval.sequences=4"]
 
     def config_with(value: str) -> RunConfig:
-        # Options that are no part of a run's identity would otherwise find the other value's run, finished.
-        place = "results" if word in ("results_dir", "run.fresh") else f"results_{value.encode().hex()[-40:]}"
-        every = [w for w in [*words, *small] if not w.startswith("results_dir=")] + [f"results_dir={place}"]
+        # An option outside the identity keeps the run id, so each value needs its own results folder.
+        folder = "results" if option in ("results_dir", "run.fresh") else f"results_{value.encode().hex()[-40:]}"
+        replaced = ["results_dir=", f"{option}="]
         if choice:
-            every = [w for w in every if not w.startswith(choice.partition("=")[0] + "=")] + [choice]
-            if choice.startswith("data=") and choice != "data=files":
-                every = [w for w in every if not w.startswith("data.path")]
-            if choice == "data=hub":
-                every.append("data.name=a_dataset")
-        every = [w for w in every if not w.startswith(f"{word}=")]
-        given = [w for w in leaf.given if w != choice and not (choice and w.startswith(choice.partition("=")[0] + "="))]
-        return compose_run([*every, *given, f"{word}={value}"])
+            replaced.append(choice.partition("=")[0] + "=")
+        if choice.startswith("data=") and choice != "data=files":
+            replaced.append("data.path")
+        overrides = [override for override in [*words, *small] if not override.startswith(tuple(replaced))]
+        overrides += [f"results_dir={folder}"] * (option != "results_dir") + [choice] * bool(choice)
+        if choice == "data=hub" and option != "data.name":
+            overrides.append("data.name=a_dataset")
+        overrides += [override for override in row.requires if not override.startswith(tuple(replaced))]
+        return compose_run([*overrides, f"{option}={value}"])
 
-    if leaf.differs is None:
-        with pytest.raises(NormlabError, match=word.partition(".")[0]):
-            config_with(leaf.second)
+    if row.differs is None:
+        with pytest.raises(NormlabError, match=option.partition(".")[0]):
+            config_with(row.second)
         return
-    first, second = (leaf.differs(config_with(value)) for value in (leaf.first, leaf.second))
+    first, second = (row.differs(config_with(value)) for value in (row.first, row.second))
     assert first != second

@@ -1,4 +1,4 @@
-"""The config that run.json holds: read back as it was, or refused where it is not whole."""
+"""Reading the config of run.json: complete configs round-trip, damaged ones are rejected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from normlab.config import config_of_record
+from normlab.config import config_from_record
 from normlab.errors import ConfigError
 from normlab.launch import compose_run
 from normlab.options import plain_tree
@@ -17,33 +17,35 @@ def tree() -> dict[str, Any]:
     return plain_tree(compose_run(["norm=batchnorm", "optim=sgd", "data=files", "data.path=[a,b]", "run.name=x"]))
 
 
-def test_what_was_written_reads_back(tree: dict[str, Any]) -> None:
-    assert plain_tree(config_of_record(tree)) == tree
+def test_record_round_trips(tree: dict[str, Any]) -> None:
+    assert plain_tree(config_from_record(tree)) == tree
 
 
-def test_what_is_no_part_of_the_identity_may_be_missing(tree: dict[str, Any]) -> None:
+def test_option_outside_the_identity_may_be_missing(tree: dict[str, Any]) -> None:
     del tree["tracking"]["tags"], tree["run"]["name"]
-    assert config_of_record(tree).tracking.tags == []
-
-
-@pytest.mark.parametrize("word", ["norm", "norm.name", "norm.eps", "model", "model.width", "seed", "optim.lr", "train"])
-def test_what_changes_numbers_may_not(tree: dict[str, Any], word: str) -> None:
-    group, _, name = word.partition(".")
-    del (tree[group] if name else tree)[name or group]
-    with pytest.raises(ConfigError):
-        config_of_record(tree)
+    assert config_from_record(tree).tracking.tags == []
 
 
 @pytest.mark.parametrize(
-    ("word", "value"),
+    "option", ["norm", "norm.name", "norm.eps", "model", "model.width", "seed", "optim.lr", "train"]
+)
+def test_missing_option_of_the_identity_is_rejected(tree: dict[str, Any], option: str) -> None:
+    group, _, name = option.partition(".")
+    del (tree[group] if name else tree)[name or group]
+    with pytest.raises(ConfigError):
+        config_from_record(tree)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
     [
         ("norm.name", -1.5), ("norm.eps", "x"), ("norm.gain", 1), ("norm.gain", [[]]), ("model", []), ("model", "x"),
         ("model.context", None), ("model.depth", 2.0), ("model.depth", True), ("data.name", {}), ("init", -1.5),
         ("plugins", "x"), ("placement", []), ("seed", None), ("optim.lr", True),
     ],
 )  # fmt: skip
-def test_a_value_of_another_kind_is_refused(tree: dict[str, Any], word: str, value: Any) -> None:
-    group, _, name = word.partition(".")
+def test_value_of_another_type_is_rejected(tree: dict[str, Any], option: str, value: Any) -> None:
+    group, _, name = option.partition(".")
     (tree[group] if name else tree)[name or group] = value
     with pytest.raises(ConfigError):
-        config_of_record(tree)
+        config_from_record(tree)

@@ -1,4 +1,4 @@
-"""What a run is counted to need, before anything is made."""
+"""The memory estimate of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from normlab.model.init import build_model
 
 
 @pytest.mark.parametrize(
-    ("words", "copies"),
+    ("overrides", "copies"),
     [
         ("model=gpt2_tiny", 5),
         ("model=gpt2_tiny stats=off", 4),
@@ -19,23 +19,24 @@ from normlab.model.init import build_model
         ("model=llama_nano optim=sgd model.depth=3", 4),
     ],
 )
-def test_the_state_is_that_of_the_model_but_for_norms_and_biases(words: str, copies: int) -> None:
-    config = compose_run(words.split())
-    numbers = sum(p.numel() for p in build_model(config, memory.VOCABULARY).parameters())
-    counted = memory.need(config).state / 4 / copies
-    assert 0.97 * numbers < counted <= numbers
+def test_state_counts_the_weights_without_norms_and_biases(overrides: str, copies: int) -> None:
+    config = compose_run(overrides.split())
+    parameters = sum(p.numel() for p in build_model(config, memory.VOCAB_SIZE).parameters())
+    estimated = memory.estimate(config).state / 4 / copies
+    assert 0.97 * parameters < estimated <= parameters
 
 
-def test_what_is_refused_says_what_to_lower() -> None:
-    wide = compose_run(["model.width=4096", "model.heads=4"])
-    memory.check(wide, 2**40, "this machine")
+def test_error_names_the_options_to_lower() -> None:
+    large_model = compose_run(["model.width=4096", "model.heads=4"])
+    memory.check_fits(large_model, 2**40, "this machine")
     with pytest.raises(ConfigError, match=r"model.width=4096 .* this machine has 1 GiB; lower model.depth"):
-        memory.check(wide, 2**30, "this machine")
-    tall = compose_run(["train.batch_size=65536", "model=gpt2_nano"])
+        memory.check_fits(large_model, 2**30, "this machine")
+    large_batch = compose_run(["train.batch_size=65536", "model=gpt2_nano"])
     with pytest.raises(ConfigError, match=r"train.batch_size=65536 .* the GPU has 4 GiB; raise train.accumulation"):
-        memory.check(tall, 2**32, "the GPU")
-    memory.check(compose_run(["train.batch_size=65536", "model=gpt2_nano", "train.accumulation=64"]), 2**32, "the GPU")
+        memory.check_fits(large_batch, 2**32, "the GPU")
+    accumulated = compose_run(["train.batch_size=65536", "model=gpt2_nano", "train.accumulation=64"])
+    memory.check_fits(accumulated, 2**32, "the GPU")
 
 
 def test_this_machine_has_memory() -> None:
-    assert memory.of_machine() > 2**28
+    assert memory.available_bytes() > 2**28

@@ -1,4 +1,4 @@
-"""How OpenMP's threads wait: read back from libgomp itself, which prints its settings when it is loaded."""
+"""The wait policy of OpenMP threads, as libgomp prints it when it is loaded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from normlab import openmp
 
-assert torch.__version__  # loaded, so that the process's map says which OpenMP it comes with
+assert torch.__version__  # loads torch, so that /proc/self/maps lists its OpenMP library
 HAS_LIBGOMP = sys.platform == "linux" and "libgomp" in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_LIBGOMP, reason="this torch is built with another OpenMP")
+@pytest.mark.skipif(not HAS_LIBGOMP, reason="torch uses another OpenMP")
 @pytest.mark.parametrize(
     ("variables", "setting", "value"),
     [
@@ -26,10 +26,12 @@ HAS_LIBGOMP = sys.platform == "linux" and "libgomp" in Path("/proc/self/maps").r
         ({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY", "ACTIVE"),
     ],
 )
-def test_threads_sleep_soon_unless_the_user_sets_a_policy(variables: dict[str, str], setting: str, value: str) -> None:
+def test_spin_count_is_limited_unless_the_user_sets_a_policy(
+    variables: dict[str, str], setting: str, value: str
+) -> None:
     env = {name: text for name, text in os.environ.items() if name not in openmp.VARIABLES}
     done = subprocess.run(
-        # Loads torch, and ends at a file that does not exist.
+        # This loads torch, then fails because the file does not exist.
         [sys.executable, "-m", "normlab", "train", "data=files", "data.path=[nothing_here.txt]"],
         env=env | {"OMP_DISPLAY_ENV": "VERBOSE"} | variables,
         capture_output=True,
@@ -39,7 +41,7 @@ def test_threads_sleep_soon_unless_the_user_sets_a_policy(variables: dict[str, s
     assert printed[setting] == f"'{value}'"
 
 
-def test_the_record_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_policy_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in openmp.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert openmp.wait_policy() == "default"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.data.subwords import BpeTokenizer
+from normlab.data.subwords import train_bpe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(name).mkdir(parents=True)
         Path(name, "train.jsonl").write_text("".join(json.dumps({"text": text[i:]}) + "\n" for i in range(30)))
     Path("gpt2").mkdir()
-    Path("gpt2", "tokenizer.json").write_text(BpeTokenizer.fit([text]).definition)
+    Path("gpt2", "tokenizer.json").write_text(train_bpe([text]).definition)
     for name in ("my_norm.py", "my_row.py"):
         Path(name).write_text(block_of(name))
     return tmp_path

@@ -1,8 +1,8 @@
-"""Baselines: the cross entropy of the evaluated targets under models that learned little, in nats/token.
+"""Baselines: the cross entropy of the evaluated targets under uniform, unigram and bigram models, in nats/token.
 
-A run that does not beat `unigram` has not learned to use its context; one that does not beat `bigram` looks no
-further back than one token. Counting takes a pass over the whole corpus, so the counts are kept in the corpus's folder;
-scoring the targets of one evaluation with them takes milliseconds.
+A run that does not beat `unigram` has not learned to use its context. A run that does not beat `bigram` uses only the
+last token. Counting takes a pass over the complete corpus, so the counts are cached in the folder of the corpus.
+Scoring the targets of one evaluation takes milliseconds.
 
 Shapes: N tokens or windows, T time, P pairs of neighbours, V vocabulary.
 """
@@ -13,63 +13,65 @@ import contextlib
 import math
 import os
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 CHUNK = 1 << 22
-"""Tokens that are widened to 64 bits at once: 32 MiB, however long the corpus."""
+"""Tokens that are converted to 64 bits at once: 32 MiB for a corpus of any length."""
 
-DENSE = 1 << 22
-"""Most pairs of tokens, V x V, for which a table of all of them is kept: 32 MiB."""
+MAX_TABLE_SIZE = 1 << 22
+"""Largest V x V for which the counts of all pairs are kept in a table: 32 MiB."""
 
 BACKOFF = 1.0
-"""How many counts the unigram is worth in the bigram."""
+"""Weight of the unigram in the bigram, in counts."""
 
-FILE = "counts.npz"
-"""Name of the file of counts in a corpus's folder."""
+COUNTS_FILE = "counts.npz"
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of the training tokens: all that the baselines of any validation window need."""
+    """Counts of the training tokens, enough for the baselines of any validation window."""
 
     tokens_V: np.ndarray
     """How often each token occurs."""
     firsts_V: np.ndarray
-    """How often each token is followed by another: c(a), the sum of c(a, b) over b."""
+    """How often each token has a successor: c(a), the sum of c(a, b) over b."""
     pairs_P: np.ndarray
-    """The different pairs of neighbours (a, b) of the validation text, as a V + b, sorted."""
+    """The distinct pairs of neighbours (a, b) in the validation text, as a V + b, sorted."""
     counts_P: np.ndarray
     """How often each of these pairs occurs in the training tokens: c(a, b)."""
 
 
-def count(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
-    """Count the training tokens, and those of their pairs that the validation text holds."""
-    pairs_P = _distinct_pairs(val_N, vocab_size)
+def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
+    """Count the training tokens, and the training pairs that occur in the validation text."""
+    pairs_P = np.zeros(0, np.int64)
+    for chunk in _pair_chunks(val_N, vocab_size):
+        pairs_P = np.union1d(pairs_P, chunk)
     return Counts(
-        tokens_V=_counts(train_N, vocab_size),
-        firsts_V=_counts(train_N[:-1], vocab_size),
+        tokens_V=_count_single(train_N, vocab_size),
+        firsts_V=_count_single(train_N[:-1], vocab_size),
         pairs_P=pairs_P,
-        counts_P=_counts_of(pairs_P, train_N, vocab_size),
+        counts_P=_count_pairs(pairs_P, train_N, vocab_size),
     )
 
 
-def kept_counts(folder: Path, train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
-    """Return `count(...)`, from its file in the corpus's folder; a missing or damaged file is written again.
+def load_or_count(folder: Path, train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
+    """Return `count_tokens(...)`, cached in the folder of the corpus; a damaged file is replaced.
 
-    A folder that cannot be written costs the counting each time, and no error.
+    If the folder is read-only, the tokens are counted each time.
     """
-    path = folder / FILE
+    path = folder / COUNTS_FILE
     with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        with path.open("rb") as content, np.load(content, allow_pickle=False) as arrays:
-            # Reading verifies the zip's checksums.
-            found = Counts(**{name: arrays[name] for name in Counts.__slots__})
-        if found.tokens_V.shape == (vocab_size,) and found.tokens_V.sum() == len(train_N):
-            return found
-    counts = count(train_N, val_N, vocab_size)
-    temporary = folder / f".{FILE}.{os.getpid()}"
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            # Reading verifies the checksums of the zip file.
+            cached = Counts(**{name: arrays[name] for name in Counts.__slots__})
+        if cached.tokens_V.shape == (vocab_size,) and cached.tokens_V.sum() == len(train_N):
+            return cached
+    counts = count_tokens(train_N, val_N, vocab_size)
+    temporary = folder / f".{COUNTS_FILE}.{os.getpid()}"
     try:
         with temporary.open("wb") as file:
             np.savez(file, **{name: getattr(counts, name) for name in Counts.__slots__})
@@ -81,7 +83,7 @@ def kept_counts(folder: Path, train_N: np.ndarray, val_N: np.ndarray, vocab_size
 
 
 def baselines(counts: Counts, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return the mean of -ln p(target), in nats/token, over targets that each follow a token of the validation text.
+    """Return the mean of -ln p(target), in nats/token, over targets of the validation text.
 
     Args:
         counts: Counts of the corpus.
@@ -90,7 +92,7 @@ def baselines(counts: Counts, tokens: np.ndarray, targets: np.ndarray) -> dict[s
 
     Returns:
         `uniform`: ln V. `unigram`: p1(b) = (c(b) + 1) / (N + V). `bigram`: p(b | a) = (c(a, b) + k p1(b)) /
-        (c(a) + k), k = 1: the unigram is worth k counts. `targets`: how many targets these are means over.
+        (c(a) + k), with k = `BACKOFF`. `targets`: the number of targets.
     """
     vocab_size = len(counts.tokens_V)
     a, b = tokens.ravel().astype(np.int64), targets.ravel().astype(np.int64)
@@ -105,43 +107,34 @@ def baselines(counts: Counts, tokens: np.ndarray, targets: np.ndarray) -> dict[s
     }
 
 
-def _counts(tokens_N: np.ndarray, vocab_size: int) -> np.ndarray:
+def _count_single(tokens_N: np.ndarray, vocab_size: int) -> np.ndarray:
     counts_V = np.zeros(vocab_size, np.int64)
     for start in range(0, len(tokens_N), CHUNK):
         counts_V += np.bincount(tokens_N[start : start + CHUNK], minlength=vocab_size)
     return counts_V
 
 
-def _pair_chunks(tokens_N: np.ndarray, vocab_size: int):
-    """Neighbours (a, b) as a V + b, a chunk at a time."""
+def _pair_chunks(tokens_N: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
+    """Yield the pairs of neighbours (a, b) as a V + b, a chunk at a time."""
     for start in range(0, len(tokens_N) - 1, CHUNK):
         wide_N = tokens_N[start : start + CHUNK + 1].astype(np.int64)
         yield wide_N[:-1] * vocab_size + wide_N[1:]
 
 
-def _distinct_pairs(tokens_N: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The different pairs of neighbours, sorted."""
-    pairs_P = np.zeros(0, np.int64)
-    for chunk in _pair_chunks(tokens_N, vocab_size):
-        pairs_P = np.union1d(pairs_P, chunk)
-    return pairs_P
+def _count_pairs(pairs_P: np.ndarray, tokens_N: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Return how often each of the sorted pairs occurs among the tokens, shape (P,).
 
-
-def _counts_of(pairs_P: np.ndarray, tokens_N: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often each of some sorted pairs occurs among tokens.
-
-    A small vocabulary counts every pair in one table. A large one counts only those asked for: what is not in
-    the validation text does not matter, and V x V would not fit.
+    A small vocabulary counts every pair in one table. The table of a large vocabulary would not fit into memory.
     """
     if not len(pairs_P):
         return np.zeros(0, np.int64)
-    if vocab_size**2 <= DENSE:
+    if vocab_size**2 <= MAX_TABLE_SIZE:
         table = np.zeros(vocab_size**2, np.int64)
         for chunk in _pair_chunks(tokens_N, vocab_size):
             table += np.bincount(chunk, minlength=vocab_size**2)
         return table[pairs_P]
     counts_P = np.zeros(len(pairs_P), np.int64)
     for chunk in _pair_chunks(tokens_N, vocab_size):
-        where = np.minimum(np.searchsorted(pairs_P, chunk), len(pairs_P) - 1)
-        counts_P += np.bincount(where[pairs_P[where] == chunk], minlength=len(pairs_P))
+        index = np.minimum(np.searchsorted(pairs_P, chunk), len(pairs_P) - 1)
+        counts_P += np.bincount(index[pairs_P[index] == chunk], minlength=len(pairs_P))
     return counts_P

@@ -1,7 +1,7 @@
 """Windows of tokens for training and validation.
 
-A training batch is a pure function of (seed, step): there is no loader, no state to save, and a run that is
-resumed sees what it would have seen.
+A training batch is a pure function of (seed, step). There is no data loader and no state to save, and a resumed run
+reads the same batches.
 
 Shapes: N tokens or windows, B batch, T context.
 """
@@ -15,25 +15,25 @@ import torch
 
 from normlab.errors import DataError
 
-SHARE_OF_MEMORY = 1 / 8
-"""Tokens are kept on a GPU where they take less than this share of its free memory."""
+MAX_MEMORY_SHARE = 1 / 8
+"""Tokens are copied to a GPU if they take less than this share of its free memory."""
 
 CHUNK = 1 << 26
 """Tokens that are copied to a GPU at once."""
 
 SIGNED = {2: torch.int16, 4: torch.int32}
-"""torch can index few unsigned tensors: by bytes a token, the signed type that its bits are kept as."""
+"""Signed dtype that holds the bits of a token of 2 or 4 bytes; torch cannot index most unsigned dtypes."""
 
 
 class Batches:
-    """Batches of training windows, drawn uniformly from all that fit, with replacement.
+    """Batches of training windows, drawn uniformly with replacement from all that fit.
 
     Args:
         tokens_N: The training tokens.
         context: Tokens in a window, T.
         batch_size: Windows in a batch, B.
         seed: Key of the generator.
-        device: Where batches are wanted.
+        device: Device of the batches.
 
     Raises:
         DataError: Fewer than context + 1 tokens.
@@ -44,83 +44,82 @@ class Batches:
     ) -> None:
         if len(tokens_N) <= context:
             raise DataError(
-                f"data: {len(tokens_N)} training tokens cannot fill model.context={context} and one more; "
-                "choose a smaller model.context or give it more text (data.max_tokens, where that is set)"
+                f"data: {len(tokens_N)} training tokens are fewer than model.context={context} plus one; "
+                "choose a smaller model.context or more text (a larger data.max_tokens, if that is set)"
             )
         self.batch_size, self.seed, self.device = batch_size, seed, torch.device(device)
         self._num_starts = len(tokens_N) - context
         self._offsets_T = np.arange(context + 1)
-        self._tokens_N = np.asarray(tokens_N)  # a plain array: indexing a memmap costs more than the copying
+        self._tokens_N = np.asarray(tokens_N)  # indexing a memmap costs more than the copy
         self._on_device_N: torch.Tensor | None = None
         if self.device.type == "cuda":
             free_bytes, _ = torch.cuda.mem_get_info(self.device)
-            if self._tokens_N.nbytes < SHARE_OF_MEMORY * free_bytes:
+            if self._tokens_N.nbytes < MAX_MEMORY_SHARE * free_bytes:
                 self.keep_on_device()
 
     def keep_on_device(self) -> None:
-        """Copy the tokens to the device, where `batch` then reads them. A GPU with room does it by itself."""
+        """Copy the tokens to the device, so that `batch` reads them there. Done automatically on a GPU with room."""
         self._on_device_N = _copy_to(self._tokens_N, self.device)
 
     def starts(self, step: int) -> np.ndarray:
-        """Where the windows of a step start, (B,): uniform over 0..N - T - 1.
+        """Return the start of each window of a step, (B,): uniform over 0..N - T - 1.
 
-        Philox4x64 counts in 256 bits. The step stands in the upper 128, so steps cannot overlap, and the
-        draws of a step count in the lower. Its raw output is what NumPy promises never to change; what it
-        makes of it (`Generator.integers`) may change with a version, so the scaling is done here.
+        The counter of Philox4x64 has 256 bits. The step is in the upper 128, so the draws of two steps cannot overlap.
+        NumPy guarantees the raw output of Philox across versions, but not that of `Generator.integers`, so the scaling
+        is done here.
         """
         generator = np.random.Philox(key=self.seed, counter=int(step) << 128)
         uniform_B = (generator.random_raw(self.batch_size) >> 11) * 2.0**-53
         return (uniform_B * self._num_starts).astype(np.int64)
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and targets of a step, both (B, T), int64, on the device: targets are one token later."""
+        """Return tokens and targets of a step, both (B, T), int64, on the device; targets are one token later."""
         starts_B = self.starts(step)
         if self._on_device_N is None:
             windows = self._tokens_N[starts_B[:, None] + self._offsets_T].astype(np.int64)
             return self._send(windows[:, :-1].copy()), self._send(windows[:, 1:].copy())
         narrow = self._on_device_N[self._send(starts_B[:, None] + self._offsets_T)]
-        windows = narrow.long() & ((1 << 8 * narrow.element_size()) - 1)  # undoes the sign that it was given
+        windows = narrow.long() & ((1 << 8 * narrow.element_size()) - 1)  # undoes the sign extension
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
     def _send(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         if self.device.type == "cuda":
-            tensor = tensor.pin_memory()  # so that the host need not wait for the copy
+            tensor = tensor.pin_memory()  # the copy then runs asynchronously
         return tensor.to(self.device, non_blocking=True)
 
 
 class StackedBatches:
-    """The batches of several runs, stacked: those of each run, shape (R, B, T)."""
+    """The batches of R runs, stacked to shape (R, B, T)."""
 
     def __init__(self, batches: Sequence[Batches]) -> None:
-        # Runs of one seed see the same windows, which are then cut out once.
+        # Runs with one seed share their `Batches`, whose windows are then read once.
         self._distinct = list(dict.fromkeys(batches))
-        self._which_R = [self._distinct.index(own) for own in batches]
+        self._index_R = [self._distinct.index(of_run) for of_run in batches]
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and targets of a step, both (R, B, T), int64, on the device."""
-        pairs = [own.batch(step) for own in self._distinct]
-        tokens, targets = (torch.stack([pairs[which][side] for which in self._which_R]) for side in (0, 1))
-        return tokens, targets
+        """Return tokens and targets of a step, both (R, B, T), int64, on the device."""
+        tokens, targets = zip(*(batches.batch(step) for batches in self._distinct), strict=True)
+        return (
+            torch.stack([tokens[index] for index in self._index_R]),
+            torch.stack([targets[index] for index in self._index_R]),
+        )
 
 
 def validation_windows(tokens_N: np.ndarray, context: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fixed windows, evenly spaced from the first token to the last.
+    """Return tokens and targets of evenly spaced windows, both (N, T), int64, on the CPU.
 
-    As many as are asked for, but no more than fit without overlap: no target is counted twice, and a longer
-    list would say nothing new.
-
-    Returns:
-        Tokens and targets, both (N, T), int64, on the CPU; targets are one token later.
+    The windows span the text from the first token to the last. N is `sequences`, or the number of windows that fit
+    without overlap if that is smaller, so that no target is counted twice.
 
     Raises:
         DataError: Fewer than context + 1 tokens.
     """
     if len(tokens_N) <= context:
         raise DataError(
-            f"data: {len(tokens_N)} validation tokens cannot fill model.context={context} and one more; "
-            "choose a smaller model.context, give it more text (data.max_tokens, where that is set), or hold out more "
-            "with data.val_fraction"
+            f"data: {len(tokens_N)} validation tokens are fewer than model.context={context} plus one; "
+            "choose a smaller model.context, more text (a larger data.max_tokens, if that is set) or a larger "
+            "data.val_fraction"
         )
     last = len(tokens_N) - context - 1
     count = min(sequences, last // context + 1)
@@ -133,6 +132,6 @@ def _copy_to(tokens_N: np.ndarray, device: torch.device) -> torch.Tensor:
     signed = np.dtype(f"<i{tokens_N.itemsize}")
     on_device_N = torch.empty(len(tokens_N), dtype=SIGNED[tokens_N.itemsize], device=device)
     for start in range(0, len(tokens_N), CHUNK):
-        chunk = np.array(tokens_N[start : start + CHUNK]).view(signed)  # a copy: torch wants it writable
+        chunk = np.array(tokens_N[start : start + CHUNK]).view(signed)  # a copy, because torch needs a writable array
         on_device_N[start : start + CHUNK] = torch.from_numpy(chunk)
     return on_device_N

@@ -1,8 +1,8 @@
-"""Folders that appear whole or not at all: the cache of what is costly to make.
+"""A cache of folders that are expensive to build and appear atomically.
 
-One process at a time makes a thing, under another name, brings it to the disk, and renames it; the others that
-want it wait. The lock is the kernel's, so it is free once its owner has ended, however it ended; and whoever
-holds it knows that what is half-made of that thing is left over from a process that was killed.
+One process at a time builds a folder: under a temporary name, with fsync, then renamed. The other processes that need
+the folder wait. The kernel holds the lock, so a process that is killed releases it; the next holder then knows that
+the half-built folder is left over.
 """
 
 from __future__ import annotations
@@ -17,120 +17,109 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-# Names of our own inside the cache, which may be a folder that others use too.
+# The names carry a prefix because a user may point the cache at a folder with other files.
 LOCKS = "normlab.locks"
-MAKING = ".normlab-making"
+BUILDING = ".normlab-making"
 
-SILENCE_S = 1.0
-"""Seconds of waiting for another process before that is said."""
+QUIET_S = 1.0
+"""Seconds to wait for another process before a message is printed."""
 
 
 @contextlib.contextmanager
 def locked(cache: Path, key: str) -> Iterator[Path]:
-    """Wait for, then hold, the right to make one thing in a cache, which is made where there is none.
+    """Hold the lock for building one folder of a cache; yield the path of a temporary folder for its content.
 
-    Yields the name of a folder for what is half-made, the holder's alone. Those of processes that were killed
-    are deleted, whatever they made.
+    Temporary folders of killed processes are deleted, whichever folder they were building.
 
     Raises:
-        OSError: No file can be made there, or the disk has no locks.
+        OSError: The cache cannot be written, or its disk does not support locks.
     """
     (cache / LOCKS).mkdir(parents=True, exist_ok=True)
     with _lock_file(cache, key) as file:
-        if not _take(file):
+        if not _try_lock(file):
             _wait(file)
-        making = cache / MAKING
+        building = cache / BUILDING
         try:
-            for other in _entries(making):
-                with _lock_file(cache, other.name) as its:
-                    if other.name != key and _take(its):
+            for other in list(building.iterdir()) if building.is_dir() else ():
+                with _lock_file(cache, other.name) as other_lock:
+                    if other.name != key and _try_lock(other_lock):
                         _remove(other)
-            yield making / key
+            yield building / key
         finally:
-            with contextlib.suppress(OSError):  # another process makes something else there
-                making.rmdir()
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except FileNotFoundError:
-        return []
+            with contextlib.suppress(OSError):  # another process builds another folder there
+                building.rmdir()
 
 
 def _lock_file(cache: Path, key: str) -> TextIO:
-    # The file stays: who deletes it may take it from under one who has it open and waits.
+    # Lock files are never deleted: another process may have opened the file and wait for its lock.
     return (cache / LOCKS / key).open("a", encoding="ascii")
 
 
-def _take(file: TextIO) -> bool:
-    """Take a lock if it is free, and leave word whose it is."""
+def _try_lock(file: TextIO) -> bool:
+    """Take a lock if it is free, and write the process id into its file."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    _sign(file)
+    _write_pid(file)
     return True
 
 
 def _wait(file: TextIO) -> None:
-    """Take a lock that another process holds, when it is free; a long wait is said once."""
-    deadline = time.monotonic() + SILENCE_S
+    """Wait for a lock that another process holds, and print one message if that takes long."""
+    deadline = time.monotonic() + QUIET_S
     while time.monotonic() < deadline:
         time.sleep(0.02)
-        if _take(file):
+        if _try_lock(file):
             return
-    pid = Path(file.name).read_text(encoding="ascii")  # empty, if it has only just begun
-    owner = f"process {pid}" if pid else "another process"
-    print(f"normlab: waiting for {owner}, which makes this corpus", file=sys.stderr, flush=True)
+    pid = Path(file.name).read_text(encoding="ascii")  # empty if the holder has not written it yet
+    holder = f"process {pid}" if pid else "another process"
+    print(f"normlab: waiting for {holder}, which is building this corpus", file=sys.stderr, flush=True)
     fcntl.flock(file, fcntl.LOCK_EX)
-    _sign(file)
+    _write_pid(file)
 
 
-def _sign(file: TextIO) -> None:
+def _write_pid(file: TextIO) -> None:
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
 
 
 @contextlib.contextmanager
-def fresh_folder(folder: Path, making: Path) -> Iterator[Path]:
-    """A new folder to fill, inside `making`, which becomes `folder` if the block ends well.
+def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
+    """Yield a new folder inside `temporary`, which replaces `folder` if the block raises no error.
 
-    Whatever stood there is deleted; who has files of it open can go on reading them. `making` belongs to the
-    lock's holder alone and is deleted before and after, with all that the block puts there.
+    Open files of the previous folder stay readable. `temporary` is deleted before and after the block, with all files
+    that the block writes there.
     """
-    new, old = making / "new", making / "old"
-    _remove(making)
+    new, old = temporary / "new", temporary / "old"
+    _remove(temporary)
     try:
-        _make(new)
+        while not new.is_dir():
+            # Another process that finishes removes the empty parent folder, perhaps just now.
+            with contextlib.suppress(FileNotFoundError):
+                new.mkdir(parents=True)
         folder.parent.mkdir(exist_ok=True)
         yield new
         for path in [*new.iterdir(), new]:
-            _sync(path)
+            _fsync(path)
         with contextlib.suppress(FileNotFoundError):
             folder.rename(old)  # a folder cannot be renamed over one that is not empty
         new.rename(folder)
-        _sync(folder.parent)
+        _fsync(folder.parent)
     finally:
-        _remove(making)
+        _remove(temporary)
 
 
-def _make(folder: Path) -> None:
-    while not folder.is_dir():
-        with contextlib.suppress(FileNotFoundError):  # another process, at its end, removes what is empty above it
-            folder.mkdir(parents=True)
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        folder.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    """Bring a file or folder to the disk, so that a power cut cannot leave a name without its content."""
+def _fsync(path: Path) -> None:
+    """Flush a file or folder to the disk, so that a power cut cannot leave a name without its content."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,8 @@
-"""A corpus: text as two files of tokens, made once and kept in the cache.
+"""A corpus: text as two files of tokens, built once and cached.
 
-`<cache>/tokens/<key>/` holds `train.bin`, `val.bin` (little-endian unsigned integers, each document followed
-by the end-of-document token), `meta.json`, and `counts.npz` for the baselines. The key is a hash of all that the
-files depend on. Nothing in the cache is believed: lengths and hashes are compared at every opening, and what does not
-fit is made again.
+`<cache>/tokens/<key>/` holds `train.bin` and `val.bin` (little-endian unsigned integers, each document followed by the
+end-of-document token), `meta.json`, and `counts.npz` for the baselines. The key is a hash of everything that determines
+the files. Opening a corpus verifies the lengths and the hashes of its files; a damaged corpus is built again.
 
 Shapes: N tokens.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from normlab.config import canonical_hash
 from normlab.corpora import TOKENIZERS, DataConfig, HubData, NamedData
 from normlab.data import hub, tokenizers
 from normlab.data import split as split_rule
-from normlab.data.baselines import baselines, kept_counts
-from normlab.data.cache import fresh_folder, locked
+from normlab.data.baselines import baselines, load_or_count
+from normlab.data.cache import atomic_folder, locked
 from normlab.data.origins import FilesOrigin, Origin, Text
 from normlab.data.pretrained import local_tokenizer, pretrained_tokenizer
 from normlab.data.subwords import PIECE, pieces, token_dtype
@@ -34,41 +33,41 @@ from normlab.parsing import from_json
 from normlab.paths import cache_dir
 
 FORMAT = 1
-"""Number of the cache's format; raised when a folder that an older version made must not be used."""
+"""Version of the cache format; raised when a folder that an older version built must not be used."""
 
 PARTS = ("train", "val")
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Text as tokens, in two parts, and what is known of it."""
+    """Training and validation tokens, the tokenizer and the provenance of the text."""
 
     name: str
-    """The word after `data=`, or the dataset's name."""
+    """The value of `data=`, or the name of the dataset."""
     train: np.memmap
     """Training tokens (N,), read-only."""
     val: np.memmap
     """Validation tokens (N,), read-only."""
     tokenizer: Tokenizer
     sha256: str
-    """Hash of both parts' tokens and of the tokenizer: the corpus's identity."""
+    """Identity of the corpus: hash of the tokens of both parts and of the tokenizer."""
     source_sha256: str
-    """Hash of what it was made from: files, their names and bytes; or the documents that the hub gave."""
+    """Hash of the source: the names and bytes of files, or the documents from the hub."""
     source: dict[str, Any] | None
-    """The dataset of the hub and its commit, where it is from there."""
+    """Dataset and commit on the hub; None for files."""
     split: str
-    """What was held out: whole `documents`, or their `tails`."""
+    """The held-out part: complete `documents`, or their `tails`."""
     num_documents: int
-    """Documents, without empty ones, in both parts together."""
+    """Documents in both parts, without empty ones."""
     folder: Path
-    """Where the cache keeps it."""
+    """Folder in the cache."""
 
     def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        """Return the cross entropies of validation targets under uniform, unigram and bigram models (`baselines`)."""
-        return baselines(kept_counts(self.folder, self.train, self.val, self.tokenizer.vocab_size), tokens, targets)
+        """Return the cross entropy of validation targets under each baseline model, in nats/token (`baselines`)."""
+        return baselines(load_or_count(self.folder, self.train, self.val, self.tokenizer.vocab_size), tokens, targets)
 
     def describe(self) -> dict[str, Any]:
-        """Plain JSON values for a run's record."""
+        """Return plain JSON values for a run's record."""
         return {
             "name": self.name,
             "sha256": self.sha256,
@@ -83,10 +82,10 @@ class Corpus:
 
 
 def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
-    """The corpus that a config names: from the cache, or made now and put there.
+    """Return the corpus of a config from the cache, after building it if it is not there.
 
     Args:
-        config: Where the text is, how it is split and tokenized.
+        config: The source of the text, its split and its tokenizer.
         cache: Folder of the cache; `paths.cache_dir()` unless given.
 
     Raises:
@@ -94,7 +93,7 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     """
     cache = (cache or cache_dir()).absolute()
     origin: Origin = hub.HubOrigin(config) if isinstance(config, HubData | NamedData) else FilesOrigin(config)
-    parts = {
+    key_parts = {
         "format": FORMAT,
         "split_rule": split_rule.RULE,
         "name": config.name,
@@ -105,53 +104,55 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         "val_fraction": config.val_fraction,
         "origin": origin.key,
     }
-    key = canonical_hash(parts)
+    key = canonical_hash(key_parts)
     folder = cache / "tokens" / key
     if corpus := _read(folder):
         return corpus
-    # What the hub has to say comes before any waiting for other processes.
+    # Errors of the hub are raised before this process waits for others.
     pretrained = None if config.tokenizer in TOKENIZERS else pretrained_tokenizer(config.tokenizer)
     origin.connect()
     try:
-        with locked(cache, key) as making:
-            if corpus := _read(folder):  # another process made it while this one waited
+        with locked(cache, key) as temporary:
+            if corpus := _read(folder):  # another process built it while this one waited
                 return corpus
-            with fresh_folder(folder, making) as new:
+            with atomic_folder(folder, temporary) as new:
                 characters = config.max_tokens and tokenizers.characters_for(config.tokenizer, config.max_tokens)
-                _write(new, origin.read(making / "datasets", characters), pretrained, config, parts)
+                _write(new, origin.read(temporary / "datasets", characters), pretrained, config, key_parts)
                 origin.check_unchanged()
     except OSError as error:
         raise DataError(
             f"{cache}: the cache cannot be written ({error.strerror or error}); "
-            "set NORMLAB_CACHE to a folder on a disk that can be written and has space"
+            "set NORMLAB_CACHE to a writable folder on a disk with free space"
         ) from error
     if corpus := _read(folder):
         return corpus
-    raise DataError(f"{folder}: does not read back as it was written; check the disk, or set NORMLAB_CACHE")
+    raise DataError(f"{folder}: the files differ from those that were written; check the disk, or set NORMLAB_CACHE")
 
 
 def _tokenizer_sha256(name: str) -> str | None:
-    """Hash of the file of a tokenizer that is named by its path."""
+    """Return the hash of a tokenizer's file, or None if `name` is not a path."""
     try:
         file = None if name in TOKENIZERS else local_tokenizer(name)
         return hashlib.sha256(file.read_bytes()).hexdigest() if file else None
     except OSError as error:
         raise DataError(
-            f"data.tokenizer={name}: cannot be read ({error.strerror}); make it readable or name another"
+            f"data.tokenizer={name}: cannot be read ({error.strerror}); make it readable or choose another"
         ) from error
 
 
-def _write(folder: Path, text: Text, pretrained: Tokenizer | None, config: DataConfig, parts: dict[str, Any]) -> None:
+def _write(
+    folder: Path, text: Text, pretrained: Tokenizer | None, config: DataConfig, key_parts: dict[str, Any]
+) -> None:
     digests, lengths = [], []
     for document in text.documents:
         digests.append(hashlib.sha256(document.encode()).digest())
         lengths.append(len(document))
     if not digests:
-        raise DataError(f"{config.said}: there is no text in it, every document is empty; give it some")
+        raise DataError(f"{config.override}: there is no text, every document is empty; add some text")
     held_out = split_rule.held_out_documents(digests, lengths, config.val_fraction)
 
-    def halves() -> Iterator[tuple[str, str]]:
-        """Each document's training text and validation text; one of them may be empty."""
+    def split() -> Iterator[tuple[str, str]]:
+        """Yield the training text and the validation text of each document; one of them may be empty."""
         for document, digest in zip(text.documents, digests, strict=True):
             if held_out:
                 yield ("", document) if digest in held_out else (document, "")
@@ -159,24 +160,22 @@ def _write(folder: Path, text: Text, pretrained: Tokenizer | None, config: DataC
                 start = split_rule.tail_start(document, config.val_fraction)
                 yield document[:start], document[start:]
 
-    tokenizer = pretrained or tokenizers.fit(config.tokenizer, (train for train, _ in halves()), config.vocab_size)
-    most: dict[str, int] | None = None
+    tokenizer = pretrained or tokenizers.fit(config.tokenizer, (train for train, _ in split()), config.vocab_size)
+    max_tokens: dict[str, int] | None = None
     if config.max_tokens is not None:
-        num_val = sum(len(val) for _, val in halves())
-        most = {"val": round(config.max_tokens * num_val / sum(lengths))}
-        most["train"] = config.max_tokens - most["val"]
-    files = _write_tokens(folder, halves, tokenizer, most)
+        num_val = round(config.max_tokens * sum(len(val) for _, val in split()) / sum(lengths))
+        max_tokens = {"train": config.max_tokens - num_val, "val": num_val}
+    files = _write_tokens(folder, split(), tokenizer, max_tokens)
     for part in PARTS:
         if files[part]["tokens"] == 0:
             raise DataError(
-                f"{config.said}: {sum(lengths)} characters in {len(lengths)} documents leave nothing "
-                f"for {part} with data.val_fraction={config.val_fraction}; give it more text (data.max_tokens, "
-                "where that is set)"
+                f"{config.override}: {sum(lengths)} characters in {len(lengths)} documents leave nothing "
+                f"for {part} with data.val_fraction={config.val_fraction}; add more text (or raise data.max_tokens)"
             )
-    # Here one process counts, while the others wait.
+    # Counting under the lock lets one process count while the others wait.
     train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
-    kept_counts(folder, train_N, val_N, tokenizer.vocab_size)
-    meta = parts | {
+    load_or_count(folder, train_N, val_N, tokenizer.vocab_size)
+    meta = key_parts | {
         "split": "documents" if held_out else "tails",
         "num_documents": len(lengths),
         "source_sha256": text.sha256,
@@ -191,58 +190,50 @@ def _write(folder: Path, text: Text, pretrained: Tokenizer | None, config: DataC
 
 
 def _write_tokens(
-    folder: Path,
-    halves: Callable[[], Iterator[tuple[str, str]]],
-    tokenizer: Tokenizer,
-    most: dict[str, int] | None,
+    folder: Path, split_texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, max_tokens: dict[str, int] | None
 ) -> dict[str, dict[str, Any]]:
-    """Write both parts, or so many tokens of each, some pieces in memory at a time; length and hash of each."""
+    """Write the tokens of both parts, a few pieces at a time; return the length and the hash of each file."""
     dtype = token_dtype(tokenizer.vocab_size)
     end = np.array([tokenizer.end_of_document], dtype)
     hashes = {part: hashlib.sha256() for part in PARTS}
     sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
     with _bin(folder, "train").open("wb") as train, _bin(folder, "val").open("wb") as val:
         files = {"train": train, "val": val}
-        for batch in _batches(_pieces(halves())):
-            for (part, _, ends), tokens_T in zip(
-                batch, tokenizer.encode_batch([text for _, text, _ in batch]), strict=True
-            ):
-                content_T = np.concatenate([tokens_T, end]) if ends else tokens_T
-                if most is not None:
-                    content_T = content_T[: most[part] - sizes[part]]
+        for batch in _batches(_pieces(split_texts)):
+            encoded = tokenizer.encode_batch([text for _, text, _ in batch])
+            for (part, _, is_last), tokens_T in zip(batch, encoded, strict=True):
+                content_T = np.concatenate([tokens_T, end]) if is_last else tokens_T
+                if max_tokens is not None:
+                    content_T = content_T[: max_tokens[part] - sizes[part]]
                 content = content_T.astype(dtype, copy=False).tobytes()
                 files[part].write(content)
                 hashes[part].update(content)
                 sizes[part] += len(content_T)
-            if most is not None and all(sizes[part] >= most[part] for part in PARTS):
+            if sizes == max_tokens:
                 break
     return {
-        part: {
-            "tokens": sizes[part],
-            "bytes": sizes[part] * dtype.itemsize,
-            "sha256": hashes[part].hexdigest(),
-        }
+        part: {"tokens": sizes[part], "bytes": sizes[part] * dtype.itemsize, "sha256": hashes[part].hexdigest()}
         for part in PARTS
     }
 
 
 Piece = tuple[str, str, bool]
-"""Part, text, and whether a document ends with it."""
+"""Part, text, and whether the text is the last piece of its document."""
 
 
-def _pieces(halves: Iterable[tuple[str, str]]) -> Iterator[Piece]:
-    for texts in halves:
+def _pieces(split_texts: Iterable[tuple[str, str]]) -> Iterator[Piece]:
+    for texts in split_texts:
         for part, text in zip(PARTS, texts, strict=True):
             if text:
-                *before, last = pieces(text)
-                yield from ((part, piece, False) for piece in before)
+                *first, last = pieces(text)
+                yield from ((part, piece, False) for piece in first)
                 yield part, last, True
 
 
-def _batches(found: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces that are encoded together: about one full one's text, so that memory stays small."""
+def _batches(stream: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Yield lists of pieces with about `PIECE` characters, which are encoded together."""
     batch, characters = [], 0
-    for piece in found:
+    for piece in stream:
         batch.append(piece)
         characters += len(piece[1])
         if characters >= PIECE:
@@ -253,7 +244,7 @@ def _batches(found: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _read(folder: Path) -> Corpus | None:
-    """The corpus in a folder of the cache, or None where there is none or it is damaged."""
+    """Return the corpus in a folder of the cache, or None if it is missing or damaged."""
     try:
         meta = from_json((folder / "meta.json").read_bytes())
         if meta.pop("meta_sha256") != canonical_hash(meta):
@@ -267,8 +258,7 @@ def _read(folder: Path) -> Corpus | None:
                     return None
         tokenizer = tokenizers.from_state(meta["tokenizer_state"])
         train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
-    # Whatever else stands where a corpus should be is a damaged corpus.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # any other content is damage
         return None
     identity = {part: meta["files"][part]["sha256"] for part in PARTS} | {"tokenizer": tokenizer.state()}
     return Corpus(

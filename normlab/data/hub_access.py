@@ -1,133 +1,113 @@
-"""How the Hugging Face hub is asked, and how long it is waited for.
+"""Requests to the Hugging Face hub with a short timeout.
 
-Whether the hub answers is asked first, with little patience: its libraries wait and try again for 23 seconds.
-
-`HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN` mean what they mean to the libraries, which are imported
-inside functions: they take seconds, and a corpus that is in our cache does not need them.
+The libraries retry for 23 seconds, so a first request checks whether the hub answers at all. `HF_ENDPOINT`, `HF_HOME`,
+`HF_HUB_OFFLINE` and `HF_TOKEN` keep their meaning. The libraries are imported inside functions: the imports take
+seconds, and a cached corpus does not need them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from normlab.errors import DataError
 
-ANSWER_S = 1.5
-"""Seconds that the hub has for its first answer, a commit and no more; starting the command takes most of 5."""
-PATIENCE = "NORMLAB_HUB_PATIENCE"
-"""The environment variable that gives it longer."""
+DEFAULT_TIMEOUT_S = 1.5
+"""Seconds until the hub must answer the first request, for one commit; a command should fail within 5 s."""
+TIMEOUT_VARIABLE = "NORMLAB_HUB_PATIENCE"
+"""Environment variable with another timeout, in seconds."""
 
 T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """The hub did not answer, or was not to be asked; its words say why."""
+    """The hub did not answer, or HF_HUB_OFFLINE is set; the message is the reason."""
 
 
-@contextlib.contextmanager
-def less_patient() -> Iterator[None]:
-    """Let a stream that breaks off be tried again twice, not for half an hour.
-
-    Each time `huggingface_hub` has already tried six times, over 23 seconds.
-    """
-    from datasets import config
-
-    names = ("STREAMING_READ_MAX_RETRIES", "STREAMING_OPEN_MAX_RETRIES")
-    before = {name: getattr(config, name) for name in names}
-    for name in names:
-        setattr(config, name, 2)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(config, name, value)
-
-
-def import_hub(said: str) -> None:
-    """Import Hugging Face's library.
+def import_hub(override: str) -> None:
+    """Import `huggingface_hub`, which parses its environment variables.
 
     Raises:
-        DataError: It reads a number from one of its variables, and there is none.
+        DataError: A variable that must be a number is none.
     """
     try:
         import huggingface_hub.constants  # noqa: F401
     except ValueError as error:
         raise DataError(
-            f"{said}: huggingface_hub cannot be imported ({error}); mend or unset its HF_ variable"
+            f"{override}: huggingface_hub cannot be imported ({error}); fix or unset its HF_ variable"
         ) from error
 
 
 def endpoint() -> str:
-    """The hub's address, or its mirror's."""
+    """Return the address of the hub or its mirror."""
     from huggingface_hub import constants
 
     return constants.ENDPOINT
 
 
-def patience() -> float:
-    """Seconds that the hub has for its first answer: `NORMLAB_HUB_PATIENCE`, or `ANSWER_S`.
+def first_timeout() -> float:
+    """Return the timeout of the first request in seconds: `NORMLAB_HUB_PATIENCE`, or `DEFAULT_TIMEOUT_S`.
 
     Raises:
-        DataError: The variable is no positive number.
+        DataError: The variable is not a positive number.
     """
-    said = os.environ.get(PATIENCE) or str(ANSWER_S)
+    text = os.environ.get(TIMEOUT_VARIABLE) or str(DEFAULT_TIMEOUT_S)
     try:
-        seconds = float(said)
+        seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise DataError(f"{PATIENCE}={said:.40}: must be a positive number of seconds, such as 30; or unset it")
+        raise DataError(f"{TIMEOUT_VARIABLE}={text:.40}: must be a positive number of seconds, such as 30; or unset it")
     return seconds
 
 
-def answer(ask: Callable[[float], T]) -> T:
-    """What the hub says to a question, within its time, whatever it hangs on: its name, or its silence.
+def query_hub(request: Callable[[float], T]) -> T:
+    """Return the result of a request to the hub, within the timeout even if name resolution hangs.
 
     Args:
-        ask: Puts the question, given the seconds that it may take.
+        request: Sends the request, with a timeout in seconds.
 
     Raises:
-        DataError: That time is set to no positive number.
-        NoAnswer: No network, a hub in trouble, or HF_HUB_OFFLINE. What the hub refuses is raised as it is.
+        DataError: The timeout is not a positive number.
+        NoAnswer: No network, a failing hub, or HF_HUB_OFFLINE. A refusal of the hub is raised unchanged.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     if constants.HF_HUB_OFFLINE or os.environ.get("HF_DATASETS_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise NoAnswer("HF_HUB_OFFLINE is set")
-    seconds = patience()
-    answers: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+    seconds = first_timeout()
+    results: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
 
-    def wait() -> None:
+    def send() -> None:
         try:
-            answers.put((ask(seconds), None))
+            results.put((request(seconds), None))
         except Exception as error:
-            answers.put((None, error))
+            results.put((None, error))
 
-    # A name that does not resolve can hold its thread for longer than any timeout; it is left to itself then.
-    threading.Thread(target=wait, daemon=True).start()
+    # A name that does not resolve can block its thread for longer than any timeout; the thread is then abandoned.
+    threading.Thread(target=send, daemon=True).start()
     try:
-        said, error = answers.get(timeout=seconds)
+        result, error = results.get(timeout=seconds)
     except queue.Empty:
-        longer = f"within {seconds:g} s ({PATIENCE}=30 waits longer)"
-        raise NoAnswer(f"no answer from {constants.ENDPOINT} {longer}") from None
+        raise NoAnswer(
+            f"no answer from {constants.ENDPOINT} within {seconds:g} s ({TIMEOUT_VARIABLE}=30 waits longer)"
+        ) from None
     if error is None:
-        return said  # pyright: ignore[reportReturnType]
+        return result  # pyright: ignore[reportReturnType]
     if isinstance(error, OfflineModeIsEnabled):
         raise NoAnswer("HF_HUB_OFFLINE is set") from error
-    if isinstance(error, HFValidationError) or (isinstance(error, HfHubHTTPError) and not _is_trouble(error)):
+    if isinstance(error, HFValidationError) or (isinstance(error, HfHubHTTPError) and not _is_outage(error)):
         raise error
     reason = " ".join(str(error).split()) or type(error).__name__
     raise NoAnswer(f"no answer from {constants.ENDPOINT} ({reason:.150})") from error
 
 
-def _is_trouble(error: Exception) -> bool:
-    """Whether an error is the hub's state, not its answer: too many requests, or a failure of its own."""
+def _is_outage(error: Exception) -> bool:
+    """Return whether the hub failed or limits the rate of requests, rather than refused this request."""
     status = getattr(getattr(error, "response", None), "status_code", 0)
     return status == 429 or status >= 500

@@ -1,4 +1,4 @@
-"""Where a corpus's text comes from, as a corpus sees it: `FilesOrigin` here, the hub's in `hub.py`."""
+"""The interface between a corpus and the source of its text; `FilesOrigin` here, the hub's in `hub.py`."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from pathlib import Path
 from typing import Any
 
 from normlab.corpora import DataConfig, FilesData
-from normlab.data.documents import First, read_documents
+from normlab.data.documents import read_documents
 from normlab.data.sources import find_sources, source_sha256
 from normlab.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The documents of a corpus, and what is known once they are there."""
+    """The documents of a corpus and their provenance."""
 
     documents: Iterable[str]
-    """In order, without empty ones. Can be gone through more than once, while the scratch folder stands."""
+    """In order, without empty ones. Can be iterated several times, as long as the scratch folder exists."""
     sha256: str
-    """Hash of what they were made from."""
+    """Hash of the source of the text."""
     source: dict[str, Any] | None = None
-    """For a record: the dataset and its commit, where the text is the hub's."""
+    """For the record of a run: the dataset and its commit, if the text is from the hub."""
 
 
 class Origin:
-    """Where text comes from."""
+    """A source of text."""
 
     key: dict[str, Any]
-    """All that the text depends on and that is known without reading it, as plain JSON values."""
+    """All that determines the text and is known before reading it, as plain JSON values."""
 
     def connect(self) -> None:
-        """Find out, within seconds, whether the text can be had; called once, before it is read.
+        """Check, within seconds, that the text can be read; called once, before `read`.
 
         Raises:
-            DataError: It cannot.
+            DataError: The text cannot be read.
         """
 
     def read(self, scratch: Path, characters: int | None) -> Text:
-        """Read the text, or the first characters of it; `scratch` is a folder of ours, or the name of one."""
+        """Read at most `characters` characters of text; `scratch` is a folder for temporary files."""
         raise NotImplementedError
 
     def check_unchanged(self) -> None:
-        """Compare what was read with the key once more.
+        """Compare the text with `key` again.
 
         Raises:
-            DataError: It changed meanwhile.
+            DataError: The text changed while it was read.
         """
 
 
@@ -61,11 +61,10 @@ class FilesOrigin(Origin):
         self.key = {"source_sha256": self._sha256, "column": self._column}
 
     def read(self, scratch: Path, characters: int | None) -> Text:
-        """Read the files; their first characters are those of the first ones."""
-        documents = read_documents(self._sources, self._column, scratch)
-        return Text(documents if characters is None else First(documents, characters), self._sha256)
+        """Read the files in order."""
+        return Text(read_documents(self._sources, self._column, scratch, characters), self._sha256)
 
     def check_unchanged(self) -> None:
         """Hash the files again."""
         if source_sha256(find_sources(self._config)) != self._sha256:
-            raise DataError(f"{self._config.said}: the text changed while it was read; try again")
+            raise DataError(f"{self._config.override}: the text changed while it was read; try again")

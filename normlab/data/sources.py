@@ -1,4 +1,4 @@
-"""Which files a corpus is made of, and one hash of their content. Cheap: nothing here imports `datasets`."""
+"""The files of a corpus, and one hash of their content. Does not import `datasets`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from normlab.corpora import DataConfig, FilesData, StdlibData
 from normlab.errors import DataError, unknown
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-"""What a file is read as, by the end of its name; anything else is text."""
+"""Format of a file by its suffix; any other file is text."""
 
-NOT_THE_LIBRARY = frozenset(
+EXCLUDED_FOLDERS = frozenset(
     ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "_bundled", "lib-dynload")
 )
-"""Folders below the standard library that hold tests, or what was installed into it."""
+"""Folders below the standard library with tests or installed packages."""
 
-NOT_THE_SAME_EVERYWHERE = ("config-", "_sysconfigdata")
-"""How names start that the build of this one interpreter wrote."""
+BUILD_SPECIFIC = ("config-", "_sysconfigdata")
+"""Prefixes of the names that the build of an interpreter writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +33,24 @@ class Source:
     """One file of a corpus."""
 
     path: Path
-    """Where it is."""
     name: str
-    """Its path below the folder that was asked for, with `/`; part of the corpus's hash, as the order is."""
+    """Path below the folder in `data.path`, with `/`; the hash of the corpus depends on names and their order."""
 
     @property
     def kind(self) -> str:
-        """text, json (lines, or one list) or parquet."""
+        """The format: text, json (lines, or one list) or parquet."""
         return KINDS.get(self.path.suffix.lower(), "text")
 
 
 def find_sources(config: DataConfig) -> list[Source]:
-    """The files that a corpus is made of, in order.
+    """Return the files of a corpus, in order.
 
-    `stdlib`: every `*.py` of the standard library that is UTF-8, by path, without tests, installed packages
-    and what differs between two builds of one Python. `files`: the files and folders of `path` in their
-    order, folders all the way down, by path, without hidden files; a file that is named twice is taken once.
+    `stdlib`: every `*.py` of the standard library in UTF-8, sorted by path, without tests, installed packages and files
+    that differ between builds of one Python version. `files`: the files of `path` in its order; those of a folder are
+    sorted by path, with subfolders and without hidden files. A file that is named twice is used once.
 
     Raises:
-        DataError: A path does not exist, or holds no file.
+        DataError: A path does not exist, or has no file.
     """
     if isinstance(config, StdlibData):
         return _stdlib()
@@ -58,7 +58,7 @@ def find_sources(config: DataConfig) -> list[Source]:
         sources = _files(config.path)
         if config.column != FilesData().column and all(source.kind == "text" for source in sources):
             raise DataError(
-                f"data.column={config.column}: has no effect, text has no columns and data.path names no JSONL or "
+                f"data.column={config.column}: has no effect, text has no columns and data.path has no JSONL or "
                 "Parquet; leave it out"
             )
         return sources
@@ -66,7 +66,7 @@ def find_sources(config: DataConfig) -> list[Source]:
 
 
 def source_sha256(sources: Iterable[Source]) -> str:
-    """SHA-256, in hex, over the names and bytes of files, in order.
+    """Return the SHA-256, in hex, of the names and bytes of files, in order.
 
     Raises:
         DataError: A file cannot be read.
@@ -75,13 +75,13 @@ def source_sha256(sources: Iterable[Source]) -> str:
     for source in sources:
         with _opened(source.path) as file:
             content = hashlib.file_digest(file, "sha256").digest()
-        # Both parts have a fixed length, so that no two lists of files run together to the same bytes.
+        # Both parts have a fixed length, so that two lists of files cannot give the same bytes.
         total.update(hashlib.sha256(os.fsencode(source.name)).digest() + content)
     return total.hexdigest()
 
 
 def invalid_utf8_at(path: Path) -> int | None:
-    """Offset in bytes of the first byte of a file that is not UTF-8, or None where all of it is.
+    """Return the offset of the first byte of a file that is not UTF-8, or None if the file is UTF-8.
 
     Raises:
         DataError: The file cannot be read.
@@ -102,17 +102,17 @@ def invalid_utf8_at(path: Path) -> int | None:
 
 
 def check_utf8(path: Path) -> None:
-    """Refuse a file that is not UTF-8.
+    """Raise if a file is not UTF-8.
 
     Raises:
-        DataError: It is not, or cannot be read.
+        DataError: The file is not UTF-8, or cannot be read.
     """
-    if (at := invalid_utf8_at(path)) is not None:
-        raise DataError(f"{path}: not UTF-8 at byte {at}; convert it (iconv -t utf-8), unpack it, or leave it out")
+    if (offset := invalid_utf8_at(path)) is not None:
+        raise DataError(f"{path}: not UTF-8 at byte {offset}; convert it (iconv -t utf-8), unpack it, or leave it out")
 
 
 def read_text(source: Source) -> str:
-    r"""All of a text file, whatever it begins with; its line ends become `\n`.
+    r"""Return the content of a text file, with line ends converted to `\n`.
 
     Raises:
         DataError: The file cannot be read, or is not UTF-8.
@@ -129,42 +129,42 @@ def _stdlib() -> list[Source]:
     root = Path(sysconfig.get_path("stdlib"))
     sources = [
         source
-        for source in files_below(root, NOT_THE_LIBRARY)
+        for source in files_below(root, EXCLUDED_FOLDERS)
         if source.path.suffix == ".py"
-        and not source.name.startswith(NOT_THE_SAME_EVERYWHERE)
+        and not source.name.startswith(BUILD_SPECIFIC)
         and invalid_utf8_at(source.path) is None
     ]
     if not sources:
-        raise DataError(f"{root}: holds no source of Python's standard library; use data=files data.path=...")
+        raise DataError(f"{root}: has no source of Python's standard library; use data=files data.path=...")
     return sources
 
 
 def _files(paths: Iterable[str]) -> list[Source]:
     sources: dict[Path, Source] = {}
-    for word in paths:
-        path = Path(word).expanduser()
-        if not os.path.exists(path):  # unlike Path.exists, says no to a name that is too long
-            raise DataError(f"data.path={word}: there is no such file or folder; name one that there is")
+    for name in paths:
+        path = Path(name).expanduser()
+        if not os.path.exists(path):  # Path.exists raises for a name that is too long
+            raise DataError(f"data.path={name}: there is no such file or folder; check the path")
         if not path.is_dir() and not path.is_file():
             raise DataError(
-                f"data.path={word}: is no regular file, reading it might never end; name a file or a folder"
+                f"data.path={name}: is not a regular file, and reading it might never end; choose a file or a folder"
             )
-        found = files_below(path) if path.is_dir() else [Source(path, path.name)]
-        if not found:
-            raise DataError(f"data.path={word}: holds no file that is not hidden; put text there")
-        for source in found:
+        below = files_below(path) if path.is_dir() else [Source(path, path.name)]
+        if not below:
+            raise DataError(f"data.path={name}: has no file that is not hidden; put text there")
+        for source in below:
             sources.setdefault(source.path.resolve(), source)
     return list(sources.values())
 
 
 def files_below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Source]:
-    """The files below a folder, by their path, without hidden ones and without what lies in `skipped`."""
-    found = []
-    for folder, folders, names in os.walk(root, onerror=_refuse):
+    """Return the files below a folder, sorted by path, without hidden files and the folders in `skipped`."""
+    paths = []
+    for folder, folders, names in os.walk(root, onerror=_raise_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in skipped]
-        found += [Path(folder, name) for name in names if not name.startswith(".")]
-    # A dangling link, a socket or a pipe is no file; reading a pipe would wait for ever.
-    sources = [Source(path, path.relative_to(root).as_posix()) for path in found if path.is_file()]
+        paths += [Path(folder, name) for name in names if not name.startswith(".")]
+    # This drops dangling links, sockets and pipes; reading a pipe would block.
+    sources = [Source(path, path.relative_to(root).as_posix()) for path in paths if path.is_file()]
     return sorted(sources, key=lambda source: source.name)
 
 
@@ -174,8 +174,10 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
         with path.open("rb") as file:
             yield file
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); make it readable or leave it out") from error
+        _raise_unreadable(error, path)
 
 
-def _refuse(error: OSError) -> None:
-    raise DataError(f"{error.filename}: cannot be read ({error.strerror}); make it readable or leave it out")
+def _raise_unreadable(error: OSError, path: Path | None = None) -> NoReturn:
+    raise DataError(
+        f"{path or error.filename}: cannot be read ({error.strerror}); make it readable or leave it out"
+    ) from error

@@ -1,6 +1,6 @@
-"""What is held out for validation: whole documents where there are enough of them, else the end of each.
+"""The validation split: complete documents if there are enough of them, else the end of each document.
 
-Both rules depend on the text alone: not on the order or the names of files, and on no random number.
+Both rules depend only on the text, not on the order or the names of files, nor on a random number.
 """
 
 from __future__ import annotations
@@ -9,53 +9,47 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 RULE = 1
-"""Number of this file's rules; part of a cached corpus's key, raised when they change."""
+"""Version of the split rules; part of the key of a cached corpus, raised when the rules change."""
 
 MIN_DOCUMENTS = 20
-"""Different documents below which the end of each one is held out instead of some of them whole."""
+"""With fewer distinct documents, the end of each is held out."""
 
-OVERSHOOT = 1.5
-"""Whole documents take at most this many times the share that was asked for."""
+MAX_OVERSHOOT = 1.5
+"""Held-out documents have at most this multiple of `val_fraction` of the characters."""
 
 
 def held_out_documents(digests: Sequence[bytes], lengths: Sequence[int], val_fraction: float) -> set[bytes]:
-    """Contents that are held out whole, or none where the end of each document should be instead.
+    """Return the digests of the held-out documents, or an empty set if the end of each should be held out.
 
-    Contents are gone through in the order of their SHA-256 and taken until they make up `val_fraction` of all
-    characters; one that would take the share above 1.5 x `val_fraction` is passed over. Equal documents
-    are taken or left together, so that no validation document was also trained on.
+    Documents are taken in the order of their SHA-256 until they have `val_fraction` of all characters. A document that
+    would raise the fraction above 1.5 x `val_fraction` is skipped. Equal documents stay together, so that no validation
+    document is also trained on. The result is empty with fewer than 20 distinct documents, or with too few small ones.
 
     Args:
         digests: SHA-256 of each document's UTF-8.
         lengths: Characters of each document.
-        val_fraction: Share of all characters to hold out.
-
-    Returns:
-        Digests; empty where there are fewer than 20 different documents, or too few that are small enough.
+        val_fraction: Fraction of all characters to hold out.
     """
     characters: dict[bytes, int] = defaultdict(int)
     for digest, length in zip(digests, lengths, strict=True):
         characters[digest] += length
     if len(characters) < MIN_DOCUMENTS:
         return set()
-    wanted, taken, held_out = val_fraction * sum(lengths), 0, set()
+    target, total, held_out = val_fraction * sum(lengths), 0, set()
     for digest in sorted(characters):
-        if taken + characters[digest] <= OVERSHOOT * wanted:
-            taken += characters[digest]
+        if total + characters[digest] <= MAX_OVERSHOOT * target:
+            total += characters[digest]
             held_out.add(digest)
-            if taken >= wanted:
+            if total >= target:
                 return held_out
     return set()
 
 
 def tail_start(text: str, val_fraction: float) -> int:
-    """Where the held-out end of a document starts.
+    """Return the index of the first held-out character of a document; `len(text)` if none is held out.
 
-    The last `val_fraction` of the characters, rounded down, less the rest of the line that it starts in;
-    where that line takes more than half of it, the cut goes through the line.
-
-    Returns:
-        Index of the first character that is held out; `len(text)` where none is.
+    The tail is the last `val_fraction` of the characters, rounded down. It starts at the next line, unless that would
+    halve the tail.
     """
     cut = len(text) - int(val_fraction * len(text))
     line_break = text.find("\n", max(cut - 1, 0), (cut + len(text)) // 2)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from normlab.errors import ConfigError, nearest, unknown
+from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.options import option
 from normlab.placements.base import INNER_SITES, NORMED, WITHOUT_NORMS, MakeNorm, Placement, register_placement
 from normlab.source import check_starts, code_of
@@ -608,13 +608,13 @@ class EarlyPlacement(AlgebraPlacement):
         less = super(EarlyPlacement, self).reduced(depth)
         return replace(less, early_blocks=None) if less.early_blocks == self.early.blocks(depth) else less
 
-    def refuse_idle(self, norm: NormConfig, depth: int) -> None:
+    def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
         """As the base class; refuse a number of early blocks that is more than there are, or where none differs.
 
         Raises:
             ConfigError: Naming the number.
         """
-        super(EarlyPlacement, self).refuse_idle(norm, depth)
+        super(EarlyPlacement, self).reject_unused_options(norm, depth)
         if self.early_blocks is None:
             return
         word = f"placement.early_blocks={self.early_blocks}"
@@ -657,13 +657,13 @@ class FirstBlockPlacement(AlgebraPlacement):
         variant = row.variants.get(self.first_block)
         return row if variant is None else replace(row, formula=variant.formula, early=variant.early)
 
-    def refuse_idle(self, norm: NormConfig, depth: int) -> None:
+    def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
         """As the base class; refuse a first block that differs from the default by its norms alone with norm=none.
 
         Raises:
             ConfigError: Naming the first block.
         """
-        super(FirstBlockPlacement, self).refuse_idle(norm, depth)
+        super(FirstBlockPlacement, self).reject_unused_options(norm, depth)
         default = replace(self, first_block="attention_pre")
         own, other = ([replace(sub, norms=()) for sub in each.sub_layers(1, depth)] for each in (self, default))
         if norm.name == "none" and self != default and own == other:
@@ -715,7 +715,7 @@ def register_row(row: Row) -> None:
         for site in sub.norms:
             if site not in SITES[kind]:
                 sites = "; ".join(f"{other} has {', '.join(there)}" for other, there in SITES.items())
-                meant = nearest(site, SITES[kind])
+                meant = did_you_mean(site, SITES[kind])
                 raise ConfigError(f"placement {row.name!r}: unknown site {site!r} of {kind}{meant}: {sites}")
             if sub.norms.count(site) > 1:
                 raise ConfigError(f"placement {row.name!r}: {kind} has one norm at {site!r}; name the site once")

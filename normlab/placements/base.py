@@ -143,7 +143,7 @@ class Placement:
     def fits(self, norm: NormConfig) -> None:
         """Raise ConfigError where the placement cannot be had with this norm."""
 
-    def refuse_idle(self, norm: NormConfig, depth: int) -> None:
+    def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
         """Raise ConfigError where an option changes nothing with this norm, or in a model of `depth` blocks.
 
         One that says what the placement has anyway is no error: in a grid it is so for some of the runs.

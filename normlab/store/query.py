@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import StoreError, nearest
+from normlab.errors import StoreError, did_you_mean
 from normlab.store.files import io_error
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DAMAGED, RUN_FILE, RUNS_FOLDER, STATUS_FILE
@@ -93,7 +93,7 @@ def resolve_run(query: str, results_dir: str | os.PathLike[str]) -> RunFolder:
         raise StoreError(f"run {query!r} could be {_list(matches)}; give more of the id")
     names = {name for entry in entries for name in (entry.folder.run_id, entry.name)}
     raise StoreError(
-        f"no run {query!r} in {os.fspath(results_dir)}{nearest(query, names)}: "
+        f"no run {query!r} in {os.fspath(results_dir)}{did_you_mean(query, names)}: "
         f"give the id, its beginning or the name of one of {_list(entries)}"
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from normlab.errors import ConfigError, nearest
-from normlab.memory import of_machine
+from normlab.errors import ConfigError, did_you_mean
+from normlab.memory import available_bytes
 from normlab.options import check, option
 
 _RESERVED = (
@@ -99,7 +99,7 @@ class SweepOptions:
         if self.pack in ("auto", "off"):
             return
         if not self.pack.isdecimal() or int(self.pack) < 1:
-            close = nearest({"false": "off", "none": "off"}.get(self.pack.lower(), self.pack), ("auto", "off"))
+            close = did_you_mean({"false": "off", "none": "off"}.get(self.pack.lower(), self.pack), ("auto", "off"))
             raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number of runs of at least 1{close}")
         self.pack = str(int(self.pack))
 
@@ -121,7 +121,7 @@ class SweepOptions:
 
             total = torch.cuda.mem_get_info()[1]
         else:
-            total = of_machine()
+            total = available_bytes()
         return total // (self.jobs or 1)
 
     @property

@@ -69,7 +69,7 @@ def auto_pack_size(device: str, precision: str, width: int, run_bytes: int, memo
         device: cpu or cuda, of the machine that trains.
         precision: fp32 or bf16.
         width: Width of the model.
-        run_bytes: Lower bound on the memory of one run, in bytes (`memory.need`).
+        run_bytes: Lower bound on the memory of one run, in bytes (`memory.estimate`).
         memory_bytes: Memory of the process that trains a pack, in bytes.
     """
     if device == "cuda":

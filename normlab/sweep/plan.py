@@ -92,7 +92,7 @@ def make_plan(
             continue
         jobs[run_id] = Job(run_id, list(overrides), plain_tree(config))
         configs.append(config)
-        warnings |= dict.fromkeys(config.doubts())
+        warnings |= dict.fromkeys(config.warnings())
     show_progress("")
     name = options.name or _default_name(options, list(jobs.values()))
     folder = sweep_folder(configs[0].results_dir, name)
@@ -124,7 +124,7 @@ def _pack_size(options: SweepOptions, configs: Sequence[RunConfig]) -> tuple[int
             machine.device,
             machine.precision,
             config.model.width,
-            memory.need(config, 4 if machine.precision == "fp32" else 2).total,
+            memory.estimate(config, 4 if machine.precision == "fp32" else 2).total,
             memory_bytes,
         )
         for config, machine in zip(configs, resolved, strict=True)

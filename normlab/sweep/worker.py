@@ -36,12 +36,12 @@ ERROR_PREFIX = "error: "
 
 def main(folder: Path, number: int) -> int:
     """Train a pack of a sweep's plan, and return the exit code."""
-    from normlab.errors import MemoryRanOut, NormlabError, one_line
+    from normlab.errors import OutOfMemoryError, NormlabError, one_line
 
     try:
         return _train(folder, number)
     except NormlabError as error:
-        code, message = OUT_OF_MEMORY if isinstance(error, MemoryRanOut) else USER_ERROR, str(error)
+        code, message = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else USER_ERROR, str(error)
     except Exception as error:
         traceback.print_exc()
         code = OUT_OF_MEMORY if isinstance(error, MemoryError) else RAISED
@@ -53,7 +53,7 @@ def main(folder: Path, number: int) -> int:
 
 
 def _train(folder: Path, number: int) -> int:
-    from normlab.config import RunConfig, config_of_record
+    from normlab.config import RunConfig, config_from_record
     from normlab.errors import ConfigError
     from normlab.norms import base as norms
     from normlab.placements import base as placements
@@ -70,7 +70,7 @@ def _train(folder: Path, number: int) -> int:
 
     def config_of(job: Job) -> RunConfig:
         load_plugins(job.config["plugins"])
-        config = config_of_record(job.config)
+        config = config_from_record(job.config)
         if os.path.realpath(config.results_dir) != os.path.realpath(results):  # the folder was moved
             config.results_dir = str(results)
         if (run_id := run_ids.of(config)) != job.run_id:

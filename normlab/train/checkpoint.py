@@ -152,7 +152,7 @@ def read(folder: Path, step: int) -> Checkpoint:
             length = (path / name).stat().st_size
             if length != manifest["files"][name]["bytes"] or _digest(path / name) != manifest["files"][name]:
                 raise Damaged(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
-            if length > memory.of_machine():
+            if length > memory.available_bytes():
                 raise MemoryError(f"{path / name}: has {length} bytes, more than this machine's memory")
         meta = decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD)))
         return Checkpoint(step, load_file(path / "state.safetensors"), meta)

@@ -85,7 +85,7 @@ def describe(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str,
         "corpus": {**corpus.describe(), "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
         "identity": whole,
         "trunk": trunk_hash(whole),
-        "doubts": config.doubts(),
+        "doubts": config.warnings(),
         "norm": _facts(config.norm, "formula", "source", "causal", "batch_statistics"),
         "placement": {"name": config.placement.name},
         "versions": {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from normlab import memory
-from normlab.config import RunConfig, config_of_record
+from normlab.config import RunConfig, config_from_record
 from normlab.data.tokenizers import Tokenizer, from_state
 from normlab.errors import ConfigError, DataError, StoreError
 from normlab.model.gpt import GPT
@@ -91,7 +91,7 @@ class LoadedRun:
         placements.load_all()
         run_plugins(self._trusted_plugins())
         try:
-            config = config_of_record(self.record.get("config", {}))
+            config = config_from_record(self.record.get("config", {}))
             config.validate()
         except ConfigError as error:
             raise StoreError(
@@ -183,7 +183,7 @@ class LoadedRun:
         """
         vocab_size = self.tokenizer.vocab_size
         try:
-            memory.check_weights(self.config, memory.of_machine(), "this machine")
+            memory.check_weights_fit(self.config, memory.available_bytes(), "this machine")
             for name, shape in weight_shapes(self.config.model, vocab_size).items():
                 self._weights(saved, "param", name, shape)
             self._report_other_sources(vocab_size)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from normlab.config import RunConfig, canonical_hash, config_of_record
+from normlab.config import RunConfig, canonical_hash, config_from_record
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError, MemoryRanOut, NormlabError, StoreError
+from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError
 from normlab.stats.spikes import count
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import STATISTICS_FOLDER
@@ -150,7 +150,7 @@ def train_pack(
                     make_sinks(member.config, member.folder, console=loop.is_alone) if sinks is None else sinks[number]
                 )
             # Only where something is trained: an error stays a line of its own.
-            for doubt in dict.fromkeys(doubt for config in configs for doubt in config.doubts()):
+            for doubt in dict.fromkeys(doubt for config in configs for doubt in config.warnings()):
                 print(f"warning: {doubt}", file=sys.stderr)
             return _run(loop, runs, stop)
 
@@ -183,7 +183,7 @@ def _ended(member: Member, now: Mapping[str, Any]) -> Outcome | None:
 def _is_record_of(run: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a run.json, whoever wrote it, is of the run that its folder's name says, and has every part of one."""
     try:
-        config, identity = config_of_record(run["config"]).identity(), run["identity"]
+        config, identity = config_from_record(run["config"]).identity(), run["identity"]
         same = canonical_hash([config, identity]) == canonical_hash([now["identity"]["config"], now["identity"]])
         whole = all(isinstance(run[part], type(now[part])) for part in ("run_id", "name", "resolved", "corpus"))
         git, pack = run["git"] or {"commit": "", "diff": ""}, run.get("pack")
@@ -334,7 +334,7 @@ def _torchs_words() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         # It has a class of error for a GPU's memory only.
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-            raise MemoryRanOut(
+            raise OutOfMemoryError(
                 "the memory ran out; lower train.batch_size or model.context, or raise train.accumulation, which "
                 "splits a batch into parts that go through the model one after the other"
             ) from error

@@ -10,7 +10,7 @@ from normlab.corpora import FilesData
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a home of the test's own."""
+    """Give the test its own cache and home folder."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("NORMLAB_CACHE", str(folder))
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
@@ -19,7 +19,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., FilesData]:
-    """Write files below tmp_path/text and name that folder: files({"a.txt": "hello"}, column="body")."""
+    """Write files below tmp_path/text and return their config: files({"a.txt": "hello"}, column="body")."""
 
     def write(contents: dict[str, str | bytes], **options: object) -> FilesData:
         for name, content in contents.items():

@@ -1,8 +1,7 @@
-"""A Hugging Face hub on loopback: as much of its HTTP as `datasets` and `huggingface_hub` ask for.
+"""A Hugging Face hub on loopback, with the part of its HTTP API that `datasets` and `huggingface_hub` use.
 
-Not ours to get right by our own code: what speaks to it is their libraries, over sockets. Its answers are made
-after the hub's documented API: repository information, trees, path information, and files by HEAD and GET with
-ranges, ETag and X-Repo-Commit.
+The clients are the real libraries, over sockets. The server follows the documented API of the hub: repository
+information, trees, path information, and files by HEAD and GET with ranges, ETag and X-Repo-Commit.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ Repositories = dict[str, dict[str, bytes]]
 
 
 class Hub:
-    """Serves repositories, `datasets/org/name` or `models/org/name`, from the moment it is made.
+    """Serves repositories, `datasets/org/name` or `models/org/name`, as soon as it is constructed.
 
     Args:
         repositories: Their files by path.
-        gated: Those whose files nobody may read.
-        dies_after: Bytes of files after which it closes every connection, the one in the middle of a file too.
-        says: Status and text of its answer to everything, as of a proxy in between.
+        gated: Repositories with denied access.
+        fails_after: Bytes of files after which the server closes every connection, also within a file.
+        response: Status and body of every response, as from a proxy.
     """
 
     def __init__(
         self,
         repositories: Repositories,
         gated: tuple[str, ...] = (),
-        dies_after: int | None = None,
-        says: tuple[int, bytes] | None = None,
+        fails_after: int | None = None,
+        response: tuple[int, bytes] | None = None,
     ) -> None:
-        self.repositories, self.gated, self.left, self.says = repositories, gated, dies_after, says
+        self.repositories, self.gated, self.bytes_left, self.response = repositories, gated, fails_after, response
         self.requests: list[str] = []
         self.sent = 0
         hub = self
@@ -76,72 +75,74 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.hub
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         hub.requests.append(f"{self.command} {path}")
-        if hub.left is not None and hub.left <= 0:
+        if hub.bytes_left is not None and hub.bytes_left <= 0:
             self.close_connection = True
             return
-        if hub.says is not None:
-            self._answer(*hub.says, {"Content-Type": "text/html"})
+        if hub.response is not None:
+            self._respond(*hub.response, {"Content-Type": "text/html"})
         elif match := re.fullmatch(r"/api/(datasets|models)/([^/]+(?:/[^/]+)?)(?:/revision/(.+))?", path):
             kind, name, revision = match.groups()
             if files := self._repository(f"{kind}/{name}", revision):
                 siblings = [{"rfilename": file} for file in files]
-                self._json({"id": name, "_id": "1", "sha": COMMIT, "private": False, "tags": [], "siblings": siblings})
+                self._send_json(
+                    {"id": name, "_id": "1", "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
+                )
         elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)/?(.*)", path):
             name, revision, folder = match.groups()
             if files := self._repository(f"datasets/{name}", revision):
                 prefix = folder + "/" if folder else ""
                 below = {file: content for file, content in files.items() if file.startswith(prefix)}
                 if "recursive=true" in self.path.lower():
-                    self._json([_info(file, content) for file, content in below.items()])
+                    self._send_json([_info(file, content) for file, content in below.items()])
                 else:
                     names = {prefix + file[len(prefix) :].split("/")[0] for file in below}
-                    self._json([
+                    self._send_json([
                         _info(name, files[name]) if name in files else {"type": "directory", "path": name, "oid": "0"}
                         for name in sorted(names)
                     ])  # fmt: skip
         elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/paths-info/(.+)", path):
             if files := self._repository(f"datasets/{match[1]}", match[2]):
                 try:
-                    wanted = json.loads(self.rfile_body)["paths"]
+                    paths = json.loads(self.rfile_body)["paths"]
                 except ValueError:
-                    wanted = urllib.parse.parse_qs(self.rfile_body.decode())["paths"]
-                self._json([_info(file, files[file]) for file in wanted if file in files])
+                    paths = urllib.parse.parse_qs(self.rfile_body.decode())["paths"]
+                self._send_json([_info(file, files[file]) for file in paths if file in files])
         elif match := re.fullmatch(r"/(datasets/)?([^/]+(?:/[^/]+)?)/resolve/([^/]+|refs/[^/]+/[^/]+)/(.+)", path):
             kind, name, revision, file = match.groups()
             key = f"{'datasets' if kind else 'models'}/{name}"
             if key in hub.gated:
-                self._refuse(403, "GatedRepo")
+                self._send_error(403, "GatedRepo")
             elif files := self._repository(key, revision):
-                self._refuse(404, "EntryNotFound") if file not in files else self._file(files[file])
+                self._send_error(404, "EntryNotFound") if file not in files else self._send_file(files[file])
         else:
-            self._refuse(404, "")
+            self._send_error(404, "")
 
     def _repository(self, key: str, revision: str | None) -> dict[str, bytes] | None:
         if key not in self.hub.repositories:
-            self._refuse(404, "RepoNotFound")
+            self._send_error(404, "RepoNotFound")
         elif revision not in (None, "main", COMMIT):
-            self._refuse(404, "RevisionNotFound")
+            self._send_error(404, "RevisionNotFound")
         else:
             return self.hub.repositories[key]
         return None
 
-    def _refuse(self, status: int, code: str) -> None:
-        self._answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
+    def _send_error(self, status: int, code: str) -> None:
+        self._respond(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
 
-    def _json(self, value: object) -> None:
-        self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+    def _send_json(self, value: object) -> None:
+        self._respond(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _file(self, content: bytes) -> None:
+    def _send_file(self, content: bytes) -> None:
         headers = {"ETag": f'"{_oid(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
             start, end = int(match[1]), min(int(match[2] or len(content) - 1), len(content) - 1)
             if start >= len(content):
-                return self._answer(416, b"", headers)
+                return self._respond(416, b"", headers)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
-            return self._answer(206, content[start : end + 1], headers, is_file=True)
-        return self._answer(200, content, headers, is_file=True)
+            return self._respond(206, content[start : end + 1], headers, is_file=True)
+        return self._respond(200, content, headers, is_file=True)
 
-    def _answer(self, status: int, body: bytes, headers: dict[str, str], is_file: bool = False) -> None:
+    def _respond(self, status: int, body: bytes, headers: dict[str, str], is_file: bool = False) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -153,16 +154,16 @@ class _Handler(BaseHTTPRequestHandler):
             for start in range(0, len(body), 1 << 16):
                 chunk = body[start : start + (1 << 16)]
                 if is_file:
-                    if self.hub.left is not None:
-                        chunk = chunk[: self.hub.left]
-                        self.hub.left -= len(chunk)
+                    if self.hub.bytes_left is not None:
+                        chunk = chunk[: self.hub.bytes_left]
+                        self.hub.bytes_left -= len(chunk)
                     self.hub.sent += len(chunk)
                 self.wfile.write(chunk)
-                if self.hub.left is not None and self.hub.left <= 0:
+                if self.hub.bytes_left is not None and self.hub.bytes_left <= 0:
                     self.close_connection = True
                     return
         except OSError:
-            self.close_connection = True  # who asked has gone
+            self.close_connection = True  # the client closed the connection
 
 
 def _oid(content: bytes) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from normlab.corpora import FilesData
 from normlab.data import baselines as module
-from normlab.data.baselines import baselines, count, kept_counts
+from normlab.data.baselines import baselines, count_tokens, load_or_count
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
 from normlab.train.evaluate import Validation
@@ -22,12 +22,12 @@ from normlab.train.evaluate import Validation
 CORPUS = Path(__file__).parent.with_name("corpus.txt")
 
 
-def slow_unigram(train: list[int], targets: list[int], vocab: int) -> float:
+def reference_unigram(train: list[int], targets: list[int], vocab: int) -> float:
     counts = Counter(train)
     return sum(-math.log((counts[b] + 1) / (len(train) + vocab)) for b in targets) / len(targets)
 
 
-def slow_bigram(train: list[int], tokens: list[int], targets: list[int], vocab: int) -> float:
+def reference_bigram(train: list[int], tokens: list[int], targets: list[int], vocab: int) -> float:
     counts, pairs, firsts = Counter(train), Counter(itertools.pairwise(train)), Counter(train[:-1])
     total = 0.0
     for a, b in zip(tokens, targets, strict=True):
@@ -36,31 +36,33 @@ def slow_bigram(train: list[int], tokens: list[int], targets: list[int], vocab: 
     return total / len(targets)
 
 
-def of_text(train: np.ndarray, val: np.ndarray, vocab: int) -> dict[str, float]:
-    """The baselines of every validation token but the first."""
-    return baselines(count(train, val, vocab), val[:-1], val[1:])
+def baselines_of_text(train: np.ndarray, val: np.ndarray, vocab: int) -> dict[str, float]:
+    """Return the baselines of all validation tokens but the first."""
+    return baselines(count_tokens(train, val, vocab), val[:-1], val[1:])
 
 
 @pytest.mark.parametrize("vocab", [2, 7, 257, 5000])
-@pytest.mark.parametrize("way", ["dense", "sparse"])
+@pytest.mark.parametrize("method", ["table", "sparse"])
 @pytest.mark.parametrize("chunk", [1, 13, 1 << 22])
-def test_windows_against_counters(vocab: int, way: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baselines_equal_the_reference_on_windows(
+    vocab: int, method: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CHUNK", chunk)
-    monkeypatch.setattr(module, "DENSE", 1 << 40 if way == "dense" and vocab < 1000 else 0)
+    monkeypatch.setattr(module, "MAX_TABLE_SIZE", 1 << 40 if method == "table" and vocab < 1000 else 0)
     draw = np.random.default_rng(vocab)
     weights = draw.dirichlet(np.full(vocab, 0.1))
     train = draw.choice(vocab, 600, p=weights).astype(np.uint16)
     val = draw.choice(vocab, 101, p=(weights + 1 / vocab) / 2).astype(np.uint16)
     tokens, targets = (windows.numpy() for windows in validation_windows(val, context=7, sequences=5))
-    found = baselines(count(train, val, vocab), tokens, targets)
-    seen, asked = tokens.ravel().tolist(), targets.ravel().tolist()
-    assert found["unigram"] == pytest.approx(slow_unigram(train.tolist(), asked, vocab), rel=1e-12)
-    assert found["bigram"] == pytest.approx(slow_bigram(train.tolist(), seen, asked, vocab), rel=1e-12)
-    assert (found["uniform"], found["targets"]) == (math.log(vocab), 35)
+    scores = baselines(count_tokens(train, val, vocab), tokens, targets)
+    inputs, outputs = tokens.ravel().tolist(), targets.ravel().tolist()
+    assert scores["unigram"] == pytest.approx(reference_unigram(train.tolist(), outputs, vocab), rel=1e-12)
+    assert scores["bigram"] == pytest.approx(reference_bigram(train.tolist(), inputs, outputs, vocab), rel=1e-12)
+    assert (scores["uniform"], scores["targets"]) == (math.log(vocab), 35)
 
 
 class Bigram:
-    """A runner whose model is exactly the bigram, with torch's own cross entropy."""
+    """A model runner that computes the bigram, with torch's cross entropy."""
 
     lead = ()
 
@@ -78,8 +80,8 @@ class Bigram:
         return SimpleNamespace(loss=torch.nn.functional.cross_entropy(logits, targets.flatten()))
 
 
-def test_a_model_that_is_the_bigram_scores_the_bigram_in_an_evaluation(tmp_path: Path) -> None:
-    """`vs_bigram` is 0 for it, whichever windows the evaluation has."""
+def test_bigram_model_scores_the_bigram_baseline(tmp_path: Path) -> None:
+    """`vs_bigram` is 0 for any evaluation windows."""
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "corpus.txt").write_bytes(CORPUS.read_bytes())
     corpus = open_corpus(FilesData(path=[str(tmp_path / "text")]), tmp_path / "cache")
@@ -87,53 +89,53 @@ def test_a_model_that_is_the_bigram_scores_the_bigram_in_an_evaluation(tmp_path:
     for context, sequences in ((64, 8), (128, 3)):
         tokens, targets = validation_windows(corpus.val, context, sequences)
         loss = Validation(tokens, targets, 2, nullcontext, batch_statistics=False)(model)["loss"][0]
-        found = corpus.baselines(tokens.numpy(), targets.numpy())
-        assert loss - found["bigram"] == pytest.approx(0, abs=1e-12)
-        assert found["targets"] == targets.numel()
-        # Of the whole text it is another number, by far more than that.
-        assert abs(loss - of_text(corpus.train, corpus.val, 257)["bigram"]) > 1e-3
+        scores = corpus.baselines(tokens.numpy(), targets.numpy())
+        assert loss - scores["bigram"] == pytest.approx(0, abs=1e-12)
+        assert scores["targets"] == targets.numel()
+        # The baseline of the complete text differs clearly.
+        assert abs(loss - baselines_of_text(corpus.train, corpus.val, 257)["bigram"]) > 1e-3
 
 
-def test_counts_are_kept_and_damaged_ones_are_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_cached_and_a_damaged_cache_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, val = np.array([0, 1, 0, 2, 0, 1], np.uint16), np.array([0, 1, 1], np.uint16)
-    first = kept_counts(tmp_path, train, val, 4)
-    path = tmp_path / module.FILE
-    whole = path.read_bytes()
+    first = load_or_count(tmp_path, train, val, 4)
+    path = tmp_path / module.COUNTS_FILE
+    intact = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "count", None)  # it must not count
-        again = kept_counts(tmp_path, train, val, 4)
+        patch.setattr(module, "count_tokens", None)  # counting would fail
+        again = load_or_count(tmp_path, train, val, 4)
     assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in module.Counts.__slots__)
-    middle = whole.index(b"tokens_V.npy") + 160
-    for damaged in (b"", whole[:-9], bytes([*whole[:middle], whole[middle] ^ 1, *whole[middle + 1 :]]), b"[]"):
+    middle = intact.index(b"tokens_V.npy") + 160
+    for damaged in (b"", intact[:-9], bytes([*intact[:middle], intact[middle] ^ 1, *intact[middle + 1 :]]), b"[]"):
         path.write_bytes(damaged)
-        assert kept_counts(tmp_path, train, val, 4).counts_P.tolist() == first.counts_P.tolist()
-        assert path.read_bytes() == whole
-    assert [file.name for file in tmp_path.iterdir()] == [module.FILE]
+        assert load_or_count(tmp_path, train, val, 4).counts_P.tolist() == first.counts_P.tolist()
+        assert path.read_bytes() == intact
+    assert [file.name for file in tmp_path.iterdir()] == [module.COUNTS_FILE]
 
 
-@pytest.mark.parametrize("dense", [0, 1 << 22])
-def test_both_are_distributions(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probabilities of all tokens sum to one, after any token, seen or not."""
-    monkeypatch.setattr(module, "DENSE", dense)
+@pytest.mark.parametrize("table_size", [0, 1 << 22])
+def test_unigram_and_bigram_are_distributions(table_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probabilities of all next tokens sum to one, also after a token that the training text lacks."""
+    monkeypatch.setattr(module, "MAX_TABLE_SIZE", table_size)
     train, vocab = np.array([0, 1, 0, 2, 0, 1], np.uint16), 5
-    one = [of_text(train, np.array([0, b]), vocab)["unigram"] for b in range(vocab)]
-    assert sum(math.exp(-nats) for nats in one) == pytest.approx(1)
+    unigram = [baselines_of_text(train, np.array([0, b]), vocab)["unigram"] for b in range(vocab)]
+    assert sum(math.exp(-nats) for nats in unigram) == pytest.approx(1)
     for a in range(vocab):
-        two = [of_text(train, np.array([a, b]), vocab)["bigram"] for b in range(vocab)]
-        assert sum(math.exp(-nats) for nats in two) == pytest.approx(1)
+        bigram = [baselines_of_text(train, np.array([a, b]), vocab)["bigram"] for b in range(vocab)]
+        assert sum(math.exp(-nats) for nats in bigram) == pytest.approx(1)
 
 
 def test_tokens_without_structure_score_ln_v() -> None:
     draw = np.random.default_rng(0)
     train, val = draw.integers(0, 16, 200_000), draw.integers(0, 16, 20_000)
-    scores = of_text(train, val, 16)
+    scores = baselines_of_text(train, val, 16)
     assert scores["uniform"] == math.log(16)
     assert scores["unigram"] == pytest.approx(math.log(16), abs=1e-3)
     assert scores["bigram"] == pytest.approx(math.log(16), abs=1e-2)
 
 
-def test_what_follows_from_the_last_token_costs_nothing_under_the_bigram() -> None:
+def test_bigram_loss_is_zero_if_the_last_token_determines_the_next() -> None:
     cycle = np.tile(np.arange(16, dtype=np.uint16), 2000)
-    scores = of_text(cycle, cycle, 16)
+    scores = baselines_of_text(cycle, cycle, 16)
     assert scores["unigram"] == pytest.approx(math.log(16), abs=1e-3)
     assert scores["bigram"] == pytest.approx(0, abs=1e-3)

@@ -16,7 +16,7 @@ MASK = (1 << 64) - 1
 
 
 def philox4x64(counter: int, key: int) -> list[int]:
-    """One block of Philox4x64-10 (Salmon et al. 2011), in plain integers."""
+    """Return one block of Philox4x64-10 (Salmon et al. 2011), in plain integers."""
     c = [counter >> 64 * i & MASK for i in range(4)]
     k = [key & MASK, key >> 64]
     for _ in range(10):
@@ -32,14 +32,14 @@ def memmap(folder: Path, tokens: np.ndarray) -> np.memmap:
     return np.memmap(path, tokens.dtype, mode="r")
 
 
-def some(count: int, dtype: str = "<u2") -> np.ndarray:
+def random_tokens(count: int, dtype: str = "<u2") -> np.ndarray:
     return np.random.default_rng(0).integers(0, 1 << 16, count).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 @pytest.mark.parametrize("context", [1, 2, 128])
-def test_batches_are_windows_and_targets_are_one_later(tmp_path: Path, dtype: str, context: int) -> None:
-    tokens = memmap(tmp_path, some(5000, dtype))
+def test_batches_are_windows_with_targets_one_token_later(tmp_path: Path, dtype: str, context: int) -> None:
+    tokens = memmap(tmp_path, random_tokens(5000, dtype))
     batches = Batches(tokens, context, 16, 3, "cpu")
     for step in (0, 1, 10**12):
         x_BT, y_BT = batches.batch(step)
@@ -55,16 +55,16 @@ def test_batches_are_windows_and_targets_are_one_later(tmp_path: Path, dtype: st
 @pytest.mark.parametrize("seed", [0, 1, 2**63, 2**100])
 @pytest.mark.parametrize("step", [0, 7, 2**40])
 def test_starts_are_philox(seed: int, step: int) -> None:
-    blocks = (philox4x64((step << 128) + block, seed) for block in (1, 2))  # numpy counts, then draws
+    blocks = (philox4x64((step << 128) + block, seed) for block in (1, 2))  # numpy increments first
     expected = [(word >> 11) * 999 >> 53 for word in itertools.chain(*blocks)][:6]
-    assert Batches(some(1007), 8, 6, seed, "cpu").starts(step).tolist() == expected
+    assert Batches(random_tokens(1007), 8, 6, seed, "cpu").starts(step).tolist() == expected
 
 
-def test_a_batch_depends_on_seed_and_step_alone() -> None:
-    tokens = some(10_000)
-    one, other = Batches(tokens, 32, 8, 5, "cpu"), Batches(tokens, 32, 8, 5, "cpu")
-    forwards = [one.batch(step) for step in range(20)]
-    backwards = [other.batch(step) for step in reversed(range(20))][::-1]
+def test_batch_depends_only_on_seed_and_step() -> None:
+    tokens = random_tokens(10_000)
+    first, second = Batches(tokens, 32, 8, 5, "cpu"), Batches(tokens, 32, 8, 5, "cpu")
+    forwards = [first.batch(step) for step in range(20)]
+    backwards = [second.batch(step) for step in reversed(range(20))][::-1]
     for (x, y), (again_x, again_y) in zip(forwards, backwards, strict=True):
         assert torch.equal(x, again_x)
         assert torch.equal(y, again_y)
@@ -72,31 +72,31 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(different, 2))
 
 
-def test_a_larger_batch_starts_with_the_smaller() -> None:
-    tokens = some(10_000)
+def test_larger_batch_starts_with_the_smaller() -> None:
+    tokens = random_tokens(10_000)
     small, large = (Batches(tokens, 32, size, 5, "cpu").batch(3)[0] for size in (4, 9))
     assert torch.equal(small, large[:4])
 
 
 def test_starts_are_uniform_and_reach_both_ends() -> None:
-    batches = Batches(some(10 + 8), 8, 100, 0, "cpu")
+    batches = Batches(random_tokens(10 + 8), 8, 100, 0, "cpu")
     starts = np.concatenate([batches.starts(step) for step in range(200)])
     counts = np.bincount(starts)
     assert len(counts) == 10
     chi_square = ((counts - 2000) ** 2 / 2000).sum()
-    assert chi_square < 27.9  # 0.999 of the distribution with 9 degrees of freedom
+    assert chi_square < 27.9  # the 0.999 quantile with 9 degrees of freedom
 
 
 def test_steps_share_no_window_more_often_than_chance() -> None:
-    batches = Batches(some(1_000_000), 8, 50, 0, "cpu")
+    batches = Batches(random_tokens(1_000_000), 8, 50, 0, "cpu")
     starts = np.concatenate([batches.starts(step) for step in range(100)])
     repeats = len(starts) - len(set(starts.tolist()))
-    assert repeats < 35  # 12.5 expected, Poisson
+    assert repeats < 35  # 12.5 are expected, with a Poisson distribution
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
-def test_tokens_on_the_device_give_the_same(dtype: str) -> None:
-    tokens = np.concatenate([some(3000, dtype), np.array([0, 32767, 32768, 65535], dtype)])
+def test_tokens_on_the_device_give_the_same_batches(dtype: str) -> None:
+    tokens = np.concatenate([random_tokens(3000, dtype), np.array([0, 32767, 32768, 65535], dtype)])
     from_disk, from_device = (Batches(tokens, 16, 64, 1, "cpu") for _ in range(2))
     from_device.keep_on_device()
     for step in range(50):
@@ -110,8 +110,10 @@ def test_tokens_on_the_device_give_the_same(dtype: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
-def test_a_gpu_gets_the_same_batches(tmp_path: Path, dtype: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = memmap(tmp_path, some(100_000, dtype))
+def test_gpu_and_cpu_get_the_same_batches(
+    tmp_path: Path, dtype: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = memmap(tmp_path, random_tokens(100_000, dtype))
     if not fits:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * tokens.nbytes, 1 << 40))
     on_cpu, on_gpu = (Batches(tokens, 64, 16, 1, device) for device in ("cpu", "cuda"))
@@ -122,7 +124,7 @@ def test_a_gpu_gets_the_same_batches(tmp_path: Path, dtype: str, fits: bool, mon
             assert torch.equal(a, b.cpu())
 
 
-def test_the_shortest_corpus_has_one_window() -> None:
+def test_shortest_corpus_has_one_window() -> None:
     x_BT, y_BT = Batches(np.arange(5, dtype="<u2"), 4, 3, 0, "cpu").batch(9)
     assert x_BT.tolist() == [[0, 1, 2, 3]] * 3
     assert y_BT.tolist() == [[1, 2, 3, 4]] * 3
@@ -131,7 +133,7 @@ def test_the_shortest_corpus_has_one_window() -> None:
     assert y_NT.tolist() == [[1, 2, 3, 4]]
 
 
-def test_a_corpus_shorter_than_the_context_says_what_to_do() -> None:
+def test_error_for_a_corpus_shorter_than_the_context_says_what_to_do() -> None:
     short = np.arange(4, dtype="<u2")
     with pytest.raises(DataError, match=r"4 training tokens .*model\.context=4.*smaller model\.context.*more text"):
         Batches(short, 4, 2, 0, "cpu")
@@ -139,15 +141,15 @@ def test_a_corpus_shorter_than_the_context_says_what_to_do() -> None:
         validation_windows(short, 4, 2)
 
 
-def test_numpys_step_does_not_overflow() -> None:
-    batches = Batches(some(1000), 8, 4, 0, "cpu")
+def test_step_may_be_a_numpy_integer() -> None:
+    batches = Batches(random_tokens(1000), 8, 4, 0, "cpu")
     assert batches.starts(np.int64(5)).tolist() == batches.starts(5).tolist()  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("context", [1, 7, 128])
 @pytest.mark.parametrize("sequences", [1, 2, 5, 64])
 @pytest.mark.parametrize("extra", [0, 1, 6, 300, 100_000])
-def test_validation_windows_are_spread_over_the_text(context: int, sequences: int, extra: int) -> None:
+def test_validation_windows_are_evenly_spaced(context: int, sequences: int, extra: int) -> None:
     tokens = np.arange(context + 1 + extra, dtype="<u4")
     x_NT, y_NT = validation_windows(tokens, context, sequences)
     assert x_NT.shape == y_NT.shape
@@ -165,10 +167,10 @@ def test_validation_windows_are_spread_over_the_text(context: int, sequences: in
     assert y_NT.is_contiguous()
 
 
-def test_tokens_stay_on_the_disk(tmp_path: Path) -> None:
+def test_tokens_stay_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "big.bin"
     with path.open("wb") as file:
-        file.truncate(1 << 33)  # 8 GiB of zeros that take no space
+        file.truncate(1 << 33)  # a sparse file of 8 GiB
     tracemalloc.start()
     batches = Batches(np.memmap(path, "<u2", mode="r"), 128, 16, 0, "cpu")
     batches.batch(0)
@@ -178,9 +180,9 @@ def test_tokens_stay_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_batches_are_fast() -> None:
-    batches = Batches(some(1_000_000), 128, 16, 0, "cpu")
+    batches = Batches(random_tokens(1_000_000), 128, 16, 0, "cpu")
     batches.batch(0)
     start = time.process_time()
     for step in range(1000):
         batches.batch(step)
-    assert time.process_time() - start < 1  # 0.1 s here; a step of the smallest model takes longer than 1 ms
+    assert time.process_time() - start < 1  # takes 0.1 s; a step of the smallest model takes more than 1 ms

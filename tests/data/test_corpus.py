@@ -41,18 +41,18 @@ def some_rows(count: int) -> dict[str, str]:
     return {"a.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in some_texts(count).values())}
 
 
-def documents_of(tokens: np.ndarray) -> list[str]:
-    """The documents of a part under the bytes tokenizer, found by another way than the package's."""
+def decode_documents(tokens: np.ndarray) -> list[str]:
+    """Decode the documents of a part with the bytes tokenizer, independently of the package."""
     ends = np.flatnonzero(tokens == END)
     assert len(tokens) == 0 or ends[-1] == len(tokens) - 1
     return [bytes(part[:-1].tolist()).decode() for part in np.split(tokens, ends + 1)[:-1]]
 
 
-def names_in(folder: Path) -> set[str]:
+def file_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def folder_of(cache: Path) -> Path:
+def corpus_folder(cache: Path) -> Path:
     (folder,) = (cache / "tokens").iterdir()
     return folder
 
@@ -64,24 +64,24 @@ def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return built
 
 
-def assert_same(one: Corpus, other: Corpus) -> None:
-    np.testing.assert_array_equal(one.train, other.train)
-    np.testing.assert_array_equal(one.val, other.val)
-    assert one.describe() == other.describe()
-    assert one.source_sha256 == other.source_sha256
+def assert_same(first: Corpus, second: Corpus) -> None:
+    np.testing.assert_array_equal(first.train, second.train)
+    np.testing.assert_array_equal(first.val, second.val)
+    assert first.describe() == second.describe()
+    assert first.source_sha256 == second.source_sha256
 
 
-# What is in it
+# Content
 
 
-def test_whole_documents_are_held_out_where_there_are_enough(files: Files) -> None:
+def test_complete_documents_are_held_out_if_there_are_enough(files: Files) -> None:
     texts = some_texts(100)
     corpus = open_corpus(files(texts, val_fraction=0.1))
-    train, val = documents_of(corpus.train), documents_of(corpus.val)
+    train, val = decode_documents(corpus.train), decode_documents(corpus.val)
     assert corpus.split == "documents"
     assert corpus.num_documents == 100
     assert Counter(train + val) == Counter(texts.values())
-    assert train == [text for text in texts.values() if text in set(train)]  # in the files' order
+    assert train == [text for text in texts.values() if text in set(train)]  # in the order of the files
     total = sum(map(len, texts.values()))
     assert 0.1 * total <= sum(map(len, val)) <= 0.15 * total
     assert max(digests(val)) < min(digests(train))
@@ -91,28 +91,28 @@ def digests(texts: list[str]) -> list[str]:
     return [hashlib.sha256(text.encode()).hexdigest() for text in texts]
 
 
-def test_what_is_held_out_does_not_depend_on_names_or_order(files: Files, tmp_path: Path) -> None:
+def test_split_does_not_depend_on_names_or_order(files: Files, tmp_path: Path) -> None:
     texts = list(some_texts(40).values())
     held_out = []
     for order in (texts, texts[::-1]):
         shutil.rmtree(tmp_path / "text", ignore_errors=True)
         corpus = open_corpus(files({f"{hash(text)}/{i:02d}": text for i, text in enumerate(order)}))
-        held_out.append(set(documents_of(corpus.val)))
+        held_out.append(set(decode_documents(corpus.val)))
     assert held_out[0] == held_out[1] != set()
 
 
-def test_few_documents_have_their_tails_held_out(files: Files) -> None:
+def test_tails_are_held_out_of_few_documents(files: Files) -> None:
     texts = some_texts(3)
     corpus = open_corpus(files(texts, val_fraction=0.2))
     assert corpus.split == "tails"
     assert corpus.num_documents == 3
-    rejoined = map("".join, zip(documents_of(corpus.train), documents_of(corpus.val), strict=True))
+    rejoined = map("".join, zip(decode_documents(corpus.train), decode_documents(corpus.val), strict=True))
     assert list(rejoined) == list(texts.values())
-    for text, tail in zip(texts.values(), documents_of(corpus.val), strict=True):
+    for text, tail in zip(texts.values(), decode_documents(corpus.val), strict=True):
         assert 0.1 * len(text) - 1 <= len(tail) <= 0.2 * len(text)
 
 
-def test_chars_are_those_of_the_training_text_alone(files: Files) -> None:
+def test_alphabet_is_that_of_the_training_text(files: Files) -> None:
     text = "abcabcab\n" * 100 + "\u00e9\u00e9"  # the last two are held out
     corpus = open_corpus(files({"a.txt": text}, tokenizer="chars"))
     assert corpus.tokenizer.state()["characters"] == "\nabc"
@@ -123,7 +123,7 @@ def test_chars_are_those_of_the_training_text_alone(files: Files) -> None:
     assert corpus.tokenizer.decode(corpus.train[:-1]) + corpus.tokenizer.decode(corpus.val[:-3]) == text[:-2]
 
 
-def test_a_large_vocabulary_takes_wider_tokens(files: Files) -> None:
+def test_large_vocabulary_has_32_bit_tokens(files: Files) -> None:
     characters = [chr(c) for c in itertools.chain(range(0x20, 0xD800), range(0xE000, 0x13000))]
     config = files({f"{i}.txt": "".join(characters) * 2 for i in range(2)}, tokenizer="chars")
     corpus = open_corpus(config)
@@ -137,25 +137,25 @@ def test_a_large_vocabulary_takes_wider_tokens(files: Files) -> None:
 
 def test_description_is_plain_json(files: Files) -> None:
     corpus = open_corpus(files(some_texts(30)))
-    told = corpus.describe()
-    assert json.loads(json.dumps(told)) == told
-    assert told["name"] == "files"
-    assert told["tokenizer"] == "bytes"
-    assert told["vocab_size"] == 257
-    assert told["train_tokens"] == len(corpus.train)
-    assert told["val_tokens"] == len(corpus.val)
-    assert told["documents"] == 30
-    assert told["split"] == "documents"
-    assert len(told["sha256"]) == 64
+    description = corpus.describe()
+    assert json.loads(json.dumps(description)) == description
+    assert description["name"] == "files"
+    assert description["tokenizer"] == "bytes"
+    assert description["vocab_size"] == 257
+    assert description["train_tokens"] == len(corpus.train)
+    assert description["val_tokens"] == len(corpus.val)
+    assert description["documents"] == 30
+    assert description["split"] == "documents"
+    assert len(description["sha256"]) == 64
 
 
-def test_tokens_cannot_be_written_to(files: Files) -> None:
+def test_tokens_are_read_only(files: Files) -> None:
     corpus = open_corpus(files(some_texts(3)))
     with pytest.raises(ValueError, match="read-only"):
         corpus.train[0] = 1
 
 
-def test_identity_is_of_the_tokens_not_of_the_files(files: Files, tmp_path: Path) -> None:
+def test_corpus_hash_depends_on_tokens_not_on_file_names(files: Files, tmp_path: Path) -> None:
     config = files({"a.txt": "one\n" * 50, "b.txt": "two\n" * 50})
     first = open_corpus(config)
     (tmp_path / "text" / "a.txt").rename(tmp_path / "text" / "0.txt")
@@ -173,21 +173,21 @@ def test_identity_is_of_the_tokens_not_of_the_files(files: Files, tmp_path: Path
 # Too little text
 
 
-def test_no_text_says_so(files: Files) -> None:
-    with pytest.raises(DataError, match="data=files: there is no text in it, every document is empty"):
+def test_corpus_without_text_is_rejected(files: Files) -> None:
+    with pytest.raises(DataError, match="data=files: there is no text, every document is empty"):
         open_corpus(files({"a.txt": "", "b.jsonl": '{"text": ""}\n'}))
 
 
-def test_nothing_to_hold_out_says_so(files: Files, cache: Path) -> None:
+def test_corpus_too_short_to_split_is_rejected(files: Files, cache: Path) -> None:
     with pytest.raises(DataError, match=r"3 characters in 1 documents leave nothing for val .*more text"):
         open_corpus(files({"a.txt": "abc"}))
-    assert names_in(cache / "tokens") == set()
+    assert file_names(cache / "tokens") == set()
 
 
 # The cache
 
 
-def test_the_second_time_comes_from_the_cache(files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_open_reads_the_cache(files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = count_builds(monkeypatch)
     config = files(some_texts(30))
     first, second = open_corpus(config), open_corpus(config)
@@ -198,23 +198,23 @@ def test_the_second_time_comes_from_the_cache(files: Files, cache: Path, monkeyp
     assert_same(first, elsewhere)
 
 
-def test_only_tokens_are_kept(files: Files, cache: Path) -> None:
+def test_cache_keeps_only_tokens(files: Files, cache: Path) -> None:
     open_corpus(files(some_texts(30)))
-    assert names_in(cache) == {"normlab.locks", "tokens"}
-    assert names_in(folder_of(cache)) == {"counts.npz", "meta.json", "train.bin", "val.bin"}
+    assert file_names(cache) == {"normlab.locks", "tokens"}
+    assert file_names(corpus_folder(cache)) == {"counts.npz", "meta.json", "train.bin", "val.bin"}
 
 
-def test_what_others_keep_in_the_same_folder_stays(files: Files, cache: Path) -> None:
+def test_other_files_in_the_cache_folder_stay(files: Files, cache: Path) -> None:
     for name in ("datasets/mine", "making/mine", "tokens/mine", ".making/mine"):
         (cache / name).mkdir(parents=True)
-    before = names_in(cache)
+    before = file_names(cache)
     open_corpus(files(some_texts(30)))
-    assert names_in(cache) == before | {"normlab.locks"}
+    assert file_names(cache) == before | {"normlab.locks"}
     for name in before:
-        assert "mine" in names_in(cache / name)
+        assert "mine" in file_names(cache / name)
 
 
-def test_any_option_that_matters_has_a_place_of_its_own(files: Files, cache: Path) -> None:
+def test_cache_key_has_every_option_that_changes_the_tokens(files: Files, cache: Path) -> None:
     config = files({"a.jsonl": "".join(json.dumps({"text": f"x{i}", "body": f"y{i}"}) + "\n" for i in range(99))})
     corpora = [
         open_corpus(config),
@@ -223,23 +223,23 @@ def test_any_option_that_matters_has_a_place_of_its_own(files: Files, cache: Pat
         open_corpus(replace(config, column="body")),
     ]
     assert len({corpus.sha256 for corpus in corpora}) == 4
-    assert len(names_in(cache / "tokens")) == 4
-    open_corpus(replace(config, seed=7))  # only draws windows
-    assert len(names_in(cache / "tokens")) == 4
+    assert len(file_names(cache / "tokens")) == 4
+    open_corpus(replace(config, seed=7))  # the seed changes only the windows
+    assert len(file_names(cache / "tokens")) == 4
 
 
-def test_changed_text_is_another_corpus(files: Files, tmp_path: Path) -> None:
+def test_changed_text_gives_another_corpus(files: Files, tmp_path: Path) -> None:
     config = files({"a.txt": "one\n" * 100})
     first = open_corpus(config)
     times = (tmp_path / "text" / "a.txt").stat()
     files({"a.txt": "two\n" * 100})
-    os.utime(tmp_path / "text" / "a.txt", ns=(times.st_atime_ns, times.st_mtime_ns))  # as if untouched
+    os.utime(tmp_path / "text" / "a.txt", ns=(times.st_atime_ns, times.st_mtime_ns))  # the same modification time
     second = open_corpus(config)
-    assert documents_of(first.train)[0].startswith("one")
-    assert documents_of(second.train)[0].startswith("two")
+    assert decode_documents(first.train)[0].startswith("one")
+    assert decode_documents(second.train)[0].startswith("two")
 
 
-def test_text_that_changes_while_it_is_read_is_refused(
+def test_text_that_changes_while_it_is_read_is_rejected(
     files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = files(some_texts(30))
@@ -254,7 +254,7 @@ def test_text_that_changes_while_it_is_read_is_refused(
     with pytest.raises(DataError, match="changed while it was read; try again"):
         open_corpus(config)
     monkeypatch.setattr(origins, "read_documents", read)
-    assert "other" in documents_of(open_corpus(config).train) + documents_of(open_corpus(config).val)
+    assert "other" in decode_documents(open_corpus(config).train) + decode_documents(open_corpus(config).val)
 
 
 def flip(path: Path) -> None:
@@ -282,15 +282,15 @@ def grow(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip, truncate, empty, Path.unlink, make_folder, grow])
 @pytest.mark.parametrize("name", ["train.bin", "val.bin", "meta.json"])
-def test_a_damaged_file_is_made_again(
+def test_damaged_corpus_is_built_again(
     name: str, damage: Callable[[Path], None], files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = files(some_texts(30))
     first = open_corpus(config)
     kept = first.train.copy(), first.val.copy()
-    (folder_of(cache) / name).rename(folder_of(cache) / "x")  # what was opened stays as it was
-    shutil.copy(folder_of(cache) / "x", folder_of(cache) / name)
-    damage(folder_of(cache) / name)
+    (corpus_folder(cache) / name).rename(corpus_folder(cache) / "x")  # the opened corpus keeps its files
+    shutil.copy(corpus_folder(cache) / "x", corpus_folder(cache) / name)
+    damage(corpus_folder(cache) / name)
     built = count_builds(monkeypatch)
     again = open_corpus(config)
     assert len(built) == 1
@@ -302,18 +302,18 @@ def test_a_damaged_file_is_made_again(
 
 
 @pytest.mark.parametrize("meta", ["null", "[]", "3", "{}", '{"meta_sha256": 1, "x": [[[]]]}', "[" * 200_000])
-def test_meta_that_means_nothing_is_made_again(meta: str, files: Files, cache: Path) -> None:
+def test_corpus_with_invalid_meta_is_built_again(meta: str, files: Files, cache: Path) -> None:
     config = files(some_texts(3))
     first = open_corpus(config)
-    (folder_of(cache) / "meta.json").write_text(meta)
+    (corpus_folder(cache) / "meta.json").write_text(meta)
     assert_same(first, open_corpus(config))
 
 
 @pytest.mark.parametrize("part", ["num_documents", "tokenizer_state", "split"])
-def test_meta_that_was_edited_is_made_again(part: str, files: Files, cache: Path) -> None:
+def test_corpus_with_edited_meta_is_built_again(part: str, files: Files, cache: Path) -> None:
     config = files(some_texts(3), tokenizer="chars")
     first = open_corpus(config)
-    path = folder_of(cache) / "meta.json"
+    path = corpus_folder(cache) / "meta.json"
     meta = json.loads(path.read_text())
     meta[part] = {
         "num_documents": 4,
@@ -324,16 +324,16 @@ def test_meta_that_was_edited_is_made_again(part: str, files: Files, cache: Path
     assert_same(first, open_corpus(config))
 
 
-def test_a_file_where_the_folder_should_be(files: Files, cache: Path) -> None:
+def test_file_in_place_of_the_folder_is_replaced(files: Files, cache: Path) -> None:
     config = files(some_texts(3))
     first = open_corpus(config)
-    folder = folder_of(cache)
+    folder = corpus_folder(cache)
     shutil.rmtree(folder)
-    folder.write_text("in the way")
+    folder.write_text("a file")
     assert_same(first, open_corpus(config))
 
 
-def test_a_cache_that_cannot_be_written_names_the_variable(
+def test_error_for_a_read_only_cache_names_the_variable(
     files: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -345,18 +345,18 @@ def test_a_cache_that_cannot_be_written_names_the_variable(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_leaves_nothing_behind(files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_files(files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = files(some_texts(3))
     monkeypatch.setattr(module, "_bin", lambda folder, part: Path("/dev/full"))
     with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); set NORMLAB_CACHE .*space"):
         open_corpus(config)
-    assert names_in(cache) == {"normlab.locks", "tokens"}
-    assert names_in(cache / "tokens") == set()
+    assert file_names(cache) == {"normlab.locks", "tokens"}
+    assert file_names(cache / "tokens") == set()
     monkeypatch.undo()
     assert len(open_corpus(config, cache).train) > 0
 
 
-def test_a_corpus_that_is_there_needs_no_writing(files: Files, cache: Path) -> None:
+def test_opening_a_cached_corpus_writes_no_file(files: Files, cache: Path) -> None:
     config = files(some_texts(3))
     first = open_corpus(config)
     shutil.rmtree(cache / "normlab.locks")
@@ -404,18 +404,18 @@ def start(config: FilesData, before: str = "", **env: str) -> subprocess.Popen[s
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
     out, err = process.communicate(timeout=100)
-    # On a busy machine the other one takes long enough to be waited for aloud.
+    # On a busy machine, a process may wait long enough to print its message.
     assert process.returncode == 0, err
-    assert re.fullmatch(r"(normlab: waiting for process \d+, which makes this corpus\n)?", err)
+    assert re.fullmatch(r"(normlab: waiting for process \d+, which is building this corpus\n)?", err)
     return out.split()
 
 
-def test_two_processes_want_the_same(files: Files, tmp_path: Path) -> None:
-    """One makes it, the other waits and uses it; neither writes outside the cache."""
+def test_two_processes_build_a_corpus_once(files: Files, tmp_path: Path) -> None:
+    """One process builds it, the other waits and reads it; neither writes outside the cache."""
     config, home, meeting = files(some_rows(30)), tmp_path / "home", tmp_path / "meeting"
     home.mkdir()
     meeting.mkdir()
-    # Each has found the cache empty before either takes the lock.
+    # Both processes find the cache empty before either takes the lock.
     meet = f"""
 locked, meeting = corpus.locked, Path({str(meeting)!r})
 def meet(*args):
@@ -426,9 +426,9 @@ def meet(*args):
 corpus.locked = meet
 """
     processes = [start(config, meet, HOME=str(home), HF_HUB_OFFLINE=offline) for offline in "01"]
-    (one, one_read), (other, other_read) = map(finish, processes)
-    assert {one_read, other_read} == {"True", "False"}
-    assert one == other == open_corpus(config).sha256
+    (first, first_import), (second, second_import) = map(finish, processes)
+    assert {first_import, second_import} == {"True", "False"}
+    assert first == second == open_corpus(config).sha256
     assert list(home.rglob("*")) == []
 
 
@@ -441,77 +441,80 @@ corpus._write = stop
 """
 
 
-def test_a_stopped_process_holds_up_nobody_but_who_wants_the_same(files: Files, cache: Path) -> None:
+def test_stopped_process_blocks_only_its_own_corpus(files: Files, cache: Path) -> None:
     config = files(some_texts(30))
     owner = start(config, STOP)
     try:
         assert os.WIFSTOPPED(os.waitpid(owner.pid, os.WUNTRACED)[1])
-        half_made = set(cache.glob(".normlab-making/*/*"))
+        half_built = set(cache.glob(".normlab-making/*/*"))
         other = open_corpus(replace(config, val_fraction=0.3))
-        assert set(cache.glob(".normlab-making/*/*")) == half_made != set()
+        assert set(cache.glob(".normlab-making/*/*")) == half_built != set()
         waiting = [start(config) for _ in range(2)]
         for process in waiting:
             assert process.stderr is not None
-            assert process.stderr.readline() == f"normlab: waiting for process {owner.pid}, which makes this corpus\n"
+            assert (
+                process.stderr.readline()
+                == f"normlab: waiting for process {owner.pid}, which is building this corpus\n"
+            )
         waiting[0].send_signal(signal.SIGINT)
         waiting[0].communicate(timeout=5)
         assert waiting[0].returncode == -signal.SIGINT
     finally:
         owner.send_signal(signal.SIGCONT)
     assert finish(owner)[0] == finish(waiting[1])[0] != other.sha256
-    assert names_in(cache) == {"normlab.locks", "tokens"}
+    assert file_names(cache) == {"normlab.locks", "tokens"}
 
 
-def test_the_second_time_does_not_import_datasets(files: Files) -> None:
+def test_second_open_does_not_import_datasets(files: Files) -> None:
     config = files(some_rows(30))
     corpus = open_corpus(config)
     assert finish(start(config)) == [corpus.sha256, "False"]
 
 
 KILLS = {
-    "once the text is read": "corpus._write = kill",
-    "in the middle of the tokens": "encode = tokenizers.BytesTokenizer.encode\n"
+    "after reading the text": "corpus._write = kill",
+    "while writing the tokens": "encode = tokenizers.BytesTokenizer.encode\n"
     "tokenizers.BytesTokenizer.encode = kill_at_call(9, encode)",
-    "before the meta": "corpus.kept_counts = kill",
-    "before anything is on the disk": "cache._sync = kill",
-    "before the old one is moved": "Path.rename = kill",
-    "between the old one and the new": "Path.rename = kill_at_call(2, Path.rename)",
-    "before the old one is deleted": "cache._sync = kill_at_call(5, cache._sync)",
+    "before writing meta.json": "corpus.load_or_count = kill",
+    "before the first fsync": "cache._fsync = kill",
+    "before moving the old folder": "Path.rename = kill",
+    "between moving the old and the new folder": "Path.rename = kill_at_call(2, Path.rename)",
+    "before deleting the old folder": "cache._fsync = kill_at_call(5, cache._fsync)",
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damaged", [False, True])
-def test_killed_while_it_is_made(damaged: bool, files: Files, cache: Path) -> None:
-    """Whenever it is killed, the next to come makes the same corpus, and the next to make any clears up."""
+def test_killed_build_leaves_no_trace(damaged: bool, files: Files, cache: Path) -> None:
+    """After a kill at any moment, the next open builds the same corpus, and the next build removes the remains."""
     config = files(some_texts(30))
-    whole = open_corpus(config)
+    expected = open_corpus(config)
     caches = {when: cache / str(number) for number, when in enumerate(KILLS)}
-    for place in caches.values():
+    for cache_folder in caches.values():
         if damaged:
-            shutil.copytree(cache / "tokens", place / "tokens")
-            truncate(folder_of(place) / "train.bin")
+            shutil.copytree(cache / "tokens", cache_folder / "tokens")
+            truncate(corpus_folder(cache_folder) / "train.bin")
     processes = {when: start(config, before, NORMLAB_CACHE=str(caches[when])) for when, before in KILLS.items()}
     for when, process in processes.items():
         process.communicate(timeout=100)
         assert process.returncode == -signal.SIGKILL, when
-        assert ".normlab-making" in names_in(caches[when]), when
-        assert_same(whole, open_corpus(config, caches[when]))
+        assert ".normlab-making" in file_names(caches[when]), when
+        assert_same(expected, open_corpus(config, caches[when]))
         open_corpus(replace(config, val_fraction=0.3), caches[when])
-        assert names_in(caches[when]) == {"normlab.locks", "tokens"}, when
+        assert file_names(caches[when]) == {"normlab.locks", "tokens"}, when
         assert len(list((caches[when] / "tokens").iterdir())) == 2, when
 
 
 # The standard library
 
 
-def test_stdlib(cache: Path) -> None:
+def test_stdlib_corpus_has_all_sources(cache: Path) -> None:
     corpus = open_corpus(StdlibData())
     assert 10.5e6 < len(corpus.train) + len(corpus.val) < 14e6
     assert corpus.split == "documents"
     assert 0.049 < len(corpus.val) / (len(corpus.train) + len(corpus.val)) < 0.076
-    held = Counter(documents_of(corpus.train)) + Counter(documents_of(corpus.val))
+    documents = Counter(decode_documents(corpus.train)) + Counter(decode_documents(corpus.val))
     sources = (source.path.read_text(encoding="utf-8") for source in find_sources(StdlibData()))
-    assert held == Counter(text for text in sources if text)
+    assert documents == Counter(text for text in sources if text)
     baselines = corpus.baselines(corpus.val[:-1], corpus.val[1:])
     assert 1 < baselines["bigram"] < baselines["unigram"] < 4 < baselines["uniform"]

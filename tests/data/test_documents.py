@@ -23,9 +23,9 @@ Files = Callable[..., FilesData]
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[[FilesData], list[str]]:
     def documents(config: FilesData) -> list[str]:
-        found = read_documents(find_sources(config), config.column, tmp_path / "scratch")
-        texts = list(found)
-        assert list(found) == texts  # and once more
+        documents_read = read_documents(find_sources(config), config.column, tmp_path / "scratch")
+        texts = list(documents_read)
+        assert list(documents_read) == texts  # documents can be iterated again
         return texts
 
     return documents
@@ -43,7 +43,7 @@ def parquet(path: Path, **columns: object) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-def test_a_text_file_is_a_document(files: Files, read: Read) -> None:
+def test_text_file_is_one_document(files: Files, read: Read) -> None:
     contents = {"a.txt": "one\ntwo\n", "b.py": "x = '\u00e9\U0001f600'", "c": "  \n\n ", "d.csv": "1,2\n"}
     assert read(files(contents)) == list(contents.values())
 
@@ -74,18 +74,18 @@ def tar(**members: bytes) -> bytes:
     ],
     ids=["a tar", "zeros", "bzip2", "zip", "rar", "lz4"],
 )
-def test_a_text_that_begins_like_an_archive_is_a_document(content: bytes, files: Files, read: Read) -> None:
+def test_text_that_begins_like_an_archive_is_not_unpacked(content: bytes, files: Files, read: Read) -> None:
     assert read(files({"a.txt": "a", "b.txt": content, "c.txt": "c"})) == ["a", content.decode(), "c"]
 
 
 @pytest.mark.parametrize("content", [bytes(20_000), b"BZhou said: hello\n", b"PK\x03\x04 and so on"])
-def test_rows_that_begin_like_an_archive_are_named(content: bytes, files: Files, read: Read) -> None:
-    with pytest.raises(DataError, match=r"b\.jsonl: cannot be read as json \(.*\); mend it") as caught:
+def test_error_names_a_jsonl_that_begins_like_an_archive(content: bytes, files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=r"b\.jsonl: cannot be read as json \(.*\); fix it") as caught:
         read(files({"a.jsonl": lines({"text": "a"}), "b.jsonl": content}))
     assert "\n" not in str(caught.value)
 
 
-def test_more_files_than_are_read_at_once(files: Files, read: Read) -> None:
+def test_more_files_than_one_batch(files: Files, read: Read) -> None:
     contents = {f"{i:03d}.txt": f"document {i}" for i in range(50)}
     assert read(files(contents)) == list(contents.values())
 
@@ -98,20 +98,20 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_files_may_be_called_anything(files: Files, read: Read) -> None:
+def test_files_may_have_any_name(files: Files, read: Read) -> None:
     contents = {name: f"I am {name!r}" for name in NAMES}
     assert read(files(contents)) == [contents[name] for name in sorted(NAMES)]
 
 
 @pytest.mark.parametrize("folder", ["with space", "[x]", "a*b?", "$HOME", "x::y"])
-def test_folders_may_be_called_anything(folder: str, files: Files, read: Read, tmp_path: Path) -> None:
+def test_folders_may_have_any_name(folder: str, files: Files, read: Read, tmp_path: Path) -> None:
     config = files({f"{folder}/{n}": n for n in ("t.txt", "other.txt")} | {f"{folder}/r.jsonl": lines({"text": "r"})})
     config.path = [f"{tmp_path}/text/{folder}"]
     parquet(tmp_path / "text" / folder / "p.parquet", text=["p"])
     assert read(config) == ["other.txt", "p", "r", "t.txt"]
 
 
-def test_relative_paths(files: Files, read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_paths_may_be_relative(files: Files, read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = files({"a.txt": "a"}, path=["text"])
     monkeypatch.chdir(tmp_path)
     assert read(config) == ["a"]
@@ -124,13 +124,13 @@ def test_jsonl_rows_are_documents(files: Files, read: Read) -> None:
     assert read(files({"a.jsonl": json.dumps(rows)})) == texts  # one list
 
 
-def test_the_column_is_a_choice(files: Files, read: Read, tmp_path: Path) -> None:
+def test_column_selects_the_text(files: Files, read: Read, tmp_path: Path) -> None:
     config = files({"a.jsonl": lines({"text": "no", "body": "yes"})}, column="body")
     parquet(tmp_path / "text" / "b.parquet", text=["no"], body=["too"])
     assert read(config) == ["yes", "too"]
 
 
-def test_a_mixture_keeps_its_order(files: Files, read: Read, tmp_path: Path) -> None:
+def test_mixed_formats_keep_their_order(files: Files, read: Read, tmp_path: Path) -> None:
     config = files({
         "1.txt": "1", "2.jsonl": lines({"text": "2a"}, {"text": "2b"}), "3.txt": "3", "4.txt": "4",
         "5.json": json.dumps([{"text": "5", "only here": 1}]),
@@ -139,19 +139,19 @@ def test_a_mixture_keeps_its_order(files: Files, read: Read, tmp_path: Path) -> 
     assert read(config) == ["1", "2a", "2b", "3", "4", "5", "6a", "6b"]
 
 
-def test_columns_like_a_chats_change_nothing(files: Files, read: Read) -> None:
+def test_rows_with_chat_columns_are_not_converted(files: Files, read: Read) -> None:
     row = {
         "id": "1",
         "source": "s",
         "model": "m",
         "system_prompt": "p",
         "messages": [{"a": 1}],
-        "text": "wanted",
+        "text": "expected",
     }
-    assert read(files({"a.jsonl": lines(row)})) == ["wanted"]
+    assert read(files({"a.jsonl": lines(row)})) == ["expected"]
 
 
-def test_large_strings_and_dictionaries(files: Files, read: Read, tmp_path: Path) -> None:
+def test_parquet_with_large_strings_and_dictionaries(files: Files, read: Read, tmp_path: Path) -> None:
     config = files({})
     parquet(tmp_path / "text" / "a.parquet", text=pa.array(["x", "y"], pa.large_string()))
     parquet(tmp_path / "text" / "b.parquet", text=pa.array(["u", "v", "u"]).dictionary_encode())
@@ -159,20 +159,20 @@ def test_large_strings_and_dictionaries(files: Files, read: Read, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_one_enormous_line(files: Files, read: Read) -> None:
+def test_line_of_25_million_characters(files: Files, read: Read) -> None:
     enormous = "0123456789" * 2_500_000
     texts = read(files({"a.txt": enormous, "b.jsonl": lines({"text": "before"}, {"text": enormous})}))
     assert [len(text) for text in texts] == [25_000_000, 6, 25_000_000]
     assert texts[0] == texts[2] == enormous
 
 
-def test_empty_documents_are_left_out(files: Files, read: Read, tmp_path: Path) -> None:
+def test_empty_documents_are_dropped(files: Files, read: Read, tmp_path: Path) -> None:
     config = files({"a.txt": "", "b.jsonl": "", "c.jsonl": lines({"text": ""}, {"text": "c"}), "d.txt": "d"})
     parquet(tmp_path / "text" / "e.parquet", text=pa.array([], pa.string()))
     assert read(config) == ["c", "d"]
 
 
-def test_parquet_with_an_empty_row_group(files: Files, read: Read, tmp_path: Path) -> None:
+def test_parquet_with_empty_row_groups(files: Files, read: Read, tmp_path: Path) -> None:
     config = files({"a.parquet": ""})
     schema = pa.schema({"text": pa.string()})
     with pq.ParquetWriter(tmp_path / "text" / "a.parquet", schema) as writer:
@@ -182,27 +182,27 @@ def test_parquet_with_an_empty_row_group(files: Files, read: Read, tmp_path: Pat
     assert read(config) == ["x", "y", "z"]
 
 
-def test_a_changed_file_is_never_answered_from_an_older_copy(files: Files, tmp_path: Path) -> None:
-    for text in ("one", "two"):  # of the same length, and read within the same second
+def test_changed_file_is_read_again(files: Files, tmp_path: Path) -> None:
+    for text in ("one", "two"):  # of equal length, and with equal modification times
         sources = find_sources(files({"a.txt": text, "b.jsonl": lines({"text": text})}))
         assert list(read_documents(sources, "text", tmp_path / f"scratch {text}")) == [text, text]
 
 
 @pytest.mark.parametrize("name", ["b.txt", "b.jsonl"])
 @pytest.mark.parametrize("content", [b"caf\xe9", "text".encode("utf-16"), b"\x1f\x8b\x08\x00packed"])
-def test_what_is_not_utf8_is_named(name: str, content: bytes, files: Files, read: Read) -> None:
+def test_error_names_a_file_that_is_not_utf8(name: str, content: bytes, files: Files, read: Read) -> None:
     with pytest.raises(DataError, match=rf"{name}: not UTF-8 at byte \d+; convert it \(iconv -t utf-8\)"):
         read(files({"a.txt": "fine", name: content}))
 
 
-def test_parquet_that_is_not_utf8_is_named(files: Files, read: Read, tmp_path: Path) -> None:
+def test_error_names_a_parquet_that_is_not_utf8(files: Files, read: Read, tmp_path: Path) -> None:
     config = files({})
     parquet(tmp_path / "text" / "a.parquet", text=pa.array([b"caf\xe9"], pa.binary()).view(pa.string()))
     with pytest.raises(DataError, match=r"a\.parquet: column 'text' is not UTF-8 .*convert it"):
         read(config)
 
 
-def test_a_missing_column_lists_what_there_is(files: Files, read: Read, tmp_path: Path) -> None:
+def test_error_for_a_missing_column_lists_the_columns(files: Files, read: Read, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.jsonl: no column 'text'; it has body, id; set data\.column"):
         read(files({"a.jsonl": lines({"body": "x", "id": 1})}))
     (tmp_path / "text" / "a.jsonl").unlink()
@@ -218,11 +218,13 @@ def test_a_missing_column_lists_what_there_is(files: Files, read: Read, tmp_path
         ([{"text": "a"}, {"other": "b"}], 2, "None"),
         ([{"text": 7}], 1, "7"),
         ([{"text": ["a"]}], 1, r"\['a'\]"),
-        ([{"text": "2020-01-01"}, {"text": "2020-01-02"}], 1, r"datetime"),  # `datasets` takes them for dates
+        ([{"text": "2020-01-01"}, {"text": "2020-01-02"}], 1, r"datetime"),  # `datasets` parses them as dates
     ],
 )
-def test_a_row_that_is_no_text_is_named(rows: list[object], number: int, value: str, files: Files, read: Read) -> None:
-    with pytest.raises(DataError, match=rf"a\.jsonl: row {number} of column 'text' is {value}.*, not text; leave"):
+def test_error_names_a_row_that_is_not_text(
+    rows: list[object], number: int, value: str, files: Files, read: Read
+) -> None:
+    with pytest.raises(DataError, match=rf"a\.jsonl: row {number} of column 'text' is {value}.*, not text; remove"):
         read(files({"a.jsonl": lines(*rows)}))
 
 
@@ -236,47 +238,46 @@ def test_a_row_that_is_no_text_is_named(rows: list[object], number: int, value: 
         (1001, '{"text": "a"}\n' * 1000, "\nnull" * 100_000),
     ],
 )
-def test_a_line_that_is_null_is_said(number: int, before: str, after: str, files: Files, read: Read) -> None:
-    """pyarrow dies of it where it comes first, in the file or in one of the blocks in which it is read."""
-    with pytest.raises(DataError, match=rf"a\.jsonl: row {number} of column 'text' is None, not text; leave"):
+def test_error_names_a_line_that_is_null(number: int, before: str, after: str, files: Files, read: Read) -> None:
+    """pyarrow crashes if such a line comes first in the file or in a block."""
+    with pytest.raises(DataError, match=rf"a\.jsonl: row {number} of column 'text' is None, not text; remove"):
         read(files({"a.jsonl": f"{before}null{after}"}))
 
 
 @pytest.mark.parametrize("content", ["null\n", "{}\n"])
-def test_rows_without_columns_are_said(content: str, files: Files, read: Read) -> None:
-    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json \(its rows have no columns\); mend it"):
+def test_rows_without_columns_are_rejected(content: str, files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json \(its rows have no columns\); fix it"):
         read(files({"a.jsonl": content}))
 
 
-def test_a_null_inside_an_object_is_none_of_our_business(files: Files, read: Read) -> None:
-    """However it is laid out."""
+def test_null_inside_an_object_is_accepted(files: Files, read: Read) -> None:
     rows = [f'{{"text": "row {i}",\n"meta":\n\n  null}}\n' for i in range(500)]
     assert read(files({"a.jsonl": "".join(rows)})) == [f"row {i}" for i in range(500)]
 
 
-def test_a_line_break_in_a_string_stays_a_mistake(files: Files, read: Read) -> None:
+def test_line_break_in_a_string_is_rejected(files: Files, read: Read) -> None:
     with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json"):
         read(files({"a.jsonl": '{"text": "a\nnull"}\n'}))
 
 
-def test_an_archive_under_the_name_of_json_is_said(files: Files, read: Read, tmp_path: Path) -> None:
-    """`datasets` would unpack it, and train on what is inside."""
+def test_archive_named_jsonl_is_rejected(files: Files, read: Read, tmp_path: Path) -> None:
+    """`datasets` would unpack it and read its content."""
     files({"a.jsonl": lines({"text": "a"})})
     inside = tmp_path / "text" / "a.jsonl"
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         archive.add(inside, "inside.jsonl")
     (tmp_path / "a.tar").rename(inside)
-    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json \(a NUL byte\); mend it"):
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json \(a NUL byte\); fix it"):
         read(files({}))
 
 
-def test_rows_of_several_types_are_named(files: Files, read: Read) -> None:
-    # Versions of `datasets` differ: some refuse the file, some hand out the number.
+def test_error_names_a_column_of_mixed_types(files: Files, read: Read) -> None:
+    # Some versions of `datasets` reject the file, some return the number.
     with pytest.raises(DataError, match=r"a\.jsonl: (row 2 of column 'text' is 3|cannot be read as json)"):
         read(files({"a.jsonl": lines({"text": "a"}, {"text": 3})}))
 
 
-def test_a_null_in_parquet_is_named(files: Files, read: Read, tmp_path: Path) -> None:
+def test_error_names_a_null_in_parquet(files: Files, read: Read, tmp_path: Path) -> None:
     parquet(tmp_path / "text" / "a.parquet", text=["x"] * 40 + [None])
     with pytest.raises(DataError, match=r"a\.parquet: row 41 of column 'text' is None, not text"):
         read(files({}))
@@ -293,7 +294,7 @@ def test_a_null_in_parquet_is_named(files: Files, read: Read, tmp_path: Path) ->
         ("a.parquet", ""),
     ],
 )
-def test_what_is_not_what_its_name_says_is_named(
+def test_error_names_a_file_of_another_format(
     name: str,
     content: str,
     files: Files,
@@ -306,15 +307,15 @@ def test_what_is_not_what_its_name_says_is_named(
     handler.emit = logged.append
     monkeypatch.setattr(logging.getLogger("datasets"), "handlers", [handler])
     kind = "json" if name.endswith("l") else "parquet"
-    with pytest.raises(DataError, match=rf"{name}: cannot be read as {kind} \(.*\); mend it") as caught:
+    with pytest.raises(DataError, match=rf"{name}: cannot be read as {kind} \(.*\); fix it") as caught:
         read(files({name: content}))
     assert "\n" not in str(caught.value)
-    assert "normlab-" not in str(caught.value)  # the link's name would say nothing
+    assert "normlab-" not in str(caught.value)  # the name of the link is internal
     assert capfd.readouterr() == ("", "")
     assert logged == []
 
 
-def test_neither_network_nor_bars_nor_settings_left_behind(
+def test_reading_uses_no_network_and_restores_the_settings(
     files: Files,
     read: Read,
     monkeypatch: pytest.MonkeyPatch,
@@ -325,12 +326,12 @@ def test_neither_network_nor_bars_nor_settings_left_behind(
     import huggingface_hub.constants
     from datasets.utils import are_progress_bars_disabled
 
-    def refuse(*args: object, **options: object) -> None:
-        raise AssertionError("the network was asked for")
+    def fail(*args: object, **options: object) -> None:
+        raise AssertionError("the network was used")
 
-    asked = []
-    monkeypatch.setattr(socket.socket, "connect", lambda *args: asked.append(args) or refuse())
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: asked.append(args) or refuse())
+    calls = []
+    monkeypatch.setattr(socket.socket, "connect", lambda *args: calls.append(args) or fail())
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: calls.append(args) or fail())
     parquet(tmp_path / "text" / "c.parquet", text=["c"])
     for offline in (False, True):
         for settings in (datasets.config, huggingface_hub.constants):
@@ -339,5 +340,5 @@ def test_neither_network_nor_bars_nor_settings_left_behind(
         assert read(files({"a.txt": "a", "b.jsonl": lines({"text": "b"})})) == ["a", "b", "c"]
         assert datasets.config.HF_HUB_OFFLINE is offline
         assert are_progress_bars_disabled() is bars
-    assert asked == []
+    assert calls == []
     assert capfd.readouterr() == ("", "")

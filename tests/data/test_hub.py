@@ -1,4 +1,4 @@
-"""The hub's code, run for real: Hugging Face's libraries against a folder, and against a server on loopback."""
+"""Corpora of the hub, read by the Hugging Face libraries from folders and from a server on loopback."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from normlab.corpora import DATA, TOKENIZERS, HubData, NamedData, StdlibData, Wi
 from normlab.data import hub as module
 from normlab.data import hub_access
 from normlab.data.corpus import open_corpus
-from normlab.data.subwords import BpeTokenizer
+from normlab.data.subwords import train_bpe
 from normlab.errors import DataError
 from normlab.launch import compose_run
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"Story {i}: \u00e9t\u00e9 \U0001f600\n" + f"word {i} " * (20 + i % 7) for i in range(120)]
-NO_HUB = "data=stdlib is text that is always there, data=files"
+OFFLINE_CHOICES = "data=stdlib needs no network, data=files"
 
 
 def parquet(texts: list[str], column: str = "text") -> bytes:
@@ -68,24 +68,24 @@ from normlab.corpora import HubData
 from normlab.data.corpus import open_corpus
 from normlab.errors import DataError
 from normlab.launch import compose_run
-for words in json.loads(sys.argv[1]):
+for options in json.loads(sys.argv[1]):
     start = time.monotonic()
     try:
-        corpus = open_corpus(HubData(**words))
-        told = corpus.describe() | {{"train": corpus.train.tolist(), "val": corpus.val.tolist()}}
+        corpus = open_corpus(HubData(**options))
+        result = corpus.describe() | {{"train": corpus.train.tolist(), "val": corpus.val.tolist()}}
     except DataError as error:
-        told = {{"error": str(error)}}
-    print(json.dumps(told | {{"seconds": time.monotonic() - start, "datasets": "datasets" in sys.modules}}))
+        result = {{"error": str(error)}}
+    print(json.dumps(result | {{"seconds": time.monotonic() - start, "datasets": "datasets" in sys.modules}}))
 """
 
 
 @pytest.fixture
 def opened(cache: Path) -> Callable[..., list[dict[str, Any]]]:
-    """Open corpora of data=hub in a process of their own, with an endpoint, and warnings that are errors."""
+    """Open corpora of data=hub in a new process that uses an endpoint and raises warnings as errors."""
 
-    def call(endpoint: str, *words: dict[str, Any], before: str = "", **env: str) -> list[dict[str, Any]]:
+    def call(endpoint: str, *corpora: dict[str, Any], before: str = "", **env: str) -> list[dict[str, Any]]:
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", OPEN.format(before=before), json.dumps(words)],
+            [sys.executable, "-W", "error", "-c", OPEN.format(before=before), json.dumps(corpora)],
             env=os.environ | {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"} | env,
             cwd=ROOT, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
@@ -98,29 +98,29 @@ def opened(cache: Path) -> Callable[..., list[dict[str, Any]]]:
 
 @pytest.fixture
 def hub() -> Iterator[Callable[..., Hub]]:
-    """Serve repositories until the test has ended."""
+    """Serve repositories until the end of the test."""
     with ExitStack() as stack:
 
-        def serve(repositories: Repositories = DATASETS, **how: Any) -> Hub:
-            made = Hub(repositories, **how)
-            stack.callback(made.close)
-            return made
+        def serve(repositories: Repositories = DATASETS, **options: Any) -> Hub:
+            server = Hub(repositories, **options)
+            stack.callback(server.close)
+            return server
 
         yield serve
 
 
-def documents_of(told: dict[str, Any]) -> list[str]:
-    """The documents of both parts under the bytes tokenizer."""
+def decode_documents(result: dict[str, Any]) -> list[str]:
+    """Decode the documents of both parts with the bytes tokenizer."""
     found: list[str] = []
     for part in ("train", "val"):
-        text = bytes(255 if token == 256 else token for token in told[part])  # no UTF-8 has a byte 255
+        text = bytes(255 if token == 256 else token for token in result[part])  # UTF-8 has no byte 255
         found += [document.decode() for document in text.split(b"\xff")[:-1]]
     return found
 
 
 @pytest.mark.slow
-def test_what_is_streamed_is_what_is_there(hub: Any, opened: Any, cache: Path, tmp_path: Path) -> None:
-    """Parquet in two files, JSONL, several splits of a subset; each as the texts that were put there."""
+def test_streamed_documents_equal_those_on_the_hub(hub: Any, opened: Any, cache: Path, tmp_path: Path) -> None:
+    """This holds for Parquet in two files, JSONL, and several splits of a subset."""
     served = hub()
     lines, tables, subset = opened(
         served.endpoint,
@@ -129,8 +129,8 @@ def test_what_is_streamed_is_what_is_there(hub: Any, opened: Any, cache: Path, t
         {"name": "org/subsets", "subset": "two", "split": "test+train"},
         HF_HOME=str(tmp_path),
     )
-    for told in (lines, tables, subset):
-        assert sorted(documents_of(told)) == sorted(TEXTS)
+    for result in (lines, tables, subset):
+        assert sorted(decode_documents(result)) == sorted(TEXTS)
     assert lines["sha256"] == tables["sha256"]
     assert tables["name"] == "org/parquet"
     assert tables["source"] == {"dataset": "org/parquet", "subset": None, "split": "train", "commit": COMMIT}
@@ -139,100 +139,100 @@ def test_what_is_streamed_is_what_is_there(hub: Any, opened: Any, cache: Path, t
 
 
 @pytest.mark.slow
-def test_the_second_time_asks_nobody(hub: Any, opened: Any) -> None:
+def test_second_open_sends_no_request(hub: Any, opened: Any) -> None:
     served = hub()
     words = {"name": "org/jsonl", "column": "body", "tokenizer": "bpe", "vocab_size": 300}
     (first,) = opened(served.endpoint, words)
-    asked = len(served.requests)
+    num_requests = len(served.requests)
     served.close()
     (second,) = opened(served.endpoint, words)
     assert second["sha256"] == first["sha256"]
     assert second["train"] == first["train"]
-    assert len(served.requests) == asked
+    assert len(served.requests) == num_requests
     assert first["datasets"]
     assert not second["datasets"]
 
 
 @pytest.mark.slow
-def test_no_more_is_downloaded_than_max_tokens_need(hub: Any, opened: Any) -> None:
+def test_max_tokens_limits_the_download(hub: Any, opened: Any) -> None:
     served = hub()
     _, some = opened(served.endpoint, {"name": "org/parquet"}, {"name": "org/parquet", "max_tokens": 2000})
     assert len(some["train"]) + len(some["val"]) == 2000
-    documents = documents_of(some)
+    documents = decode_documents(some)
     assert documents
     assert all(any(document in text for text in TEXTS) for document in documents)
     first, second = DATASETS["datasets/org/parquet"]
     gets = [request for request in served.requests if request.startswith("GET") and "/resolve/" in request]
-    assert sum(second in request for request in gets) == 1, "only the one that wants all needs the second file"
+    assert sum(second in request for request in gets) == 1, "only the complete corpus needs the second file"
     assert sum(first in request for request in gets) >= 2
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_a_dataset_is_said(hub: Any, opened: Any, cache: Path) -> None:
+def test_errors_of_datasets_say_what_to_do(hub: Any, opened: Any, cache: Path) -> None:
     served = hub(gated=("datasets/org/gated",))
-    asked: dict[str, dict[str, Any]] = {
+    cases: dict[str, dict[str, Any]] = {
         r"data.name=org/none: no such dataset at .*/datasets/org/none.*org/name": {"name": "org/none"},
         r"data.name=a/b/c: no such dataset .*no such folder": {"name": "a/b/c"},
         r"data.revision=old: no commit, branch or tag": {"name": "org/jsonl", "revision": "old"},
         r"no column 'text'; it has number, body; set data.column": {"name": "org/jsonl"},
         r"data.split=trian: .*did you mean 'train'.*it has train": {"name": "org/parquet", "split": "trian"},
-        r"several subsets; .*data.subset: one, two": {"name": "org/subsets"},
-        r"data.subset=tow: .*did you mean 'two'.*it has one, two": {"name": "org/subsets", "subset": "tow"},
+        r"available configs: \['one', 'two'\]; set data.subset": {"name": "org/subsets"},
+        r"'tow' not found. Available: \['one', 'two'\]; set data.subset": {"name": "org/subsets", "subset": "tow"},
         r"row 2 of column 'text' is None, not text": {"name": "org/numbers"},
         r"data.name=org/gated: .*hf auth login, or HF_TOKEN": {"name": "org/gated"},
         r"data.tokenizer=org/none: no such model": {"name": "org/jsonl", "column": "body", "tokenizer": "org/none"},
     }
-    told = opened(served.endpoint, *asked.values())
-    for pattern, seen in zip(asked, told, strict=True):
-        assert re.search(pattern, seen["error"]), seen["error"]
-        assert "\n" not in seen["error"]
+    results = opened(served.endpoint, *cases.values())
+    for pattern, result in zip(cases, results, strict=True):
+        assert re.search(pattern, result["error"]), result["error"]
+        assert "\n" not in result["error"]
     assert list((cache / "tokens").iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_tokenizer_comes_from_the_hub_once(hub: Any, opened: Any, tmp_path: Path) -> None:
+def test_tokenizer_is_downloaded_once(hub: Any, opened: Any, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    definition = BpeTokenizer.fit(TEXTS, 300).definition
+    definition = train_bpe(TEXTS, 300).definition
     served = hub({"models/org/fast": {"tokenizer.json": definition.encode()}, "models/org/slow": {"vocab.txt": b"a"}})
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
     fast, slow = {"name": str(tmp_path), "tokenizer": "org/fast"}, {"name": str(tmp_path), "tokenizer": "org/slow"}
     first, refused = opened(served.endpoint, fast, slow)
     assert re.search(r"data.tokenizer=org/slow: .* has no tokenizer.json; choose another", refused["error"])
-    theirs = Tokenizer.from_str(definition)
-    expected = [[*theirs.encode(text).ids, theirs.get_vocab_size()] for text in TEXTS]
+    reference = Tokenizer.from_str(definition)
+    expected = [[*reference.encode(text).ids, reference.get_vocab_size()] for text in TEXTS]
     assert sorted(first["train"] + first["val"]) == sorted(token for document in expected for token in document)
     assert first["train"][: len(expected[0])] in expected
     served.close()
-    again, other = opened(served.endpoint, fast, {**fast, "val_fraction": 0.2})  # ours, and Hugging Face's cache
+    again, other = opened(served.endpoint, fast, {**fast, "val_fraction": 0.2})  # both caches are used
     assert again["sha256"] == first["sha256"]
     assert len(other["val"]) > len(first["val"])
 
 
 @pytest.mark.parametrize("name", ["{}/nosuch.json", "./x", "../x/y", "~/x", "~nobody-at-all/x", "nosuch.json", "x/"])
-def test_a_path_that_is_not_there_is_not_asked_for(name: str, tmp_path: Path) -> None:
+def test_missing_path_of_a_tokenizer_sends_no_request(name: str, tmp_path: Path) -> None:
     name = name.format(tmp_path)
     with pytest.raises(DataError) as caught:
         open_corpus(StdlibData(tokenizer=name))
-    assert str(caught.value).startswith(f"data.tokenizer={name}: there is no such file here; name a tokenizer.json")
+    assert str(caught.value).startswith(f"data.tokenizer={name}: there is no such file here; choose a tokenizer.json")
 
 
-def test_a_device_is_no_tokenizer() -> None:
-    with pytest.raises(DataError, match=r"data.tokenizer=/dev/null: what has that name is no regular file; name a"):
+def test_device_is_rejected_as_tokenizer() -> None:
+    with pytest.raises(DataError, match=r"data.tokenizer=/dev/null: the path is not a regular file; choose a"):
         open_corpus(StdlibData(tokenizer="/dev/null"))
 
 
-def test_a_folder_without_a_tokenizer_says_what_it_lacks(
+def test_error_for_a_folder_without_tokenizer_json(
     hub: Any, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a-folder").mkdir()
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
     lacks = r"the folder of that name has no tokenizer\.json; "
-    with pytest.raises(DataError, match=rf"data.tokenizer={tmp_path}/a-folder: {lacks}name a tokenizer\.json"):
+    with pytest.raises(DataError, match=rf"data.tokenizer={tmp_path}/a-folder: {lacks}choose a tokenizer\.json"):
         open_corpus(StdlibData(tokenizer=f"{tmp_path}/a-folder"))
-    before = f"import normlab, os; os.chdir({str(tmp_path)!r})"  # where the name might be the hub's too
-    (told,) = opened(hub().endpoint, {"name": ".", "tokenizer": "a-folder"}, before=before)
-    assert re.search(rf"data.tokenizer=a-folder: no such model at .*, and {lacks}", told["error"])
+    before = f"import normlab, os; os.chdir({str(tmp_path)!r})"  # the name may also be one on the hub
+    (result,) = opened(hub().endpoint, {"name": ".", "tokenizer": "a-folder"}, before=before)
+    assert re.search(rf"data.tokenizer=a-folder: no such model at .*, and {lacks}", result["error"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=rf"data.tokenizer=a-folder: HF_HUB_OFFLINE is set, .* {lacks}"):
         open_corpus(StdlibData(tokenizer="a-folder"))
@@ -241,70 +241,76 @@ def test_a_folder_without_a_tokenizer_says_what_it_lacks(
 # No hub
 
 
-def refused() -> str:
+def closed_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture
-def silent() -> Iterator[str]:
-    """A server that takes connections and never says anything."""
+def silent_endpoint() -> Iterator[str]:
+    """Run a server that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["refused", "silent", "no such name", "offline", "portal", "in trouble"])
-@pytest.mark.parametrize("what", [{}, {"tokenizer": "org/pretrained"}], ids=["dataset", "tokenizer"])
-def test_no_hub_and_no_cache_is_said(how: str, what: dict[str, str], silent: str, hub: Any, opened: Any) -> None:
-    says = {"portal": (200, b"<html>Pay here</html>"), "in trouble": (503, b"")}
-    endpoint = {"refused": refused(), "silent": silent}.get(how, "http://hub.invalid")
-    if how in says:
-        endpoint = hub(says=says[how]).endpoint
-    (told,) = opened(endpoint, {"name": "org/parquet", **what}, HF_HUB_OFFLINE="1" if how == "offline" else "0")
-    if what:
-        assert told["error"].startswith("data.tokenizer=org/pretrained: ")
-        assert "data.tokenizer=bytes" in told["error"]
+@pytest.mark.parametrize("failure", ["refused", "silent", "no such name", "offline", "portal", "in trouble"])
+@pytest.mark.parametrize("options", [{}, {"tokenizer": "org/pretrained"}], ids=["dataset", "tokenizer"])
+def test_error_without_hub_and_cache(
+    failure: str, options: dict[str, str], silent_endpoint: str, hub: Any, opened: Any
+) -> None:
+    responses = {"portal": (200, b"<html>Pay here</html>"), "in trouble": (503, b"")}
+    endpoint = {"refused": closed_port(), "silent": silent_endpoint}.get(failure, "http://hub.invalid")
+    if failure in responses:
+        endpoint = hub(response=responses[failure]).endpoint
+    (result,) = opened(
+        endpoint, {"name": "org/parquet", **options}, HF_HUB_OFFLINE="1" if failure == "offline" else "0"
+    )
+    if options:
+        assert result["error"].startswith("data.tokenizer=org/pretrained: ")
+        assert "data.tokenizer=bytes" in result["error"]
     else:
-        assert told["error"].startswith("data.name=org/parquet: ")
-        assert NO_HUB in told["error"]
-    assert ("HF_HUB_OFFLINE is set" if how == "offline" else f"no answer from {endpoint}") in told["error"]
-    assert re.search(r"in no cache( here;|, and there is no such file here;)", told["error"])
+        assert result["error"].startswith("data.name=org/parquet: ")
+        assert OFFLINE_CHOICES in result["error"]
+    assert ("HF_HUB_OFFLINE is set" if failure == "offline" else f"no answer from {endpoint}") in result["error"]
+    assert re.search(r"not in the local cache(;|, and there is no such file here;)", result["error"])
 
 
 @pytest.mark.slow
-def test_a_silent_hub_ends_the_command_in_one_line(silent: str, tmp_path: Path) -> None:
-    """The patience that the line states is less than five seconds, and is spent once."""
+def test_silent_hub_fails_within_five_seconds(silent_endpoint: str, tmp_path: Path) -> None:
+    """The error is one line that names the timeout."""
     words = ["train", "data=tinystories", "tracking.wandb=off", f"results_dir={tmp_path / 'results'}"]
     done = subprocess.run(
         [sys.executable, "-m", "normlab", *words], cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {"HF_ENDPOINT": silent, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)},
+        env=os.environ | {"HF_ENDPOINT": silent_endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)},
     )  # fmt: skip
-    found = re.match(rf"error: data=tinystories: no answer from {re.escape(silent)} within ([0-9.]+) s ", done.stderr)
+    found = re.match(
+        rf"error: data=tinystories: no answer from {re.escape(silent_endpoint)} within ([0-9.]+) s ", done.stderr
+    )
     assert found, done.stderr
     assert float(found[1]) < 5
     assert done.stderr.count("\n") == 1
 
 
-def test_another_dataset_in_the_cache_is_not_this_one(opened: Any, tmp_path: Path) -> None:
-    for name in ("org___other", "other", "org___parquet/default/0.0.0"):  # the last one was never finished
+def test_other_datasets_in_the_cache_are_ignored(opened: Any, tmp_path: Path) -> None:
+    for name in ("org___other", "other", "org___parquet/default/0.0.0"):  # the last download did not finish
         (tmp_path / "datasets" / name).mkdir(parents=True)
     (tmp_path / "datasets" / "org___other" / "default" / "0.0.0" / "hash").mkdir(parents=True)
-    (told,) = opened(refused(), {"name": "org/parquet"}, HF_HOME=str(tmp_path))
-    assert "org/parquet is in no cache here" in told["error"]
-    assert not told["datasets"]
+    (result,) = opened(closed_port(), {"name": "org/parquet"}, HF_HOME=str(tmp_path))
+    assert "org/parquet is not in the local cache" in result["error"]
+    assert not result["datasets"]
 
 
 @pytest.mark.parametrize("name", ["roneneldan/TinyStories", "a/fineweb-edu", "A/HTMLPage2X_y", "squad"])
-def test_a_dataset_in_the_cache_is_called_as_datasets_calls_it(name: str) -> None:
+def test_cached_name_equals_that_of_datasets(name: str) -> None:
     from datasets.naming import camelcase_to_snakecase
 
     *owner, last = name.split("/")
     assert module.cached_name(name) == "___".join([*owner, camelcase_to_snakecase(last)])
 
 
-def test_a_question_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the name server does not answer, which no timeout of a library bounds."""
+def test_request_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No timeout of a library limits a name server that does not answer."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -312,20 +318,18 @@ def test_a_question_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     try:
         with pytest.raises(hub_access.NoAnswer, match=r"within 0.2 s \(NORMLAB_HUB_PATIENCE=30 waits longer\)"):
-            hub_access.answer(lambda seconds: never.wait())
+            hub_access.query_hub(lambda seconds: never.wait())
     finally:
         never.set()
 
 
 @pytest.mark.parametrize("seconds", ["abc", "nan", "inf", "-1", "0", "1e300", "1,5"])
 @pytest.mark.parametrize("what", ["dataset", "tokenizer"])
-def test_a_patience_that_is_no_positive_number_is_refused(
-    what: str, seconds: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timeout_must_be_a_positive_number(what: str, seconds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", refused())
+    monkeypatch.setattr(constants, "ENDPOINT", closed_port())
     monkeypatch.setenv("NORMLAB_HUB_PATIENCE", seconds)
     config = HubData(name="org/x") if what == "dataset" else StdlibData(tokenizer="org/x")
     with pytest.raises(DataError, match=rf"^NORMLAB_HUB_PATIENCE={seconds}: must be a positive number of seconds"):
@@ -333,35 +337,35 @@ def test_a_patience_that_is_no_positive_number_is_refused(
 
 
 @pytest.mark.slow
-def test_the_patience_is_as_long_as_it_is_set(silent: str, opened: Any) -> None:
-    """What the libraries make of their own variable is theirs."""
-    (told,) = opened(silent, {"name": "org/x"}, NORMLAB_HUB_PATIENCE="2.5", HF_HUB_ETAG_TIMEOUT="7")
-    assert "within 2.5 s (NORMLAB_HUB_PATIENCE=30 waits longer)" in told["error"]
-    assert told["seconds"] >= 2.5
+def test_timeout_is_as_long_as_it_is_set(silent_endpoint: str, opened: Any) -> None:
+    """It does not depend on the variable of the libraries."""
+    (result,) = opened(silent_endpoint, {"name": "org/x"}, NORMLAB_HUB_PATIENCE="2.5", HF_HUB_ETAG_TIMEOUT="7")
+    assert "within 2.5 s (NORMLAB_HUB_PATIENCE=30 waits longer)" in result["error"]
+    assert result["seconds"] >= 2.5
 
 
 @pytest.mark.parametrize("words", [{"name": "org/x"}, {"name": "org/x", "tokenizer": "org/y"}, {"name": "."}])
-def test_a_variable_that_the_library_cannot_read_is_said(words: dict[str, str], opened: Any) -> None:
-    (told,) = opened(refused(), words, HF_HUB_ETAG_TIMEOUT="2.5")
-    assert "huggingface_hub cannot be imported" in told["error"]
-    assert "'2.5'" in told["error"]
+def test_error_for_a_variable_that_huggingface_hub_cannot_parse(words: dict[str, str], opened: Any) -> None:
+    (result,) = opened(closed_port(), words, HF_HUB_ETAG_TIMEOUT="2.5")
+    assert "huggingface_hub cannot be imported" in result["error"]
+    assert "'2.5'" in result["error"]
 
 
-def test_what_needs_no_hub_looks_at_no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_is_not_read_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMLAB_HUB_PATIENCE", "abc")
     monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "abc")
     assert len(open_corpus(StdlibData(max_tokens=5000)).train) > 0
 
 
 @pytest.mark.parametrize("name", sorted(name for name, kind in DATA.items() if issubclass(kind, NamedData)))
-def test_a_corpus_with_a_word_says_so_too(name: str) -> None:
-    """By its own word; conftest has HF_HUB_OFFLINE set."""
-    with pytest.raises(DataError, match=rf"^data={name}: HF_HUB_OFFLINE is set, and .*/.* {NO_HUB}"):
+def test_error_of_a_named_corpus_has_its_override(name: str) -> None:
+    """The tests run with HF_HUB_OFFLINE."""
+    with pytest.raises(DataError, match=rf"^data={name}: HF_HUB_OFFLINE is set, and .*/.* {OFFLINE_CHOICES}"):
         open_corpus(DATA[name]())  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.slow
-def test_the_cache_of_datasets_is_read_where_there_is_no_hub(hub: Any, opened: Any) -> None:
+def test_cache_of_datasets_is_read_without_hub(hub: Any, opened: Any) -> None:
     served = hub()
     load = "import datasets; datasets.load_dataset('org/subsets', 'two'); datasets.load_dataset('org/parquet')"
     subprocess.run(
@@ -373,54 +377,54 @@ def test_the_cache_of_datasets_is_read_where_there_is_no_hub(hub: Any, opened: A
     missing = [{"name": "org/jsonl"}, {"name": "org/subsets", "subset": "one"}]
     for env in ({}, {"HF_HUB_OFFLINE": "1"}):
         tables, subset, *others = opened(served.endpoint, *words, *missing, **env)
-        assert sorted(documents_of(tables)) == sorted(documents_of(subset)) == sorted(TEXTS)
-        assert NO_HUB in others[0]["error"]
+        assert sorted(decode_documents(tables)) == sorted(decode_documents(subset)) == sorted(TEXTS)
+        assert OFFLINE_CHOICES in others[0]["error"]
         assert "'two'" in others[1]["error"]
 
 
 QUICK = "time.sleep = lambda seconds: None\n"
-"""The libraries wait for 58 seconds in all before they give up; what they do is the same."""
+"""Skips the 58 seconds that the libraries wait between their retries."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["jsonl", "parquet"])
 @pytest.mark.parametrize("before", [QUICK, pytest.param("", marks=pytest.mark.slow)], ids=["quick", "real"])
-def test_a_hub_that_dies_in_the_middle(name: str, before: str, hub: Any, opened: Any, cache: Path) -> None:
+def test_hub_that_fails_within_a_file(name: str, before: str, hub: Any, opened: Any, cache: Path) -> None:
     words = {"name": f"org/{name}"} | ({"column": "body"} if name == "jsonl" else {})
     size = sum(map(len, DATASETS[f"datasets/org/{name}"].values()))
-    dying = hub(dies_after=size // 2)
-    (told,) = opened(dying.endpoint, words, before=before)
-    assert f"data.name=org/{name}: reading from {dying.endpoint} failed" in told["error"]
-    assert NO_HUB in told["error"]
-    assert len(dying.requests) < 60
+    failing = hub(fails_after=size // 2)
+    (result,) = opened(failing.endpoint, words, before=before)
+    assert f"data.name=org/{name}: reading from {failing.endpoint} failed" in result["error"]
+    assert OFFLINE_CHOICES in result["error"]
+    assert len(failing.requests) < 60
     assert list((cache / "tokens").iterdir()) == []
     assert {path.name for path in cache.iterdir()} == {"normlab.locks", "tokens"}
-    (whole,) = opened(hub().endpoint, words)
-    assert sorted(documents_of(whole)) == sorted(TEXTS)
+    (complete,) = opened(hub().endpoint, words)
+    assert sorted(decode_documents(complete)) == sorted(TEXTS)
 
 
 # A folder
 
 
-def test_a_folder_is_a_dataset(tmp_path: Path, cache: Path) -> None:
+def test_folder_is_a_dataset(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
     config = HubData(name=str(tmp_path))
     first = open_corpus(config)
-    told = {"train": first.train.tolist(), "val": first.val.tolist()}
-    assert sorted(documents_of(told)) == sorted(TEXTS)
+    result = {"train": first.train.tolist(), "val": first.val.tolist()}
+    assert sorted(decode_documents(result)) == sorted(TEXTS)
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS[:-1]))
     assert open_corpus(config).sha256 != first.sha256
 
 
-def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
+def test_revision_of_a_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
     with pytest.raises(DataError, match=r"data.revision=main: has no effect on a folder"):
         open_corpus(HubData(name=str(tmp_path), revision="main"))
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
-def test_a_line_that_is_null_in_a_folder_is_said(pack: Callable[[bytes], bytes], tmp_path: Path, cache: Path) -> None:
-    """pyarrow dies of it."""
+def test_error_names_a_null_line_in_a_folder(pack: Callable[[bytes], bytes], tmp_path: Path, cache: Path) -> None:
+    """pyarrow crashes on such a line."""
     (tmp_path / ("train.jsonl.gz" if pack is gzip.compress else "train.jsonl")).write_bytes(
         pack(b'null\n{"text": "a"}\n')
     )
@@ -429,63 +433,63 @@ def test_a_line_that_is_null_in_a_folder_is_said(pack: Callable[[bytes], bytes],
 
 
 @pytest.mark.parametrize("name", [None, ".hidden.jsonl", "README.md"])
-def test_a_folder_without_data_is_said(name: str | None, tmp_path: Path) -> None:
+def test_folder_without_data_is_rejected(name: str | None, tmp_path: Path) -> None:
     if name:
         (tmp_path / name).write_text('{"text": "a"}\n')
-    with pytest.raises(DataError, match=r": holds no data; put JSONL or Parquet there, or use data=files$"):
+    with pytest.raises(DataError, match=r": cannot be read \(.* data files.*\); fix it, or use data=files$"):
         open_corpus(HubData(name=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "reason"),
     [
         (b'{"text": "half \\ud800"}\n', r"JSON parse error: The surrogate pair in string is invalid"),
         (b'{"text": "half \xff"}\n', r"not UTF-8\)"),
         (b'{"text": "half', r"JSON parse error: Missing a closing quotation mark"),
     ],
 )
-def test_the_file_of_a_folder_that_cannot_be_read_is_named(content: bytes, says: str, tmp_path: Path) -> None:
+def test_error_names_an_unreadable_file_of_a_folder(content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS))
     (tmp_path / "b.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=rf"{tmp_path}/b\.jsonl cannot be read \({says}.*; mend it, or use data=files"):
+    with pytest.raises(DataError, match=rf"{tmp_path}/b\.jsonl cannot be read \({reason}.*; fix it, or use data=files"):
         open_corpus(HubData(name=str(tmp_path)))
 
 
-def test_a_damaged_parquet_of_a_folder_is_named(tmp_path: Path) -> None:
+def test_error_names_a_damaged_parquet_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=rf"{tmp_path}/a\.parquet cannot be read \(.*; mend it, or use data=files"):
+    with pytest.raises(DataError, match=rf"{tmp_path}/a\.parquet cannot be read \(.*; fix it, or use data=files"):
         open_corpus(HubData(name=str(tmp_path)))
 
 
-def test_an_empty_file_in_a_folder_is_said(tmp_path: Path) -> None:
+def test_folder_without_rows_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").touch()
-    with pytest.raises(DataError, match=r": has no rows \(empty: a\.jsonl\); put some there, or use data=files$"):
+    with pytest.raises(DataError, match=r": cannot be read \(no rows\); fix it, or use data=files$"):
         open_corpus(HubData(name=str(tmp_path)))
 
 
 def test_lines_are_joined_into_articles() -> None:
-    """The layout of WikiText: a heading of one level opens an article, those of more do not."""
+    """In WikiText, a heading of the first level starts an article."""
     lines = [" = A Title = \n", "Text . \n", " = = A Section = = \n", "More , 1 = 1 . \n", " = B = \n", "End \n"]
-    assert list(module.articles(lines, WikiText103.article)) == ["".join(lines[:4]), "".join(lines[4:])]
-    assert next(module.articles(["before \n", *lines], WikiText103.article)) == "before \n"
+    assert list(module.join_articles(lines, WikiText103.article)) == ["".join(lines[:4]), "".join(lines[4:])]
+    assert next(module.join_articles(["before \n", *lines], WikiText103.article)) == "before \n"
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "pretrained"])
-def test_a_run_needs_neither_text_nor_tokenizer_once_it_is_made(
+def test_finished_run_needs_neither_text_nor_tokenizer(
     tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], run_command: Any
 ) -> None:
-    """The command of the issue, on a folder; then the text, the tokenizer's file and the cache go away."""
+    """Sampling works after the text, the file of the tokenizer and the cache are deleted."""
     monkeypatch.chdir(tmp_path)
     Path("a_dataset").mkdir()
     Path("a_dataset", "train.jsonl").write_bytes(jsonl(TEXTS, "body"))
     if tokenizer == "pretrained":
         tokenizer = "./tokenizer.json"
-        Path(tokenizer).write_text(BpeTokenizer.fit(TEXTS, 280).definition)
+        Path(tokenizer).write_text(train_bpe(TEXTS, 280).definition)
     words = [word for word in words if not word.startswith("data")]
     words += ["data=hub", "data.name=a_dataset", "data.column=body", f"data.tokenizer={tokenizer}", "train.steps=2"]
     code, out, err = run_command("train", *words)
     assert code == 0, err
-    assert run_command("train", *words)[1].startswith("finished at step 2")  # found again
+    assert run_command("train", *words)[1].startswith("finished at step 2")  # the run exists
     for path in ("a_dataset", os.environ["NORMLAB_CACHE"], "tokenizer.json"):
         shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink(missing_ok=True)
     code, out, err = run_command("sample", "rmsnorm", "--prompt", "word", "--tokens", "5", "--results-dir", "results")
@@ -510,7 +514,7 @@ def test_a_run_needs_neither_text_nor_tokenizer_once_it_is_made(
         (["data=tinystories"], r"data=tinystories: HF_HUB_OFFLINE is set.*data=stdlib.*data=files"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], pattern: str, run_command: Any, tmp_path: Path) -> None:
+def test_config_errors_are_one_line(words: list[str], pattern: str, run_command: Any, tmp_path: Path) -> None:
     code, out, err = run_command("train", *words, "tracking.wandb=off", f"results_dir={tmp_path / 'results'}")
     assert (code, out) == (2, "")
     assert re.search(pattern, err), err
@@ -521,17 +525,17 @@ def test_mistakes_are_one_line(words: list[str], pattern: str, run_command: Any,
 @pytest.mark.parametrize(
     "name", ["gpt2", "distilgpt2", "bert-base-uncased", "t5-small", "EleutherAI/pythia-70m", "xlnet"]
 )
-def test_names_of_the_hub_are_no_misspellings(name: str) -> None:
+def test_names_on_the_hub_are_accepted_as_tokenizers(name: str) -> None:
     assert compose_run([f"data.tokenizer={name}"]).data.tokenizer == name
 
 
-def test_max_tokens_are_exact_for_every_tokenizer(tmp_path: Path) -> None:
+def test_max_tokens_is_exact_for_every_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
     for tokenizer in TOKENIZERS:
-        whole = open_corpus(HubData(name=str(tmp_path), tokenizer=tokenizer))
+        complete = open_corpus(HubData(name=str(tmp_path), tokenizer=tokenizer))
         some = open_corpus(HubData(name=str(tmp_path), tokenizer=tokenizer, max_tokens=3000))
         assert len(some.train) + len(some.val) == 3000
         assert len(some.val) > 30
-        assert some.sha256 != whole.sha256
+        assert some.sha256 != complete.sha256
         more = open_corpus(HubData(name=str(tmp_path), tokenizer=tokenizer, max_tokens=10**7))
-        assert more.sha256 == whole.sha256
+        assert more.sha256 == complete.sha256

@@ -1,4 +1,4 @@
-"""BPE and pretrained tokenizers, against `tokenizers` and `transformers` themselves."""
+"""BPE and pretrained tokenizers, compared with `tokenizers` and `transformers`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normlab.corpora import MAX_VOCAB_SIZE, FilesData
 from normlab.data import subwords
 from normlab.data.corpus import open_corpus
 from normlab.data.pretrained import pretrained_tokenizer
-from normlab.data.subwords import BpeTokenizer, SubwordTokenizer, pieces
+from normlab.data.subwords import SubwordTokenizer, pieces, train_bpe
 from normlab.errors import DataError
 
 CODE = Path(__file__).read_text() * 3
@@ -27,42 +27,43 @@ PROSE = "It's 12345 o'clock;   they'll\n\n\tsay \u00e9t\u00e9 \u4e2d\u6587\u5b57
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n", "a", CODE, ANYTHING, PROSE, "x" * 5000, " " * 5000, "\x00\r\n\ufeff"])
-def test_bpe_loses_nothing(text: str) -> None:
-    tokenizer = BpeTokenizer.fit([CODE], 600)
+def test_bpe_round_trips_every_text(text: str) -> None:
+    tokenizer = train_bpe([CODE], 600)
     tokens = tokenizer.encode(text)
     assert tokenizer.decode(tokens) == text
     assert len(tokens) <= len(text.encode())
     assert not (tokens == tokenizer.end_of_document).any()
 
 
-def test_bpe_is_what_tokenizers_makes_of_its_definition() -> None:
-    tokenizer = BpeTokenizer.fit([CODE], 600)
-    theirs = Tokenizer.from_str(tokenizer.definition)
-    assert tokenizer.vocab_size == 600 == theirs.get_vocab_size() + 1
+def test_bpe_encodes_as_tokenizers_does() -> None:
+    tokenizer = train_bpe([CODE], 600)
+    reference = Tokenizer.from_str(tokenizer.definition)
+    assert tokenizer.vocab_size == 600 == reference.get_vocab_size() + 1
     assert tokenizer.end_of_document == 599
     for text in (CODE, PROSE, ANYTHING):
-        assert tokenizer.encode(text).tolist() == theirs.encode(text).ids
+        assert tokenizer.encode(text).tolist() == reference.encode(text).ids
     assert len(tokenizer.encode(CODE)) < len(CODE.encode()) / 2
 
 
-def test_runs_are_cut_as_gpt2_does_where_they_are_short() -> None:
-    """Its pattern and ours find the same words, but that digits go by threes and runs have an end."""
-    ours = json.loads(BpeTokenizer.fit([CODE], 257).definition)["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+def test_words_are_split_as_in_gpt2() -> None:
+    """The patterns differ only for digits, which BPE splits by threes, and for long words."""
     from tokenizers import Regex
 
-    split = pre_tokenizers.Split(Regex(ours), "isolated")
-    theirs = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    definition = json.loads(train_bpe([CODE], 257).definition)
+    pattern = definition["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    reference = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     text = "".join(c for c in CODE + PROSE if c.isascii() and not c.isdigit()).replace("-" * 20, "")
     ends = [end for _, (_, end) in split.pre_tokenize_str(text)]
-    assert ends == [end for _, (_, end) in theirs.pre_tokenize_str(text)]
+    assert ends == [end for _, (_, end) in reference.pre_tokenize_str(text)]
 
 
-def test_bpe_is_the_same_in_another_process() -> None:
+def test_bpe_is_deterministic_across_processes() -> None:
     code = (
-        "from pathlib import Path; from normlab.data.subwords import BpeTokenizer\n"
-        f"print(BpeTokenizer.fit([Path({__file__!r}).read_text() * 3], 600).definition)"
+        "from pathlib import Path; from normlab.data.subwords import train_bpe\n"
+        f"print(train_bpe([Path({__file__!r}).read_text() * 3], 600).definition)"
     )
-    here = BpeTokenizer.fit([CODE], 600).definition
+    here = train_bpe([CODE], 600).definition
     for threads in "12":
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True,
@@ -71,30 +72,30 @@ def test_bpe_is_the_same_in_another_process() -> None:
         assert done.stdout == here + "\n"
 
 
-def test_a_short_text_has_fewer_tokens() -> None:
-    assert BpeTokenizer.fit(["abcabc"], 4096).vocab_size < 270
-    assert BpeTokenizer.fit([], 4096).vocab_size == 257
-    assert BpeTokenizer.fit([CODE], 257).encode("\u00e9").tolist() != []
+def test_short_text_gives_a_small_vocabulary() -> None:
+    assert train_bpe(["abcabc"], 4096).vocab_size < 270
+    assert train_bpe([], 4096).vocab_size == 257
+    assert train_bpe([CODE], 257).encode("\u00e9").tolist() != []
 
 
-def test_a_long_text_is_encoded_in_pieces_that_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = BpeTokenizer.fit([CODE], 600)
-    whole = tokenizer.encode(CODE)
+def test_encoding_in_pieces_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = train_bpe([CODE], 600)
+    expected = tokenizer.encode(CODE)
     monkeypatch.setattr(subwords, "PIECE", 500)
-    monkeypatch.setattr(subwords, "SEARCHED", 200)
+    monkeypatch.setattr(subwords, "SEAM_WINDOW", 200)
     parts = list(pieces(CODE))
     assert len(parts) > 20
     assert "".join(parts) == CODE
     assert all(len(part) <= 500 for part in parts)
-    np.testing.assert_array_equal(tokenizer.encode(CODE), whole)
-    for text in (ANYTHING, "x" * 5001):  # no space to cut at
+    np.testing.assert_array_equal(tokenizer.encode(CODE), expected)
+    for text in (ANYTHING, "x" * 5001):  # without spaces
         assert "".join(pieces(text)) == text
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.slow
-def test_one_enormous_line_is_read(files: Callable[..., FilesData]) -> None:
-    """8 MB without a space, all of it one word to a pattern without bounds; and without a line break."""
+def test_bpe_of_a_line_of_8_mb(files: Callable[..., FilesData]) -> None:
+    """The line has no space, so it is one word for a pattern without limits."""
     draw = random.Random(0)
     line = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=1 << 16)) * 128
     corpus = open_corpus(files({"a.jsonl": json.dumps({"text": line})}, tokenizer="bpe", vocab_size=1000))
@@ -107,59 +108,59 @@ def test_one_enormous_line_is_read(files: Callable[..., FilesData]) -> None:
 
 
 def gpt2_like() -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = ["<|endoftext|>"]
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         [CODE],
         trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, special_tokens=special, show_progress=False),
     )
-    return made
+    return tokenizer
 
 
 def bert_like() -> Tokenizer:
-    """Adds tokens around a text, lowers it, and says how long an input may be: none of a corpus's business."""
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.Lowercase()
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.decoder = decoders.WordPiece()
+    """Make a tokenizer that lowers the text, adds special tokens, truncates and pads."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
     special = ["[UNK]", "[CLS]", "[SEP]"]
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         [CODE], trainers.WordPieceTrainer(vocab_size=500, special_tokens=special, show_progress=False)
     )
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
-    made.enable_truncation(16)
-    made.enable_padding(length=16)
-    return made
+    tokenizer.enable_truncation(16)
+    tokenizer.enable_padding(length=16)
+    return tokenizer
 
 
 @pytest.mark.parametrize("make", [gpt2_like, bert_like])
-@pytest.mark.parametrize("named", ["file", "folder"])
-def test_a_pretrained_one_encodes_as_transformers_does(
-    make: Callable[[], Tokenizer], named: str, tmp_path: Path
+@pytest.mark.parametrize("path_kind", ["file", "folder"])
+def test_pretrained_tokenizer_encodes_as_transformers_does(
+    make: Callable[[], Tokenizer], path_kind: str, tmp_path: Path
 ) -> None:
     from transformers import PreTrainedTokenizerFast
 
     path = tmp_path / "tokenizer.json"
     make().save(str(path))
-    ours = pretrained_tokenizer(str(path if named == "file" else tmp_path))
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(path))
+    tokenizer = pretrained_tokenizer(str(path if path_kind == "file" else tmp_path))
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(path))
     for text in (CODE, PROSE, "before<|endoftext|>after"):
-        expected = theirs(text, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
-        assert ours.encode(text).tolist() == expected
-        assert ours.decode(ours.encode(text)) == theirs.decode(
+        expected = reference(text, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
+        assert tokenizer.encode(text).tolist() == expected
+        assert tokenizer.decode(tokenizer.encode(text)) == reference.decode(
             expected, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-    assert ours.end_of_document == make().get_vocab_size()
-    assert ours.vocab_size == ours.end_of_document + 1
-    assert ours.decode([ours.end_of_document, *ours.encode("a"), ours.end_of_document]) == "\na\n"
+    assert tokenizer.end_of_document == make().get_vocab_size()
+    assert tokenizer.vocab_size == tokenizer.end_of_document + 1
+    assert tokenizer.decode([tokenizer.end_of_document, *tokenizer.encode("a"), tokenizer.end_of_document]) == "\na\n"
 
 
-def test_a_pretrained_one_is_whole_in_its_state(tmp_path: Path) -> None:
+def test_state_of_a_pretrained_tokenizer_is_complete(tmp_path: Path) -> None:
     from normlab.data import tokenizers
 
     gpt2_like().save(str(tmp_path / "tokenizer.json"))
@@ -172,7 +173,7 @@ def test_a_pretrained_one_is_whole_in_its_state(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.encode(CODE), first.encode(CODE))
 
 
-def test_another_file_of_the_same_name_is_another_corpus(files: Callable[..., FilesData], tmp_path: Path) -> None:
+def test_changed_tokenizer_file_gives_another_corpus(files: Callable[..., FilesData], tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     gpt2_like().save(str(path))
     config = files({"a.txt": CODE}, tokenizer=str(path))
@@ -182,7 +183,7 @@ def test_another_file_of_the_same_name_is_another_corpus(files: Callable[..., Fi
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": 3}', "\x00"])
-def test_what_is_no_tokenizer_json_is_said(content: str, tmp_path: Path) -> None:
+def test_error_for_an_invalid_tokenizer_json(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(DataError, match=r"data.tokenizer=.*cannot be read .*choose another"):
         pretrained_tokenizer(str(tmp_path))
@@ -194,49 +195,49 @@ def test_what_is_no_tokenizer_json_is_said(content: str, tmp_path: Path) -> None
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     ],
-    ids=["when read", "at any text"],
+    ids=["while loading", "on every text"],
 )
-def test_a_tokenizer_that_panics_is_one_line(part: dict[str, object], tmp_path: Path, run_command: Any) -> None:
+def test_panic_while_loading_is_a_one_line_error(part: dict[str, object], tmp_path: Path, run_command: Any) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(json.loads(gpt2_like().to_str()) | part))
     code, out, err = run_command(
         "train", "data=stdlib", f"data.tokenizer={path}", f"results_dir={tmp_path / 'results'}"
     )
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert f"data.tokenizer={path}: {path} cannot be read ({path}: no tokenizer.json (`tokenizers` gave up: " in err
+    assert f"data.tokenizer={path}: {path} cannot be read ({path}: not a tokenizer.json (`tokenizers` panicked: " in err
 
 
-def test_a_panic_at_a_text_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at a text that the trial is unlike."""
-    monkeypatch.setattr(subwords, "TRIAL", "")
+def test_panic_while_encoding_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample text may not trigger the panic."""
+    monkeypatch.setattr(subwords, "SAMPLE", "")
     tokenizer = SubwordTokenizer(
         "x", json.dumps(json.loads(gpt2_like().to_str()) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}})
     )
-    with pytest.raises(DataError, match=r"data.tokenizer=x: cannot encode the text \(`tokenizers` gave up"):
+    with pytest.raises(DataError, match=r"data.tokenizer=x: cannot encode the text \(`tokenizers` panicked"):
         tokenizer.encode("text")
 
 
-def test_tokens_that_are_drawn_by_chance_are_refused(tmp_path: Path) -> None:
+def test_tokenizer_with_dropout_is_rejected(tmp_path: Path) -> None:
     definition = json.loads(gpt2_like().to_str())
     for dropout in (0.5, 0.0):
         definition["model"]["dropout"] = dropout
         (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
         if dropout:
-            with pytest.raises(DataError, match=r"skips merges by chance \(dropout 0\.5\).*; choose another"):
+            with pytest.raises(DataError, match=r"has dropout 0\.5, so its tokens are random"):
                 pretrained_tokenizer(str(tmp_path))
         else:
             assert len(pretrained_tokenizer(str(tmp_path)).encode(CODE)) > 0
 
 
 def word_level(**vocab: int) -> str:
-    made = Tokenizer(models.WordLevel(dict.fromkeys(vocab, 0), unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    definition = json.loads(made.to_str())
+    tokenizer = Tokenizer(models.WordLevel(dict.fromkeys(vocab, 0), unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    definition = json.loads(tokenizer.to_str())
     definition["model"]["vocab"] = vocab
     return json.dumps(definition)
 
 
-def test_a_tokenizer_that_cannot_encode_the_text_is_named(files: Callable[..., FilesData], tmp_path: Path) -> None:
+def test_error_names_a_tokenizer_that_cannot_encode_the_text(files: Callable[..., FilesData], tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(word_level(a=0, b=1))
     with pytest.raises(DataError, match=r"data.tokenizer=.*cannot encode the text \(.*\[UNK\].*\); choose another"):
@@ -244,12 +245,12 @@ def test_a_tokenizer_that_cannot_encode_the_text_is_named(files: Callable[..., F
 
 
 @pytest.mark.parametrize("largest", [MAX_VOCAB_SIZE - 2, MAX_VOCAB_SIZE - 1, 4_000_000_000])
-def test_a_vocabulary_has_an_end(largest: int, files: Callable[..., FilesData], tmp_path: Path) -> None:
+def test_vocabulary_has_a_maximum(largest: int, files: Callable[..., FilesData], tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(word_level(a=0, b=largest))
     config = files({"a.txt": "a b " * 100}, tokenizer=str(path))
     if largest == MAX_VOCAB_SIZE - 2:
         assert open_corpus(config).tokenizer.vocab_size == MAX_VOCAB_SIZE
     else:
-        with pytest.raises(DataError, match=rf"has a token {largest}; the most is 1048574\); choose another"):
+        with pytest.raises(DataError, match=rf"has a token {largest}; the largest is 1048574\); choose another"):
             open_corpus(config)

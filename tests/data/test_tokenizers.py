@@ -6,10 +6,10 @@ import random
 import numpy as np
 import pytest
 
-from normlab import corpora
+from normlab.corpora import TOKENIZERS
 from normlab.data import tokenizers
 from normlab.data.subwords import token_dtype
-from normlab.data.tokenizers import TOKENIZERS, BytesTokenizer, CharsTokenizer
+from normlab.data.tokenizers import BytesTokenizer, CharsTokenizer
 from normlab.errors import DataError
 
 SAMPLES = [
@@ -19,10 +19,6 @@ SAMPLES = [
     "a\x00b\r\n\ufeff\u2028",
     "".join(chr(c) for c in random.Random(0).choices([*range(0xD800), *range(0xE000, 0x110000)], k=5000)),
 ]
-
-
-def test_every_tokenizer_is_an_option() -> None:
-    assert set(corpora.TOKENIZERS) == set(TOKENIZERS)
 
 
 @pytest.mark.parametrize("text", SAMPLES)
@@ -35,35 +31,35 @@ def test_bytes_are_utf8(text: str) -> None:
     assert tokenizer.decode(tokens.tolist()) == text
 
 
-def test_bytes_decode_what_is_no_text() -> None:
+def test_bytes_decode_invalid_utf8() -> None:
     tokenizer = BytesTokenizer()
     assert tokenizer.decode([104, 256, 105]) == "h\ni"
-    assert tokenizer.decode([0xC3, 256, 0xA9]) == "\ufffd\n\ufffd"  # an end inside a character
+    assert tokenizer.decode([0xC3, 256, 0xA9]) == "\ufffd\n\ufffd"  # the end of a document inside a character
     assert tokenizer.decode(np.arange(257)).endswith("\n")
 
 
-def test_bytes_take_a_command_lines_words() -> None:
-    word = b"a\xff".decode("utf-8", "surrogateescape")
-    assert BytesTokenizer().encode(word).tolist() == [97, 255]
+def test_bytes_encode_arguments_that_are_not_utf8() -> None:
+    argument = b"a\xff".decode("utf-8", "surrogateescape")
+    assert BytesTokenizer().encode(argument).tolist() == [97, 255]
 
 
 @pytest.mark.parametrize("text", SAMPLES)
 def test_chars_are_positions_in_the_sorted_alphabet(text: str) -> None:
-    tokenizer = CharsTokenizer.fit(["hello", text, "w\U0010ffff"])
+    tokenizer = tokenizers.fit("chars", ["hello", text, "w\U0010ffff"])
     alphabet = sorted(set("hellow\U0010ffff" + text))
     assert tokenizer.vocab_size == len(alphabet) + 2
     assert tokenizer.encode(text).tolist() == [alphabet.index(c) for c in text]
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_chars_that_are_not_in_the_alphabet_are_unknown() -> None:
-    tokenizer = CharsTokenizer.fit(["cab"])
+def test_characters_outside_the_alphabet_are_unknown() -> None:
+    tokenizer = tokenizers.fit("chars", ["cab"])
     assert tokenizer.encode("a?d\U0001f600b\udcffc").tolist() == [0, 4, 4, 4, 1, 4, 2]
     assert tokenizer.decode([0, 3, 4, 2]) == "a\n\ufffdc"
     assert tokenizer.end_of_document == 3
 
 
-def test_an_alphabet_must_be_sorted() -> None:
+def test_alphabet_must_be_sorted() -> None:
     with pytest.raises(ValueError, match="sorted"):
         CharsTokenizer("ba")
     with pytest.raises(ValueError, match="sorted"):
@@ -83,7 +79,7 @@ def test_state_survives_json(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))
-def test_a_batch_is_each_text_by_itself(name: str) -> None:
+def test_encode_batch_equals_encode_of_each_text(name: str) -> None:
     tokenizer = tokenizers.fit(name, SAMPLES)
     for text, tokens in zip(SAMPLES, tokenizer.encode_batch(SAMPLES), strict=True):
         assert tokens.dtype == token_dtype(tokenizer.vocab_size)
@@ -93,20 +89,20 @@ def test_a_batch_is_each_text_by_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))
-@pytest.mark.parametrize("wrong", [-1, 10**6])
-def test_tokens_outside_the_vocabulary_are_refused(name: str, wrong: int) -> None:
-    with pytest.raises(ValueError, match=str(wrong)):
-        tokenizers.fit(name, ["abc"]).decode([0, wrong])
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_decode_rejects_tokens_outside_the_vocabulary(name: str, token: int) -> None:
+    with pytest.raises(ValueError, match=str(token)):
+        tokenizers.fit(name, ["abc"]).decode([0, token])
 
 
-def test_unknown_names_list_the_known() -> None:
+def test_error_for_an_unknown_name_lists_the_tokenizers() -> None:
     with pytest.raises(DataError, match=r"'byte'.*bytes, chars.*did you mean 'bytes'"):
         tokenizers.fit("byte", [])
     with pytest.raises(DataError, match="bytes, chars"):
         tokenizers.from_state({})
 
 
-def test_dtype_is_the_narrowest_that_fits() -> None:
+def test_token_dtype_is_the_narrowest_that_fits() -> None:
     for vocab_size in (2, 257, 65535, 65536, 65537, 1 << 20):
         dtype = token_dtype(vocab_size)
         assert np.iinfo(dtype).max >= vocab_size - 1

@@ -437,9 +437,9 @@ def test_the_variants_of_a_first_block_are_their_formulas(first_block: str, by_h
 def test_a_first_block_that_differs_by_its_norms_alone_is_refused_without_norms() -> None:
     words = ["norm=none", "placement=keel"]
     with pytest.raises(ConfigError, match=r"placement\.first_block=pre: has no effect with norm=none"):
-        compose_run([*words, "placement.first_block=pre"]).refuse_idle()
-    compose_run([*words, "placement.first_block=same"]).refuse_idle()  # it has the factor 2L
-    compose_run(words).refuse_idle()
+        compose_run([*words, "placement.first_block=pre"]).reject_unused_options()
+    compose_run([*words, "placement.first_block=same"]).reject_unused_options()  # it has the factor 2L
+    compose_run(words).reject_unused_options()
 
 
 def test_a_record_without_a_first_block_is_of_blocks_that_are_all_alike() -> None:

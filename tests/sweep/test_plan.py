@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from normlab.config import config_of_record
+from normlab.config import config_from_record
 from normlab.errors import ConfigError, StoreError
 from normlab.launch import compose_grid, compose_run, compose_sweep
-from normlab.options import leaves, plain_tree
+from normlab.options import flatten_options, plain_tree
 from normlab.store.plans import (
     FINISHED,
     KILLED,
@@ -73,7 +73,8 @@ def test_value_with_quotes_spaces_and_commas_is_one_value(words: list[str], tmp_
     _, jobs = compose_sweep([*words, path, "run.name='x, y',z"])
     assert [config.run.name for _, config in jobs] == ["x, y", "z"]
     assert all(
-        leaves(config)["data.path"] == [f"{tmp_path}/a b.txt", f"{tmp_path}/it's, one.txt"] for _, config in jobs
+        flatten_options(config)["data.path"] == [f"{tmp_path}/a b.txt", f"{tmp_path}/it's, one.txt"]
+        for _, config in jobs
     )
     assert [overrides for overrides, _ in jobs] == [["run.name='x, y'"], ["run.name=z"]]
 
@@ -83,7 +84,7 @@ def test_jobs_and_packs_of_a_plan(plan: Callable[..., PlannedSweep]) -> None:
     assert [job.overrides for job in made.jobs] == [
         [f"norm={norm}", f"seed={seed}"] for norm in ("layernorm", "rmsnorm") for seed in range(3)
     ]
-    assert [config_of_record(job.config).seed for job in made.jobs] == [0, 1, 2] * 2
+    assert [config_from_record(job.config).seed for job in made.jobs] == [0, 1, 2] * 2
     assert [pack.jobs for pack in made.packs] == [[index] for index in range(6)]
     assert len({job.run_id for job in made.jobs}) == 6
 
@@ -214,7 +215,7 @@ def test_every_option_is_in_the_key_or_may_differ() -> None:
     config = compose_run([])
     key = json.loads(pack_key(config))
     may_differ: set[str] = set()
-    for word in leaves(config):
+    for word in flatten_options(config):
         group, _, name = word.rpartition(".")
         if name not in (key.get(group, {}) if group else key):
             may_differ.add(word)

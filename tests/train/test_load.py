@@ -105,15 +105,15 @@ def test_a_record_of_something_else_is_not_resumed(
 def test_weights_that_the_machine_has_no_memory_for(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     run = normlab.load(folder.path)
     shutil.rmtree(folder.path / "checkpoints" / "step_00000012")
-    needed = 8 * memory.weights_of(run.config)
+    needed = 8 * memory.num_weights(run.config)
     size = (folder.path / "checkpoints" / "step_00000016" / "state.safetensors").stat().st_size
     assert run.model
-    monkeypatch.setattr(memory, "of_machine", lambda: size - 1)
+    monkeypatch.setattr(memory, "available_bytes", lambda: size - 1)
     with pytest.raises(StoreError, match=r"the memory ran out while .*checkpoints was read"):
         assert normlab.load(folder.path).model
     with pytest.raises(memory.ConfigError, match=r"this machine has .*; use a machine with more"):
-        memory.check_weights(run.config, needed - 1, "this machine")
-    memory.check_weights(run.config, needed, "this machine")
+        memory.check_weights_fit(run.config, needed - 1, "this machine")
+    memory.check_weights_fit(run.config, needed, "this machine")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "meta.json", "state.safetensors"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from normlab.config import RunConfig, config_of_record
+from normlab.config import RunConfig, config_from_record
 from normlab.launch import compose_run, norm_presets, register
 from normlab.norms.base import NORMS, load_all
 from normlab.options import plain_tree
@@ -571,7 +571,7 @@ def test_what_a_placement_has_by_itself_and_what_differs_from_it_are_no_idle_wor
 def test_a_run_of_before_with_an_idle_switch_can_be_read() -> None:
     config = compose_run(["placement.final_norm=false"])
     tree = plain_tree(config) | {"norm": plain_tree(compose_run(["norm=none"]).norm)}
-    before = config_of_record(json.loads(json.dumps(tree)))
+    before = config_from_record(json.loads(json.dumps(tree)))
     assert (before.norm.name, before.placement) == ("none", config.placement)
 
 
@@ -580,7 +580,7 @@ def test_a_run_of_before_with_an_idle_switch_can_be_read() -> None:
     ("words", "doubt"),
     [
         (["placement=post"], None),
-        (["placement=post", "init=gpt2"], r"init=gpt2 is not what placement=post goes with \(xavier\): .*2002.04745"),
+        (["placement=post", "init=gpt2"], r"init=gpt2 is not the rule of placement=post \(xavier\): .*2002.04745"),
         (["placement=deepnorm", "init=xavier"], r"\(deepnorm\): beta = .*2203.00555"),
         (["placement=deepnorm", "init=deepnorm"], None),
         (["placement=peri", "init=gpt2_scaled"], r"the first gradients grow"),
@@ -605,9 +605,9 @@ def test_an_init_that_is_known_to_be_wrong_is_said(words: list[str], doubt: str 
 
     found: RunConfig = compose_run(words)
     if doubt is None:
-        assert found.doubts() == []
+        assert found.warnings() == []
     else:
-        assert re.search(doubt, found.doubts()[0])
+        assert re.search(doubt, found.warnings()[0])
 
 
 @pytest.mark.slow
@@ -629,7 +629,7 @@ def test_without_norms_the_stream_explodes_under_xavier_where_that_is_said_and_n
     for placement in ("pre", "post", "mix_ln", "lns", "layerscale", "rezero"):
         words = ["norm=none", f"placement={placement}", "init=xavier", "model.depth=24", "train.batch_size=2"]
         config = compose_run(words)
-        assert (measure(config)[0].stream[-1] > 100) == bool(config.doubts()), placement
+        assert (measure(config)[0].stream[-1] > 100) == bool(config.warnings()), placement
 
 
 def test_depth_scaled_is_as_small_beside_a_normed_stream_as_gpt2() -> None:

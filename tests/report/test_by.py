@@ -14,7 +14,7 @@ from scipy import stats
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.report.by import Options, summarize_by
 from normlab.report.by_text import notes, render_report, table_rows
-from normlab.report.groups import MOST_DAMAGED
+from normlab.report.groups import MAX_DAMAGED
 from normlab.store.plans import Job, Plan, sweep_folder, write_plan
 from normlab.store.schema import seal
 
@@ -193,7 +193,7 @@ def test_a_best_at_the_end_of_the_grid_is_said(make, tmp_path):
 def test_cells_that_differ_in_more_than_was_asked_are_said(make, tmp_path):
     make("rmsnorm", 1e-3, 0, 2.1)
     make("layernorm", 3e-3, 0, 2.0, depth=8)
-    told = summarize_by(tmp_path, ["norm"]).of_all
+    told = summarize_by(tmp_path, ["norm"]).table_warnings
     assert told[0] == "the cells differ in more than norm: model.depth 4 and 8"
     assert told[1].startswith("the cells were not given the same learning rates")
 
@@ -272,7 +272,7 @@ def test_damaged_runs_are_in_no_cell_and_are_named(make, tmp_path):
     broken.path.joinpath("run.json").write_text("{")
     report = summarize_by(tmp_path, ["norm"])
     assert report.rows[0]["runs"] == 1
-    (line,) = report.of_all
+    (line,) = report.table_warnings
     assert line.startswith(f"run {broken.run_id} is damaged, and in no number: {broken.path}/run.json: is damaged (")
     with pytest.raises(StoreError, match="no run there says what it was"):
         summarize_by(broken.path, ["norm"])
@@ -318,7 +318,7 @@ def test_of_many_damaged_runs_the_first_are_named_with_their_reasons(make, tmp_p
         (make("layernorm", 1e-3, seed, 2.0).path / "status.json").write_text("")
     (row,) = summarize_by(tmp_path, ["norm"]).rows
     named = [warning for warning in row["warnings"] if "damaged" in warning]
-    assert len(named) == MOST_DAMAGED + 1
+    assert len(named) == MAX_DAMAGED + 1
     assert named[-1] == (
         "4 more runs are damaged, and in no number: " + ", ".join(f"run{number:04}" for number in range(5, 9))
     )
@@ -390,7 +390,7 @@ def test_a_sweep_by_its_name_and_what_has_not_started(make, tmp_path, monkeypatc
     for word in ("mine", sweep):
         report = summarize_by(word, ["norm"])
         assert [row["cell"] for row in report.rows] == ["rmsnorm"]
-        assert report.of_all == ["1 of the sweep's 3 runs have not started"]
+        assert report.table_warnings == ["1 of the sweep's 3 runs have not started"]
     code, out, err = run_command("summarize", "mine", "--by", "norm")
     assert (code, "rmsnorm" in out) == (0, True)
     assert "normlab: 1 of the sweep's 3 runs have not started" in err

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from normlab.launch import compose_run
-from normlab.report.bars import bars
-from normlab.report.inspect import MOST_PLACES, inspect, left_out, overview_steps, table_rows
+from normlab.report.bars import sparkline
+from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_steps, table_rows
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.spikes import RULES
@@ -61,7 +61,7 @@ def test_a_statistic_by_place_and_over_training(run: RunFolder, command: Command
     for place, line in enumerate(lines, start=1):
         told = line[7:].split()
         assert told[:3] == [f"{value:.4g}" for value in values[:, place]]
-        assert told[3] == bars(values[:, place].tolist())
+        assert told[3] == sparkline(values[:, place].tolist())
 
 
 def test_the_whole_in_a_few_lines(command: Command, run: RunFolder) -> None:
@@ -310,7 +310,7 @@ def test_a_deep_model_fits_a_screen(tmp_path: Path) -> None:
     rows = inspect(folder, "resid_rms")
     assert len(rows) == 201
     shown = table_rows(rows)
-    assert len(shown) == MOST_PLACES
+    assert len(shown) == MAX_LAYERS
     assert left_out(rows) == "24 of 201 places, 5 of 30 measured steps; --json has all"
     assert left_out(rows[:24]) == "5 of 30 measured steps; --json has all"
     few = [row | {"steps": row["steps"][:5], "values": row["values"][:5]} for row in rows]
@@ -336,4 +336,4 @@ def test_a_deep_model_fits_a_screen(tmp_path: Path) -> None:
     ],
 )
 def test_bars(values: list[float], drawn: str) -> None:
-    assert bars(values) == drawn
+    assert sparkline(values) == drawn

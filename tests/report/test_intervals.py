@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from scipy.special import stdtr, stdtrit
 
-from normlab.report.intervals import holm, mean_interval, paired
+from normlab.report.intervals import holm, mean_interval, paired_test
 from normlab.report.student_t import quantile, tail
 
 inf = math.inf
@@ -53,19 +53,19 @@ def test_no_interval_of_one_value_or_with_an_infinite_one():
 
 def test_the_paired_t_test_is_scipys():
     a, b = np.random.default_rng(0).normal(size=(2, 7))
-    found, theirs = paired(alone((a - b).tolist())), stats.ttest_rel(a, b)
+    found, theirs = paired_test(alone((a - b).tolist())), stats.ttest_rel(a, b)
     assert (found.p, found.test) == (pytest.approx(theirs.pvalue, rel=1e-10), "paired t")
     low, high = theirs.confidence_interval(0.95)
     assert found[:3] == pytest.approx((np.mean(a - b), low, high), rel=1e-10)
 
 
 def test_one_pair_proves_nothing_and_equal_runs_no_difference():
-    assert paired(alone([0.1])) == (0.1, None, None, None, (1, (1, 1)), "one pair")
-    assert paired(alone([0.0, 0.0, 0.0]))[:4] == (0, 0, 0, 1)
-    assert paired(alone([inf])).p is None
+    assert paired_test(alone([0.1])) == (0.1, None, None, None, (1, (1, 1)), "one pair")
+    assert paired_test(alone([0.0, 0.0, 0.0]))[:4] == (0, 0, 0, 1)
+    assert paired_test(alone([inf])).p is None
     for bad in ([], [math.nan, 1.0]):
         with pytest.raises(ValueError, match="paired differences"):
-            paired(alone(bad))
+            paired_test(alone(bad))
 
 
 def by_enumeration(differences):
@@ -91,21 +91,21 @@ def by_enumeration(differences):
     ],
 )
 def test_with_diverged_runs_it_is_the_exact_signed_rank_test(differences):
-    found = paired(alone(differences))
+    found = paired_test(alone(differences))
     assert found.p == pytest.approx(by_enumeration(differences), rel=1e-12)
     assert found.test.startswith(f"signed-rank ({sum(map(math.isinf, differences))} of {len(differences)} pairs")
-    assert paired(alone([-d for d in differences])).p == pytest.approx(found.p, rel=1e-12)
+    assert paired_test(alone([-d for d in differences])).p == pytest.approx(found.p, rel=1e-12)
 
 
 def test_without_ties_it_is_scipys_wilcoxon_with_a_number_above_all_others_for_infinity():
     differences = [0.11, -0.2, 0.33, 0.44, -0.05, 0.61, 0.7, inf]
     theirs = stats.wilcoxon([min(d, 99.0) for d in differences], method="exact")
-    assert paired(alone(differences)).p == pytest.approx(theirs.pvalue, rel=1e-12)
+    assert paired_test(alone(differences)).p == pytest.approx(theirs.pvalue, rel=1e-12)
 
 
 def test_the_interval_by_ranks_holds_just_the_shifts_that_are_not_rejected():
     differences = [0.11, -0.2, 0.33, 0.44, -0.05, 0.61, 0.7, inf]
-    found = paired(alone(differences))
+    found = paired_test(alone(differences))
     assert found.low is not None
     inside = [shift for shift in np.linspace(-1, 1, 401) + 1e-4 if by_enumeration(np.array(differences) - shift) > 0.05]
     assert found.low == pytest.approx(inside[0], abs=0.006)
@@ -114,15 +114,15 @@ def test_the_interval_by_ranks_holds_just_the_shifts_that_are_not_rejected():
 
 
 def test_fewer_than_six_pairs_have_no_interval_by_ranks():
-    assert paired(alone([inf, 0.1, 0.2, 0.3, 0.4]))[1:3] == (None, None)
-    assert paired(alone([inf, 0.1, 0.2, 0.3, 0.4])).p == 2**-4
-    assert paired(alone([inf, 0.1, 0.2, 0.3, 0.4, 0.5])).low == 0.1
+    assert paired_test(alone([inf, 0.1, 0.2, 0.3, 0.4]))[1:3] == (None, None)
+    assert paired_test(alone([inf, 0.1, 0.2, 0.3, 0.4])).p == 2**-4
+    assert paired_test(alone([inf, 0.1, 0.2, 0.3, 0.4, 0.5])).low == 0.1
 
 
 def test_a_divergence_is_a_loss_by_the_most():
     ahead = [-0.1, -0.2, -0.1, -0.3, -0.2, -0.1, -0.2, -0.3]
-    assert paired(alone(ahead)).p < 0.01
-    assert paired(alone([*ahead, inf, inf])).p > paired(alone([*ahead, -inf, -inf])).p
+    assert paired_test(alone(ahead)).p < 0.01
+    assert paired_test(alone([*ahead, inf, inf])).p > paired_test(alone([*ahead, -inf, -inf])).p
 
 
 def test_holm_against_the_numbers_of_its_definition():
@@ -146,9 +146,9 @@ def test_in_a_simulation_intervals_cover_and_the_test_rejects_at_the_rates_that_
         same, better = (seeds + shift + draw.normal(0, 0.01, (REPEATED, n)) for shift in (0, -0.015))
         covered = [i.low <= 2.3 <= i.high for i in (mean_interval(alone(row)) for row in a.tolist())]
         assert 0.93 <= np.mean(covered) <= 0.97
-        null = [paired(alone(row)) for row in (a - same).tolist()]
+        null = [paired_test(alone(row)) for row in (a - same).tolist()]
         assert 0.04 <= np.mean([test.p < 0.05 for test in null]) <= 0.06
-        shifted = [paired(alone(row)) for row in (better - a).tolist()]
+        shifted = [paired_test(alone(row)) for row in (better - a).tolist()]
         assert 0.93 <= np.mean([test.low <= -0.015 <= test.high for test in shifted]) <= 0.97
         assert np.mean([test.p < 0.05 for test in shifted]) > 0.15
 
@@ -162,26 +162,26 @@ def test_in_a_simulation_with_divergence_the_test_rejects_no_more_than_it_states
     b[draw.random(b.shape) < 0.1] = inf
     differences = np.zeros_like(a)
     np.subtract(a, b, out=differences, where=~(np.isinf(a) & np.isinf(b)))
-    tests = [paired(alone(row)) for row in differences.tolist()]
+    tests = [paired_test(alone(row)) for row in differences.tolist()]
     assert np.mean([test.test != "paired t" for test in tests]) > 0.7
     assert 0.04 <= np.mean([test.p < 0.05 for test in tests]) <= 0.06
     worse = np.where(draw.random(a.shape) < 0.7, inf, differences)
-    assert np.mean([paired(alone(row)).p < 0.05 for row in worse.tolist()]) > 0.5
+    assert np.mean([paired_test(alone(row)).p < 0.05 for row in worse.tolist()]) > 0.5
 
 
 def test_in_a_simulation_holm_finds_one_of_ten_that_are_none_once_in_twenty_at_most():
     draw = np.random.default_rng(3)
     tables = draw.normal(0, 0.01, (REPEATED // 4, 10, 4)).tolist()
-    wrong = [min(holm([paired(alone(row)).p for row in table])) < 0.05 for table in tables]
+    wrong = [min(holm([paired_test(alone(row)).p for row in table])) < 0.05 for table in tables]
     assert 0.02 <= np.mean(wrong) <= 0.05 + 3 * NOISE * 2
 
 
 def test_where_both_diverged_no_mean_is_made_of_it():
-    found = paired(alone([0.0, 0.0, -0.1]), both_diverged=2)
+    found = paired_test(alone([0.0, 0.0, -0.1]), both_diverged=2)
     assert found.test == "signed-rank (2 of 3 pairs with a diverged run, 2 on both sides)"
     assert (found.low, found.high) == (None, None)
     assert found.p == 1.0  # one pair says something, and either sign of it is as likely
-    both = paired(alone([0.0] * 7), both_diverged=7)
+    both = paired_test(alone([0.0] * 7), both_diverged=7)
     assert (both.estimate, both.p) == (0.0, 1.0)
 
 
@@ -216,7 +216,7 @@ def test_a_complete_crossing_is_a_two_way_analysis_of_variance(a, b):
     low, high = stats.t.interval(0.95, min(a, b) - 1, loc=table.mean(), scale=error)
     assert found[:3] == pytest.approx((table.mean(), low, high), rel=1e-9)
     assert (found.design.n, found.design.levels, str(found.design)) == (a * b, (a, b), f"{a}x{b}")
-    test = paired(crossed((table - 2.3).tolist()))
+    test = paired_test(crossed((table - 2.3).tolist()))
     assert test.p == pytest.approx(2 * stats.t.sf(abs(table.mean() - 2.3) / error, min(a, b) - 1), rel=1e-8)
     assert test[1:3] == pytest.approx((low - 2.3, high - 2.3), rel=1e-6)
 
@@ -256,7 +256,7 @@ def test_in_a_simulation_intervals_over_crossed_seeds_cover_at_the_rate_that_the
     naive = [mean_interval(alone(table)) for table in tables.reshape(repeated, -1).tolist()]
     if deviations[2] < 1:
         assert np.mean([one.low <= 2.3 <= one.high for one in naive]) < 0.85
-    rejected = [paired(crossed(table)).p < 0.05 for table in (tables[:300] - 2.3).tolist()]
+    rejected = [paired_test(crossed(table)).p < 0.05 for table in (tables[:300] - 2.3).tolist()]
     assert rejected == [not one.low <= 2.3 <= one.high for one in found[:300]]
 
 
@@ -281,7 +281,7 @@ def test_in_a_simulation_intervals_over_incomplete_crossings_cover_at_least_at_t
 
 def test_crossed_pairs_with_diverged_runs_are_tested_by_the_medians_of_the_factor_that_says_less():
     table = [[inf, 0.2, 0.3], [0.1, 0.3, inf], [0.2, -inf, 0.4], [0.5, 0.6, inf]]
-    found = paired(crossed(table), both_diverged=1)
+    found = paired_test(crossed(table), both_diverged=1)
     per_seed, per_data_seed = ([*map(np.median, rows)] for rows in (table, np.transpose(table)))
     expected = [by_enumeration(medians) for medians in (per_seed, per_data_seed)]
     assert expected == [0.125, 0.25]
@@ -289,11 +289,11 @@ def test_crossed_pairs_with_diverged_runs_are_tested_by_the_medians_of_the_facto
     assert found.test == (
         "signed-rank of medians per data.seed (5 of 12 pairs with a diverged run, 1 on both sides, crossed 4x3)"
     )
-    assert paired({key: -value for key, value in crossed(table).items()}, both_diverged=1).p == found.p
+    assert paired_test({key: -value for key, value in crossed(table).items()}, both_diverged=1).p == found.p
 
 
 def test_a_level_with_as_many_losses_as_wins_by_the_most_says_nothing():
-    both_ways, one_way = (paired(crossed([row, [0.1, 0.2], [0.3, 0.1]])) for row in ([inf, -inf], [inf, inf]))
+    both_ways, one_way = (paired_test(crossed([row, [0.1, 0.2], [0.3, 0.1]])) for row in ([inf, -inf], [inf, inf]))
     assert both_ways.p == by_enumeration([0.0, 0.15, 0.2]) == 0.5
     assert one_way.p == 0.5  # two data seeds are the fewer
     assert both_ways.estimate < one_way.estimate
@@ -306,5 +306,5 @@ def test_in_a_simulation_with_divergence_crossed_pairs_are_rejected_no_more_ofte
     tables[draw.random(tables.shape) < 0.05] = inf
     tables *= draw.choice([-1, 1], (repeated, 1, 1))  # neither side diverges more often
     tables[:, 0, 0] = inf * draw.choice([-1, 1], repeated)
-    rejected = [paired(crossed(table)).p < 0.05 for table in tables.tolist()]
+    rejected = [paired_test(crossed(table)).p < 0.05 for table in tables.tolist()]
     assert np.mean(rejected) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeated)

@@ -8,7 +8,7 @@ import pytest
 
 from normlab.report.by import summarize_by
 from normlab.report.compare.comparable import banners
-from normlab.report.outcomes import outcome
+from normlab.report.outcomes import read_result
 from normlab.store.query import examine
 
 OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]
@@ -27,7 +27,7 @@ def test_pack_sizes_are_reported_where_no_plan_has_reported_them(
     folders = [
         make_run(f"run{seed}", seed=seed, run={} if pack is None else {"pack": pack}) for seed, pack in enumerate(packs)
     ]
-    outcomes = [one for one in (outcome(examine(folder)) for folder in folders) if one]
+    outcomes = [one for one in (read_result(examine(folder)) for folder in folders) if one]
     line = "the runs' numerics differ: runs in its pack 1 and 3: the same words and seeds do not give the same bits"
     assert banners(outcomes) == [line] * reported
     (row,) = summarize_by(tmp_path, ["norm"]).rows

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from normlab.errors import StoreError
-from normlab.report.summary import COLUMNS, FORMATS, render, summarize
+from normlab.report.render import FORMATS, render
+from normlab.report.summary import COLUMNS, summarize
 from normlab.store.schema import seal
 
 

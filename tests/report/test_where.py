@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from normlab.errors import ConfigError
-from normlab.report.where import chosen, parse
+from normlab.report.where import match_runs, parse_conditions
 
 RUNS = [
     {"config": {"norm": {"name": norm, "eps": 1e-6}, "model": {"depth": depth, "bias": bias}, "seed": 0}}
@@ -30,7 +30,7 @@ RUNS = [
     ],
 )
 def test_conditions(texts, which):
-    kept = chosen(RUNS, parse(texts, "--where"))
+    kept = match_runs(RUNS, parse_conditions(texts, "--where"))
     assert [index for index, keep in enumerate(kept) if keep] == which
 
 
@@ -51,5 +51,5 @@ def test_conditions(texts, which):
 )
 def test_what_is_no_condition_is_one_line(text, told):
     with pytest.raises(ConfigError, match=told) as seen:
-        chosen(RUNS, parse([text], "--where"))
+        match_runs(RUNS, parse_conditions([text], "--where"))
     assert "\n" not in str(seen.value)

@@ -147,8 +147,8 @@ def notes(report: Report) -> list[str]:
     if any(row["lr_sensitivity"] is not None for row in rows):
         lines.append(
             "S: mean over the learning rates of min(loss, ln V), less the lowest of a usable one; a diverged run "
-            f"counts as ln V, so read S together with the number that diverged. Edge lr: the lowest learning rate above the "
-            f"best that is more than {EDGE:g} nats/token worse, or not usable"
+            "counts as ln V, so read S together with the number that diverged. Edge lr: the lowest learning rate above "
+            f"the best that is more than {EDGE:g} nats/token worse, or not usable"
         )
     if any(_sensitivity_text(row) == NO_SENSITIVITY for row in rows):
         lines.append(

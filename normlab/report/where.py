@@ -62,7 +62,7 @@ def parse_conditions(texts: Iterable[str], flag: str, signs: Sequence[str] = tup
         match = _CONDITION.fullmatch(part)
         if not match or match[2] not in signs:
             form = "option=value" if signs == ("=",) else f"an option, one of {' '.join(OPERATORS)}, and a value"
-            raise ConfigError(f"{flag} {part!r}: write {form}, for example norm=layernorm")
+            raise ConfigError(f"{flag} {part!r}: not a condition; write {form}, for example norm=layernorm")
         conditions.append(Condition(*match.groups()))
     return conditions
 

@@ -66,7 +66,7 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
     for tier in dict.fromkeys(tier for tier, _ in described):
         parts, damaged = arrays.read(tier)
         if damaged:
-            unreadable.append(f"{arrays.path}: {damaged} damaged rows, left out")
+            unreadable.append(f"{arrays.path}: damaged rows, left out: {damaged}")
         measured += [part for part in parts if len(part.steps)]
     # The rows before a checkpoint are on the disk and stay there when the run is resumed.
     saved = number(status.get("checkpoint"))

@@ -148,14 +148,14 @@ def test_damaged_rows_are_left_out_with_a_warning(words: list[str], run_command:
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     code, out, err = run_command("inspect", str(folder.path), "logz", "--json")
-    assert (code, err) == (0, f"normlab: {folder.path / 'stats'}: 1 damaged rows, left out\n")
+    assert (code, err) == (0, f"normlab: {folder.path / 'stats'}: damaged rows, left out: 1\n")
     assert len(json.loads(out)[0]["steps"]) == 5
 
 
 def test_overview_names_statistics_measured_at_other_steps() -> None:
     steps = {"resid_rms": [0, 10, 990], "logz": [0, 10, 990], "token_cos": [0, 800], "attn_sink": [0, 800]}
     line = overview_steps([{"statistic": name, "steps": each} for name, each in steps.items()])
-    expected = "first: step 0; last: step 990; token_cos, attn_sink: steps 0 and 800; over training: at the last layer"
+    expected = "first: step 0; last: step 990; attn_sink, token_cos: steps 0 and 800; over training: at the last layer"
     assert line == expected
     assert overview_steps([]) == ""
 

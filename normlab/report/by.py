@@ -95,7 +95,7 @@ def check_by(by: Sequence[str]) -> None:
     """Reject an empty list of options, and an option that is listed twice.
 
     Raises:
-        ConfigError: It is one of these.
+        ConfigError: The list is empty or has a duplicate.
     """
     if not all(by) or not by or len(set(by)) < len(by):
         raise ConfigError(f"--by {','.join(by)}: give one option or more, each once, such as norm,placement")

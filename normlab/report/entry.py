@@ -17,7 +17,7 @@ HEADINGS = {
     "formula": "formula",
     "unit": "unit",
     "read": "measured on",
-    "measured": "measured",
+    "measured": "when",
     "reduces": "per step",
     "question": "question",
     "opens": "embeddings",

@@ -399,7 +399,7 @@ def inspect(
     from normlab.store.query import examine, resolve_run
 
     folder = resolve_run(run, results_dir)
-    look.check(statistic, probe=probe)
+    look.check_statistic(statistic, probe=probe)
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, which alone builds the model; leave it out")
     if not probe and (problem := examine(folder).problem):

@@ -16,7 +16,7 @@ import torch
 
 from normlab.config import RunConfig
 from normlab.options import flatten_options
-from normlab.report.bars import bars
+from normlab.report.bars import sparkline
 from normlab.report.pages import shell as pages
 from normlab.train.optim import build_optimizer, hyper_of, is_decayed
 from normlab.verify.signal import measure, slope
@@ -100,7 +100,7 @@ def _number(value: float | None, digits: str = ".3g") -> str:
 
 
 def _bars(profile: Sequence[float | None]) -> str:
-    return bars([math.nan if value is None else value for value in profile])
+    return sparkline([math.nan if value is None else value for value in profile])
 
 
 def laws(rows: Sequence[Row]) -> Iterator[str]:

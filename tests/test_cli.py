@@ -479,7 +479,7 @@ def test_a_name_that_means_several_things_is_explained(
 ) -> None:
     code, out, err = run_command("list", kind, word)
     assert (code, err) == (0, "")
-    assert out.startswith(f"{word!r} is none of the {kind}; it may mean:\n")
+    assert out.startswith(f"{word!r} is not one of the {kind}; it may mean:\n")
     known = {entry["name"]: entry for entry in json.loads(run_command("list", kind, "--json")[1])}
     lines = out.splitlines()[2:]
     # A single row stands upright, and its name in the first line.
@@ -505,7 +505,10 @@ def test_the_name_of_another_kind_says_where_it_is(
 ) -> None:
     code, out, err = run_command("list", kind, word)
     assert (code, err) == (0, "")
-    assert out.splitlines() == [f"{word!r} is none of the {kind}; see", *(f"  normlab list {k} {word}" for k in kinds)]
+    assert out.splitlines() == [
+        f"{word!r} is not one of the {kind}; see",
+        *(f"  normlab list {k} {word}" for k in kinds),
+    ]
 
 
 def test_a_placement_is_shown_with_what_is_known_of_it(run_command: Command) -> None:

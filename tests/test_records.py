@@ -13,7 +13,7 @@ from records_inside import Size, layout
 from normlab.config import AdamW
 from normlab.launch import compose_run
 from normlab.report.compare.find import find_started
-from normlab.report.outcomes import outcome
+from normlab.report.outcomes import read_result
 from normlab.stats.spikes import OLMO_CORE
 from normlab.stats.statistic import CORE
 from normlab.store.query import examine
@@ -97,9 +97,9 @@ def test_outcomes(tmp_path, told, state, last):
     assert len(series(folder)["loss"]) == last
     [inside], damaged = folder.statistics.read(CORE)
     assert (inside.steps.tolist(), damaged) == (list(range(0, last, 10)), 0)
-    came_out = outcome(seen)
+    came_out = read_result(seen)
     assert came_out is not None
-    assert came_out.ending == {"interrupted": "unfinished", "running": "unfinished"}.get(
+    assert came_out.state == {"interrupted": "unfinished", "running": "unfinished"}.get(
         told.get("outcome"), told.get("outcome", "finished")
     )
     if state == "diverged":

@@ -1,8 +1,7 @@
-"""Cells against a baseline: `--against norm=layernorm`, the difference of losses, paired by seed and data order.
+"""Compare cells with a baseline (`--against norm=layernorm`): differences of losses, paired by seed and data order.
 
-A pair is a run of each side with the same seeds. Where the run of one side diverged, the pair is a loss for that
-side, by more than any number; where both did, neither is better. A run that failed or has not ended is no outcome:
-its pair is left out, and that is said.
+A pair is a run of each cell with the same seeds. If one of the two diverged, the pair is a loss for that cell by an
+infinite difference; if both did, the difference is 0. Runs without an outcome form no pair.
 """
 
 from __future__ import annotations
@@ -12,80 +11,85 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from normlab.errors import ConfigError, unknown
-from normlab.report.groups import Cell, mixtures
-from normlab.report.intervals import Paired, Replicate, holm, paired
-from normlab.report.settings import shown
-from normlab.report.where import parse
+from normlab.report.groups import Cell, mixed_settings
+from normlab.report.intervals import PairedTest, Replicate, holm, paired_test
+from normlab.report.settings import format_setting
+from normlab.report.where import parse_conditions
 
-OPTION = "--against"
+FLAG = "--against"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A cell against its baseline, each at one learning rate."""
+    """A cell compared with its baseline, each at one learning rate."""
 
     baseline: Cell
-    found: Paired | None
-    """None where no seed is on both sides."""
+    test: PairedTest | None
+    """None if the two cells have no seed in common."""
     p_holm: float | None
-    """The p-value corrected for all the comparisons of the table."""
+    """The p-value corrected for all comparisons of the table."""
     unpaired: int
-    """Seeds that one side alone has a result of."""
+    """Seeds for which only one of the two cells has a result."""
 
 
-def baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[Cell | None]:
-    """The baseline of each cell: the cell that is as it is but for what was asked; None for a baseline, or for none.
+def find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[Cell | None]:
+    """Return for each cell the baseline that has the values of `text` and matches it in all other options of `by`.
+
+    None where the cell is itself a baseline, or where there is no such cell.
 
     Raises:
-        ConfigError: A word is not among those of --by, or no cell has such a value.
+        ConfigError: An option is not in `by`, or no cell has such a value.
     """
-    asked = {one.word: one.value for one in parse([text], OPTION, signs=("=",))}
-    for word, value in asked.items():
-        if word not in by:
-            raise ConfigError(f"{OPTION} {text}: {word} is no word of --by {','.join(by)}; add it there")
-        values = {shown(cell.key[by.index(word)]) for cell in cells}
+    wanted = {condition.option: condition.value for condition in parse_conditions([text], FLAG, signs=("=",))}
+    for option, value in wanted.items():
+        if option not in by:
+            raise ConfigError(f"{FLAG} {text}: {option} is not in --by {','.join(by)}; add it there")
+        values = {format_setting(cell.key[by.index(option)]) for cell in cells}
         if value not in values:
-            raise ConfigError(f"{OPTION} {text}: " + unknown(word, value, values))
-    named = {tuple(map(shown, cell.key)): cell for cell in cells}
-    keys = [tuple(asked.get(word, shown(value)) for word, value in zip(by, cell.key, strict=True)) for cell in cells]
-    if not any(key in named for key in keys):
-        raise ConfigError(f"{OPTION} {text}: no cell has all of it; name fewer words")
-    return [None if named.get(key) is cell else named.get(key) for key, cell in zip(keys, cells, strict=True)]
+            raise ConfigError(f"{FLAG} {text}: " + unknown(option, value, values))
+    keys = [tuple(map(format_setting, cell.key)) for cell in cells]
+    by_key = dict(zip(keys, cells, strict=True))
+    baselines = [
+        by_key.get(tuple(wanted.get(option, value) for option, value in zip(by, key, strict=True))) for key in keys
+    ]
+    if not any(baselines):
+        raise ConfigError(f"{FLAG} {text}: no cell has all of these values; give fewer options")
+    return [None if baseline is cell else baseline for cell, baseline in zip(cells, baselines, strict=True)]
 
 
 def compare(
     cells: Sequence[Cell], baselines: Sequence[Cell | None], lr: Callable[[Cell], float | None]
 ) -> list[Comparison | None]:
-    """Every cell against its baseline, each at the learning rate that is asked for it; p-values corrected together."""
-    found = [
-        None if base is None else (base, *pairs(cell, lr(cell), base, lr(base)))
-        for cell, base in zip(cells, baselines, strict=True)
+    """Compare each cell with its baseline, each at the learning rate `lr(cell)`; p-values are corrected together."""
+    pairs = [
+        baseline and paired_differences(cell, lr(cell), baseline, lr(baseline))
+        for cell, baseline in zip(cells, baselines, strict=True)
     ]
-    tests = [paired(one[1], both_diverged=one[2]) if one and one[1] else None for one in found]
+    tests = [
+        paired_test(differences, both_diverged=both_diverged) if differences else None
+        for differences, both_diverged, _ in (each or ({}, 0, 0) for each in pairs)
+    ]
     corrected = holm([test.p if test else None for test in tests])
     return [
-        Comparison(one[0], test, p, one[3]) if one else None
-        for one, test, p in zip(found, tests, corrected, strict=True)
+        Comparison(baseline, test, p, each[2]) if baseline and each else None
+        for baseline, each, test, p in zip(baselines, pairs, tests, corrected, strict=True)
     ]
 
 
-def confounds(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
-    """What a cell and its baseline differ in besides what was asked, learning rate and seeds."""
-    different = [word for word, a, b in zip(by, cell.key, baseline.key, strict=True) if a != b]
-    return list(mixtures([*cell.outcomes, *baseline.outcomes], different).values())
+def confounders(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
+    """Return the settings in which a cell and its baseline differ besides `by`, learning rate and seeds."""
+    intended = [option for option, a, b in zip(by, cell.key, baseline.key, strict=True) if a != b]
+    return list(mixed_settings([*cell.runs, *baseline.runs], intended).values())
 
 
-def pairs(
-    cell: Cell, lr: float | None, baseline: Cell, base_lr: float | None
+def paired_differences(
+    cell: Cell, lr: float | None, baseline: Cell, baseline_lr: float | None
 ) -> tuple[dict[Replicate, float], int, int]:
-    """Return the differences of losses by replicate, cell less baseline, each at one learning rate.
-
-    And of how many of them both runs diverged, whose difference stands as 0; and how many seeds are on one side only.
-    """
-    if lr is None or base_lr is None:
+    """Return loss(cell) - loss(baseline) by replicate, and how many pairs diverged on both sides or lack one side."""
+    if lr is None or baseline_lr is None:
         return {}, 0, 0
-    ours, theirs = cell.losses.get(lr, {}), baseline.losses.get(base_lr, {})
-    both = sorted(set(ours) & set(theirs), key=str)
-    diverged = [one for one in both if math.isinf(ours[one]) and math.isinf(theirs[one])]
-    differences = {one: 0.0 if one in diverged else ours[one] - theirs[one] for one in both}
-    return differences, len(diverged), len(set(ours) ^ set(theirs))
+    losses, baseline_losses = cell.losses.get(lr, {}), baseline.losses.get(baseline_lr, {})
+    pairs = {key: (losses[key], baseline_losses[key]) for key in sorted(set(losses) & set(baseline_losses), key=str)}
+    both_diverged = {key for key, pair in pairs.items() if all(map(math.isinf, pair))}
+    differences = {key: 0.0 if key in both_diverged else a - b for key, (a, b) in pairs.items()}
+    return differences, len(both_diverged), len(set(losses) ^ set(baseline_losses))

@@ -1,4 +1,4 @@
-"""Numbers as a line of bars, for a terminal."""
+"""Draw numbers as a line of bars in a terminal."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import math
 from collections.abc import Sequence
 
 BARS = "▁▂▃▄▅▆▇█"
-FLAT = 0.01
-"""How much numbers must differ, as a share of their size, to be drawn as differing."""
+_FLAT = 0.01
+"""Relative difference up to which numbers are drawn at the same height."""
 
 
-def bars(values: Sequence[float], width: int = 12) -> str:
-    """At most `width` of the numbers, evenly spaced: on a logarithmic scale where all are above 0, else linear.
+def sparkline(values: Sequence[float], width: int = 12) -> str:
+    """Draw at most `width` of the numbers, evenly spaced; `?` for one that is not finite.
 
-    What is not finite is a question mark; numbers within 1 % of each other are all half as high.
+    The scale is logarithmic where all finite numbers are positive, else linear. Numbers within 1 % of each other are
+    all drawn at half height.
     """
     count = min(width, len(values))
-    picked = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
-    finite = [value for value in picked if math.isfinite(value)]
+    heights = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
+    finite = [value for value in heights if math.isfinite(value)]
+    flat = _FLAT * max(map(abs, finite), default=0.0)
     if finite and min(finite) > 0:
-        heights, least = [math.log(value) if math.isfinite(value) else value for value in picked], FLAT
-    else:
-        heights, least = picked, FLAT * max(map(abs, finite), default=0.0)
-    known = [height for height in heights if math.isfinite(height)]
-    low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
-    if span <= least:
-        return "".join(BARS[3] if math.isfinite(height) else "?" for height in heights)
-    return "".join(
-        BARS[round((height - low) / span * (len(BARS) - 1))] if math.isfinite(height) else "?" for height in heights
-    )
+        heights, flat = [math.log(value) if math.isfinite(value) else value for value in heights], _FLAT
+    finite = [height for height in heights if math.isfinite(height)]
+    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
+
+    def bar(height: float) -> str:
+        if not math.isfinite(height):
+            return "?"
+        return BARS[3] if span <= flat else BARS[round((height - low) / span * (len(BARS) - 1))]
+
+    return "".join(map(bar, heights))

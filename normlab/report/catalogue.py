@@ -1,4 +1,4 @@
-"""What `normlab list norms`, and the other kinds of `ROWS`, shows: the catalogue as rows, and one entry whole."""
+"""Rows and entries of the catalogue for `normlab list norms` and the other kinds."""
 
 from __future__ import annotations
 
@@ -11,21 +11,45 @@ from normlab.report.plugin_entries import plugin_norms, plugin_placements
 Row = dict[str, Any]
 
 
-def _all_norms() -> list[Row]:
+def _norm_entries() -> list[Row]:
     return [*catalogue.norms(), *plugin_norms()]
 
 
-def _all_placements() -> list[Row]:
+def _placement_entries() -> list[Row]:
     return [*catalogue.placements(), *plugin_placements()]
 
 
-def _norms() -> list[Row]:
-    entries = _all_norms()
+def _statistic_entries() -> list[Row]:
+    from normlab.stats.options import StatsConfig  # noqa: F401  (registers every statistic)
+    from normlab.stats.statistic import MERGES, OF, TIERS, in_order
+
+    keys = ("name", "tier", "of", "formula", "unit", "merge", "question", "source")
+    return [
+        {key: getattr(statistic, key) for key in keys}
+        | {"read": OF[statistic.of], "reduces": MERGES[statistic.merge], "measured": TIERS[statistic.tier]}
+        for statistic in in_order()
+    ]
+
+
+ENTRIES: dict[str, Callable[[], list[Row]]] = {
+    "norms": _norm_entries,
+    "placements": _placement_entries,
+    "models": catalogue.models,
+    "data": catalogue.data,
+    "optim": catalogue.optim,
+    "init": catalogue.init,
+    "stats": _statistic_entries,
+}
+"""The complete entries of each kind, for `--json`; the kind is the word after `normlab list`."""
+
+
+def _norm_rows() -> list[Row]:
+    entries = _norm_entries()
     formulas = {entry["name"]: entry["formula"] for entry in entries}
     return [
         {
             "norm": entry["name"],
-            "formula": _setting(entry)
+            "formula": _preset_text(entry)
             if entry["formula"] == formulas.get(entry.get("preset_of"))
             else entry["formula"],
             "learns": entry["parameters"],
@@ -37,40 +61,24 @@ def _norms() -> list[Row]:
     ]
 
 
-def _placements() -> list[Row]:
-    return [
-        {
-            "placement": entry["name"],
-            "formula": entry["formula"],
-            "learns": entry["parameters"],
-            "equals": entry["equals"],
-            "init": entry["init"],
-            "source": entry["source"],
-            "the name": entry["note"],
-        }
-        for entry in _all_placements()
-    ]
+def _preset_text(entry: Row) -> str:
+    return f"{entry['preset_of']} with {', '.join(f'{option}={value}' for option, value in entry['sets'].items())}"
 
 
-def _models() -> list[Row]:
-    shown = ("depth", "width", "heads", "context", "positions", "mlp")
+def _rows(kind: str, columns: dict[str, str]) -> list[Row]:
+    """Return a row of each entry, with the entry's keys by column title."""
+    return [{title: entry[key] for title, key in columns.items()} for entry in ENTRIES[kind]()]
+
+
+def _model_rows() -> list[Row]:
+    options = ("depth", "width", "heads", "context", "positions", "mlp")
     return [
-        {"model": entry["name"], **{word: entry["sets"][word] for word in shown}, "about": entry["about"]}
+        {"model": entry["name"], **{option: entry["sets"][option] for option in options}, "about": entry["about"]}
         for entry in catalogue.models()
     ]
 
 
-def _data() -> list[Row]:
-    return [{"data": entry["name"], "about": entry["about"]} for entry in catalogue.data()]
-
-
-def _optim() -> list[Row]:
-    return [
-        {"optim": entry["name"], "formula": entry["formula"], "source": entry["source"]} for entry in catalogue.optim()
-    ]
-
-
-def _init() -> list[Row]:
+def _init_rows() -> list[Row]:
     return [
         {
             "init": entry["name"],
@@ -82,46 +90,19 @@ def _init() -> list[Row]:
     ]
 
 
-def _stats() -> list[Row]:
-    shown = ("tier", "of", "formula", "unit", "question")
-    return [{"statistic": entry["name"], **{word: entry[word] for word in shown}} for entry in _statistics()]
-
-
-def _statistics() -> list[Row]:
-    from normlab.stats.options import StatsConfig  # noqa: F401  (with it every statistic is known)
-    from normlab.stats.statistic import MERGES, OF, TIERS, in_order
-
-    words = ("name", "tier", "of", "formula", "unit", "merge", "question", "source")
-    return [
-        {word: getattr(one, word) for word in words}
-        | {"read": OF[one.of], "reduces": MERGES[one.merge], "measured": TIERS[one.tier]}
-        for one in in_order()
-    ]
-
-
-def _setting(entry: Row) -> str:
-    sets = ", ".join(f"{word}={value}" for word, value in entry["sets"].items())
-    return f"{entry['preset_of']} with {sets}"
-
+_PLACEMENT_COLUMNS = {
+    "placement": "name", "formula": "formula", "learns": "parameters", "equals": "equals", "init": "init",
+    "source": "source", "the name": "note",
+}  # fmt: skip
+_STATISTIC_COLUMNS = {"statistic": "name"} | {key: key for key in ("tier", "of", "formula", "unit", "question")}
 
 ROWS: dict[str, Callable[[], list[Row]]] = {
-    "norms": _norms,
-    "placements": _placements,
-    "models": _models,
-    "data": _data,
-    "optim": _optim,
-    "init": _init,
-    "stats": _stats,
+    "norms": _norm_rows,
+    "placements": lambda: _rows("placements", _PLACEMENT_COLUMNS),
+    "models": _model_rows,
+    "data": lambda: _rows("data", {"data": "name", "about": "about"}),
+    "optim": lambda: _rows("optim", {"optim": "name", "formula": "formula", "source": "source"}),
+    "init": _init_rows,
+    "stats": lambda: _rows("stats", _STATISTIC_COLUMNS),
 }
-"""Rows for a table, by the word after `normlab list`."""
-
-ENTRIES: dict[str, Callable[[], list[Row]]] = {
-    "norms": _all_norms,
-    "placements": _all_placements,
-    "models": catalogue.models,
-    "data": catalogue.data,
-    "optim": catalogue.optim,
-    "init": catalogue.init,
-    "stats": _statistics,
-}
-"""Everything that is known of each, for `--json`."""
+"""The rows of a table of each kind."""

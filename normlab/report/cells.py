@@ -1,6 +1,6 @@
-"""What a person reads of a row's values: titles, roundings, and the warning where corpora differ.
+"""Format the values of a report's rows for people: column titles, rounding, and the notes on corpora and baselines.
 
-Shared by the table and the Markdown; JSON and CSV hold the values themselves.
+The table and the Markdown use it; JSON and CSV keep the values.
 """
 
 from __future__ import annotations
@@ -25,47 +25,40 @@ _TITLES = {
     "vs_bigram": "vs bigram",
     "corpus_sha256": "corpus sha256",
     "tokens_per_s": "tokens/s",
+    "corpora": "corpus",
 }
-_NUMBERS = {
-    "depth": "g",
-    "width": "g",
-    "seed": ".0f",
+_FORMATS = {
+    **dict.fromkeys(("depth", "width"), "g"),
+    **dict.fromkeys(("seed", "step", "steps"), ".0f"),
+    **dict.fromkeys(("val_loss", "best_val_loss", "last_val_loss", "train_loss"), ".4f"),
     "lr": ".4g",
-    "step": ".0f",
-    "steps": ".0f",
-    "val_loss": ".4f",
-    "best_val_loss": ".4f",
-    "last_val_loss": ".4f",
-    "train_loss": ".4f",
     "vs_bigram": "+.4f",
     "tokens_per_s": ",.0f",
     "seconds": ",.1f",
 }
-
-
 _LARGE = 1e5
-"""From here on four digits of a loss say enough."""
+"""Losses from here on have four significant digits instead of four decimals."""
 
 
-def title(key: str) -> str:
-    """The heading of a column."""
+def column_title(key: str) -> str:
+    """Return the heading of a column."""
     return _TITLES.get(key, key)
 
 
-def is_number(key: str) -> bool:
-    """Whether a column holds numbers, and stands to the right."""
-    return key in _NUMBERS
+def is_numeric(key: str) -> bool:
+    """Whether a column holds numbers, which are aligned to the right."""
+    return key in _FORMATS
 
 
-def cell(key: str, value: Any) -> str:
-    """A value as people read it; blank for None. Control characters are shown, not sent to the terminal."""
+def format_value(key: str, value: Any) -> str:
+    """Return a value as text, empty for None; control characters are escaped, because a name may hold any."""
     if value is None:
         return ""
     if key == "created":
         value = _local_time(value)
-    elif key in _NUMBERS and (known := number(value)) is not None:
-        with contextlib.suppress(OverflowError):  # a damaged record may hold what no float does
-            form = _NUMBERS[key].replace(".4f", ".4g") if abs(known) >= _LARGE else _NUMBERS[key]
+    elif key in _FORMATS and (known := number(value)) is not None:
+        with contextlib.suppress(OverflowError):  # a damaged record may hold an integer that no float can
+            form = _FORMATS[key].replace(".4f", ".4g") if abs(known) >= _LARGE else _FORMATS[key]
             return format(known, form).replace("+nan", "nan")
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
 
@@ -78,21 +71,25 @@ def _local_time(created: Any) -> Any:
         return created
 
 
-def corpus_cell(row: Row) -> str:
-    """A corpus by its name and the beginning of its hash, for where names do not tell them apart."""
-    return f"{cell('corpus', row['corpus'])} {cell('corpus_sha256', row['corpus_sha256'])[:8]}".strip()
+def corpus_label(row: Row) -> str:
+    """Return the corpus's name with the beginning of its hash: two texts can have the same name."""
+    return f"{format_value('corpus', row['corpus'])} {format_value('corpus_sha256', row['corpus_sha256'])[:8]}".strip()
 
 
-def old_baselines(rows: Sequence[Row]) -> str:
-    """A note where runs have a number against baselines of the whole validation text, else nothing."""
+def old_baselines_note(rows: Sequence[Row]) -> str:
+    """Return a note on runs whose `vs_bigram` uses baselines of the whole validation text; empty if there are none."""
     old = sum(bool(row.get("baselines")) and row.get("vs_bigram") is not None for row in rows)
-    return f"vs bigram of {old} older {'run' if old == 1 else 'runs'}: {WHOLE_TEXT_NOTE}" if old else ""
+    return f"vs bigram of {_runs(old)} with older records: {WHOLE_TEXT_NOTE}" if old else ""
 
 
-def differing_corpora(rows: Sequence[Row]) -> str:
-    """A warning where the rows are not all of one corpus, else nothing."""
-    counts = Counter(corpus_cell(row) for row in rows if row.get("corpus_sha256"))
+def corpora_note(rows: Sequence[Row]) -> str:
+    """Return a warning where the runs have different corpora; empty if they have the same."""
+    counts = Counter(corpus_label(row) for row in rows if row.get("corpus_sha256"))
     if len(counts) < 2:
         return ""
-    words = ", ".join(f"{corpus}: {n} {'run' if n == 1 else 'runs'}" for corpus, n in counts.items())
-    return f"{len(counts)} corpora, and losses compare only within one ({words})"
+    listed = ", ".join(f"{corpus}: {_runs(n)}" for corpus, n in counts.items())
+    return f"{len(counts)} corpora: losses compare only within one corpus ({listed})"
+
+
+def _runs(n: int) -> str:
+    return "1 run" if n == 1 else f"{n} runs"

@@ -1,6 +1,8 @@
-"""What was measured inside a run, read from its record: every statistic over training, whatever parts it lies in.
+"""Read the statistics of a run from its record: each over all measured steps, across the parts of the record.
 
-Shapes: S measured steps, L blocks.
+A run starts a new part of its record where its set of statistics changes.
+
+Shapes: S measured steps, L blocks; the L + 2 layers are the embeddings, the blocks and the head.
 """
 
 from __future__ import annotations
@@ -12,93 +14,86 @@ from typing import NamedTuple
 import numpy as np
 
 from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
-from normlab.stats import options  # noqa: F401  (with it every statistic is known)
+from normlab.stats import options  # noqa: F401  (registers every statistic)
 from normlab.stats.profiles import Array, Profiles, join, later_half
 from normlab.stats.statistic import STATISTICS, places_of, values_of
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, RUNNING, number
 
 SPIKES = "spikes"
-"""The word for what is counted in every step's loss and gradient norm."""
+"""The name under which the spikes of the loss and the gradient norm are inspected."""
 
 
 class NothingMeasured(StoreError):
-    """A run that has no statistics, and should have none."""
+    """A run without statistics whose record is complete."""
 
 
 class History(NamedTuple):
-    """A statistic at one site, at every step that it was measured at."""
+    """A statistic at one site, at every step where it was measured."""
 
     site: str
     steps: list[int]
     values: Array
     """(S, L + 2), or (S,)."""
-    places: list[int]
-    """Where it is, of the L + 2."""
+    layers: list[int]
+    """The layers that have a value, of the L + 2."""
     counts: list[int] | None = None
     """(S,): how many measured steps each value averages; None for a statistic that does not average."""
     notes: tuple[str, ...] = ()
-    """What to know before these values are believed."""
+    """Warnings about the values."""
 
 
 def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
-    """What was measured in a run, part by part.
+    """Return the statistics of a run, part by part.
 
     Args:
-        folder: The run's.
-        problems: Is told of what is damaged or missing, a line each.
+        folder: The run's folder.
+        problems: Gets a line for each thing that is damaged or missing.
 
     Raises:
-        NothingMeasured: It was not asked for, or not yet.
-        StoreError: It is gone, or cannot be read.
+        NothingMeasured: Statistics are off, or no step has been measured yet.
+        StoreError: The statistics are missing or cannot be read.
     """
-    try:  # before the rows: what it counts on is among them
+    try:  # before the arrays, which then hold at least what this status counts on
         state, status = folder.state_and_status()
     except StoreError:
         state, status = DAMAGED, {}
-    arrays, unread = folder.statistics, list[str]()
-    described = list(arrays.parts(unread))
-    # A row that is being written is half there for a moment.
-    torn = [] if state == RUNNING else [part.file.path for _, part in described if part.torn()]
-    unread += [f"{path}: half a row stands at its end, and is left out" for path in torn]
-    found: list[Profiles] = []
+    arrays, unreadable = folder.statistics, list[str]()
+    described = list(arrays.parts(unreadable))
+    if state != RUNNING:  # a running process may be in the middle of a row
+        unreadable += [f"{part.file.path}: incomplete last row, left out" for _, part in described if part.torn()]
+    measured: list[Profiles] = []
     for tier in dict.fromkeys(tier for tier, _ in described):
         parts, damaged = arrays.read(tier)
         if damaged:
-            unread.append(f"{arrays.path}: damaged rows, left out: {damaged}")
-        found += [part for part in parts if len(part.steps)]
-    # What was measured before it is on the disk, and stays there when the run goes on.
-    saved = _whole(status.get("checkpoint"))
+            unreadable.append(f"{arrays.path}: damaged rows, left out: {damaged}")
+        measured += [part for part in parts if len(part.steps)]
+    # The rows before a checkpoint are on the disk and stay there when the run is resumed.
+    saved = number(status.get("checkpoint"))
+    saved = int(saved) if saved is not None and math.isfinite(saved) else 0
     missing = arrays.missing_warnings(saved)
-    problems += unread + (missing if found else [])
-    if found:
-        return found
-    ended = state in (FINISHED, DIVERGED)
-    if unread or missing or (described and (saved or ended)) or (saved and _begun_with_statistics(folder)):
-        raise StoreError(f"{arrays.path}: the rows of run {folder.run_id} are gone; put back a copy")
+    problems += unreadable + (missing if measured else [])
+    if measured:
+        return measured
+    must_have_rows = saved or state in (FINISHED, DIVERGED)
+    if unreadable or missing or (described and must_have_rows) or (saved and _measures_first_step(folder)):
+        raise StoreError(f"{arrays.path}: the statistics of run {folder.run_id} are missing; restore them from a copy")
     raise NothingMeasured(
         f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
     )
 
 
-def _whole(value: object) -> int:
-    """How many updates a status says; 0 where it says none."""
-    known = number(value)
-    return int(known) if known is not None and math.isfinite(known) else 0
-
-
-def _begun_with_statistics(folder: RunFolder) -> bool:
-    """Whether a run measured its first step."""
+def _measures_first_step(folder: RunFolder) -> bool:
     try:
         run = folder.run()
-        # The steps that it took over from another may not have been measured.
+        # Steps that were copied from a parent run may not have been measured.
         return run["config"]["stats"]["every"] is not None and "continued_from" not in run
     except (StoreError, KeyError, TypeError):
         return False
 
 
 def history(profiles: Sequence[Profiles], name: str) -> list[History]:
-    """A statistic over all parts of a run, in the order of their steps.
+    """Return a statistic over all parts of a run, by site, in the order of the steps.
 
     Raises:
         ConfigError: There is no statistic of that name.
@@ -108,25 +103,25 @@ def history(profiles: Sequence[Profiles], name: str) -> list[History]:
         raise ConfigError(unknown("statistic", name, [*STATISTICS, SPIKES]))
     statistic = STATISTICS.get(name)
     needs = (name, *statistic.needs) if statistic else (name,)
-    found: dict[str, list[tuple[Profiles, Array]]] = {}
-    places: dict[str, set[int]] = {}
+    by_site: dict[str, list[tuple[Profiles, Array]]] = {}
+    layers: dict[str, set[int]] = {}
     problem: StatisticsError | None = None
-    # A run's parts can differ in other statistics; what averages over steps reads across them.
+    # Parts may differ in other statistics only; a mean over steps continues across those.
     for part in join(part.select(needs) for part in profiles):
         try:
             for site, values in values_of(part, name).items():
-                found.setdefault(site, []).append((part, values))
-            for site, there in places_of(part, name).items():
-                places.setdefault(site, set()).update(np.flatnonzero(there).tolist())
+                by_site.setdefault(site, []).append((part, values))
+            for site, is_there in places_of(part, name).items():
+                layers.setdefault(site, set()).update(np.flatnonzero(is_there).tolist())
         except StatisticsError as error:
             problem = error
-    if not found:
+    if not by_site:
         assert problem is not None
         raise problem
-    return [_joined(name, site, parts, sorted(places.get(site, ()))) for site, parts in found.items()]
+    return [_history(name, site, parts, sorted(layers.get(site, ()))) for site, parts in by_site.items()]
 
 
-def _joined(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], places: list[int]) -> History:
+def _history(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], layers: list[int]) -> History:
     steps = np.concatenate([part.steps for part, _ in parts])
     order = np.argsort(steps, kind="stable")
     values = np.concatenate([values for _, values in parts])[order]
@@ -135,9 +130,9 @@ def _joined(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], place
         sizes = [[1] * len(part.steps) if name in part else later_half(len(part.steps)) for part, _ in parts]
         counts = np.concatenate(sizes)[order].tolist()
         if any(name in part for part, _ in parts):
-            notes.append("n = 1: recorded by an older normlab as ratios of single steps, which scatter widely")
+            notes.append("n = 1: an older normlab recorded ratios of single steps, which have a large variance")
     if statistic is not None and statistic.undefined:
-        there = values[:, places] if values.ndim == 2 else values
-        if np.isnan(there).any():
+        present = values[:, layers] if values.ndim == 2 else values
+        if np.isnan(present).any():
             notes.append(f"nan: {statistic.undefined}")
-    return History(site, steps[order].tolist(), values, places, counts, tuple(notes))
+    return History(site, steps[order].tolist(), values, layers, counts, tuple(notes))

@@ -1,175 +1,189 @@
-"""What happened inside a run, from its record: `normlab inspect RUN [STAT]`.
-
-Shapes: S measured steps, L blocks.
-"""
+"""Report what happened inside a run, from its record: `normlab inspect RUN [STATISTIC]`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from normlab.errors import ConfigError, StatisticsError
-from normlab.report.bars import bars
+from normlab.report.bars import sparkline
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, history, read_statistics
-from normlab.stats import options  # noqa: F401  (with it every statistic is known)
-from normlab.stats.profiles import Array, Profiles
+from normlab.stats import options  # noqa: F401  (registers every statistic)
+from normlab.stats.profiles import Profiles
 from normlab.stats.spikes import count
 from normlab.stats.statistic import OF, PROBE, STATISTICS, in_order
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
-MOST_STEPS = 5
+MAX_STEPS = 5
 """Steps that a table shows; --json has all."""
-MOST_PLACES = 24
-"""Places that a table shows of each site."""
+MAX_LAYERS = 24
+"""Layers of each site that a table shows."""
 OVERVIEW = (
     "resid_rms", "attn_ratio", "mlp_ratio", "adj_cos", "dresid_rms", "resid_kurt", "resid_crest", "resid_uniform",
     "norm_in_rms", "norm_gain", "gain_rms", "grad_share", "logz", "attn_entropy", "attn_sink", "token_cos",
     "part_ratio", "sharpness", "sharpness_pre", "layer_drop", "erank", "jac_gain",
 )  # fmt: skip
-"""What is shown of a run when no statistic is named."""
+"""The statistics of the overview."""
 
 
-def check(name: str | None, *, probe: bool) -> None:
-    """Refuse a statistic that no probe makes, before one is made.
+def check_statistic(name: str | None, *, probe: bool) -> None:
+    """Reject a statistic that the probe does not measure.
 
     Raises:
-        ConfigError: It is of another tier.
+        ConfigError: `probe` is set and the statistic is of another tier.
     """
-    made = [each for each, one in STATISTICS.items() if one.tier == PROBE]
-    if probe and name is not None and name not in made:
-        raise ConfigError(f"--probe: makes no {name}; choose one of {', '.join(made)}, or leave --probe out")
+    probed = [each for each, statistic in STATISTICS.items() if statistic.tier == PROBE]
+    if probe and name is not None and name not in probed:
+        raise ConfigError(f"--probe: does not measure {name}; choose one of {', '.join(probed)}, or omit --probe")
 
 
 def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
-    """Rows with everything: a statistic's, or, with no name, those of every statistic that was measured.
+    """Return the rows of one statistic, or of every statistic that was measured.
 
-    A row is one site and one place: `statistic`, `site`, `place`, `steps`, `values`, `formula`, `unit`; where a value
-    averages over measured steps also `n`, how many, and where there is something to know of the values `notes`.
+    A row is one site and one layer: `statistic`, `site`, `place` (the layer), `steps`, `values`, `formula`, `unit`;
+    and `n`, the number of measured steps that each value averages, and `notes`, warnings, where there are any. Damage
+    is reported on stderr.
 
     Raises:
         ConfigError: There is no statistic of that name.
         StatisticsError: It was not measured.
         StoreError: The record cannot be read.
     """
+    problems: list[str] = []
     try:
-        return rows_of(_read(folder), name)
+        return rows_of(read_statistics(folder, problems), name)
     except StatisticsError as error:
         if name in STATISTICS and STATISTICS[name].tier == PROBE:
             raise StatisticsError(f"{error}; `normlab inspect RUN {name} --probe` measures it now") from error
         raise
+    finally:
+        for problem in problems:
+            print(f"normlab: {problem}", file=sys.stderr)
 
 
 def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
-    """The rows of what was measured; as `inspect`.
-
-    Raises:
-        ConfigError: There is no statistic of that name.
-        StatisticsError: It was not measured.
-    """
+    """Return the rows of statistics that have been read or probed; rows and errors as `inspect`."""
     if name is not None:
-        return list(_rows(name, history(profiles, name)))
+        return [row for part in history(profiles, name) for row in _rows(name, part)]
     rows: list[Row] = []
-    for each in in_order():
+    for statistic in in_order():
         try:
-            rows += _rows(each.name, history(profiles, each.name))
+            rows += [row for part in history(profiles, statistic.name) for row in _rows(statistic.name, part)]
         except StatisticsError:
             continue
     return rows
 
 
+def _rows(name: str, part: History) -> list[Row]:
+    statistic = STATISTICS.get(name)
+    about: Row = {"formula": statistic.formula, "unit": statistic.unit} if statistic else {}
+    if part.counts is not None:
+        about["n"] = part.counts
+    if part.notes:
+        about["notes"] = list(part.notes)
+    if part.values.ndim == 1:
+        columns = {"": part.values}
+    elif statistic is not None and statistic.of == "model":
+        columns = {"": part.values[:, -1]}
+    else:
+        head = part.values.shape[1] - 1
+        columns = {
+            "embed" if layer == 0 else "head" if layer == head else f"block {layer}": part.values[:, layer]
+            for layer in part.layers
+        }
+    return [
+        {"statistic": name, "site": part.site, "place": layer, "steps": part.steps, "values": column.tolist(), **about}
+        for layer, column in columns.items()
+    ]
+
+
 def table_rows(rows: Sequence[Row]) -> list[Row]:
-    """One statistic's rows as a person reads them: a few steps, some places, and its way through training."""
-    several = len({row["site"] for row in rows}) > 1
-    placed = any(row["place"] for row in rows)
-    shown: list[Row] = []
-    for site in dict.fromkeys(row["site"] for row in rows):
-        own = [row for row in rows if row["site"] == site]
-        for row in _spread(own, MOST_PLACES):
-            picked = _spread(range(len(row["steps"])), MOST_STEPS)
-            shown.append(
-                {
-                    **({"site": site} if several else {}),
-                    **({"place": row["place"]} if placed else {}),
-                    **{f"step {row['steps'][index]}": f"{row['values'][index]:.4g}" for index in picked},
-                    "over training": bars(row["values"]),
-                }
-            )
-    return shown
+    """Return one statistic's rows for a table: a few steps, some layers, and a sparkline over training."""
+    sites = _by_site(rows)
+    has_layers = any(row["place"] for row in rows)
+    return [
+        {
+            **({"site": site} if len(sites) > 1 else {}),
+            **({"layer": row["place"]} if has_layers else {}),
+            **{
+                f"step {row['steps'][index]}": f"{row['values'][index]:.4g}"
+                for index in _thin(range(len(row["steps"])), MAX_STEPS)
+            },
+            "over training": sparkline(row["values"]),
+        }
+        for site, site_rows in sites.items()
+        for row in _thin(site_rows, MAX_LAYERS)
+    ]
 
 
 def left_out(rows: Sequence[Row]) -> str:
-    """What the table of one statistic's rows leaves out, in a line; empty where it is nothing."""
-    sites = [[row for row in rows if row["site"] == site] for site in dict.fromkeys(row["site"] for row in rows)]
-    counts = {
-        "places": (sum(min(len(own), MOST_PLACES) for own in sites), len(rows)),
-        "measured steps": (min(len(rows[0]["steps"]), MOST_STEPS), len(rows[0]["steps"])),
-    }
-    told = [f"{shown} of {there} {what}" for what, (shown, there) in counts.items() if shown < there]
-    return f"{', '.join(told)}; --json has all" if told else ""
+    """Return what `table_rows` leaves out of one statistic, in a line; empty if nothing."""
+    layers = sum(min(len(site_rows), MAX_LAYERS) for site_rows in _by_site(rows).values())
+    steps = len(rows[0]["steps"])
+    counts = {"layers": (layers, len(rows)), "measured steps": (min(steps, MAX_STEPS), steps)}
+    parts = [f"{shown} of {total} {what}" for what, (shown, total) in counts.items() if shown < total]
+    return f"{', '.join(parts)}; --json has all" if parts else ""
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What to know of one statistic's values, a line each: how many steps they average, and what is wrong with them."""
+    """Return notes on one statistic's values, a line each: how many steps they average, and warnings."""
     lines = list(dict.fromkeys(note for row in rows for note in row.get("notes", ())))
     if "n" in rows[0]:
-        steps = [
-            f"{n} at step {step}"
-            for step, n in _spread(list(zip(rows[0]["steps"], rows[0]["n"], strict=True)), MOST_STEPS)
-        ]
-        lines.insert(0, f"n = measured steps averaged: {', '.join(steps)}")
+        counts = _thin(list(zip(rows[0]["steps"], rows[0]["n"], strict=True)), MAX_STEPS)
+        lines.insert(0, f"n = measured steps averaged: {', '.join(f'{n} at step {step}' for step, n in counts)}")
     return lines
 
 
 def overview_steps(rows: Sequence[Row]) -> str:
-    """Of which steps the overview's columns are, in a line; what was measured at others than most is named."""
-    ends: dict[tuple[int, int], list[str]] = {}
+    """Return the steps of the overview's columns, in a line that names the statistics measured at other steps."""
+    names_by_steps: dict[tuple[int, int], list[str]] = {}
     for name in OVERVIEW:
-        for own in [row["steps"] for row in rows if row["statistic"] == name][:1]:
-            ends.setdefault((own[0], own[-1]), []).append(name)
-    if not ends:
+        if steps := next((row["steps"] for row in rows if row["statistic"] == name), None):
+            names_by_steps.setdefault((steps[0], steps[-1]), []).append(name)
+    if not names_by_steps:
         return ""
-    most = max(ends, key=lambda each: len(ends[each]))
-    others = [f"; of {', '.join(ends[each])}: steps {each[0]} and {each[1]}" for each in ends if each != most]
-    return f"begins: step {most[0]}; ends: step {most[1]}{''.join(others)}; over training: at the last place"
+    (first, last), *others = sorted(names_by_steps, key=lambda steps: -len(names_by_steps[steps]))
+    exceptions = [f"; {', '.join(names_by_steps[steps])}: steps {steps[0]} and {steps[1]}" for steps in others]
+    return f"first: step {first}; last: step {last}{''.join(exceptions)}; over training: at the last layer"
 
 
 def overview_rows(rows: Sequence[Row]) -> list[Row]:
-    """A line for each statistic and site: both ends of its profile at the first and at the last step, and its shape."""
-    shown: list[Row] = []
+    """Return a row for each statistic and site: its first and last layer at the first and at the last step."""
+    overview: list[Row] = []
     for name in OVERVIEW:
-        for site in dict.fromkeys(row["site"] for row in rows if row["statistic"] == name):
-            own = [row for row in rows if (row["statistic"], row["site"]) == (name, site)]
-            ends = f"{own[0]['place']} / {own[-1]['place']}" if len(own) > 1 else own[0]["place"]
-            shown.append(
+        for site, layers in _by_site([row for row in rows if row["statistic"] == name]).items():
+            ends = layers[:1] if len(layers) == 1 else [layers[0], layers[-1]]
+            overview.append(
                 {
                     "statistic": name,
                     "site": site,
-                    "at": ends,
-                    "begins": _ends(own, 0),
-                    "ends": _ends(own, -1),
-                    "by place": bars([row["values"][-1] for row in own]) if len(own) > 1 else "",
-                    "over training": bars(own[-1]["values"]),
+                    "at": " / ".join(row["place"] for row in ends),
+                    "first": " / ".join(f"{row['values'][0]:.3g}" for row in ends),
+                    "last": " / ".join(f"{row['values'][-1]:.3g}" for row in ends),
+                    "by layer": sparkline([row["values"][-1] for row in layers]) if len(layers) > 1 else "",
+                    "over training": sparkline(layers[-1]["values"]),
                 }
             )
-    return shown
+    return overview
 
 
 def spike_rows(folder: RunFolder) -> list[Row]:
-    """What each definition of a spike finds in a run's every step: `rule`, `spikes`, `of steps`, `share`, `at`.
+    """Return the spikes of a run's loss and gradient norm by each rule: `rule`, `spikes`, `of steps`, `share`, `at`.
 
-    A warning on stderr says where the steps are not those with which the run ended.
+    A warning on stderr reports metrics that changed after the run finished.
 
     Raises:
-        StoreError: The run has taken no step yet, or its record cannot be read.
+        StoreError: The run has no steps yet, or its record cannot be read.
     """
     if problem := folder.metrics_problem():
         print(f"normlab: {problem}", file=sys.stderr)
-    seen = series(folder)
+    metrics = series(folder)
     return [
         {
             "rule": found.rule.name,
@@ -178,14 +192,14 @@ def spike_rows(folder: RunFolder) -> list[Row]:
             "share": found.share,
             "formula": found.rule.formula,
             "source": found.rule.source,
-            "at": seen["step"][found.spikes].astype(int).tolist(),
+            "at": metrics["step"][found.spikes].astype(int).tolist(),
         }
-        for found in count(seen)
+        for found in count(metrics)
     ]
 
 
 def spike_table(rows: Sequence[Row]) -> list[Row]:
-    """The rows as a person reads them."""
+    """Return the rows of `spike_rows` for a table."""
     return [
         {
             **{key: row[key] for key in ("rule", "spikes", "of steps")},
@@ -198,48 +212,20 @@ def spike_table(rows: Sequence[Row]) -> list[Row]:
 
 
 def heading(name: str) -> str:
-    """What a statistic is, in a line."""
-    one = STATISTICS[name]
-    return f"{name} = {one.formula} [{one.unit}]; of {OF[one.of]}. {one.question}"
+    """Return the formula, the unit and the question of a statistic, in a line."""
+    statistic = STATISTICS[name]
+    return f"{name} = {statistic.formula} [{statistic.unit}]; of {OF[statistic.of]}. {statistic.question}"
 
 
-def _ends(own: Sequence[Row], step: int) -> str:
-    places = own if len(own) == 1 else [own[0], own[-1]]
-    return " / ".join(f"{row['values'][step]:.3g}" for row in places)
+def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    sites: dict[str, list[Row]] = {}
+    for row in rows:
+        sites.setdefault(row["site"], []).append(row)
+    return sites
 
 
-def _read(folder: RunFolder) -> list[Profiles]:
-    """What was measured; what is damaged or missing is said."""
-    problems: list[str] = []
-    try:
-        return read_statistics(folder, problems)
-    finally:
-        for problem in problems:
-            print(f"normlab: {problem}", file=sys.stderr)
-
-
-def _rows(name: str, histories: Sequence[History]) -> Iterator[Row]:
-    one = STATISTICS.get(name)
-    told: Mapping[str, Any] = {"formula": one.formula, "unit": one.unit} if one else {}
-    for site, steps, values, places, counts, notes in histories:
-        about = told | ({"n": counts} if counts is not None else {}) | ({"notes": list(notes)} if notes else {})
-        whole = one is not None and one.of == "model"
-        columns = {"": values} if values.ndim == 1 else {"": values[:, -1]} if whole else dict(_places(values, places))
-        for place, column in columns.items():
-            yield {
-                "statistic": name, "site": site, "place": place, "steps": steps, "values": column.tolist(), **about,
-            }  # fmt: skip
-
-
-def _places(values: Array, places: Sequence[int]) -> Iterator[tuple[str, Array]]:
-    """Each place where it is, by what that is called."""
-    depth = values.shape[1] - 2
-    for place in places:
-        yield "embed" if place == 0 else "head" if place > depth else f"block {place}", values[:, place]
-
-
-def _spread(items: Any, most: int) -> list[Any]:
-    """At most so many of them, the first and the last among them."""
+def _thin(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most `most` of the items, evenly spaced, with the first and the last."""
     if len(items) <= most:
-        return list(items)
+        return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

@@ -1,11 +1,8 @@
-"""A cell's runs arranged by learning rate and seed: which rate is best, and how much it matters.
+"""Arrange a cell's losses by learning rate and seed; find the best learning rate, and the sensitivity to it.
 
-A diverged run's loss is infinity. A learning rate is unusable where a run of it diverged, is stuck, regressed, or ended
-above the band around the unigram entropy (`store/outcome.py`). Runs of one learning rate and one replicate (a seed and
-a data order) are one value, their mean: on a CPU and in the same pack they are bit for bit the same, and count for no
-more than one.
-
-Shapes: k learning rates.
+A diverged run's loss is infinity. A learning rate is unusable if a run at it diverged, is stuck, regressed, or ended
+above the band around the unigram entropy (`store/outcome.py`). Runs with the same learning rate and replicate (a seed
+and a data seed) count as one value, their mean, because on a CPU in the same pack they are bit-identical.
 """
 
 from __future__ import annotations
@@ -19,39 +16,40 @@ from normlab.report.intervals import Replicate, mean_interval
 Losses = Mapping[float, Mapping[Replicate, float]]
 """Loss by learning rate and replicate."""
 Ranking = Mapping[float, tuple[bool, float, float]]
-"""What learning rates are ordered by, the best first."""
+"""Sort key of each learning rate; the best has the smallest."""
 
 USABLE = 0.02
+"""Nats/token above the best loss up to which a learning rate counts as equally good."""
 EDGE = 0.1
-"""Nats above the best loss: up to the first a learning rate is as usable, above the second it is over the edge."""
+"""Nats/token above the best loss from which a learning rate is too high."""
 
 
 class Sensitivity(NamedTuple):
-    """How much the loss depends on the learning rate, over a grid of them."""
+    """How much the loss depends on the learning rate, over a grid of them; all None without a usable one."""
 
     value: float | None
-    """S, nats; None with fewer than two learning rates, or without a usable one."""
+    """S in nats/token; None with fewer than two learning rates."""
     usable: tuple[float, float] | None
-    """The lowest and the highest learning rate of the stretch around the best whose loss is within `USABLE` of it."""
+    """The lowest and the highest learning rate of the range around the best whose loss is within `USABLE` of it."""
     edge: float | None
-    """The lowest learning rate above the best that is unusable, or whose loss is more than `EDGE` above the best; None:
-    not in the grid."""
+    """The lowest learning rate above the best that is unusable or more than `EDGE` worse; None if the grid has none."""
 
 
 def arrange(values: Iterable[tuple[float, Replicate, float]]) -> dict[float, dict[Replicate, float]]:
-    """Loss by learning rate, lowest first, and replicate."""
-    found: dict[float, dict[Replicate, list[float]]] = {}
+    """Return the mean loss by learning rate, lowest first, and replicate."""
+    losses: dict[float, dict[Replicate, list[float]]] = {}
     for lr, replicate, loss in values:
-        found.setdefault(lr, {}).setdefault(replicate, []).append(loss)
+        losses.setdefault(lr, {}).setdefault(replicate, []).append(loss)
     return {
-        lr: {replicate: sum(losses) / len(losses) for replicate, losses in found[lr].items()} for lr in sorted(found)
+        lr: {replicate: sum(repeated) / len(repeated) for replicate, repeated in losses[lr].items()}
+        for lr in sorted(losses)
     }
 
 
 def badness(losses: Iterable[float]) -> tuple[float, float]:
-    """What learning rates are ordered by: the share of replicates that diverged, then the mean loss of the others.
+    """Return a sort key: the share of replicates that diverged, then the mean loss of the others.
 
-    One at which a seed diverges is therefore worse than any at which none does.
+    A learning rate at which one seed diverges is therefore worse than any at which none does.
     """
     losses = list(losses)
     finite = [loss for loss in losses if math.isfinite(loss)]
@@ -59,58 +57,58 @@ def badness(losses: Iterable[float]) -> tuple[float, float]:
 
 
 def ranking(losses: Losses, unusable: Collection[float] = ()) -> Ranking:
-    """Return what learning rates are ordered by: usable ones before any other, then `badness`."""
-    return {lr: (lr in unusable, *badness(own.values())) for lr, own in losses.items()}
+    """Return the sort key of each learning rate: usable before unusable, then `badness`."""
+    return {lr: (lr in unusable, *badness(by_replicate.values())) for lr, by_replicate in losses.items()}
 
 
 def best_lr(ranking: Ranking) -> float | None:
-    """The learning rate that is best, the lower one of equals; None where there is none."""
+    """Return the best learning rate, the lowest of equals; None if there is none."""
     return min(ranking, key=lambda lr: (*ranking[lr], lr), default=None)
 
 
-def shared_lr(cells: Sequence[Ranking]) -> float | None:
-    """The learning rate that every cell has with the best mean rank over the cells; None where there is none.
+def shared_lr(rankings: Sequence[Ranking]) -> float | None:
+    """Return the learning rate with the best mean rank over all cells, of those that every cell has; None if none is.
 
-    In each cell those learning rates are ranked as for `best_lr`. Equals go by their worst rank, then the lower one.
+    Of equal mean ranks the one with the better worst rank wins, then the lower learning rate.
     """
-    common = sorted(set[float].intersection(*map(set, cells))) if cells else []
+    common = sorted(set[float].intersection(*map(set, rankings))) if rankings else []
     ranks: dict[float, list[int]] = {lr: [] for lr in common}
-    for cell in cells:
-        order = [cell[lr] for lr in common]
-        for lr, own in zip(common, order, strict=True):
-            # Twice the mean rank of those that are as good.
-            ranks[lr].append(sum((other < own) + (other <= own) for other in order) + 1)
+    for ranking in rankings:
+        keys = [ranking[lr] for lr in common]
+        for lr, key in zip(common, keys, strict=True):
+            # Twice the rank, which is whole where equals share the mean of theirs.
+            ranks[lr].append(sum((other < key) + (other <= key) for other in keys) + 1)
     return min(common, key=lambda lr: (sum(ranks[lr]), max(ranks[lr]), lr), default=None)
 
 
-def sensitivity(losses: Losses, at_start: float | None, unusable: Collection[float] = ()) -> Sensitivity:
-    """S = mean over the grid of max(l(lr), l*) - l*, in nats.
+def sensitivity(losses: Losses, loss_at_start: float | None, unusable: Collection[float] = ()) -> Sensitivity:
+    """Return the learning-rate sensitivity S = mean over the grid of max(l(lr), l*) - l*, in nats/token.
 
-    l(lr) is the mean over replicates of min(loss, l0), so that a diverged run counts as the loss at initialisation l0,
-    and l* the least l(lr) of the usable learning rates. Each divergence moves S by a step, and another grid has another
-    S: read it with both. Without a usable learning rate there is no S: runs that never train do not depend on it.
+    l(lr) is the mean over replicates of min(loss, l0), so that a diverged run counts as the loss at initialisation l0.
+    l* is the lowest l(lr) of the usable learning rates. S depends on the grid and on the number of divergences:
+    report it with both.
 
     Args:
         losses: Loss by learning rate and replicate.
-        at_start: l0: ln V, what guessing scores before the first update; None where the record has none.
-        unusable: Learning rates at which a run diverged, is stuck, regressed, or has not learned.
+        loss_at_start: l0 = ln V, the loss of a uniform guess; None where the record has none.
+        unusable: The unusable learning rates.
 
     Source: Wortsman et al. 2023, arXiv:2309.14322, who sweep 3e-4 to 3e-1.
     """
     best = best_lr(ranking(losses, unusable))
-    if len(losses) < 2 or at_start is None or best is None or best in unusable:
+    if len(losses) < 2 or loss_at_start is None or best is None or best in unusable:
         return Sensitivity(None, None, None)
     means = {
-        lr: mean_interval({one: min(loss, at_start) for one, loss in own.items()}).estimate
-        for lr, own in sorted(losses.items())
+        lr: mean_interval({key: min(loss, loss_at_start) for key, loss in by_replicate.items()}).estimate
+        for lr, by_replicate in sorted(losses.items())
     }
-    rates, least = list(means), means[best]
-    low = high = at = rates.index(best)
-    good = [means[lr] <= least + USABLE and lr not in unusable for lr in rates]
-    while low > 0 and good[low - 1]:
+    lrs, lowest = list(means), means[best]
+    low = high = at = lrs.index(best)
+    is_good = [means[lr] <= lowest + USABLE and lr not in unusable for lr in lrs]
+    while low > 0 and is_good[low - 1]:
         low -= 1
-    while high < len(rates) - 1 and good[high + 1]:
+    while high < len(lrs) - 1 and is_good[high + 1]:
         high += 1
-    edge = next((lr for lr in rates[at + 1 :] if means[lr] > least + EDGE or lr in unusable), None)
-    value = math.fsum(max(mean, least) for mean in means.values()) / len(means) - least
-    return Sensitivity(value, (rates[low], rates[high]), edge)
+    edge = next((lr for lr in lrs[at + 1 :] if means[lr] > lowest + EDGE or lr in unusable), None)
+    value = math.fsum(max(mean, lowest) for mean in means.values()) / len(means) - lowest
+    return Sensitivity(value, (lrs[low], lrs[high]), edge)

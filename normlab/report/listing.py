@@ -1,4 +1,4 @@
-"""The runs of a folder, newest first: what `normlab list runs` shows."""
+"""List the runs of a folder, newest first, for `normlab list runs`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from normlab.report.summary import read_rows
 from normlab.store.schema import number
 
 COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
-"""Keys of a listing's rows, in order; as in the summary."""
+"""Keys of a row, in order; as in the summary."""
 
 
 def list_runs(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """A row for every run in a results folder, a `runs` folder or a run's folder: `COLUMNS`.
+    """Return a row of `COLUMNS` for each run in a results folder, a `runs` folder or a run's folder.
 
     Raises:
-        StoreError: There is no run there.
+        StoreError: There is no run.
     """
     rows = sorted(read_rows(path), key=lambda row: _unix_time(row["created"]), reverse=True)
     return [{key: row[key] for key in COLUMNS} for row in rows]

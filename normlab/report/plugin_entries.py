@@ -1,4 +1,4 @@
-"""The norms and placements of the plugins that are loaded, as entries of the catalogue."""
+"""Catalogue entries of the norms and placements that loaded plugins register."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from normlab.source import TOLD, registered_by_plugins
 
 Entry = dict[str, Any]
 
-LABELS = ("name", "preset")
-"""Fields of a config that are no options."""
-
 
 def plugin_norms() -> list[Entry]:
-    """Return an entry for each norm that a plugin registers, with the keys of `catalogue.norms`."""
-    return [_entry(NORMS[name], name) | {"starts": NORMS[name].all_starts()} for name in _names("norm")]
+    """Return an entry for each norm of a plugin, with the keys of `catalogue.norms`."""
+    norms = [(name, NORMS[name]) for kind, name in registered_by_plugins() if kind == "norm"]
+    return [_entry(norm, name) | {"starts": norm.all_starts()} for name, norm in norms]
 
 
 def plugin_placements() -> list[Entry]:
-    """Return an entry for each placement that a plugin registers, with the keys of `catalogue.placements`."""
-    return [_entry(PLACEMENTS[name], name) | {"causal": catalogue.CAUSAL} for name in _names("placement")]
+    """Return an entry for each placement of a plugin, with the keys of `catalogue.placements`."""
+    names = [name for kind, name in registered_by_plugins() if kind == "placement"]
+    return [_entry(PLACEMENTS[name], name) | {"causal": catalogue.CAUSAL} for name in names]
 
 
-def _names(kind: str) -> list[str]:
-    return [name for of, name in registered_by_plugins() if of == kind]
-
-
-def _entry(thing: Any, name: str) -> Entry:
-    """What a norm's class, or a placement, declares, with its options and its documentation."""
-    kind = thing if isinstance(thing, type) else type(thing)
-    about = catalogue.options_of(inspect.getsource(inspect.getmodule(kind) or kind), kind.__name__)
+def _entry(part: Any, name: str) -> Entry:
+    """The declarations, options and documentation of a norm's class or of a placement."""
+    cls = part if isinstance(part, type) else type(part)
+    about = catalogue.options_of(inspect.getsource(inspect.getmodule(cls) or cls), cls.__name__)
     options = [
         {"option": field.name, "default": _default(field), "about": about.get(field.name, ""), **_limits(field)}
-        for field in dataclasses.fields(kind)
-        if field.name not in LABELS
+        for field in dataclasses.fields(cls)
+        if field.name not in ("name", "preset")
     ]
-    documentation = inspect.getdoc(kind) or ""
-    # A row of the algebra declares what its class does not.
-    owners = {key: getattr(thing, "row", thing) for key in (*TOLD, "causal", "init")}
-    owners = {key: owner if hasattr(owner, key) else thing for key, owner in owners.items()}
-    declared = {key: getattr(owner, key) for key, owner in owners.items() if hasattr(owner, key)}
+    documentation = inspect.getdoc(cls) or ""
+    # A placement of the algebra declares some attributes on its row, and the others on its class.
+    row = getattr(part, "row", part)
+    declared = {
+        key: getattr(row if hasattr(row, key) else part, key)
+        for key in (*TOLD, "causal", "init")
+        if hasattr(row, key) or hasattr(part, key)
+    }
     return declared | {
-        "name": name, "about": documentation.partition("\n")[0], "options": options, "documentation": documentation,
-    }  # fmt: skip
+        "name": name,
+        "about": documentation.partition("\n")[0],
+        "options": options,
+        "documentation": documentation,
+    }
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -57,5 +58,4 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _limits(field: dataclasses.Field[Any]) -> Entry:
-    """The limits of an option that are set."""
     return {key: limit for key, limit in field.metadata.items() if limit not in (None, ()) and key != "identity"}

@@ -1,4 +1,4 @@
-"""Rows of a report as text: a table for people, Markdown for pages, JSON and CSV for programs."""
+"""Render the rows of a report: a table for people, Markdown for pages, JSON and CSV for programs."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import shutil
 from collections.abc import Sequence
 
 from normlab.errors import NormlabError, unknown
-from normlab.report.cells import Row, cell, differing_corpora, is_number, title
-from normlab.report.table import table
+from normlab.report.cells import Row, column_title, corpora_note, format_value, is_numeric
+from normlab.report.table import render_table
 from normlab.store.schema import encode
 
 FORMATS = ("table", "json", "csv", "markdown")
 
 
 def render(rows: Sequence[Row], format: str = "table", width: int | None = None) -> str:
-    """Rows as text, without a newline at the end.
+    """Return rows as text, without a newline at the end.
 
-    JSON and CSV hold every value as it is, NaN and infinity as "nan", "inf" and "-inf"; what a run has not
-    said is null or empty. The table and the Markdown round.
+    JSON and CSV hold the exact values, with NaN and infinity as "nan", "inf" and "-inf", and null or an empty field
+    for None. The table and the Markdown round.
 
     Args:
-        rows: Rows of one report, with the same keys.
+        rows: Rows with the same keys.
         format: One of `FORMATS`.
-        width: Columns of a table; unless set the terminal's, or 160 where there is none.
+        width: Columns of a table; by default the terminal's, or 160 where there is none.
 
     Raises:
-        NormlabError: There is no such format.
+        NormlabError: The format is unknown.
     """
     if format not in FORMATS:
         raise NormlabError(unknown("format", format, FORMATS))
@@ -38,37 +38,30 @@ def render(rows: Sequence[Row], format: str = "table", width: int | None = None)
     if not rows:
         return ""
     if format == "csv":
-        return _csv(rows)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(encode(row) for row in rows)
+        return text.getvalue().removesuffix("\n")
     if format == "markdown":
         return _markdown(rows)
-    return table(rows, width or shutil.get_terminal_size((160, 24)).columns)
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(encode(row) for row in rows)
-    return text.getvalue().removesuffix("\n")
+    return render_table(rows, width or shutil.get_terminal_size((160, 24)).columns)
 
 
 def _markdown(rows: Sequence[Row]) -> str:
     keys = list(rows[0])
-    lines = [
-        _line([title(key) for key in keys]),
-        _line(["---:" if is_number(key) else "---" for key in keys]),
-        *(_line([_escape(cell(key, row[key])) for key in keys]) for row in rows),
+    table = [
+        [column_title(key) for key in keys],
+        ["---:" if is_numeric(key) else "---" for key in keys],
+        *([_escape(format_value(key, row[key])) for key in keys] for row in rows),
     ]
-    if warning := differing_corpora(rows):
+    lines = [f"| {' | '.join(cells)} |" for cells in table]
+    if warning := corpora_note(rows):
         lines += ["", _escape(warning)]
     return "\n".join(lines)
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def _escape(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    # An underscore inside a word is no markup, and names are full of them.
+    # An underscore inside a word is not markup, and names are full of them.
     return re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)

@@ -1,6 +1,7 @@
-"""What a run was told and where it ran, by word: `norm`, `model.depth`, `corpus`; and which words runs differ in.
+"""Read the settings of a run from its run.json by option (`norm`, `model.depth`, `corpus`), and find what differs.
 
-The words are those of the command line, read from run.json, and a few that the machine or the text decided.
+A setting is the value of a config option, or a value that the machine, the corpus or the code decides (the device, the
+version of torch). The latter have option names too, and `is_config_option` tells the two apart.
 """
 
 from __future__ import annotations
@@ -17,96 +18,98 @@ Run = Mapping[str, Any]
 Setting = str | int | float | bool | None
 
 LR = "optim.lr"
-REPLICATE = ("seed", "data.seed")
-"""What tells runs of one choice apart: the initial weights, and the order of the data."""
+SEEDS = ("seed", "data.seed")
+"""The options in which replicates differ: the seeds of the initial weights and of the data order."""
 
-_NAMED: dict[str, Callable[[Run], Any]] = {
-    "norm": lambda run: dig(run, "config.norm.preset") or dig(run, "config.norm.name"),
-    "placement": lambda run: dig(run, "config.placement.name"),
-    "model": lambda run: dig(run, "config.model.preset"),
-    "optim": lambda run: dig(run, "config.optim.name"),
+_READERS: dict[str, Callable[[Run], Any]] = {
+    "norm": lambda run: get_nested(run, "config.norm.preset") or get_nested(run, "config.norm.name"),
+    "placement": lambda run: get_nested(run, "config.placement.name"),
+    "model": lambda run: get_nested(run, "config.model.preset"),
+    "optim": lambda run: get_nested(run, "config.optim.name"),
     "corpus": lambda run: _corpus(run),
-    "device": lambda run: dig(run, "resolved.device"),
-    "precision": lambda run: dig(run, "resolved.precision"),
-    "compile": lambda run: dig(run, "resolved.compile"),
-    "deterministic": lambda run: dig(run, "resolved.deterministic"),
-    "init": lambda run: dig(run, "resolved.init"),
-}
-"""Words that are no leaf of the config, or are read where what `auto` came to be is written."""
-
-_CIRCUMSTANCES: dict[str, Callable[[Run], Any]] = {
-    "corpus": _NAMED["corpus"],
-    "device": lambda run: _device(run),
-    "precision": _NAMED["precision"],
     **{
-        f"numerics ({key})": lambda run, key=key: dig(run, f"resolved.{key}")
+        option: lambda run, option=option: get_nested(run, f"resolved.{option}")
+        for option in ("device", "precision", "compile", "deterministic", "init")
+    },
+}
+"""Options that are no field of the config, or whose `auto` is resolved by the run."""
+
+_PACK_SIZE = "numerics (pack size)"
+_ENVIRONMENT: dict[str, Callable[[Run], Any]] = {
+    "corpus": _READERS["corpus"],
+    "device": lambda run: _device(run),
+    "precision": _READERS["precision"],
+    **{
+        f"numerics ({key})": lambda run, key=key: get_nested(run, f"resolved.{key}")
         for key in ("compile", "deterministic", "threads", "instructions")
     },
-    "numerics (torch)": lambda run: dig(run, "versions.torch"),
-    # Its speed and memory too are shared with them.
-    "numerics (runs in its pack)": lambda run: len(_list(dig(run, "pack.runs")) or [None]),
-    "sweep": lambda run: dig(run, "pack.sweep"),
+    "numerics (torch)": lambda run: get_nested(run, "versions.torch"),
+    _PACK_SIZE: lambda run: _pack_size(run),
+    "sweep": lambda run: get_nested(run, "pack.sweep"),
 }
-"""What a loss depends on beside its config, and the sweep whose plan names the sizes of its packs."""
-_PACK, _SWEEP = list(_CIRCUMSTANCES)[-2:]
+"""What the loss depends on besides the config, and the sweep, whose plan fixes the sizes of its packs."""
 
-_PARTS = ("norm", "placement")
-"""Parts whose code is hashed in a run's identity."""
-_RULE = "init rule"
-"""The rule that `init=auto` came to be."""
+_CODE = {"norm": "the norm's code", "placement": "the placement's code"}
+"""Parts whose source is hashed into a run's identity, and the name of that hash as a setting."""
+_INIT_RULE = "init rule"
+"""The rule that `init=auto` resolves to."""
 
 
-def dig(tree: Any, words: str) -> Any:
-    """A leaf by its dotted words, or None where a level is missing or no mapping."""
-    for word in words.split("."):
+def get_nested(tree: Any, path: str) -> Any:
+    """Return the value at a dotted path; None where a level is missing or is not a mapping."""
+    for key in path.split("."):
         if not isinstance(tree, Mapping):
             return None
-        tree = tree.get(word)
+        tree = tree.get(key)
     return tree
 
 
-def setting(run: Run, word: str) -> Setting:
-    """What a run was told by a word; None where its record has no such word."""
-    read = _NAMED.get(word)
-    value = read(run) if read else dig(run, f"config.{word}")
-    return _plain(value)
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by dotted path; a list is given as JSON."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items() if isinstance(tree, Mapping) else ():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
+    return flat
 
 
-def _plain(value: Any) -> Setting:
-    """A leaf as it is; the JSON of what is none, as a list."""
+def setting(run: Run, option: str) -> Setting:
+    """Return a run's value of an option; None where its record has no such option."""
+    read = _READERS.get(option)
+    return _as_setting(read(run) if read else get_nested(run, f"config.{option}"))
+
+
+def _as_setting(value: Any) -> Setting:
     return value if isinstance(value, str | int | float | bool) or value is None else json.dumps(value)
 
 
-def _code_of(part: str) -> str:
-    return f"the {part}'s code"
-
-
-def shown(value: Setting) -> str:
-    """A setting as it is typed."""
+def format_setting(value: Setting) -> str:
+    """Return a setting as it is typed on the command line; `-` for None."""
     if value is None:
         return "-"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def check_words(words: Iterable[str], runs: Iterable[Run], option: str) -> None:
-    """Refuse a word that no run has.
+def check_options(options: Iterable[str], runs: Iterable[Run], flag: str) -> None:
+    """Reject an option that no run has.
 
     Raises:
-        ConfigError: With the nearest of the words that there are.
+        ConfigError: The option is unknown; the message suggests the nearest one.
     """
     runs = list(runs)
-    for word in words:
-        if word not in _NAMED and not any(_has(run, word) for run in runs):
-            known = options_of(runs)
+    for option in options:
+        if option not in _READERS and not any(option in flatten(run.get("config")) for run in runs):
             raise ConfigError(
-                f"{option} {word}: no run has such an option{hint(word, known)}; "
-                f"name one of {', '.join(_NAMED)}, or an option of a run, as model.depth"
+                f"{flag} {option}: no run has such an option{hint(option, options_of(runs))}; "
+                f"choose one of {', '.join(_READERS)} or a config option such as model.depth"
             )
 
 
 def options_of(runs: Iterable[Run]) -> set[str]:
-    """Return the names by which runs can be chosen: the options of their configs, and what the machine decided."""
-    return set(_NAMED).union(*(leaves(run.get("config")) for run in runs))
+    """Return the options by which runs can be selected."""
+    return set(_READERS).union(*(flatten(run.get("config")) for run in runs))
 
 
 def short_names(options: Iterable[str]) -> dict[str, list[str]]:
@@ -116,93 +119,83 @@ def short_names(options: Iterable[str]) -> dict[str, list[str]]:
     return {name: found for name in sorted(names - options) if (found := meanings(name, options))}
 
 
-def _has(run: Run, word: str) -> bool:
-    """Whether a run's config has a leaf of that name, if only to say null."""
-    part, _, leaf = f"config.{word}".rpartition(".")
-    above = dig(run, part)
-    return isinstance(above, Mapping) and leaf in above and not isinstance(above[leaf], Mapping)
+def settings_of(run: Run) -> dict[str, Any]:
+    """Return everything that a run's loss depends on, except learning rate and seeds, for `differing_settings`.
 
-
-def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Every leaf of a record's mapping by its dotted word; a list is its JSON."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items() if isinstance(tree, Mapping) else ():
-        if isinstance(value, Mapping):
-            flat |= leaves(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
-    return flat
-
-
-def told(run: Run) -> dict[str, Any]:
-    """Everything that a run's loss depends on, but for its learning rate and its seeds, by word: for `differing`.
-
-    Options are those of the run's identity, which leaves out what cannot change a number. The corpus stands for
-    what chose it.
+    The config options are those of the run's identity, which leaves out what cannot change a number. The corpus
+    replaces the `data` options that selected it.
     """
-    options = leaves(dig(run, "identity.config") or run.get("config"))
-    of_corpus = {word for word in options if word.startswith("data.")} if dig(run, "corpus.sha256") else set()
-    for word in {LR, *REPLICATE} | of_corpus:
-        options.pop(word, None)
-    circumstances = {word: _plain(read(run)) for word, read in _CIRCUMSTANCES.items()}
-    code = {_code_of(part): str(dig(run, f"identity.sources.{part}"))[:8] for part in _PARTS}
-    rules = {"init": _plain(dig(run, "config.init")), _RULE: _plain(dig(run, "resolved.init"))}
-    return circumstances | options | code | rules
+    options = flatten(get_nested(run, "identity.config") or run.get("config"))
+    has_corpus = bool(get_nested(run, "corpus.sha256"))
+    options = {
+        option: value
+        for option, value in options.items()
+        if option not in (LR, *SEEDS) and not (has_corpus and option.startswith("data."))
+    }
+    environment = {name: _as_setting(read(run)) for name, read in _ENVIRONMENT.items()}
+    code = {name: str(get_nested(run, f"identity.sources.{part}"))[:8] for part, name in _CODE.items()}
+    rules = {
+        "init": _as_setting(get_nested(run, "config.init")),
+        _INIT_RULE: _as_setting(get_nested(run, "resolved.init")),
+    }
+    return environment | options | code | rules
 
 
-def is_circumstance(word: str) -> bool:
-    """Whether a word of `told` is none of the command line: what the machine, the text or the code decided."""
-    return word in _CIRCUMSTANCES or word == _RULE or word in map(_code_of, _PARTS)
+def is_config_option(name: str) -> bool:
+    """Whether a setting of `settings_of` is chosen on the command line, not by the machine, the corpus or the code."""
+    return name not in (*_ENVIRONMENT, _INIT_RULE, *_CODE.values())
 
 
-def differing(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The words in which runs are not all alike, with the values that there are, in order.
+def differing_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the settings in which runs differ, each with its sorted values.
 
-    Of two norms, two placements or two optimisers the name says enough. Of an init rule, it matters if it is
-    another and was asked for: else it is the placement's own. Code that differs is listed where no option says why.
+    Two norms, placements or optimisers are reported by name, without their options. An init rule is reported where
+    runs asked for different ones, not where it follows from the placement. Code that differs is reported where no
+    option explains it. Pack sizes are reported across sweeps only, because the plan of one sweep lists them.
 
     Args:
-        runs: What `told` says of each.
+        runs: The `settings_of` each run.
     """
-    runs = list({tuple(run.items()): run for run in runs}.values())  # most are alike, and hashing is quick
-    found: dict[str, list[str]] = {}
-    for word in dict.fromkeys(word for run in runs for word in run):
-        values = [run.get(word) for run in runs]
+    runs = list({tuple(run.items()): run for run in runs}.values())  # most runs are alike, and hashing is fast
+    different: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for run in runs for name in run):
+        values = [run.get(name) for run in runs]
         if any(value != values[0] for value in values[1:]):
-            found[word] = _listed(values)
-    if found.pop(_RULE, None) is None:
-        found.pop("init", None)
-    if found.pop(_SWEEP, None) is None:  # the plan of the one sweep has said it
-        found.pop(_PACK, None)
+            different[name] = _sorted_values(values)
+    if different.pop(_INIT_RULE, None) is None:
+        different.pop("init", None)
+    if different.pop("sweep", None) is None:
+        different.pop(_PACK_SIZE, None)
     for group in ("norm", "placement", "optim"):
-        if names := found.pop(f"{group}.name", None):
-            found = {word: values for word, values in found.items() if not word.startswith(f"{group}.")}
-            found[group] = names
-    for part in _PARTS:
-        if {part, "init", "model"} & {word.partition(".")[0] for word in found}:
-            found.pop(_code_of(part), None)
-    return found
+        if names := different.pop(f"{group}.name", None):
+            different = {name: values for name, values in different.items() if not name.startswith(f"{group}.")}
+            different[group] = names
+    for part, name in _CODE.items():
+        if {part, "init", "model"} & {other.partition(".")[0] for other in different}:
+            different.pop(name, None)
+    return different
 
 
-def _listed(values: Iterable[Any]) -> list[str]:
-    different: dict[str, Any] = {}
+def _sorted_values(values: Iterable[Any]) -> list[str]:
+    by_text: dict[str, Any] = {}
     for value in values:
-        different.setdefault(shown(value), value)
-    numbers = all(isinstance(value, int | float) for value in different.values())
-    return sorted(different, key=different.__getitem__) if numbers else sorted(different)
+        by_text.setdefault(format_setting(value), value)
+    is_numeric = all(isinstance(value, int | float) for value in by_text.values())
+    return sorted(by_text, key=by_text.__getitem__) if is_numeric else sorted(by_text)
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _pack_size(run: Run) -> int:
+    members = get_nested(run, "pack.runs")
+    return len(members) or 1 if isinstance(members, list) else 1
 
 
 def _corpus(run: Run) -> str | None:
-    """The corpus by its name and the beginning of its hash: a name alone does not tell two texts apart."""
-    name, sha256 = dig(run, "corpus.name"), dig(run, "corpus.sha256")
+    """The corpus's name with the beginning of its hash: two texts can have the same name."""
+    name, sha256 = get_nested(run, "corpus.name"), get_nested(run, "corpus.sha256")
     return " ".join(str(part) for part in (name, str(sha256)[:8] if sha256 else None) if part) or None
 
 
 def _device(run: Run) -> str | None:
-    """The device, and which one it is where there are several kinds."""
-    parts = [dig(run, f"resolved.{key}") for key in ("device", "device_name")]
+    """The kind of device, and its model name where one is recorded."""
+    parts = [get_nested(run, f"resolved.{key}") for key in ("device", "device_name")]
     return " ".join(dict.fromkeys(str(part) for part in parts if part)) or None

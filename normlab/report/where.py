@@ -1,4 +1,4 @@
-"""Which runs are looked at: `--where 'model.depth>=8,norm!=none'`. Read by rule, never evaluated as code."""
+"""Select runs by conditions on their settings: `--where 'model.depth>=8,norm!=none'`. Nothing is evaluated as code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from normlab.errors import ConfigError, unknown
-from normlab.report.settings import Run, Setting, check_words, setting, shown
+from normlab.report.settings import Run, check_options, format_setting, setting
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
@@ -19,81 +19,77 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_FORM = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|=|<|>)\s*([^=<>!]+?)\s*")
-_EQUAL = ("=", "==", "!=")
+_CONDITION = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|=|<|>)\s*([^=<>!]+?)\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One word, how it is compared, and with what."""
+    """An option, an operator and the value to compare with."""
 
-    word: str
+    option: str
     sign: str
     value: str
 
     def __str__(self) -> str:
-        return f"{self.word}{self.sign}{self.value}"
+        return f"{self.option}{self.sign}{self.value}"
 
     def holds(self, run: Run) -> bool:
-        """Whether a run is among those that are meant. What its record does not say equals nothing.
+        """Whether a run meets the condition; a setting that the record lacks equals no value.
 
         Raises:
-            ConfigError: An order is asked of what has none.
+            ConfigError: The operator compares numbers and the setting is no number.
         """
-        seen, number = setting(run, self.word), _number(self.value)
-        if isinstance(seen, int | float) and not isinstance(seen, bool) and number is not None:
-            return OPERATORS[self.sign](seen, number)
-        if self.sign not in _EQUAL:
-            if seen is None:
-                return False
-            raise ConfigError(
-                f"{self}: {self.word} is {shown(seen)}, and {self.sign} compares numbers; use = or != for the others"
-            )
-        return (seen is not None and self.value == shown(seen)) == (self.sign != "!=")
+        actual, bound = setting(run, self.option), _number(self.value)
+        if isinstance(actual, int | float) and not isinstance(actual, bool) and bound is not None:
+            return OPERATORS[self.sign](actual, bound)
+        if self.sign in ("=", "==", "!="):
+            return (actual is not None and self.value == format_setting(actual)) == (self.sign != "!=")
+        if actual is None:
+            return False
+        raise ConfigError(
+            f"{self}: {self.sign} compares numbers, and {self.option} is {format_setting(actual)}; use = or !="
+        )
 
 
-def parse(texts: Iterable[str], option: str, signs: Sequence[str] = tuple(OPERATORS)) -> list[Condition]:
-    """Conditions, several in one text where commas stand between them; all must hold.
+def parse_conditions(texts: Iterable[str], flag: str, signs: Sequence[str] = tuple(OPERATORS)) -> list[Condition]:
+    """Parse conditions; one text can hold several, separated by commas.
 
     Raises:
-        ConfigError: A part is no condition.
+        ConfigError: A part is not a condition.
     """
     conditions = []
     for part in (part for text in texts for part in text.split(",")):
-        match = _FORM.fullmatch(part)
+        match = _CONDITION.fullmatch(part)
         if not match or match[2] not in signs:
-            what = "word=value" if signs == ("=",) else f"word, one of {' '.join(OPERATORS)}, and value"
-            raise ConfigError(f"{option} {part!r}: write {what}, as {'norm=layernorm' if '=' in signs else ''}")
+            form = "option=value" if signs == ("=",) else f"an option, one of {' '.join(OPERATORS)}, and a value"
+            raise ConfigError(f"{flag} {part!r}: not a condition; write {form}, for example norm=layernorm")
         conditions.append(Condition(*match.groups()))
     return conditions
 
 
-def chosen(runs: Sequence[Run], conditions: Sequence[Condition], option: str = "--where") -> list[bool]:
-    """Which runs meet all conditions.
+def match_runs(runs: Sequence[Run], conditions: Sequence[Condition], flag: str = "--where") -> list[bool]:
+    """Return for each run whether it meets all conditions.
 
     Raises:
-        ConfigError: A word is none, or no run meets a condition; what there is to choose from is said.
+        ConfigError: An option is unknown, or no run meets a condition; the message lists the values there are.
     """
-    check_words([condition.word for condition in conditions], runs, option)
-    meets = [[condition.holds(run) for run in runs] for condition in conditions]
-    for condition, each in zip(conditions, meets, strict=True):
-        if not any(each):
-            raise ConfigError(f"{option} {condition}: no run is so; {_choices(condition, runs)}")
-    together = [all(each) for each in zip(*meets, strict=True)] if meets else [True] * len(runs)
-    if not any(together):
-        raise ConfigError(f"{option} {','.join(map(str, conditions))}: no run is all of it; leave one of them out")
-    return together
+    check_options([condition.option for condition in conditions], runs, flag)
+    matches = [[condition.holds(run) for run in runs] for condition in conditions]
+    for condition, by_run in zip(conditions, matches, strict=True):
+        if not any(by_run):
+            values = {format_setting(actual) for run in runs if (actual := setting(run, condition.option)) is not None}
+            choices = f"{condition.option} is {', '.join(sorted(values))}"
+            if condition.sign in ("=", "=="):
+                choices = unknown(condition.option, condition.value, values)
+            raise ConfigError(f"{flag} {condition}: no run matches; {choices}")
+    meets_all = [all(by_condition) for by_condition in zip(*matches, strict=True)] if matches else [True] * len(runs)
+    if not any(meets_all):
+        raise ConfigError(f"{flag} {','.join(map(str, conditions))}: no run matches all conditions; remove one")
+    return meets_all
 
 
-def _choices(condition: Condition, runs: Sequence[Run]) -> str:
-    values = {shown(seen) for run in runs if (seen := setting(run, condition.word)) is not None}
-    if condition.sign in ("=", "=="):
-        return unknown(condition.word, condition.value, values)
-    return f"{condition.word} is {', '.join(sorted(values))}"
-
-
-def _number(text: Setting) -> float | None:
+def _number(text: str) -> float | None:
     try:
-        return float(text)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError):
+        return float(text)
+    except ValueError:
         return None

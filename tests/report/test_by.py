@@ -1,4 +1,4 @@
-"""Cells of hand-made runs: what is counted, averaged, selected, compared, and warned of."""
+"""Cells of synthetic runs: counts, means, selected learning rates, comparisons and warnings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from scipy import stats
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.report.by import Options, summarize_by
 from normlab.report.by_text import notes, render_report, table_rows
-from normlab.report.groups import MOST_DAMAGED
+from normlab.report.groups import MAX_DAMAGED
 from normlab.store.plans import Job, Plan, sweep_folder, write_plan
 from normlab.store.schema import seal
 
 
 @pytest.fixture
 def make(make_run):
-    """Makes a run whose final validation loss is given; infinite: it diverged."""
+    """Make a run with a final validation loss; it diverged if the loss is infinite."""
     made = iter(range(10_000))
 
-    def one(
+    def make_cell_run(
         norm: str, lr: float, seed: int, loss: float, state: str | None = None, *, run=None, status=None, **options
     ):
         state = state or ("diverged" if math.isinf(loss) else "finished")
@@ -32,14 +32,14 @@ def make(make_run):
         options |= {"norm": norm, "lr": lr, "seed": seed}
         return make_run(f"run{next(made):04}", state, run=run, status=ended, **options)
 
-    return one
+    return make_cell_run
 
 
 def rows(path, by="norm", **options):
     return {row["cell"]: row for row in summarize_by(path, by.split(","), Options(**options)).rows}
 
 
-def test_a_cell_at_its_own_best_learning_rate_and_at_the_shared_one(make, tmp_path):
+def test_cell_has_losses_at_its_best_and_at_the_shared_learning_rate(make, tmp_path):
     for seed, (low, high) in enumerate([(2.1, 2.3), (2.2, 2.35), (2.15, 2.25)]):
         make("rmsnorm", 1e-3, seed, low)
         make("rmsnorm", 3e-3, seed, high)
@@ -63,12 +63,12 @@ def test_a_cell_at_its_own_best_learning_rate_and_at_the_shared_one(make, tmp_pa
         rows(tmp_path, lr=0.1)
 
 
-def test_a_diverged_run_is_an_outcome_and_a_failed_one_is_none(make, tmp_path):
+def test_diverged_runs_are_outcomes_and_failed_runs_are_not(make, tmp_path):
     for seed, loss in enumerate([2.0, math.inf, 2.1]):
         make("rmsnorm", 1e-3, seed, loss)
     make("rmsnorm", 1e-3, 3, 2.0, "failed")
     make("rmsnorm", 1e-3, 4, 2.0, "interrupted")
-    make("rmsnorm", 1e-3, 5, math.nan)  # trained to its end, and is no number
+    make("rmsnorm", 1e-3, 5, math.nan)  # finished with a final loss of NaN
     row = rows(tmp_path)["rmsnorm"]
     counted = {key: row[key] for key in ("runs", "finished", "diverged", "failed", "unfinished", "seeds")}
     assert counted == {"runs": 6, "finished": 2, "diverged": 2, "failed": 1, "unfinished": 1, "seeds": 4}
@@ -76,7 +76,7 @@ def test_a_diverged_run_is_an_outcome_and_a_failed_one_is_none(make, tmp_path):
     assert row["val_loss_of_others"] == pytest.approx(2.05)
     report = summarize_by(tmp_path, ["norm"])
     assert table_rows(report)[0]["val loss"] == "2 of 4 diverged, others 2.0500"
-    assert "rmsnorm: 1 of 6 runs have not ended, and are in no number" in report.warnings
+    assert "rmsnorm: 1 of 6 runs are not finished and are left out" in report.warnings
 
 
 def test_the_best_learning_rate_has_no_diverged_seed(make, tmp_path):
@@ -107,8 +107,8 @@ def test_each_run_has_one_outcome(make, tmp_path):
     counted = {key: row[key] for key in ("finished", "stuck", "regressed", "diverged", "failed", "unfinished")}
     assert counted == {"finished": 2, "stuck": 1, "regressed": 2, "diverged": 2, "failed": 1, "unfinished": 0}
     assert sum(counted.values()) == row["runs"]
-    said = notes(summarize_by(tmp_path, ["norm"]))
-    assert [note.split(":")[0] for note in said[1:4]] == ["stuck", "regressed", "diverged"]
+    lines = notes(summarize_by(tmp_path, ["norm"]))
+    assert [note.split(":")[0] for note in lines[1:4]] == ["stuck", "regressed", "diverged"]
 
 
 def test_runs_that_never_train_have_no_sensitivity(make, tmp_path):
@@ -127,7 +127,7 @@ def test_runs_that_never_train_have_no_sensitivity(make, tmp_path):
         keys = ("lr_sensitivity", "usable_lr", "edge_lr", "unusable_lrs")
         assert [found[cell][key] for key in keys] == [None, None, None, [1e-3, 3e-3, 1e-2]]
     assert found["trained"]["lr_sensitivity"] == pytest.approx((0.2 + 0.0 + 0.1) / 3)
-    # The rate at which a seed is stuck has no worse a mean than one at which both train, and is not the best.
+    # The best learning rate is not one at which a seed is stuck or diverged.
     assert found["mixed"]["lr"] == 1e-3
     assert found["mixed"]["usable_lr"] == [1e-3, 1e-3]
     assert found["mixed"]["edge_lr"] == 3e-3
@@ -139,17 +139,17 @@ def test_runs_that_never_train_have_no_sensitivity(make, tmp_path):
     assert sum(note.startswith("S -: no learning rate is usable") for note in notes(report)) == 1
 
 
-def test_older_baselines_are_named_once_beside_the_outcomes(make, tmp_path):
+def test_older_baselines_are_noted_once(make, tmp_path):
     old = {
         "corpus": {"name": "stdlib", "sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
     }
     make("rmsnorm", 1e-3, 0, 2.0, run=old)
     make("rmsnorm", 1e-3, 1, 2.0)
-    said = notes(summarize_by(tmp_path, ["norm"]))
-    assert said.count("the outcomes of 1 older runs are judged by baselines of the whole validation text") == 1
+    lines = notes(summarize_by(tmp_path, ["norm"]))
+    assert lines.count("the outcomes of 1 older runs are judged by baselines of the whole validation text") == 1
 
 
-def test_what_a_cell_mixes_is_said(make, tmp_path):
+def test_mixed_settings_are_a_warning(make, tmp_path):
     other = {"corpus": {"name": "files", "sha256": "f" * 64, "baselines": {"uniform": 5.5}}}
     gpu = {"resolved": {"device": "cuda", "precision": "bf16", "compile": "on"}}
     make("rmsnorm", 1e-3, 0, 2.0)
@@ -158,52 +158,52 @@ def test_what_a_cell_mixes_is_said(make, tmp_path):
     make("rmsnorm", 1e-3, 3, 2.0, run=other)
     make("rmsnorm", 1e-3, 4, 2.0, run=gpu)
     (row,) = rows(tmp_path).values()
-    said = "\n".join(row["warnings"])
-    for told in (
+    warnings = "\n".join(row["warnings"])
+    for warning in (
         "mixes model.depth 4 and 8",
         "mixes placement post and pre",
         "mixes corpus files ffffffff and stdlib aaaaaaaa",
         "mixes precision bf16 and fp32",
         "mixes numerics (compile) - and on",
     ):
-        assert told in said
-    assert "mixes device cpu and cuda" in said
+        assert warning in warnings
+    assert "mixes device cpu and cuda" in warnings
     assert not [warning for row in rows(tmp_path, "norm,model.depth,placement,corpus,device").values()
                 for warning in row["warnings"]]  # fmt: skip
 
 
-def test_seeds_and_learning_rates_are_no_mixture_and_other_seeds_are_said(make, tmp_path):
+def test_seeds_and_learning_rates_are_not_mixed_settings(make, tmp_path):
     make("rmsnorm", 1e-3, 0, 2.1)
     make("rmsnorm", 1e-3, 0, 2.3)
     make("rmsnorm", 3e-3, 1, 2.0)
     make("rmsnorm", 1e-2, 0, 2.5)
     (row,) = rows(tmp_path).values()
     assert row["warnings"] == [
-        "1 of its seeds ran more than once at one learning rate: the mean counts as one",
-        "its learning rates were not tried with the same seeds (0.001: 1, 0.003: 1, 0.01: 1)",
+        "1 of its seeds ran more than once at one learning rate: their mean counts once",
+        "its learning rates have different seeds (number of seeds: 0.001: 1, 0.003: 1, 0.01: 1)",
     ]
 
 
-def test_a_best_at_the_end_of_the_grid_is_said(make, tmp_path):
+def test_best_learning_rate_at_the_end_of_the_grid_is_a_warning(make, tmp_path):
     make("rmsnorm", 1e-3, 0, 2.1)
     make("rmsnorm", 3e-3, 0, 2.0)
     assert "highest of its grid" in rows(tmp_path)["rmsnorm"]["warnings"][0]
 
 
-def test_cells_that_differ_in_more_than_was_asked_are_said(make, tmp_path):
+def test_cells_that_differ_in_other_options_are_a_warning(make, tmp_path):
     make("rmsnorm", 1e-3, 0, 2.1)
     make("layernorm", 3e-3, 0, 2.0, depth=8)
-    told = summarize_by(tmp_path, ["norm"]).of_all
-    assert told[0] == "the cells differ in more than norm: model.depth 4 and 8"
-    assert told[1].startswith("the cells were not given the same learning rates")
+    warnings = summarize_by(tmp_path, ["norm"]).table_warnings
+    assert warnings[0] == "the cells differ in more than norm: model.depth 4 and 8"
+    assert warnings[1].startswith("the cells have different learning rates")
 
 
-def test_against_a_baseline_paired_by_seed_and_corrected(make, tmp_path):
+def test_comparison_with_a_baseline_is_paired_by_seed_and_corrected(make, tmp_path):
     draw = np.random.default_rng(0)
     losses = {norm: draw.normal(2.3, 0.01, 5) for norm in ("layernorm", "rmsnorm", "dyt")}
-    for norm, own in losses.items():
+    for norm, values in losses.items():
         for seed in draw.permutation(5):
-            make(norm, 1e-3, int(seed), float(own[seed]))
+            make(norm, 1e-3, int(seed), float(values[seed]))
     found = rows(tmp_path, against="norm=layernorm")
     p = {norm: stats.ttest_rel(losses[norm], losses["layernorm"]).pvalue for norm in ("rmsnorm", "dyt")}
     for norm in p:
@@ -220,7 +220,7 @@ def test_against_a_baseline_paired_by_seed_and_corrected(make, tmp_path):
     assert (found["layernorm"]["baseline"], found["layernorm"]["p"]) == (None, None)
 
 
-def test_a_pair_with_a_diverged_run_is_a_loss_and_stays(make, tmp_path):
+def test_pair_with_a_diverged_run_counts_as_a_loss(make, tmp_path):
     for seed in range(8):
         make("layernorm", 1e-3, seed, 2.0 + seed / 100)
         make("rmsnorm", 1e-3, seed, math.inf if seed < 2 else 1.9 + seed / 90)
@@ -234,28 +234,28 @@ def test_a_pair_with_a_diverged_run_is_a_loss_and_stays(make, tmp_path):
         (stats.rankdata(np.abs(ranked)) * np.sign(ranked),), np.sum, permutation_type="samples", n_resamples=np.inf
     )
     assert row["p"] == pytest.approx(shifted.pvalue)
-    assert "of 1 seeds there is a result on one side of its comparison only" in row["warnings"]
+    assert "seeds with a result on one side of its comparison only: 1" in row["warnings"]
     assert "by ranks" in table_rows(summarize_by(tmp_path, ["norm"], Options(against="norm=layernorm")))[2][
         "less baseline"
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"against": "norm=laynorm"}, r"unknown norm 'laynorm': .*did you mean 'layernorm'"),
-        ({"against": "placement=pre"}, r"placement is no word of --by norm"),
-        ({"against": "norm>layernorm"}, r"write word=value"),
+        ({"against": "placement=pre"}, r"placement is not in --by norm"),
+        ({"against": "norm>layernorm"}, r"write option=value"),
         ({"where": ["model.dpth>3"]}, r"did you mean 'model.depth'"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(make, tmp_path, options, told):
+def test_invalid_options_are_errors(make, tmp_path, options, message):
     make("layernorm", 1e-3, 0, 2.0)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         rows(tmp_path, **options)
 
 
-def test_words_are_checked(make, tmp_path):
+def test_by_and_format_are_checked(make, tmp_path):
     make("layernorm", 1e-3, 0, 2.0)
     with pytest.raises(ConfigError, match=r"--by placment: no run has such an option .did you mean 'placement'"):
         rows(tmp_path, "norm,placment")
@@ -266,15 +266,15 @@ def test_words_are_checked(make, tmp_path):
         render_report(summarize_by(tmp_path, ["norm"]), "xml")
 
 
-def test_damaged_runs_are_in_no_cell_and_are_named(make, tmp_path):
+def test_damaged_runs_are_left_out_with_a_warning(make, tmp_path):
     make("layernorm", 1e-3, 0, 2.0)
     broken = make("layernorm", 1e-3, 2, 2.0)
     broken.path.joinpath("run.json").write_text("{")
     report = summarize_by(tmp_path, ["norm"])
     assert report.rows[0]["runs"] == 1
-    (line,) = report.of_all
-    assert line.startswith(f"run {broken.run_id} is damaged, and in no number: {broken.path}/run.json: is damaged (")
-    with pytest.raises(StoreError, match="no run there says what it was"):
+    (line,) = report.table_warnings
+    assert line.startswith(f"run {broken.run_id} is damaged and is left out: {broken.path}/run.json: is damaged (")
+    with pytest.raises(StoreError, match="no run has a readable record"):
         summarize_by(broken.path, ["norm"])
     with pytest.raises(StoreError, match="no runs in"):
         summarize_by(tmp_path / "empty", ["norm"])
@@ -291,7 +291,7 @@ def test_damaged_runs_are_in_no_cell_and_are_named(make, tmp_path):
     ],
     ids=["empty", "cut", "flipped state", "flipped loss", "no loss"],
 )
-def test_a_damaged_status_is_called_damaged_and_named_with_its_reason(damage, make, tmp_path, run_command):
+def test_damaged_status_is_counted_and_reported_with_its_reason(damage, make, tmp_path, run_command):
     make("layernorm", 1e-3, 0, 2.0)
     make("layernorm", 1e-3, 1, 2.0, "failed")
     broken = make("layernorm", 1e-3, 2, 2.0)
@@ -301,30 +301,30 @@ def test_a_damaged_status_is_called_damaged_and_named_with_its_reason(damage, ma
     assert {key: row[key] for key in ("runs", "finished", "failed", "damaged")} == {
         "runs": 3, "finished": 1, "failed": 1, "damaged": 1,
     }  # fmt: skip
-    told = f"run {broken.run_id} is damaged, and in no number: {status}: "
+    warning = f"run {broken.run_id} is damaged and is left out: {status}: "
     _, out, err = run_command("summarize", str(tmp_path), "--by", "norm")
     assert ["damaged", "1"] in [line.split() for line in out.splitlines()]
     (line,) = [line for line in err.splitlines() if broken.run_id in line]
-    assert told in line
+    assert warning in line
     _, out, err = run_command("summarize", str(tmp_path), "--by", "norm", "--format", "json")
-    assert [told in warning for warning in json.loads(out)[0]["warnings"] if broken.run_id in warning] == [True]
+    assert [warning in each for each in json.loads(out)[0]["warnings"] if broken.run_id in each] == [True]
     _, out, err = run_command("compare", str(tmp_path), "-o", str(tmp_path / "page.html"))
     assert "1 of 3 runs failed: layernorm pre (1); 1 is damaged: layernorm pre (1)." in out
-    assert [told in line for line in err.splitlines() if str(status) in line] == [True]
+    assert [warning in line for line in err.splitlines() if str(status) in line] == [True]
 
 
-def test_of_many_damaged_runs_the_first_are_named_with_their_reasons(make, tmp_path):
+def test_only_the_first_damaged_runs_are_reported_with_their_reasons(make, tmp_path):
     for seed in range(9):
         (make("layernorm", 1e-3, seed, 2.0).path / "status.json").write_text("")
     (row,) = summarize_by(tmp_path, ["norm"]).rows
     named = [warning for warning in row["warnings"] if "damaged" in warning]
-    assert len(named) == MOST_DAMAGED + 1
+    assert len(named) == MAX_DAMAGED + 1
     assert named[-1] == (
-        "4 more runs are damaged, and in no number: " + ", ".join(f"run{number:04}" for number in range(5, 9))
+        "4 more runs are damaged and are left out: " + ", ".join(f"run{number:04}" for number in range(5, 9))
     )
 
 
-def test_a_cell_without_an_outcome_is_a_row(make, tmp_path):
+def test_cell_without_an_outcome_has_a_row(make, tmp_path):
     make("layernorm", 1e-3, 0, 2.0, "failed")
     make("rmsnorm", 1e-3, 0, 2.0)
     row = rows(tmp_path, against="norm=layernorm", target=2.5)["layernorm"]
@@ -348,7 +348,7 @@ def test_steps_and_seconds_to_a_target_are_read_from_the_metrics(make, tmp_path)
     assert table_rows(report)[0]["to 2.25"] == "1 of 2"
 
 
-def test_spikes_are_the_statuss_or_counted_when_asked(make, tmp_path):
+def test_spikes_come_from_the_status_or_from_the_metrics(make, tmp_path):
     make("rmsnorm", 1e-3, 0, 2.0, status={"spikes": {"clipped": {"spikes": 3, "of_steps": 100}}})
     old = make("rmsnorm", 1e-3, 1, 2.0)
     clips = [0.5, 1.0, 0.9, 1.0]
@@ -359,7 +359,7 @@ def test_spikes_are_the_statuss_or_counted_when_asked(make, tmp_path):
     assert row["spikes"]["clipped"] == {"runs": 2, "spikes": 5, "of_steps": 104, "share": 5 / 104}
 
 
-def test_json_and_csv_hold_everything(make, tmp_path):
+def test_json_and_csv_have_all_values(make, tmp_path):
     make("rmsnorm", 1e-3, 0, math.inf, status={"spikes": {"clipped": {"spikes": 3, "of_steps": 100}}})
     make("layernorm", 1e-3, 0, 2.0)
     report = summarize_by(tmp_path, ["norm"])
@@ -370,13 +370,13 @@ def test_json_and_csv_hold_everything(make, tmp_path):
     assert rms["learning_rates"] == "[0.001]"
 
 
-def test_the_metrics_are_left_alone_unless_they_are_asked_for(make, tmp_path, monkeypatch):
+def test_metrics_are_not_read_without_need(make, tmp_path, monkeypatch):
     make("rmsnorm", 1e-3, 0, 2.0)
-    monkeypatch.setattr("normlab.store.runs.RunFolder.rows", lambda *words: pytest.fail("metrics were read"))
+    monkeypatch.setattr("normlab.store.runs.RunFolder.rows", lambda *args: pytest.fail("metrics were read"))
     assert rows(tmp_path, against="norm=rmsnorm")["rmsnorm"]["val_loss"] == 2.0
 
 
-def test_a_sweep_by_its_name_and_what_has_not_started(make, tmp_path, monkeypatch, run_command):
+def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path, monkeypatch, run_command):
     first, second = make("rmsnorm", 1e-3, 0, 2.0), make("rmsnorm", 1e-3, 1, 2.0)
     make("other", 1e-3, 0, 2.0)
     results = tmp_path / "results"
@@ -387,10 +387,10 @@ def test_a_sweep_by_its_name_and_what_has_not_started(make, tmp_path, monkeypatc
     jobs = [Job(run_id, [], {}) for run_id in (first.run_id, second.run_id, "later")]
     write_plan(sweep, Plan("mine", "off", jobs, []))
     monkeypatch.chdir(tmp_path)
-    for word in ("mine", sweep):
-        report = summarize_by(word, ["norm"])
+    for path in ("mine", sweep):
+        report = summarize_by(path, ["norm"])
         assert [row["cell"] for row in report.rows] == ["rmsnorm"]
-        assert report.of_all == ["1 of the sweep's 3 runs have not started"]
+        assert report.table_warnings == ["1 of the sweep's 3 runs have not started"]
     code, out, err = run_command("summarize", "mine", "--by", "norm")
     assert (code, "rmsnorm" in out) == (0, True)
     assert "normlab: 1 of the sweep's 3 runs have not started" in err
@@ -401,7 +401,7 @@ def test_a_sweep_by_its_name_and_what_has_not_started(make, tmp_path, monkeypatc
             summarize_by("mine", ["norm"])
 
 
-def test_the_command_line(make, tmp_path, run_command):
+def test_summarize_command(make, tmp_path, run_command):
     make("rmsnorm", 1e-3, 0, 2.0, depth=4)
     make("rmsnorm", 1e-3, 1, 2.0, depth=8)
     code, out, err = run_command("summarize", str(tmp_path), "--by", "norm")
@@ -418,7 +418,7 @@ def test_the_command_line(make, tmp_path, run_command):
 
 
 @pytest.mark.parametrize("run_id", ["", "../elsewhere", "/tmp"])
-def test_a_plan_leads_nowhere_but_to_the_runs(run_id, tmp_path):
+def test_plan_with_a_path_as_run_id_is_an_error(run_id, tmp_path):
     sweep = sweep_folder(tmp_path, "mine")
     sweep.mkdir(parents=True)
     write_plan(sweep, Plan("mine", "off", [Job(run_id, [], {})], []))
@@ -427,7 +427,7 @@ def test_a_plan_leads_nowhere_but_to_the_runs(run_id, tmp_path):
 
 
 def crossed_runs(make, a: int, b: int) -> dict[str, np.ndarray]:
-    """Two norms, each with a seeds crossed with b data seeds; the losses by norm, (a, b)."""
+    """Make runs of two norms with a seeds crossed with b data seeds; return the losses by norm, shape (a, b)."""
     draw = np.random.default_rng(0)
     losses = {}
     for norm, mean in (("layernorm", 2.5), ("rmsnorm", 2.4)):
@@ -437,7 +437,7 @@ def crossed_runs(make, a: int, b: int) -> dict[str, np.ndarray]:
     return losses
 
 
-def test_six_seeds_crossed_with_six_data_seeds_are_no_36_independent_runs(make, tmp_path):
+def test_crossed_seeds_are_not_independent_runs(make, tmp_path):
     losses = crossed_runs(make, 6, 6)
     report = summarize_by(tmp_path, ["norm"], Options(against="norm=layernorm"))
     row = {row["cell"]: row for row in report.rows}["rmsnorm"]
@@ -445,7 +445,7 @@ def test_six_seeds_crossed_with_six_data_seeds_are_no_36_independent_runs(make, 
     assert (row["pairs"], row["pairs_crossed"]) == (36, [6, 6])
     values = losses["rmsnorm"]
     means = [values.mean(axis).var(ddof=1) / 6 for axis in (0, 1)]
-    half = stats.t.ppf(0.975, 5) * math.sqrt(sum(means))  # but for the little that is neither seed's
+    half = stats.t.ppf(0.975, 5) * math.sqrt(sum(means))  # except for the small residual variance
     assert row["val_loss_high"] - row["val_loss"] == pytest.approx(half, rel=0.01)
     independent = stats.t.ppf(0.975, 35) * values.std(ddof=1) / 6
     assert row["val_loss_high"] - row["val_loss"] > 2 * independent
@@ -457,7 +457,7 @@ def test_six_seeds_crossed_with_six_data_seeds_are_no_36_independent_runs(make, 
 
 
 @pytest.mark.parametrize(("factor", "what"), [("data.seed", "data order"), ("seed", "initial weights")])
-def test_a_seed_that_is_fixed_is_said_once_for_the_table(make, tmp_path, factor, what):
+def test_fixed_seed_is_noted_once(make, tmp_path, factor, what):
     for norm in ("layernorm", "rmsnorm"):
         for seed in range(3):
             fixed, varied = (0, seed) if factor == "seed" else (seed, 0)
@@ -470,7 +470,7 @@ def test_a_seed_that_is_fixed_is_said_once_for_the_table(make, tmp_path, factor,
     assert {text["val loss"][-5:] for text in table_rows(report)} == {"(n=3)"}
 
 
-def test_an_incomplete_crossing_is_called_one(make, tmp_path):
+def test_incomplete_crossing_is_noted(make, tmp_path):
     for seed, data_seed in [(0, 0), (1, 0), (2, 0), (1, 1), (2, 2)]:
         make("rmsnorm", 1e-3, seed, 2.1 + seed / 100 + data_seed / 50, data_seed=data_seed)
     report = summarize_by(tmp_path, ["norm"])

@@ -1,4 +1,4 @@
-"""`normlab inspect`: what happened inside a run, from its record alone."""
+"""`normlab inspect`: statistics of a run, from its record alone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from normlab.launch import compose_run
-from normlab.report.bars import bars
-from normlab.report.inspect import MOST_PLACES, inspect, left_out, overview_steps, table_rows
+from normlab.report.bars import sparkline
+from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_steps, table_rows
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.spikes import RULES
@@ -33,7 +33,7 @@ CORPUS = Path(__file__).parents[1] / "corpus.txt"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Peri at depth 3, measured at steps 0, 10 and 20; its name has a blank and a quote."""
+    """Peri at depth 3, measured at steps 0, 10 and 20; its name has a space and a quote."""
     words = [
         "data=files", f"data.path=[{CORPUS}]", "device=cpu", "tracking.wandb=off", "model=gpt2_nano",
         "placement=peri", "model.depth=3", "train.steps=21", "train.batch_size=4", "eval.sequences=4",
@@ -48,55 +48,55 @@ def command(run: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatc
     return lambda *words: run_command("inspect", *words, "--results-dir", str(run.path.parents[1]))
 
 
-def test_a_statistic_by_place_and_over_training(run: RunFolder, command: Command) -> None:
+def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) -> None:
     code, out, err = command("it's peri", "resid_rms")
     assert (code, err) == (0, "")
     about, head, _, *lines = out.splitlines()
     assert about.startswith("resid_rms = sqrt(mean x^2) [of x]; of the stream that enters a block, and the head. ")
-    assert head.split("  ")[0] == "place"
+    assert head.split("  ")[0] == "layer"
     assert all(f"step {step}" in head for step in (0, 10, 20))
     (profiles,), _ = run.statistics.read("core")
     values = profiles.one("resid_rms")
     assert [line[:7].strip() for line in lines] == ["block 1", "block 2", "block 3", "head"]
     for place, line in enumerate(lines, start=1):
-        told = line[7:].split()
-        assert told[:3] == [f"{value:.4g}" for value in values[:, place]]
-        assert told[3] == bars(values[:, place].tolist())
+        texts = line[7:].split()
+        assert texts[:3] == [f"{value:.4g}" for value in values[:, place]]
+        assert texts[3] == sparkline(values[:, place].tolist())
 
 
-def test_the_whole_in_a_few_lines(command: Command, run: RunFolder) -> None:
+def test_overview_is_short(command: Command, run: RunFolder) -> None:
     code, out, err = command(run.run_id)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) < 40
-    told = {tuple(re.split(r"\s{2,}", line)[:2]) for line in lines}
+    cells = {tuple(re.split(r"\s{2,}", line)[:2]) for line in lines}
     assert {
         ("resid_rms", "block 1 / head"),
         ("norm_gain", "attn.out"),
         ("norm_in_rms", "close"),
         ("grad_share", "mlp"),
-    } <= told
-    assert lines[-2] == "begins: step 0; ends: step 20; over training: at the last place"
+    } <= cells
+    assert lines[-2] == "first: step 0; last: step 20; over training: at the last layer"
     assert lines[-1].endswith("normlab list stats names them all")
 
 
-def test_json_has_everything(command: Command, run: RunFolder) -> None:
+def test_json_has_all_steps_and_layers(command: Command, run: RunFolder) -> None:
     rows = json.loads(command(run.run_id, "--json")[1])
-    assert {row["statistic"] for row in rows} == {name for name, one in STATISTICS.items() if one.tier == CORE}
+    assert {row["statistic"] for row in rows} == {name for name, each in STATISTICS.items() if each.tier == CORE}
     (profiles,), _ = run.statistics.read("core")
     for row in rows:
         assert row["steps"] == [0, 10, 20]
         assert len(row["values"]) == 3
         assert row["formula"] == STATISTICS[row["statistic"]].formula
-    one = [row for row in rows if (row["statistic"], row["site"]) == ("norm_out_rms", "mlp.out")]
-    assert [row["place"] for row in one] == ["block 1", "block 2", "block 3"]
+    norm_rows = [row for row in rows if (row["statistic"], row["site"]) == ("norm_out_rms", "mlp.out")]
+    assert [row["place"] for row in norm_rows] == ["block 1", "block 2", "block 3"]
     expected = profiles.get("norm_out_rms")["mlp.out"][:, 1:4]
-    assert np.array_equal(np.array([row["values"] for row in one], dtype=np.float32).T, expected)
+    assert np.array_equal(np.array([row["values"] for row in norm_rows], dtype=np.float32).T, expected)
     (share,) = json.loads(command(run.run_id, "grad_share", "--json")[1])[:1]
     assert (share["place"], share["site"]) == ("", "embed")
 
 
-def test_spikes_by_every_definition(command: Command, run: RunFolder) -> None:
+def test_spikes_by_every_rule(command: Command, run: RunFolder) -> None:
     code, out, err = command(run.run_id, "spikes")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -114,7 +114,9 @@ def test_spikes_by_every_definition(command: Command, run: RunFolder) -> None:
         (["resid_rms", "--format", "csv"], "No such option"),
     ],
 )
-def test_what_there_is_not(words: list[str], message: str, command: Command, run: RunFolder) -> None:
+def test_unknown_statistic_and_option_are_errors(
+    words: list[str], message: str, command: Command, run: RunFolder
+) -> None:
     code, out, err = command(run.run_id, *words)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -122,7 +124,7 @@ def test_what_there_is_not(words: list[str], message: str, command: Command, run
     assert re.search(message, err)
 
 
-def test_a_run_that_measured_nothing(words: list[str], run_command: Command, tmp_path: Path) -> None:
+def test_run_without_statistics_is_an_error(words: list[str], run_command: Command, tmp_path: Path) -> None:
     folder = train(compose_run([*words, "stats=off"]), sinks=[]).folder
     code, _, err = run_command("inspect", str(folder.path))
     assert code == 2
@@ -135,11 +137,11 @@ def test_a_run_that_measured_nothing(words: list[str], run_command: Command, tmp
     code, _, err = run_command("inspect", str(folder.path), "grad_share")
     assert (code, err) == (2, "error: grad_share: grad_norm, of which it is made, was not measured\n")
     code, _, err = run_command("inspect", str(folder.path), "erank")
-    said = "error: erank: was not measured; `normlab inspect RUN erank --probe` measures it now\n"
-    assert (code, err) == (2, said)
+    expected = "error: erank: was not measured; `normlab inspect RUN erank --probe` measures it now\n"
+    assert (code, err) == (2, expected)
 
 
-def test_damaged_rows_are_said_and_left_out(words: list[str], run_command: Command) -> None:
+def test_damaged_rows_are_left_out_with_a_warning(words: list[str], run_command: Command) -> None:
     folder = train(compose_run([*words, "stats.every=2"]), sinks=[]).folder
     path = folder.path / "stats" / "core.bin"
     content = bytearray(path.read_bytes())
@@ -150,28 +152,30 @@ def test_damaged_rows_are_said_and_left_out(words: list[str], run_command: Comma
     assert len(json.loads(out)[0]["steps"]) == 5
 
 
-def test_what_was_measured_at_other_steps_is_named() -> None:
+def test_overview_names_statistics_measured_at_other_steps() -> None:
     steps = {"resid_rms": [0, 10, 990], "logz": [0, 10, 990], "token_cos": [0, 800], "attn_sink": [0, 800]}
-    told = overview_steps([{"statistic": name, "steps": each} for name, each in steps.items()])
-    ends = "begins: step 0; ends: step 990; of attn_sink, token_cos: steps 0 and 800; over training: at the last place"
-    assert told == ends
+    line = overview_steps([{"statistic": name, "steps": each} for name, each in steps.items()])
+    expected = "first: step 0; last: step 990; attn_sink, token_cos: steps 0 and 800; over training: at the last layer"
+    assert line == expected
     assert overview_steps([]) == ""
 
 
-def test_other_statistics_of_a_run_that_has_ended_have_no_effect(
+def test_changed_statistics_of_a_finished_run_have_no_effect(
     measured: tuple[RunFolder, int], words: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     train(compose_run([*words, "stats.every=2"]), sinks=[])
     assert "no effect" not in capfd.readouterr().err
     train(compose_run([*words, "stats=full"]), sinks=[])
-    (said,) = [line for line in capfd.readouterr().err.splitlines() if "no effect" in line]
-    assert said.startswith("normlab: stats.tiers, stats.every, stats.extended_every, stats.probe_share: no effect, ")
-    assert "`normlab inspect RUN --probe`" in said
-    assert "run.fresh=true" in said
+    (expected,) = [line for line in capfd.readouterr().err.splitlines() if "no effect" in line]
+    assert expected.startswith(
+        "normlab: stats.tiers, stats.every, stats.extended_every, stats.probe_share: no effect, "
+    )
+    assert "`normlab inspect RUN --probe`" in expected
+    assert "run.fresh=true" in expected
 
 
-class StopsAtSix:
-    """Has the run that it listens to stop once six updates are in its record."""
+class StopAfterSixUpdates:
+    """Stop the run once six updates are in its record."""
 
     def start(self, run: Any, first_step: int) -> None: ...
 
@@ -184,40 +188,40 @@ class StopsAtSix:
     def finish(self, status: Any) -> None: ...
 
 
-def lose(folder: RunFolder, size: int) -> None:
+def truncate_rows(folder: RunFolder, size: int) -> None:
     os.truncate(folder.path / "stats" / "core.bin", size)
 
 
 @pytest.fixture
 def measured(words: list[str]) -> tuple[RunFolder, int]:
-    """A run measured at steps 0, 2, ..., 10, and how long a row is."""
+    """A run measured at steps 0, 2, ..., 10, and the bytes of a row."""
     folder = train(compose_run([*words, "stats.every=2"]), sinks=[]).folder
     return folder, (folder.path / "stats" / "core.bin").stat().st_size // 6
 
 
-def test_rows_that_were_lost_are_missed(measured: tuple[RunFolder, int], run_command: Command) -> None:
+def test_lost_rows_are_a_warning(measured: tuple[RunFolder, int], run_command: Command) -> None:
     folder, length = measured
     stats = folder.path / "stats"
-    said = (
+    expected = (
         f"normlab: {stats}: rows of core statistics are missing, "
         "of {} measured steps from {} to 10; put back a copy"
     )
-    lose(folder, 4 * length)
-    assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [said.format(2, 8)]
-    lose(folder, 3 * length + 1)
-    half = f"normlab: {stats / 'core.bin'}: half a row stands at its end, and is left out"
-    assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [half, said.format(3, 6)]
-    with folder.lock():  # a live run is writing it
+    truncate_rows(folder, 4 * length)
+    assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [expected.format(2, 8)]
+    truncate_rows(folder, 3 * length + 1)
+    half = f"normlab: {stats / 'core.bin'}: incomplete last row, left out"
+    assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [half, expected.format(3, 6)]
+    with folder.lock():  # a running process is writing the row
         folder.write_status(folder.status() | {"state": "running"})
         assert half not in run_command("inspect", str(folder.path), "logz")[2]
 
 
-def test_a_run_that_goes_on_says_what_is_missing_and_not_what_was_not_measured(
+def test_resumed_run_warns_of_lost_rows_and_not_of_unmeasured_steps(
     words: list[str], run_command: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Stopped at step 6 of 12, and gone on with at another cadence."""
+    """The run stops at step 6 of 12 and is resumed with another cadence."""
     words = [*words, "train.log_every=1"]
-    folder = train(compose_run([*words, "stats.every=1"]), sinks=[StopsAtSix()]).folder
+    folder = train(compose_run([*words, "stats.every=1"]), sinks=[StopAfterSixUpdates()]).folder
     length = (folder.path / "stats" / "core.bin").stat().st_size // 6
     went_on = shutil.copytree(folder.path, folder.path.with_name("kept"))
     train(compose_run([*words, "stats.every=4"]), sinks=[])
@@ -225,36 +229,38 @@ def test_a_run_that_goes_on_says_what_is_missing_and_not_what_was_not_measured(
     assert inspect(folder, "logz")[0]["steps"] == [0, 1, 2, 3, 4, 5, 8]
     shutil.rmtree(folder.path)
     shutil.move(went_on, folder.path)
-    lose(folder, 2 * length)
+    truncate_rows(folder, 2 * length)
     capfd.readouterr()
     train(compose_run([*words, "stats.every=1"]), sinks=[])
-    said = "rows of core statistics are missing, of 4 measured steps from 2 to 5; put back a copy"
-    assert said in capfd.readouterr().err
-    assert said in run_command("inspect", str(folder.path), "logz")[2]
+    expected = "rows of core statistics are missing, of 4 measured steps from 2 to 5; put back a copy"
+    assert expected in capfd.readouterr().err
+    assert expected in run_command("inspect", str(folder.path), "logz")[2]
 
 
 @pytest.mark.parametrize("gone", ["core.bin", "core.json", "core.*", "*"])
-def test_a_run_whose_rows_are_gone_says_so(gone: str, measured: tuple[RunFolder, int], run_command: Command) -> None:
+def test_run_without_its_rows_is_an_error(gone: str, measured: tuple[RunFolder, int], run_command: Command) -> None:
     folder, _ = measured
     for path in (folder.path / "stats").glob(gone):
         path.unlink()
     code, out, err = run_command("inspect", str(folder.path), "resid_rms")
     assert (code, out) == (2, "")
-    said = f"error: {folder.path / 'stats'}: the rows of run {folder.run_id} are gone; put back a copy"
-    assert err.splitlines()[-1] == said
+    expected = (
+        f"error: {folder.path / 'stats'}: the statistics of run {folder.run_id} are missing; restore them from a copy"
+    )
+    assert err.splitlines()[-1] == expected
 
 
-def test_a_run_whose_steps_are_gone_says_so(measured: tuple[RunFolder, int], run_command: Command) -> None:
+def test_run_without_its_metrics_is_an_error(measured: tuple[RunFolder, int], run_command: Command) -> None:
     folder, _ = measured
     os.truncate(folder.metrics_path, 0)
     code, _, err = run_command("inspect", str(folder.path), "spikes")
-    said = f"error: {folder.metrics_path}: the steps of run {folder.run_id} are gone; put back a copy\n"
+    expected = f"error: {folder.metrics_path}: the steps of run {folder.run_id} are gone; put back a copy\n"
     assert code == 2
-    assert err.endswith(said)
+    assert err.endswith(expected)
 
 
-def test_the_noise_scale_reads_across_the_parts_of_a_run(words: list[str], run_command: Command) -> None:
-    """Adam's statistics join after the first update and begin a new part; the averages go on."""
+def test_noise_scale_averages_across_the_parts_of_a_run(words: list[str], run_command: Command) -> None:
+    """Adam's statistics start a new part after the first update; the averages continue across it."""
     folder = train(compose_run([*words, "stats=full", "stats.extended_every=2"]), sinks=[]).folder
     parts, _ = folder.statistics.read(EXTENDED)
     assert [part.steps.tolist() for part in parts] == [[0], [2, 4, 6, 8, 10]]
@@ -272,7 +278,7 @@ def test_the_noise_scale_reads_across_the_parts_of_a_run(words: list[str], run_c
     assert "n = measured steps averaged: 1 at step 0, 1 at step 2, 2 at step 4, 3 at step 8, 3 at step 10" in out
 
 
-def test_a_noise_scale_that_is_undefined_or_of_an_older_record_says_so(tmp_path: Path, run_command: Command) -> None:
+def test_undefined_and_older_noise_scales_are_noted(tmp_path: Path, run_command: Command) -> None:
     columns = [NumberOf("gns_trace", "w", 1), NumberOf("gns_square", "w", 1)]
     layout, order = Layout.of(columns, 1, {})
     (tmp_path / "stats").mkdir()
@@ -281,16 +287,16 @@ def test_a_noise_scale_that_is_undefined_or_of_an_older_record_says_so(tmp_path:
     (row, *_) = inspect(RunFolder(tmp_path), "gns")
     assert (str(row["values"]), row["n"]) == ("[nan, 2.0]", [1, 1])
     assert row["notes"] == [f"nan: {STATISTICS['gns'].undefined}"]
-    # As recorded before: the ratio itself.
+    # An older record holds the ratio itself.
     arrays.append(
         EXTENDED, Profiles(Layout.of([NumberOf("gns", "w", 1)], 1, {})[0], np.array([0]), np.array([[-3623]]))
     )
     (row, *_) = inspect(RunFolder(tmp_path), "gns")
     assert (row["steps"], str(row["values"]), row["n"]) == ([0, 2, 4], "[-3623.0, nan, 2.0]", [1, 1, 1])
-    assert row["notes"][0] == "n = 1: recorded by an older normlab as ratios of single steps, which scatter widely"
+    assert row["notes"][0] == "n = 1: an older normlab recorded ratios of single steps, which have a large variance"
 
 
-def test_it_needs_no_torch(run: RunFolder) -> None:
+def test_inspect_does_not_import_torch(run: RunFolder) -> None:
     script = (
         "import sys\nfrom normlab.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         "print(sorted({'torch', 'wandb', 'datasets', 'pandas', 'hydra'} & sys.modules.keys()))"
@@ -300,7 +306,7 @@ def test_it_needs_no_torch(run: RunFolder) -> None:
         assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_deep_model_fits_a_screen(tmp_path: Path) -> None:
+def test_table_of_a_deep_model_is_thinned(tmp_path: Path) -> None:
     columns = [NumberOf("resid_rms", "", place) for place in range(1, 202)]
     layout, order = Layout.of(columns, 200, {})
     folder = RunFolder(tmp_path)
@@ -310,13 +316,13 @@ def test_a_deep_model_fits_a_screen(tmp_path: Path) -> None:
     rows = inspect(folder, "resid_rms")
     assert len(rows) == 201
     shown = table_rows(rows)
-    assert len(shown) == MOST_PLACES
-    assert left_out(rows) == "24 of 201 places, 5 of 30 measured steps; --json has all"
+    assert len(shown) == MAX_LAYERS
+    assert left_out(rows) == "24 of 201 layers, 5 of 30 measured steps; --json has all"
     assert left_out(rows[:24]) == "5 of 30 measured steps; --json has all"
     few = [row | {"steps": row["steps"][:5], "values": row["values"][:5]} for row in rows]
-    assert left_out(few) == "24 of 201 places; --json has all"
+    assert left_out(few) == "24 of 201 layers; --json has all"
     assert left_out(few[:24]) == ""
-    assert (shown[0]["place"], shown[-1]["place"]) == ("block 1", "head")
+    assert (shown[0]["layer"], shown[-1]["layer"]) == ("block 1", "head")
     assert [key for key in shown[0] if key.startswith("step")] == [f"step {step}" for step in (0, 7, 14, 22, 29)]
 
 
@@ -335,5 +341,5 @@ def test_a_deep_model_fits_a_screen(tmp_path: Path) -> None:
         ([-1e300, 1e300], "▁█"),
     ],
 )
-def test_bars(values: list[float], drawn: str) -> None:
-    assert bars(values) == drawn
+def test_sparkline(values: list[float], drawn: str) -> None:
+    assert sparkline(values) == drawn

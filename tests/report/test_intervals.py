@@ -1,4 +1,4 @@
-"""Intervals and tests against scipy, against enumeration of every sign, and in a simulation whose truth is known."""
+"""Intervals and tests compared with scipy, with an enumeration of all signs, and in simulations with known truth."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pytest
 from scipy import stats
 from scipy.special import stdtr, stdtrit
 
-from normlab.report.intervals import holm, mean_interval, paired
+from normlab.report.intervals import holm, mean_interval, paired_test
 from normlab.report.student_t import quantile, tail
 
 inf = math.inf
 
 
-def alone(values):
-    """Independent replicates: each has a seed and a data seed of its own."""
+def independent(values):
+    """Return values by independent replicate: each has its own seed and data seed."""
     return {(index, index): value for index, value in enumerate(values)}
 
 
 def crossed(table):
-    """Replicates of a table: its rows are seeds, its columns data seeds; None where there was no run."""
+    """Return the values of a table by replicate: rows are seeds, columns are data seeds; None is left out."""
     return {(i, j): value for i, row in enumerate(table) for j, value in enumerate(row) if value is not None}
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30, 99, 1000])
-def test_students_t_is_scipys(freedom):
+def test_students_t_equals_scipy(freedom):
     for t in (1e-3, 0.1, 0.5, 1, 1.5, 2, 3, 5, 10, 50, 1e3):
         assert tail(t, freedom) == pytest.approx(stdtr(freedom, -t), rel=1e-11)
         assert tail(-t, freedom) == pytest.approx(stdtr(freedom, t), rel=1e-11)
@@ -36,46 +36,46 @@ def test_students_t_is_scipys(freedom):
         assert quantile(freedom, level) == pytest.approx(stdtrit(freedom, (1 + level) / 2), rel=1e-11)
 
 
-def test_a_mean_and_its_interval_are_scipys():
+def test_mean_interval_equals_scipy():
     values = [2.31, 2.25, 2.28, 2.4, 2.22]
-    found = mean_interval(alone(values))
+    found = mean_interval(independent(values))
     low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
     assert found[:3] == pytest.approx((np.mean(values), low, high), rel=1e-12)
     assert (found.design.n, str(found.design)) == (5, "5")
 
 
-def test_no_interval_of_one_value_or_with_an_infinite_one():
-    assert mean_interval(alone([2.5]))[:3] == (2.5, None, None)
-    assert mean_interval(alone([2.5, inf, 2.4]))[:3] == (inf, None, None)
+def test_one_value_or_an_infinite_one_has_no_interval():
+    assert mean_interval(independent([2.5]))[:3] == (2.5, None, None)
+    assert mean_interval(independent([2.5, inf, 2.4]))[:3] == (inf, None, None)
     with pytest.raises(ValueError, match="no values"):
         mean_interval({})
 
 
-def test_the_paired_t_test_is_scipys():
+def test_paired_t_test_equals_scipy():
     a, b = np.random.default_rng(0).normal(size=(2, 7))
-    found, theirs = paired(alone((a - b).tolist())), stats.ttest_rel(a, b)
-    assert (found.p, found.test) == (pytest.approx(theirs.pvalue, rel=1e-10), "paired t")
-    low, high = theirs.confidence_interval(0.95)
+    found, reference = paired_test(independent((a - b).tolist())), stats.ttest_rel(a, b)
+    assert (found.p, found.test) == (pytest.approx(reference.pvalue, rel=1e-10), "paired t")
+    low, high = reference.confidence_interval(0.95)
     assert found[:3] == pytest.approx((np.mean(a - b), low, high), rel=1e-10)
 
 
-def test_one_pair_proves_nothing_and_equal_runs_no_difference():
-    assert paired(alone([0.1])) == (0.1, None, None, None, (1, (1, 1)), "one pair")
-    assert paired(alone([0.0, 0.0, 0.0]))[:4] == (0, 0, 0, 1)
-    assert paired(alone([inf])).p is None
+def test_one_pair_has_no_p_value_and_equal_runs_have_p_1():
+    assert paired_test(independent([0.1])) == (0.1, None, None, None, (1, (1, 1)), "one pair")
+    assert paired_test(independent([0.0, 0.0, 0.0]))[:4] == (0, 0, 0, 1)
+    assert paired_test(independent([inf])).p is None
     for bad in ([], [math.nan, 1.0]):
         with pytest.raises(ValueError, match="paired differences"):
-            paired(alone(bad))
+            paired_test(independent(bad))
 
 
 def by_enumeration(differences):
-    """The two-sided p-value, every sign being flipped, from ranks by scipy."""
+    """Return the two-sided p-value over all signs, with ranks by scipy."""
     ranks = stats.rankdata(np.abs(differences))
     signed = [(rank, d > 0) for rank, d in zip(ranks, differences, strict=True) if d]
-    seen = sum(rank for rank, positive in signed if positive)
+    statistic = sum(rank for rank, positive in signed if positive)
     sums = np.array([sum(itertools.compress([r for r, _ in signed], flips))
                      for flips in itertools.product((0, 1), repeat=len(signed))])  # fmt: skip
-    return min(1, 2 * min((sums <= seen).mean(), (sums >= seen).mean()))
+    return min(1, 2 * min((sums <= statistic).mean(), (sums >= statistic).mean()))
 
 
 @pytest.mark.parametrize(
@@ -90,22 +90,22 @@ def by_enumeration(differences):
         [-inf, inf],
     ],
 )
-def test_with_diverged_runs_it_is_the_exact_signed_rank_test(differences):
-    found = paired(alone(differences))
+def test_divergence_uses_the_exact_signed_rank_test(differences):
+    found = paired_test(independent(differences))
     assert found.p == pytest.approx(by_enumeration(differences), rel=1e-12)
     assert found.test.startswith(f"signed-rank ({sum(map(math.isinf, differences))} of {len(differences)} pairs")
-    assert paired(alone([-d for d in differences])).p == pytest.approx(found.p, rel=1e-12)
+    assert paired_test(independent([-d for d in differences])).p == pytest.approx(found.p, rel=1e-12)
 
 
-def test_without_ties_it_is_scipys_wilcoxon_with_a_number_above_all_others_for_infinity():
+def test_signed_rank_test_without_ties_equals_scipy():
     differences = [0.11, -0.2, 0.33, 0.44, -0.05, 0.61, 0.7, inf]
-    theirs = stats.wilcoxon([min(d, 99.0) for d in differences], method="exact")
-    assert paired(alone(differences)).p == pytest.approx(theirs.pvalue, rel=1e-12)
+    reference = stats.wilcoxon([min(d, 99.0) for d in differences], method="exact")
+    assert paired_test(independent(differences)).p == pytest.approx(reference.pvalue, rel=1e-12)
 
 
-def test_the_interval_by_ranks_holds_just_the_shifts_that_are_not_rejected():
+def test_rank_interval_has_exactly_the_shifts_that_are_not_rejected():
     differences = [0.11, -0.2, 0.33, 0.44, -0.05, 0.61, 0.7, inf]
-    found = paired(alone(differences))
+    found = paired_test(independent(differences))
     assert found.low is not None
     inside = [shift for shift in np.linspace(-1, 1, 401) + 1e-4 if by_enumeration(np.array(differences) - shift) > 0.05]
     assert found.low == pytest.approx(inside[0], abs=0.006)
@@ -113,19 +113,19 @@ def test_the_interval_by_ranks_holds_just_the_shifts_that_are_not_rejected():
     assert found.low < found.estimate <= found.high
 
 
-def test_fewer_than_six_pairs_have_no_interval_by_ranks():
-    assert paired(alone([inf, 0.1, 0.2, 0.3, 0.4]))[1:3] == (None, None)
-    assert paired(alone([inf, 0.1, 0.2, 0.3, 0.4])).p == 2**-4
-    assert paired(alone([inf, 0.1, 0.2, 0.3, 0.4, 0.5])).low == 0.1
+def test_fewer_than_six_pairs_have_no_rank_interval():
+    assert paired_test(independent([inf, 0.1, 0.2, 0.3, 0.4]))[1:3] == (None, None)
+    assert paired_test(independent([inf, 0.1, 0.2, 0.3, 0.4])).p == 2**-4
+    assert paired_test(independent([inf, 0.1, 0.2, 0.3, 0.4, 0.5])).low == 0.1
 
 
-def test_a_divergence_is_a_loss_by_the_most():
+def test_divergence_is_the_largest_loss():
     ahead = [-0.1, -0.2, -0.1, -0.3, -0.2, -0.1, -0.2, -0.3]
-    assert paired(alone(ahead)).p < 0.01
-    assert paired(alone([*ahead, inf, inf])).p > paired(alone([*ahead, -inf, -inf])).p
+    assert paired_test(independent(ahead)).p < 0.01
+    assert paired_test(independent([*ahead, inf, inf])).p > paired_test(independent([*ahead, -inf, -inf])).p
 
 
-def test_holm_against_the_numbers_of_its_definition():
+def test_holm_equals_its_definition():
     # Holm 1979: sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1; the last may not be below the one before.
     assert holm([0.01, 0.04, None, 0.03, 0.005]) == pytest.approx([0.03, 0.06, None, 0.06, 0.02])
     assert holm([0.6, 0.7]) == [1, 1]
@@ -134,54 +134,54 @@ def test_holm_against_the_numbers_of_its_definition():
 
 REPEATED = 4000
 NOISE = math.sqrt(0.05 * 0.95 / REPEATED)
-"""Standard error of a rate of 5 %: 0.34 %, so that the bars are at least 2.9 of them away."""
+"""Standard error of a rate of 5 %: 0.34 %. The bounds below are at least 2.9 standard errors away."""
 
 
-def test_in_a_simulation_intervals_cover_and_the_test_rejects_at_the_rates_that_they_state():
-    """Losses of 3 and 5 seeds: an effect of the seed that both sides share, and noise of their own."""
+def test_simulated_coverage_and_rejection_rates_are_nominal():
+    """The losses of 3 and 5 seeds have an effect of the seed, common to both sides, and independent noise."""
     draw = np.random.default_rng(1)
     for n in (3, 5):
         seeds = draw.normal(2.3, 0.02, (REPEATED, n))
         a = seeds + draw.normal(0, 0.01, (REPEATED, n))
         same, better = (seeds + shift + draw.normal(0, 0.01, (REPEATED, n)) for shift in (0, -0.015))
-        covered = [i.low <= 2.3 <= i.high for i in (mean_interval(alone(row)) for row in a.tolist())]
+        covered = [i.low <= 2.3 <= i.high for i in (mean_interval(independent(row)) for row in a.tolist())]
         assert 0.93 <= np.mean(covered) <= 0.97
-        null = [paired(alone(row)) for row in (a - same).tolist()]
+        null = [paired_test(independent(row)) for row in (a - same).tolist()]
         assert 0.04 <= np.mean([test.p < 0.05 for test in null]) <= 0.06
-        shifted = [paired(alone(row)) for row in (better - a).tolist()]
+        shifted = [paired_test(independent(row)) for row in (better - a).tolist()]
         assert 0.93 <= np.mean([test.low <= -0.015 <= test.high for test in shifted]) <= 0.97
         assert np.mean([test.p < 0.05 for test in shifted]) > 0.15
 
 
 @pytest.mark.slow
-def test_in_a_simulation_with_divergence_the_test_rejects_no_more_than_it_states():
-    """Each side diverges once in ten runs; ranks of 10 pairs have steps, 4.9 % being the next below 5."""
+def test_simulated_rejection_rate_with_divergence_is_at_most_nominal():
+    """Each side diverges in one of ten runs. The largest attainable rate of 10 pairs below 5 % is 4.9 %."""
     draw, n = np.random.default_rng(2), 10
     a, b = draw.normal(2.3, 0.02, (2, REPEATED, n))
     a[draw.random(a.shape) < 0.1] = inf
     b[draw.random(b.shape) < 0.1] = inf
     differences = np.zeros_like(a)
     np.subtract(a, b, out=differences, where=~(np.isinf(a) & np.isinf(b)))
-    tests = [paired(alone(row)) for row in differences.tolist()]
+    tests = [paired_test(independent(row)) for row in differences.tolist()]
     assert np.mean([test.test != "paired t" for test in tests]) > 0.7
     assert 0.04 <= np.mean([test.p < 0.05 for test in tests]) <= 0.06
     worse = np.where(draw.random(a.shape) < 0.7, inf, differences)
-    assert np.mean([paired(alone(row)).p < 0.05 for row in worse.tolist()]) > 0.5
+    assert np.mean([paired_test(independent(row)).p < 0.05 for row in worse.tolist()]) > 0.5
 
 
-def test_in_a_simulation_holm_finds_one_of_ten_that_are_none_once_in_twenty_at_most():
+def test_simulated_family_error_rate_of_holm_is_at_most_nominal():
     draw = np.random.default_rng(3)
     tables = draw.normal(0, 0.01, (REPEATED // 4, 10, 4)).tolist()
-    wrong = [min(holm([paired(alone(row)).p for row in table])) < 0.05 for table in tables]
+    wrong = [min(holm([paired_test(independent(row)).p for row in table])) < 0.05 for table in tables]
     assert 0.02 <= np.mean(wrong) <= 0.05 + 3 * NOISE * 2
 
 
-def test_where_both_diverged_no_mean_is_made_of_it():
-    found = paired(alone([0.0, 0.0, -0.1]), both_diverged=2)
+def test_pairs_that_diverged_on_both_sides_use_the_signed_rank_test():
+    found = paired_test(independent([0.0, 0.0, -0.1]), both_diverged=2)
     assert found.test == "signed-rank (2 of 3 pairs with a diverged run, 2 on both sides)"
     assert (found.low, found.high) == (None, None)
-    assert found.p == 1.0  # one pair says something, and either sign of it is as likely
-    both = paired(alone([0.0] * 7), both_diverged=7)
+    assert found.p == 1.0  # only one pair has a sign, and both signs are equally likely
+    both = paired_test(independent([0.0] * 7), both_diverged=7)
     assert (both.estimate, both.p) == (0.0, 1.0)
 
 
@@ -189,7 +189,7 @@ def test_where_both_diverged_no_mean_is_made_of_it():
 
 
 def anova(table):
-    """The mean squares of the rows, of the columns and of the rest, from the sums of a textbook."""
+    """Return the mean squares of rows, columns and residuals by the textbook formulas."""
     y = np.asarray(table, dtype=np.float64)
     a, b = y.shape
     correction = y.sum() ** 2 / y.size
@@ -200,13 +200,13 @@ def anova(table):
 
 
 def effects(draw, a, b, rows, columns, rest, size=()):
-    """Tables of two random effects and noise with these standard deviations, (*size, a, b)."""
+    """Draw tables of two random effects and noise with these standard deviations, shape (*size, a, b)."""
     row, column, noise = (draw.normal(0, 1, (*size, *shape)) for shape in ((a, 1), (1, b), (a, b)))
     return rows * row + columns * column + rest * noise
 
 
 @pytest.mark.parametrize(("a", "b"), [(6, 6), (2, 5), (4, 3)])
-def test_a_complete_crossing_is_a_two_way_analysis_of_variance(a, b):
+def test_complete_crossing_equals_two_way_analysis_of_variance(a, b):
     table = 2.3 + effects(np.random.default_rng(a), a, b, 0.02, 0.03, 0.01)
     rows, columns, rest = anova(table)
     within = ((table - table.mean(1, keepdims=True)) ** 2).sum() / (a * (b - 1))
@@ -216,12 +216,12 @@ def test_a_complete_crossing_is_a_two_way_analysis_of_variance(a, b):
     low, high = stats.t.interval(0.95, min(a, b) - 1, loc=table.mean(), scale=error)
     assert found[:3] == pytest.approx((table.mean(), low, high), rel=1e-9)
     assert (found.design.n, found.design.levels, str(found.design)) == (a * b, (a, b), f"{a}x{b}")
-    test = paired(crossed((table - 2.3).tolist()))
+    test = paired_test(crossed((table - 2.3).tolist()))
     assert test.p == pytest.approx(2 * stats.t.sf(abs(table.mean() - 2.3) / error, min(a, b) - 1), rel=1e-8)
     assert test[1:3] == pytest.approx((low - 2.3, high - 2.3), rel=1e-6)
 
 
-def test_the_variance_is_not_below_that_of_either_factor():
+def test_variance_is_at_least_that_of_either_factor():
     table = np.random.default_rng(3).normal(size=(4, 4))
     table += 3 * np.outer([1, -1, 1, -1], [1, -1, 1, -1])  # all interaction: its mean square is the largest
     rows, columns, rest = anova(table)
@@ -231,7 +231,7 @@ def test_the_variance_is_not_below_that_of_either_factor():
     assert found.high - found.estimate == pytest.approx(half, rel=1e-9)
 
 
-def test_replicates_that_share_no_level_or_all_share_one_have_the_bits_of_independent_values():
+def test_uncrossed_replicates_are_bit_identical_to_independent_values():
     values = [2.31, 2.25, 2.28, 2.4, 2.22]
     mean = math.fsum(values) / 5
     half = quantile(4, 0.95) * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / 4 / 5)
@@ -246,18 +246,18 @@ def test_replicates_that_share_no_level_or_all_share_one_have_the_bits_of_indepe
 @pytest.mark.slow
 @pytest.mark.parametrize("deviations", [(1, 1, 0), (0.2, 1, 0.5), (1, 0, 0), (0, 1, 0), (1, 0.3, 0), (0, 0, 1)])
 @pytest.mark.parametrize(("a", "b"), [(6, 6), (2, 6), (3, 3)])
-def test_in_a_simulation_intervals_over_crossed_seeds_cover_at_the_rate_that_they_state(a, b, deviations):
-    """The rate is 95 % or more, whichever effect dominates; 36 values taken as independent cover half of the time."""
+def test_simulated_coverage_over_crossed_seeds_is_at_least_nominal(a, b, deviations):
+    """Coverage is at least 95 %, whichever effect dominates; treating 36 values as independent covers about 50 %."""
     repeated = 500
     tables = 2.3 + effects(np.random.default_rng(5), a, b, *deviations, size=(repeated,))
     found = [mean_interval(crossed(table)) for table in tables.tolist()]
     noise = math.sqrt(0.05 * 0.95 / repeated)
-    assert np.mean([one.low <= 2.3 <= one.high for one in found]) >= 0.95 - 3 * noise
-    naive = [mean_interval(alone(table)) for table in tables.reshape(repeated, -1).tolist()]
+    assert np.mean([each.low <= 2.3 <= each.high for each in found]) >= 0.95 - 3 * noise
+    naive = [mean_interval(independent(table)) for table in tables.reshape(repeated, -1).tolist()]
     if deviations[2] < 1:
-        assert np.mean([one.low <= 2.3 <= one.high for one in naive]) < 0.85
-    rejected = [paired(crossed(table)).p < 0.05 for table in (tables[:300] - 2.3).tolist()]
-    assert rejected == [not one.low <= 2.3 <= one.high for one in found[:300]]
+        assert np.mean([each.low <= 2.3 <= each.high for each in naive]) < 0.85
+    rejected = [paired_test(crossed(table)).p < 0.05 for table in (tables[:300] - 2.3).tolist()]
+    assert rejected == [not each.low <= 2.3 <= each.high for each in found[:300]]
 
 
 INCOMPLETE = {
@@ -270,18 +270,18 @@ INCOMPLETE = {
 
 @pytest.mark.parametrize("name", INCOMPLETE)
 @pytest.mark.parametrize("deviations", [(1, 1, 0), (1, 0, 0), (0, 1, 0), (0.3, 0.3, 1)])
-def test_in_a_simulation_intervals_over_incomplete_crossings_cover_at_least_at_that_rate(name, deviations):
+def test_simulated_coverage_over_incomplete_crossings_is_at_least_nominal(name, deviations):
     repeated, pairs = 400, INCOMPLETE[name]
     a, b = (max(levels) + 1 for levels in zip(*pairs, strict=True))
     tables = effects(np.random.default_rng(6), a, b, *deviations, size=(repeated,)).tolist()
     found = [mean_interval({(i, j): table[i][j] for i, j in pairs}) for table in tables]
     assert str(found[0].design) == name
-    assert np.mean([one.low <= 0 <= one.high for one in found]) >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / repeated)
+    assert np.mean([each.low <= 0 <= each.high for each in found]) >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / repeated)
 
 
-def test_crossed_pairs_with_diverged_runs_are_tested_by_the_medians_of_the_factor_that_says_less():
+def test_crossed_pairs_with_divergence_use_the_larger_p_value_of_both_factors():
     table = [[inf, 0.2, 0.3], [0.1, 0.3, inf], [0.2, -inf, 0.4], [0.5, 0.6, inf]]
-    found = paired(crossed(table), both_diverged=1)
+    found = paired_test(crossed(table), both_diverged=1)
     per_seed, per_data_seed = ([*map(np.median, rows)] for rows in (table, np.transpose(table)))
     expected = [by_enumeration(medians) for medians in (per_seed, per_data_seed)]
     assert expected == [0.125, 0.25]
@@ -289,22 +289,22 @@ def test_crossed_pairs_with_diverged_runs_are_tested_by_the_medians_of_the_facto
     assert found.test == (
         "signed-rank of medians per data.seed (5 of 12 pairs with a diverged run, 1 on both sides, crossed 4x3)"
     )
-    assert paired({key: -value for key, value in crossed(table).items()}, both_diverged=1).p == found.p
+    assert paired_test({key: -value for key, value in crossed(table).items()}, both_diverged=1).p == found.p
 
 
-def test_a_level_with_as_many_losses_as_wins_by_the_most_says_nothing():
-    both_ways, one_way = (paired(crossed([row, [0.1, 0.2], [0.3, 0.1]])) for row in ([inf, -inf], [inf, inf]))
+def test_level_with_infinite_differences_of_both_signs_has_median_zero():
+    both_ways, one_way = (paired_test(crossed([row, [0.1, 0.2], [0.3, 0.1]])) for row in ([inf, -inf], [inf, inf]))
     assert both_ways.p == by_enumeration([0.0, 0.15, 0.2]) == 0.5
-    assert one_way.p == 0.5  # two data seeds are the fewer
+    assert one_way.p == 0.5  # the test over the two data seeds decides
     assert both_ways.estimate < one_way.estimate
 
 
 @pytest.mark.parametrize("deviations", [(1, 1, 0.5), (0.1, 1, 0.1), (1, 0.1, 0.1)])
-def test_in_a_simulation_with_divergence_crossed_pairs_are_rejected_no_more_often_than_stated(deviations):
+def test_simulated_rejection_rate_of_crossed_pairs_with_divergence_is_at_most_nominal(deviations):
     draw, repeated = np.random.default_rng(7), 500
     tables = effects(draw, 7, 7, *deviations, size=(repeated,))
     tables[draw.random(tables.shape) < 0.05] = inf
     tables *= draw.choice([-1, 1], (repeated, 1, 1))  # neither side diverges more often
     tables[:, 0, 0] = inf * draw.choice([-1, 1], repeated)
-    rejected = [paired(crossed(table)).p < 0.05 for table in tables.tolist()]
+    rejected = [paired_test(crossed(table)).p < 0.05 for table in tables.tolist()]
     assert np.mean(rejected) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeated)

@@ -10,12 +10,12 @@ inf = math.inf
 
 
 def grid(**losses):
-    """Losses by learning rate, a replicate for each: grid(a=[1, 2]) is learning rate 1e-4 with two seeds."""
+    """Return losses by learning rate and replicate: grid(a=[1, 2]) is learning rate 1e-4 with two seeds."""
     rates = {"a": 1e-4, "b": 3e-4, "c": 1e-3, "d": 3e-3, "e": 1e-2}
-    return {rates[name]: {(seed, 0): loss for seed, loss in enumerate(own)} for name, own in losses.items()}
+    return {rates[name]: {(seed, 0): loss for seed, loss in enumerate(values)} for name, values in losses.items()}
 
 
-def test_the_best_has_the_lowest_mean_and_no_divergence_where_that_can_be():
+def test_best_learning_rate_has_the_lowest_mean_without_divergence():
     assert best_lr(ranking(grid(a=[3, 3], b=[2, 2.2], c=[2.1, 2.2]))) == 3e-4
     assert best_lr(ranking(grid(a=[3, 3], b=[1, inf], c=[inf, inf]))) == 1e-4
     assert best_lr(ranking(grid(a=[2, inf], b=[1, inf], c=[inf, inf]))) == 3e-4
@@ -23,63 +23,63 @@ def test_the_best_has_the_lowest_mean_and_no_divergence_where_that_can_be():
     assert best_lr({}) is None
 
 
-def test_the_best_is_usable_where_one_is():
+def test_usable_learning_rates_rank_before_unusable_ones():
     assert best_lr(ranking(grid(a=[3, 3], b=[2, 3.2], c=[inf, inf]), {3e-4, 1e-3})) == 1e-4
     assert best_lr(ranking(grid(a=[3.2, 3.2], b=[2, 3.2], c=[2, inf]), {1e-4, 3e-4, 1e-3})) == 3e-4
 
 
-def test_the_shared_one_has_the_best_mean_rank_of_those_that_all_have():
-    cells = [ranking(one) for one in (grid(a=[1], b=[2], c=[3]), grid(b=[1], c=[2], d=[0]), grid(b=[inf], c=[5]))]
-    assert shared_lr(cells) == 3e-4  # its ranks are 1, 1 and 2; those of 1e-3, which all have too, 2, 2 and 1
+def test_shared_learning_rate_has_the_best_mean_rank():
+    cells = [ranking(losses) for losses in (grid(a=[1], b=[2], c=[3]), grid(b=[1], c=[2], d=[0]), grid(b=[inf], c=[5]))]
+    assert shared_lr(cells) == 3e-4  # its ranks are 1, 1 and 2; those of 1e-3 are 2, 2 and 1
     assert shared_lr([ranking(grid(a=[1])), ranking(grid(b=[1]))]) is None
     assert shared_lr([]) is None
 
 
-def test_runs_of_one_seed_and_learning_rate_are_one_value():
+def test_repeated_runs_count_as_one_value():
     found = arrange([(1e-3, (0, 0), 2.0), (1e-3, (0, 0), 3.0), (1e-4, (0, 0), 2.0), (1e-3, (1, 0), inf)])
     assert found == {1e-4: {(0, 0): 2.0}, 1e-3: {(0, 0): 2.5, (1, 0): inf}}
     assert list(found) == [1e-4, 1e-3]
 
 
-def test_sensitivity_is_wortsmans_with_divergence_as_the_loss_at_the_start():
+def test_sensitivity_counts_divergence_as_the_loss_at_the_start():
     found = sensitivity(grid(a=[2.3], b=[2.01], c=[2.0], d=[2.015], e=[inf]), 5.5, {1e-2})
     assert found.value == pytest.approx((2.3 + 2.01 + 2.0 + 2.015 + 5.5) / 5 - 2.0)
     assert found.usable == (3e-4, 3e-3)
     assert found.edge == 1e-2
 
 
-def test_of_two_seeds_one_that_diverged_is_half_of_it():
+def test_one_of_two_diverged_seeds_counts_half():
     found = sensitivity(grid(a=[2.0, 2.0], b=[2.1, inf]), 5.5, {3e-4})
     assert found.value == pytest.approx((2.0 + (2.1 + 5.5) / 2) / 2 - 2.0)
     assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
 
 
-def test_where_one_diverged_is_never_usable_however_little_was_learned():
+def test_learning_rate_with_a_divergence_is_never_usable():
     found = sensitivity(grid(a=[5.49], b=[inf]), 5.5, {3e-4})
     assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
 
 
-def test_without_a_usable_rate_there_is_no_sensitivity():
+def test_no_sensitivity_without_a_usable_learning_rate():
     for losses in (grid(a=[inf], b=[inf]), grid(a=[3.2], b=[3.2]), grid(a=[4.9], b=[4.93])):
         assert sensitivity(losses, 5.5, losses.keys()) == (None, None, None)
 
 
-def test_an_unusable_rate_with_a_lower_mean_counts_as_the_best():
-    """One seed of two is stuck there: no negative part of S, and no best."""
+def test_unusable_learning_rate_with_a_lower_mean_counts_as_the_best():
+    """One of two seeds is stuck at 3e-4, so it is not the best, and it adds nothing negative to S."""
     found = sensitivity(grid(a=[2.9, 2.9], b=[2.0, 3.2], c=[3.0, 3.0]), 5.5, {3e-4})
     assert found.value == pytest.approx((0 + 0 + 0.1) / 3)
     assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
 
 
-def test_a_loss_above_the_start_counts_as_the_start():
+def test_loss_above_the_start_counts_as_the_start():
     assert sensitivity(grid(a=[2.0], b=[9.0]), 5.5).value == pytest.approx(1.75)
 
 
-def test_usable_is_the_stretch_around_the_best_and_the_edge_above_it():
+def test_usable_range_is_around_the_best_and_the_edge_above_it():
     found = sensitivity(grid(a=[2.01], b=[2.5], c=[2.0], d=[2.05]), 5.5)
     assert (found.usable, found.edge) == ((1e-3, 1e-3), None)
 
 
-def test_one_learning_rate_or_no_start_has_no_sensitivity():
+def test_no_sensitivity_with_one_learning_rate_or_an_unknown_start():
     assert sensitivity(grid(a=[2.0]), 5.5).value is None
     assert sensitivity(grid(a=[2.0], b=[2.1]), None).value is None

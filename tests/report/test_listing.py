@@ -9,7 +9,7 @@ from normlab.report.listing import COLUMNS, list_runs
 from normlab.report.render import render
 
 
-def test_newest_first_however_the_time_was_written(make_run, tmp_path):
+def test_runs_are_listed_newest_first_in_any_time_format(make_run, tmp_path):
     make_run("old", run={"created": 1_700_000_000.5})
     make_run("new", run={"created": "2026-08-02T10:00:00+00:00"})
     make_run("middle", "diverged", run={"created": "2024-08-02T10:00:00Z"})
@@ -20,7 +20,7 @@ def test_newest_first_however_the_time_was_written(make_run, tmp_path):
     assert [row["state"] for row in rows] == ["finished", "diverged", "finished", "finished"]
 
 
-def test_times_are_local(make_run, tmp_path, monkeypatch):
+def test_times_are_local_times(make_run, tmp_path, monkeypatch):
     monkeypatch.setenv("TZ", "UTC-2")
     time.tzset()
     try:
@@ -36,6 +36,6 @@ def test_times_are_local(make_run, tmp_path, monkeypatch):
         assert created in text
 
 
-def test_no_runs(tmp_path):
+def test_folder_without_runs_is_an_error(tmp_path):
     with pytest.raises(StoreError, match=r"normlab train"):
         list_runs(tmp_path)

@@ -44,19 +44,19 @@ def rows(make_run, tmp_path):
 
 
 def unescape(text: str) -> str:
-    """What a Markdown reader shows of a cell."""
+    """Return a cell as Markdown renders it."""
     text = re.sub(r"\\([!-/:-@[-`{-~])", r"\1", text)
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
-def test_json_is_strict_and_whole(rows):
+def test_json_is_strict_and_complete(rows):
     read = json.loads(render(rows, "json"), parse_constant=pytest.fail)
     assert [tuple(row) for row in read] == [COLUMNS] * 3
     assert read[0]["val_loss"] == 1.23456
     assert (read[2]["val_loss"], read[2]["vs_bigram"]) == (None, None)
 
 
-def test_csv_is_whole(rows):
+def test_csv_is_complete(rows):
     read = list(csv.DictReader(io.StringIO(render(rows, "csv"))))
     assert tuple(read[0]) == COLUMNS
     assert float(read[0]["val_loss"]) == 1.23456
@@ -74,7 +74,7 @@ def test_markdown_has_every_column_and_rounds(rows):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_survive_in_every_format(make_run, tmp_path, name):
+def test_names_are_escaped_in_every_format(make_run, tmp_path, name):
     make_run("aa11", run={"name": name})
     make_run("bb22", run={"name": "plain"})
     rows = summarize(tmp_path)
@@ -102,7 +102,7 @@ def test_escape_sequences_do_not_reach_the_terminal(make_run, tmp_path):
 
 
 @pytest.mark.parametrize("width", [56, 80, 100, 160, 300])
-def test_a_table_fits_and_says_what_it_left_out(rows, make_run, tmp_path, width):
+def test_table_fits_the_width_and_names_the_columns_left_out(rows, make_run, tmp_path, width):
     make_run("dd44-" + "very-long-" * 12, norm="a_rather_long_name", run={"name": "words " * 20})
     make_run("ee55", "failed", status={"error": "no " * 100})
     text = render(summarize(tmp_path), "table", width)
@@ -111,15 +111,15 @@ def test_a_table_fits_and_says_what_it_left_out(rows, make_run, tmp_path, width)
     assert all(line == line.rstrip() for line in lines)
     shown = " ".join(text.split())
     for heading in ("norm", "placement", "depth", "seed", "step", "val loss", "vs bigram", "seconds"):
-        said_above = heading == "placement"
+        is_above = heading == "placement"
         in_head = heading in next(line for line in lines if line.startswith("run "))
         left_out = heading in shown[shown.find("not shown:") :] if "not shown:" in shown else False
-        assert in_head + left_out + said_above == 1
+        assert in_head + left_out + is_above == 1
     assert "1.2346" in shown
     assert "in common: placement pre" in shown
 
 
-def test_rows_of_another_kind_fold_too():
+def test_long_texts_fold():
     formula = " ".join(["y = x / rms(x) * gain"] * 5)
     source = " ".join(["Zhang 2019"] * 4)
     rows = [{"norm": f"a_very_long_word_of_a_name_{index}", "formula": formula, "source": source} for index in range(3)]
@@ -134,11 +134,11 @@ def test_rows_of_another_kind_fold_too():
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_last_line_is_not_ended(rows, format):
+def test_text_has_no_newline_at_the_end(rows, format):
     assert render(rows, format) == render(rows, format).strip()
 
 
-def test_numbers_stand_to_the_right(rows):
+def test_numbers_are_aligned_to_the_right(rows):
     lines = render(rows, "table", 160).splitlines()
     head = next(index for index, line in enumerate(lines) if line.startswith("run "))
     end = lines[head].index("val loss") + len("val loss")
@@ -146,20 +146,20 @@ def test_numbers_stand_to_the_right(rows):
     assert set(lines[head + 1]) == {"-"}
 
 
-def test_a_diverged_run_has_its_row_and_its_sentence(rows):
+def test_diverged_run_has_a_row_and_a_note(rows):
     text = render(rows, "table", 200)
     assert re.search(r"^cc33 +diverged +none +", text, re.MULTILINE)
     assert "cc33: diverged at step 42: loss inf, gradient norm nan; last finite at step 41" in text
 
 
-def test_one_run_stands_upright(rows):
+def test_single_run_has_a_line_for_each_value(rows):
     lines = render(rows[:1], "table", 80).splitlines()
     assert "norm           layernorm" in lines
     assert "val loss       1.2346" in lines
     assert not any(line.startswith("note") for line in lines)
 
 
-def test_names_that_are_the_same_get_their_ids(make_run, tmp_path):
+def test_equal_names_are_followed_by_ids(make_run, tmp_path):
     for run_id in ("aa11", "bb22"):
         make_run(run_id, run={"name": "same"})
     make_run("cc33", run={"name": "other"})
@@ -170,19 +170,19 @@ def test_names_that_are_the_same_get_their_ids(make_run, tmp_path):
 
 
 @pytest.mark.parametrize("format", ["table", "markdown"])
-def test_corpora_that_differ_are_pointed_out(make_run, tmp_path, format):
+def test_different_corpora_are_a_warning(make_run, tmp_path, format):
     make_run("aa11")
     make_run("bb22")
     assert "corpora" not in render(summarize(tmp_path), format, 160)
     make_run("cc33", run={"corpus": {"name": "stdlib", "sha256": "b" * 64}})
     text = render(summarize(tmp_path), format, 160)
-    expected = "2 corpora, and losses compare only within one (stdlib aaaaaaaa: 2 runs, stdlib bbbbbbbb: 1 run)"
+    expected = "2 corpora: losses compare only within one corpus (stdlib aaaaaaaa: 2 runs, stdlib bbbbbbbb: 1 run)"
     assert expected in text
     if format == "table":
         assert re.search(r"^cc33 .* stdlib bbbbbbbb", text, re.MULTILINE)
 
 
-def test_wide_characters_keep_the_columns(make_run, tmp_path):
+def test_wide_characters_keep_the_alignment(make_run, tmp_path):
     from rich.cells import cell_len
 
     make_run("aa11", run={"name": "\u5c42\u5f52\u4e00\u5316" * 12})
@@ -194,7 +194,7 @@ def test_wide_characters_keep_the_columns(make_run, tmp_path):
     assert ends[0] == ends[1]
 
 
-def test_without_a_terminal_it_is_wide(rows, monkeypatch):
+def test_width_without_a_terminal_is_160(rows, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.__stdout__", None)
     assert render(rows) == render(rows, "table", 160)
@@ -202,11 +202,11 @@ def test_without_a_terminal_it_is_wide(rows, monkeypatch):
     assert render(rows) == render(rows, "table", 80)
 
 
-def test_an_unknown_format_is_named(rows):
+def test_unknown_format_is_an_error(rows):
     with pytest.raises(NormlabError, match=r"unknown format 'jsn'.*csv, json, markdown, table.*'json'"):
         render(rows, "jsn")
 
 
-def test_no_rows():
+def test_empty_report_renders_to_nothing():
     assert json.loads(render([], "json")) == []
     assert render([], "table") == render([], "csv") == render([], "markdown") == ""

@@ -1,4 +1,4 @@
-"""What runs differ in beside their overrides: where it is reported, and where a sweep's plan has reported it."""
+"""Settings besides the overrides in which runs differ: when they are reported."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import pytest
 
 from normlab.report.by import summarize_by
 from normlab.report.compare.comparable import banners
-from normlab.report.outcomes import outcome
+from normlab.report.outcomes import read_result
 from normlab.store.query import examine
 
 OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]
 ACROSS_SWEEPS = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "second", "runs": ["d"]}]
-PACKED_AND_ALONE = [{"sweep": "first", "runs": ["a", "b", "c"]}, None]
+PACKED_AND_SINGLE = [{"sweep": "first", "runs": ["a", "b", "c"]}, None]
 OF_ONE_SIZE = [{"sweep": "first", "runs": ["a", "b"]}, {"sweep": "second", "runs": ["c", "d"]}]
 
 
 @pytest.mark.parametrize(
     ("packs", "reported"),
-    [(OF_ONE_SWEEP, False), (OF_ONE_SIZE, False), (ACROSS_SWEEPS, True), (PACKED_AND_ALONE, True)],
+    [(OF_ONE_SWEEP, False), (OF_ONE_SIZE, False), (ACROSS_SWEEPS, True), (PACKED_AND_SINGLE, True)],
 )
-def test_pack_sizes_are_reported_where_no_plan_has_reported_them(
+def test_pack_sizes_are_reported_across_sweeps_only(
     packs: list[dict[str, Any] | None], reported: bool, make_run, tmp_path
 ) -> None:
     folders = [
         make_run(f"run{seed}", seed=seed, run={} if pack is None else {"pack": pack}) for seed, pack in enumerate(packs)
     ]
-    outcomes = [one for one in (outcome(examine(folder)) for folder in folders) if one]
-    line = "the runs' numerics differ: runs in its pack 1 and 3: the same words and seeds do not give the same bits"
-    assert banners(outcomes) == [line] * reported
+    results = [result for folder in folders if (result := read_result(examine(folder)))]
+    line = "the runs' numerics differ: pack size 1 and 3: the same words and seeds do not give the same bits"
+    assert banners(results) == [line] * reported
     (row,) = summarize_by(tmp_path, ["norm"]).rows
-    assert any("runs in its pack" in warning for warning in row["warnings"]) == reported
+    assert any("pack size" in warning for warning in row["warnings"]) == reported

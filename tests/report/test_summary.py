@@ -7,11 +7,12 @@ import os
 import pytest
 
 from normlab.errors import StoreError
-from normlab.report.summary import COLUMNS, FORMATS, render, summarize
+from normlab.report.render import FORMATS, render
+from normlab.report.summary import COLUMNS, summarize
 from normlab.store.schema import seal
 
 
-def test_a_row_says_what_the_run_was_and_how_good(make_run, tmp_path):
+def test_row_has_settings_and_losses(make_run, tmp_path):
     make_run("abc", preset="rmsnorm_llama", run={"name": "mine"}, seed=3)
     assert summarize(tmp_path) == [
         {
@@ -44,12 +45,12 @@ def test_a_row_says_what_the_run_was_and_how_good(make_run, tmp_path):
     assert tuple(summarize(tmp_path)[0]) == COLUMNS
 
 
-def test_no_runs_says_how_to_make_one(tmp_path):
+def test_empty_folder_is_an_error_that_suggests_train(tmp_path):
     with pytest.raises(StoreError, match=r"no runs in .*: make one with `normlab train`"):
         summarize(tmp_path)
 
 
-def test_corpora_apart_and_the_best_finished_run_first(make_run, tmp_path):
+def test_rows_are_sorted_by_corpus_and_loss(make_run, tmp_path):
     files = {"corpus": {"name": "files", "sha256": "f" * 64}}
     make_run("worse", status={"val_loss": 2.2})
     make_run("best", status={"val_loss": 1.8})
@@ -67,7 +68,7 @@ def test_corpora_apart_and_the_best_finished_run_first(make_run, tmp_path):
     ]
 
 
-def test_what_happened_to_those_that_did_not_finish(make_run, tmp_path):
+def test_unfinished_runs_have_a_state_and_a_note(make_run, tmp_path):
     last = {"step": 41, "loss": 7.12345, "grad_norm": 5234.5}
     diverged = {"step": 42, "loss": math.nan, "grad_norm": math.inf, "last_finite": last}
     make_run("diverged", "diverged", status={"step": 42, "val_loss": math.nan, "diverged": diverged})
@@ -90,41 +91,43 @@ def test_what_happened_to_those_that_did_not_finish(make_run, tmp_path):
         "diverged at step 42: loss nan, gradient norm inf; last finite at step 41: loss 7.1235, gradient norm 5234"
     )
     assert rows["failed"]["note"] == "failed at step 3 of 100: OutOfMemoryError: no"
-    assert rows["interrupted"]["note"].startswith("interrupted at step 50 of 100; the same command goes on")
-    assert rows["killed"]["note"].startswith("killed at step 60 of 100; the same command goes on")
+    assert rows["interrupted"]["note"].startswith("interrupted at step 50 of 100; the same command resumes")
+    assert rows["killed"]["note"].startswith("killed at step 60 of 100; the same command resumes")
     assert "record version 99" in rows["old"]["note"]
     assert rows["old"]["val_loss"] == 2.0
 
 
-def test_a_note_says_from_where_a_run_goes_on(make_run, tmp_path):
+def test_note_names_the_checkpoint_to_resume_from(make_run, tmp_path):
     for run_id, saved in (("a", 50), ("b", 40), ("c", None)):
         make_run(run_id, "interrupted", status={"step": 50, "checkpoint": saved})
     notes = [row["note"] for row in summarize(tmp_path)]
     assert notes == [
-        f"interrupted at step 50 of 100; the same command goes on {where}"
+        f"interrupted at step 50 of 100; the same command resumes from {where}"
         for where in (
-            "from there",
-            "from its checkpoint of step 40, or a later one",
-            "from its last checkpoint, or from the start",
+            "there",
+            "its checkpoint of step 40, or a later one",
+            "its last checkpoint, or from the start",
         )
     ]
 
 
-def test_what_is_unknown_or_went_on_elsewhere_is_said(make_run, tmp_path):
+def test_unknown_fields_and_changed_environments_are_noted(make_run, tmp_path):
     make_run("a", run={"mood": "fine", "speed": 3}, status={"elsewhere": ["from step 7: torch was 1 and is 2"]})
     (row,) = summarize(tmp_path)
     assert row["state"] == "finished"
-    assert row["note"] == "gone on with from step 7: torch was 1 and is 2; 2 unknown to this normlab: mood, speed"
+    assert (
+        row["note"] == "resumed from step 7: torch was 1 and is 2; fields that this normlab does not know: mood, speed"
+    )
 
 
-def test_a_live_run_is_running(make_run, tmp_path):
+def test_locked_run_is_running(make_run, tmp_path):
     folder = make_run("live", "running")
     with folder.lock():
         (row,) = summarize(tmp_path)
     assert (row["state"], row["note"]) == ("running", "")
 
 
-def test_without_a_status_the_metrics_say_how_far_it_came(make_run, tmp_path):
+def test_progress_without_a_status_comes_from_the_metrics(make_run, tmp_path):
     folder = make_run("young", None)
     folder.append([{"kind": "train", "step": step, "loss": 4.0 - step} for step in (0, 1, 2)])
     folder.append([{"kind": "eval", "step": step, "loss": loss} for step, loss in ((1, 2.7), (2, math.nan), (3, 2.8))])
@@ -137,9 +140,9 @@ def test_without_a_status_the_metrics_say_how_far_it_came(make_run, tmp_path):
     assert row["note"].endswith("; 1 line of the metrics cannot be read")
 
 
-def test_the_metrics_are_left_alone_where_the_status_says_enough(make_run, tmp_path, monkeypatch):
+def test_metrics_are_not_read_if_the_status_is_complete(make_run, tmp_path, monkeypatch):
     make_run("abc")
-    monkeypatch.setattr("normlab.store.runs.RunFolder.rows", lambda *words: pytest.fail("metrics were read"))
+    monkeypatch.setattr("normlab.store.runs.RunFolder.rows", lambda *args: pytest.fail("metrics were read"))
     assert summarize(tmp_path)[0]["step"] == 100
 
 
@@ -147,7 +150,7 @@ def test_the_metrics_are_left_alone_where_the_status_says_enough(make_run, tmp_p
     "run",
     [{"config": None}, {"config": []}, {"config": {"norm": "x", "seed": {}}}, {"corpus": 3}, {"name": 7}],
 )
-def test_fields_of_another_shape_are_blank(make_run, tmp_path, run):
+def test_fields_of_another_type_are_accepted(make_run, tmp_path, run):
     make_run("odd", run=run)
     (row,) = summarize(tmp_path)
     assert (row["run"], row["state"]) == ("odd", "finished")
@@ -162,7 +165,7 @@ def test_fields_of_another_shape_are_blank(make_run, tmp_path, run):
         ({}, {"tokens_per_s": 10**400}, "tokens_per_s"),
     ],
 )
-def test_what_is_no_such_value_is_not_shown(make_run, tmp_path, run, status, column):
+def test_values_of_another_type_are_none(make_run, tmp_path, run, status, column):
     make_run("odd", run=run, status=status)
     (row,) = summarize(tmp_path)
     assert row[column] is None
@@ -170,13 +173,13 @@ def test_what_is_no_such_value_is_not_shown(make_run, tmp_path, run, status, col
         render([row, row], name)
 
 
-def test_a_finished_run_whose_status_lacks_something_says_so(make_run, tmp_path):
+def test_incomplete_status_of_a_finished_run_is_noted(make_run, tmp_path):
     make_run("odd", status={"val_loss": None, "seconds": True})
     (row,) = summarize(tmp_path)
-    assert row["note"].startswith("its status.json does not say val_loss, seconds: delete this one file")
+    assert row["note"].startswith("its status.json has no val_loss, seconds: delete this one file")
 
 
-def test_a_final_loss_that_is_no_number_is_a_divergence(make_run, tmp_path):
+def test_final_loss_of_nan_is_a_divergence(make_run, tmp_path):
     folder = make_run("odd", status={"val_loss": math.nan, "best_val_loss": None})
     (row,) = summarize(tmp_path)
     assert (row["state"], row["val_loss"], row["last_val_loss"]) == ("diverged", None, None)
@@ -188,7 +191,7 @@ def test_a_final_loss_that_is_no_number_is_a_divergence(make_run, tmp_path):
     assert summarize(tmp_path)[0]["last_val_loss"] == 4.0
 
 
-def test_a_diverged_run_has_no_final_loss_and_ranks_below_every_other(make_run, tmp_path):
+def test_diverged_runs_have_no_final_loss_and_the_lowest_rank(make_run, tmp_path):
     numbers = {"step": 40, "loss": math.nan, "grad_norm": math.nan, "last_finite": None}
     make_run("diverged", "diverged", status={"val_loss": 1.5, "best_val_loss": 1.5, "diverged": numbers})
     make_run("large", status={"val_loss": 2.3e9, "best_val_loss": 5.4})
@@ -207,7 +210,7 @@ def test_a_diverged_run_has_no_final_loss_and_ranks_below_every_other(make_run, 
     )
 
 
-def test_baselines_of_the_whole_text_are_named_once(make_run, tmp_path):
+def test_baselines_of_the_whole_text_are_noted_once(make_run, tmp_path):
     old = {
         "corpus": {"name": "stdlib", "sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
     }
@@ -217,20 +220,20 @@ def test_baselines_of_the_whole_text_are_named_once(make_run, tmp_path):
     rows = summarize(tmp_path)
     assert {row["id"]: row["baselines"] for row in rows} == {"new": None, "old1": "whole text", "old2": "whole text"}
     assert render(rows, "table", 200).count("baselines of the whole validation text") == 1
-    assert "vs bigram of 2 older runs" in render(rows, "table", 200)
+    assert "vs bigram of 2 runs with older records" in render(rows, "table", 200)
 
 
-def test_fields_that_nobody_knows_are_no_matter(make_run, tmp_path):
+def test_unknown_fields_are_accepted(make_run, tmp_path):
     make_run("abc", run={"later": {"x": 1}}, status={"later": [1]})
     assert summarize(tmp_path)[0]["val_loss"] == 2.0
 
 
-def test_a_bigram_that_is_infinite_is_no_text(make_run, tmp_path):
+def test_infinite_bigram_entropy_is_a_number(make_run, tmp_path):
     make_run("abc", run={"corpus": {"name": "stdlib", "baselines": {"bigram": math.inf}}})
     assert summarize(tmp_path)[0]["vs_bigram"] == -math.inf
 
 
-def test_a_run_costs_as_many_reads_among_many_as_among_few(make_run, tmp_path, monkeypatch):
+def test_files_read_per_run_do_not_grow_with_the_number_of_runs(make_run, tmp_path, monkeypatch):
     reads = []
     real = os.open
     monkeypatch.setattr(os, "open", lambda path, *args, **kwargs: (reads.append(path), real(path, *args, **kwargs))[1])

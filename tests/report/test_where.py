@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from normlab.errors import ConfigError
-from normlab.report.where import chosen, parse
+from normlab.report.where import match_runs, parse_conditions
 
 RUNS = [
     {"config": {"norm": {"name": norm, "eps": 1e-6}, "model": {"depth": depth, "bias": bias}, "seed": 0}}
@@ -30,26 +30,26 @@ RUNS = [
     ],
 )
 def test_conditions(texts, which):
-    kept = chosen(RUNS, parse(texts, "--where"))
+    kept = match_runs(RUNS, parse_conditions(texts, "--where"))
     assert [index for index, keep in enumerate(kept) if keep] == which
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("model.dpth>=8", "--where model.dpth: no run has such an option .did you mean 'model.depth'"),
         ("nrom=rmsnorm", "did you mean 'norm'"),
         ("norm=rmsnrm", "unknown norm 'rmsnrm': choose one of layernorm, none, rmsnorm .did you mean 'rmsnorm'"),
         ("norm>rmsnorm", "compares numbers"),
-        ("model.depth>16", "no run is so; model.depth is 16, 4, 8"),
-        ("norm=none,model.depth=4", "no run is all of it"),
-        ("model.depth", "write word"),
-        ("", "write word"),
-        ("model.depth=>8", "write word"),
-        ("__import__('os')=1", "write word"),
+        ("model.depth>16", "no run matches; model.depth is 16, 4, 8"),
+        ("norm=none,model.depth=4", "no run matches all conditions"),
+        ("model.depth", "not a condition"),
+        ("", "not a condition"),
+        ("model.depth=>8", "not a condition"),
+        ("__import__('os')=1", "not a condition"),
     ],
 )
-def test_what_is_no_condition_is_one_line(text, told):
-    with pytest.raises(ConfigError, match=told) as seen:
-        chosen(RUNS, parse([text], "--where"))
-    assert "\n" not in str(seen.value)
+def test_invalid_conditions_are_errors(text, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        match_runs(RUNS, parse_conditions([text], "--where"))
+    assert "\n" not in str(raised.value)

@@ -234,7 +234,7 @@ def test_a_statistic_that_no_probe_makes(tmp_path: Path, run_command: Any) -> No
     for name in ("resid_rms", "spikes"):
         code, out, err = run_command("inspect", str(folder.path), name, "--probe")
         assert (code, out) == (2, "")
-        assert err.startswith(f"error: --probe: makes no {name}; choose one of angular") or "sharpness" in err
+        assert err.startswith(f"error: --probe: does not measure {name}; choose one of angular") or "sharpness" in err
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_the_checkpoints_of_a_run_that_has_ended(
     assert all(math.isfinite(value) for value in row["values"])
     code, out, err = run_command("inspect", str(folder.path), "--probe")
     assert (code, "layer_drop" in out, "resid_rms" in out) == (0, True, False)
-    assert "begins: step 4; ends: step 8" in out
+    assert "first: step 4; last: step 8" in out
     assert out.splitlines()[-1].startswith("normlab inspect RUN STATISTIC --probe shows one ")
     for profiles in probe_checkpoints(LoadedRun(folder), "sharpness"):
         assert profiles.names() == ["sharpness"]

@@ -16,7 +16,7 @@ from normlab.init_rules import INIT_RULES
 from normlab.launch import compose_grid, compose_run
 from normlab.model.init import build_model
 from normlab.probe import laws, probe, table_row, write_page
-from normlab.report.table import table
+from normlab.report.table import render_table
 from normlab.verify.signal import VOCAB, measure, slope, zipf_tokens
 
 Command = Callable[..., tuple[int, str, str]]
@@ -188,7 +188,7 @@ def test_a_word_that_says_at_one_depth_what_is_so_anyway_does_not_break_a_grid()
 def test_a_narrow_table_keeps_what_tells_its_rows_apart() -> None:
     rows = [table_row(row) for row in probe(compose_grid([*SMALL[1:], "model.depth=1,2", "placement=pre,post"]), 1)]
     for width in (80, 100, 120):
-        heading = table(rows, width).splitlines()[0].split()
+        heading = render_table(rows, width).splitlines()[0].split()
         assert heading[:3] == ["norm", "placement", "depth"]
 
 

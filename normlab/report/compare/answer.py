@@ -10,13 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from normlab.report.against import pairs
+from normlab.report.against import paired_differences
 from normlab.report.compare.comparable import incomparable
 from normlab.report.groups import Cell
-from normlab.report.intervals import LEVEL, Design, Paired, Replicate, mean_interval, paired
+from normlab.report.intervals import LEVEL, Design, PairedTest, Replicate, format_mean, mean_interval, paired_test
 from normlab.report.learning_rates import badness
-from normlab.report.outcomes import UNFINISHED, Outcome
-from normlab.report.settings import shown
+from normlab.report.outcomes import UNFINISHED, RunResult
+from normlab.report.settings import format_setting
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.schema import DAMAGED, DIVERGED, FAILED
 
@@ -63,9 +63,12 @@ def answer(cells: Sequence[Cell], absent: Sequence[str] = (), by: Sequence[str] 
 
 def _called(cell: Cell, by: Sequence[str]) -> str:
     """A cell's name; by word and value (`model.depth=200`) where its values are but numbers or nothing."""
-    if any(isinstance(value, bool | str) and any(map(str.isalpha, shown(value))) for value in cell.key) or not by:
+    if (
+        any(isinstance(value, bool | str) and any(map(str.isalpha, format_setting(value))) for value in cell.key)
+        or not by
+    ):
         return cell.name
-    return " ".join(f"{word}={shown(value)}" for word, value in zip(by, cell.key, strict=True))
+    return " ".join(f"{word}={format_setting(value)}" for word, value in zip(by, cell.key, strict=True))
 
 
 def _best(cell: Cell, by: Sequence[str]) -> str:
@@ -79,11 +82,11 @@ def _next(cells: Sequence[Cell], order: Sequence[int], by: Sequence[str]) -> str
         return f"No other of the {len(cells)} cells has a result."
     one, other = cells[order[0]], cells[order[1]]
     name = _called(other, by)
-    differences, both, _ = pairs(one, one.best_lr, other, other.best_lr)
+    differences, both, _ = paired_differences(one, one.best_lr, other, other.best_lr)
     apart = f"Not told apart from the next, {name}"
     if not differences:
         return f"{apart}: they have no seed in common ({_loss(other)})."
-    found = paired(differences, both_diverged=both)
+    found = paired_test(differences, both_diverged=both)
     told = f"{_difference(found)}n = {_seeds(found.design)}"
     if found.low is None or found.high is None:
         if math.isinf(found.estimate) or (_lost(other) and not _lost(one)):
@@ -98,7 +101,7 @@ def _next(cells: Sequence[Cell], order: Sequence[int], by: Sequence[str]) -> str
     return f"{apart}: the {LEVEL:.0%} interval of their difference does not lie below 0 ({told})."
 
 
-def _difference(found: Paired) -> str:
+def _difference(found: PairedTest) -> str:
     """`paired difference -0.1000 [-0.2000, -0.0100], `; a diverged run is worse by no number, and none is said."""
     estimate = "" if math.isinf(found.estimate) else f"paired difference {_signed(found.estimate)}"
     interval = ""
@@ -122,7 +125,7 @@ def _no_best(cells: Sequence[Cell], order: Sequence[int], by: Sequence[str]) -> 
 
 def _rest(cells: Sequence[Cell], absent: Sequence[str], by: Sequence[str]) -> str:
     """What diverged, failed, is stuck, regressed or has not ended, in numbers with names."""
-    total = sum(len(cell.outcomes) for cell in cells) + len(absent)
+    total = sum(len(cell.runs) for cell in cells) + len(absent)
     named = [(_called(cell, by), cell) for cell in cells]
     counts = {
         "diverged": {name: cell.count(DIVERGED) for name, cell in named},
@@ -169,8 +172,8 @@ def _mean_of_finite(cell: Cell) -> bool:
     return any(map(math.isfinite, _own(cell).values()))
 
 
-def _came_out(cells: Sequence[Cell]) -> list[Outcome]:
-    return [run for cell in cells for run in cell.outcomes if run.came_out]
+def _came_out(cells: Sequence[Cell]) -> list[RunResult]:
+    return [run for cell in cells for run in cell.runs if run.has_loss]
 
 
 def _loss(cell: Cell) -> str:
@@ -183,8 +186,8 @@ def _loss(cell: Cell) -> str:
         return f"{_share(cell)} diverged{rest}"
     mean, _, high, design = mean_interval(values)
     if high is None:
-        return f"{mean:.4f} nats a token (n = {_seeds(design)}, so without an interval)"
-    return f"{mean:.4f} ± {high - mean:.4f} nats a token ({LEVEL:.0%} interval over n = {_seeds(design)})"
+        return f"{format_mean(mean, None)} nats a token (n = {_seeds(design)}, so without an interval)"
+    return f"{format_mean(mean, high)} nats a token ({LEVEL:.0%} interval over n = {_seeds(design)})"
 
 
 def _rate(cell: Cell) -> str:

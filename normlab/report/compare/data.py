@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from normlab.report.by import Options, Report, check_by, outcomes_of, report_of
+from normlab.report.by import Options, Report, build_report, check_by, read_results
 from normlab.report.by_text import notes, table_rows
 from normlab.report.compare import curves, depths
 from normlab.report.compare.answer import answer, best
@@ -14,10 +14,10 @@ from normlab.report.compare.find import ABSENT, Found, not_started
 from normlab.report.compare.numbers import SPIKE_RULES, Numbers, read_numbers
 from normlab.report.compare.rates import matrix, rates
 from normlab.report.intervals import LEVEL
-from normlab.report.outcomes import Outcome
-from normlab.report.settings import check_words, dig, options_of, setting, short_names, shown
+from normlab.report.outcomes import RunResult
+from normlab.report.settings import check_options, format_setting, get_nested, options_of, setting, short_names
 from normlab.report.summary import COLUMNS, row_of
-from normlab.report.where import chosen, parse
+from normlab.report.where import match_runs, parse_conditions
 from normlab.stats.spikes import RULES
 from normlab.store.query import Entry
 from normlab.store.schema import DAMAGED, DIVERGED, RUNNING, number
@@ -44,18 +44,18 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
         check_by(by)
     entries = list(found.entries)
     if where:
-        kept = chosen([entry.run for entry in entries], parse(where, "--where"))
+        kept = match_runs([entry.run for entry in entries], parse_conditions(where, "--where"))
         entries = [entry for entry, keep in zip(entries, kept, strict=True) if keep]
     began = [entry for entry in entries if entry.state not in ABSENT]
-    outcomes, said = outcomes_of(began)
+    outcomes, said = read_results(began)
     said = [*not_started([entry.state for entry in entries]), *said]
     words = list(by) if by is not None else default_by(outcomes)
     if by is not None and outcomes:
-        check_words(words, [one.entry.run for one in outcomes], "--by")
-    report = report_of(outcomes, words, Options(), said) if outcomes else Report(words, [], said, [])
+        check_options(words, [one.entry.run for one in outcomes], "--by")
+    report = build_report(outcomes, words, Options(), said) if outcomes else Report(words, [], said, [])
 
     index = {entry.folder.path: place for place, entry in enumerate(entries)}
-    cell_of = {run.entry.folder.path: place for place, cell in enumerate(report.cells) for run in cell.outcomes}
+    cell_of = {run.entry.folder.path: place for place, cell in enumerate(report.cells) for run in cell.runs}
     differing = varied(outcomes)
     by_path = {one.entry.folder.path: one for one in outcomes}
     runs = [
@@ -87,8 +87,8 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
                 **row,
                 "index": place,
                 "label": cell.name,
-                "runs": [index[run.entry.folder.path] for run in cell.outcomes],
-                "at_best": [index[run.entry.folder.path] for run in cell.at(cell.best_lr)],
+                "runs": [index[run.entry.folder.path] for run in cell.runs],
+                "at_best": [index[run.entry.folder.path] for run in cell.runs_at(cell.best_lr)],
                 "text": text,
             }
             for place, (row, cell, text) in enumerate(zip(report.rows, report.cells, texts, strict=True))
@@ -127,7 +127,7 @@ def _absence(entry: Entry) -> str:
     return entry.state if entry.state in (*ABSENT, DAMAGED) else "does not say what it was"
 
 
-def _run(entry: Entry, one: Outcome | None, runs: int, differing: Sequence[str]) -> Row:
+def _run(entry: Entry, one: RunResult | None, runs: int, differing: Sequence[str]) -> Row:
     """The row that `summarize` has of one of so many runs, and what the page shows besides."""
     most = curves.points_for(runs)
     read = read_numbers(entry.folder)
@@ -139,9 +139,9 @@ def _run(entry: Entry, one: Outcome | None, runs: int, differing: Sequence[str])
         **{key: row[key] for key in COLUMNS},
         "note": note,
         "problems": problems,
-        "settings": {word: shown(setting(entry.run, word)) for word in differing},
-        "came_out": one is not None and one.came_out,
-        "warmup": _count(dig(entry.run, "config.optim.warmup_steps")),
+        "settings": {word: format_setting(setting(entry.run, word)) for word in differing},
+        "came_out": one is not None and one.has_loss,
+        "warmup": _count(get_nested(entry.run, "config.optim.warmup_steps")),
         "tokens_per_step": _tokens(entry),
         "diverged_at": _diverged_at(entry, row),
         "spikes": {of: steps[:MOST_SPIKES] for of, steps in _spikes(read).items()},
@@ -160,7 +160,7 @@ def _diverged_at(entry: Entry, row: Row) -> int | None:
     """The step at which a run diverged: its last one, where its final loss is the divergence."""
     if row["state"] != DIVERGED:
         return None
-    step = dig(entry.status, "diverged.step")
+    step = get_nested(entry.status, "diverged.step")
     return _count(row["step"] if step is None else step)
 
 
@@ -177,7 +177,7 @@ def _paces(read: Numbers, most: int) -> Row:
 
 def _tokens(entry: Entry) -> int | None:
     """Tokens of an update; the batch is that of all its micro-batches."""
-    batch, context = (_count(dig(entry.run, f"config.{word}")) for word in ("train.batch_size", "model.context"))
+    batch, context = (_count(get_nested(entry.run, f"config.{word}")) for word in ("train.batch_size", "model.context"))
     return None if batch is None or context is None else batch * context
 
 

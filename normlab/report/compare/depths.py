@@ -121,7 +121,7 @@ def _thinned(unit: Unit, most: int) -> Unit:
 def _of_runs(
     entries: Sequence[Entry], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
 ) -> Iterator[Unit]:
-    cell_of = {run.entry.folder.path: index for index, cell in enumerate(cells) for run in cell.outcomes}
+    cell_of = {run.entry.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
     for index, entry in enumerate(entries):
         if parts := _read(index, entry, problems):
             yield _mean(entry.name, {index: parts}, cell_of.get(entry.folder.path), layers_of(parts), warmups[index])
@@ -134,7 +134,7 @@ def _of_cells(
     index_of: Mapping[Path, int] = {entry.folder.path: index for index, entry in enumerate(entries)}
     for number, cell in enumerate(cells):
         groups: dict[Layers, dict[int, list[Profiles]]] = {}
-        for run in cell.at(cell.best_lr):
+        for run in cell.runs_at(cell.best_lr):
             index = index_of[run.entry.folder.path]
             if parts := _read(index, run.entry, problems):
                 groups.setdefault(layers_of(parts), {})[index] = parts

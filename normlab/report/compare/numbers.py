@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.errors import StoreError
-from normlab.report.summary import damaged_lines
+from normlab.report.summary import unreadable_lines_note
 from normlab.stats.spikes import RULES, count
 from normlab.store.evaluations import Evaluation, evaluations_of
 from normlab.store.reading import Rows
@@ -77,7 +77,7 @@ def read_numbers(folder: RunFolder) -> Numbers:
         evaluations=evaluations_of(others),
         paces=_paces(others),
         spikes={found.rule.of: steps[found.spikes].tolist() for found in count(seen, _RULES)} if len(steps) else {},
-        problem="; ".join(filter(None, [folder.metrics_problem(), damaged_lines(record), strange])),
+        problem="; ".join(filter(None, [folder.metrics_problem(), unreadable_lines_note(record), strange])),
     )
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normlab.report.by import report_of
+from normlab.report.by import build_report
 from normlab.report.cell_row import losses_at
 from normlab.report.compare.comparable import FIRST
 from normlab.report.groups import Cell
 from normlab.report.learning_rates import EDGE, USABLE
-from normlab.report.outcomes import Outcome
-from normlab.report.settings import shown
+from normlab.report.outcomes import RunResult
+from normlab.report.settings import format_setting
 
 Row = dict[str, Any]
 Indices = Mapping[Path, int]
@@ -41,21 +41,21 @@ def _point(cell: Cell, lr: float, index: Indices) -> Row:
         "n": row["seeds"],
         "crossed": row["seeds_crossed"],
         "diverged": row["seeds_diverged"],
-        "losses": [{"run": index[run.entry.folder.path], "loss": run.loss} for run in cell.at(lr)],
+        "losses": [{"run": index[run.entry.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
     }
 
 
-def matrix(outcomes: Sequence[Outcome], index: Indices) -> Row:
+def matrix(outcomes: Sequence[RunResult], index: Indices) -> Row:
     """Every norm in every placement at every depth: the same rows, by these three words."""
     if not outcomes:
         return {"norms": [], "placements": [], "depths": [], "cells": []}
-    report = report_of(outcomes, FIRST)
+    report = build_report(outcomes, FIRST)
     cells = [
         {
             **row,
-            **dict(zip(("norm", "placement"), map(shown, cell.key), strict=False)),
+            **dict(zip(("norm", "placement"), map(format_setting, cell.key), strict=False)),
             "depth": cell.key[2],
-            "runs": [index[run.entry.folder.path] for run in cell.outcomes],
+            "runs": [index[run.entry.folder.path] for run in cell.runs],
         }
         for row, cell in zip(report.rows, report.cells, strict=True)
     ]

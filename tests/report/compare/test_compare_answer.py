@@ -8,9 +8,9 @@ import math
 import pytest
 
 from normlab.report.compare.answer import answer, best, ranked
-from normlab.report.groups import cells
-from normlab.report.intervals import mean_interval, paired
-from normlab.report.outcomes import outcome
+from normlab.report.groups import group_cells
+from normlab.report.intervals import mean_interval, paired_test
+from normlab.report.outcomes import read_result
 from normlab.store.query import examine
 
 
@@ -36,7 +36,7 @@ def found(tmp_path):
         from normlab.store.runs import RunFolder
 
         entries = [examine(RunFolder(path)) for path in sorted((tmp_path / "runs").iterdir())]
-        return cells([one for entry in entries if (one := outcome(entry))], by or ("norm",))
+        return group_cells([one for entry in entries if (one := read_result(entry))], by or ("norm",))
 
     return read
 
@@ -47,7 +47,7 @@ def test_the_best_is_told_apart(make, found):
     make("rmsnorm", [2.11, 2.16, 2.29], lr=1e-2)
     seen = found()
     mean, _, high, _ = mean_interval({(0, 0): 2.01, (1, 1): 2.06, (2, 2): 2.09})
-    test = paired({(0, 0): 2.01 - 2.21, (1, 1): 2.06 - 2.25, (2, 2): 2.09 - 2.30})
+    test = paired_test({(0, 0): 2.01 - 2.21, (1, 1): 2.06 - 2.25, (2, 2): 2.09 - 2.30})
     assert test.low is not None
     assert test.high is not None
     assert best(seen) == 1

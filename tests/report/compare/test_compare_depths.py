@@ -162,8 +162,8 @@ def test_damaged_rows_are_left_out_and_told_of(trained, compare, run_command, tm
     assert [unit["label"] for unit in shown["profiles"]["units"]] == ["a", "b"]
     assert shown["profiles"]["units"][1]["steps"] == [5, 10]
     assert "damaged rows, left out: 1" in shown["runs"][1]["note"]
-    assert "the rows of run c are gone" in shown["runs"][2]["note"]
-    assert "the rows of run d are gone" in shown["runs"][3]["note"]
+    assert "the statistics of run c are missing" in shown["runs"][2]["note"]
+    assert "the statistics of run d are missing" in shown["runs"][3]["note"]
     assert good.run_id == "a"
 
 

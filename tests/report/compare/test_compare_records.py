@@ -83,7 +83,7 @@ def test_what_is_no_run_yet_and_what_is_none_any_more(trained, compare, run_comm
     broken = [line.split(": ")[:2] for line in err.splitlines()[len(lines) :]]
     assert broken == [["normlab", f"run {name}"] for name in ("hollow", "torn")]
     assert [line.split(": ")[:2] for line in err.splitlines() if "bare" in line] == [
-        ["normlab", "run bare is damaged, and in no number"]
+        ["normlab", "run bare is damaged and is left out"]
     ]
     assert "3 are in no cell: damaged (1), empty (1), not started (1)" in shown["answer"][1]
     assert [run["id"] for run in compare(str(tmp_path))["runs"] if run["state"] == "empty"] == ["hollow"]
@@ -132,7 +132,7 @@ def test_a_run_that_does_not_say_what_it_was(trained, compare):
     shown = compare()
     assert shown["answer"][1] == "1 of 2 runs is in no cell: does not say what it was (1)."
     assert shown["warnings"] == [
-        "run b is damaged, and in no number: its run.json names no learning rate; "
+        "run b is damaged and is left out: its run.json names no learning rate; "
         "put back a copy, or delete the run's folder and run it again"
     ]
 

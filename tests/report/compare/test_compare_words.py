@@ -92,10 +92,10 @@ def test_a_results_folder_elsewhere(sweeps, run_command, tmp_path):
         (["results", "--results-dir", "nowhere", "-o", "x.pdf"], "-o x.pdf: a page is written as HTML"),
         (["-o", "results"], "-o results: is a folder"),
         (["--format", "pdf"], "--format pdf: unknown format 'pdf'"),
-        (["--by", "norm,"], "--by norm,: name one word or more"),
+        (["--by", "norm,"], "--by norm,: give one option or more"),
         (["--by", "narm"], "--by narm: no run has such an option (did you mean 'norm'?)"),
-        (["--where", "norm=dyt"], "--where norm=dyt: no run is so"),
-        (["--where", "norm"], "--where 'norm': write word"),
+        (["--where", "norm=dyt"], "--where norm=dyt: no run matches"),
+        (["--where", "norm"], "--where 'norm': not a condition"),
         (["--results-dir", "nowhere"], "no runs in nowhere: make one"),
     ],
 )
@@ -155,7 +155,7 @@ def test_warnings_are_on_stderr_as_those_of_summarize(trained, run_command, tmp_
     told = ["--results-dir", str(tmp_path)]
     code, _, err = run_command("compare", "--by", "norm", *told)
     assert code == 0
-    assert err.splitlines()[0].startswith("normlab: the cells were not given the same learning rates")
+    assert err.splitlines()[0].startswith("normlab: the cells have different learning rates")
     assert err == run_command("summarize", str(tmp_path), "--by", "norm")[2]
 
 

@@ -84,13 +84,13 @@ def table_row(row: Row) -> Row:
         **{name: row[name] for name in ("init", "seeds")},
         "loss": _number(row["loss"], ".3f"),
         "stream": _number(row["stream"][-1]),
-        "its profile": _bars(row["stream"]),
+        "its profile": _sparkline(row["stream"]),
         "attn/stream, last": _number(row["attn_ratio"][-1]),
         "mlp/stream, last": _number(row["mlp_ratio"][-1]),
         "grad, first": _number(first),
         "grad, last": _number(last),
         "last/first": _number(last / first) if first and last is not None else "",
-        "grad profile": _bars(row["gradient"]),
+        "grad profile": _sparkline(row["gradient"]),
         "update, last": _number(row["update"][-1]),
     }
 
@@ -99,7 +99,7 @@ def _number(value: float | None, digits: str = ".3g") -> str:
     return "not finite" if value is None else f"{value:{digits}}"
 
 
-def _bars(profile: Sequence[float | None]) -> str:
+def _sparkline(profile: Sequence[float | None]) -> str:
     return sparkline([math.nan if value is None else value for value in profile])
 
 

@@ -12,7 +12,14 @@ from normlab.report.compare.find import find_started
 from normlab.report.settings import get_nested
 from normlab.report.where import match_runs, parse_conditions
 from normlab.store.evaluations import evaluations_of
-from normlab.store.outcome import OUTCOMES, describe_divergence, divergence_at_end, final_losses, outcome_of, references_of
+from normlab.store.outcome import (
+    OUTCOMES,
+    describe_divergence,
+    divergence_at_end,
+    final_losses,
+    outcome_of,
+    references_of,
+)
 from normlab.store.query import Entry
 from normlab.store.reading import HOW_TO_FIX, Rows
 from normlab.store.schema import (
@@ -173,7 +180,7 @@ def _state_note(entry: Entry, row: Row) -> str:
     if entry.state == DAMAGED:
         return entry.problem
     if row["state"] == DIVERGED:
-        # An older record may be called finished although its final loss is a describe_divergence.
+        # An older record may be called finished although its final loss is a divergence.
         known = entry.status.get("diverged") if entry.state == DIVERGED else divergence_at_end(entry.run, entry.status)
         return f"diverged at step {_or_unknown(number(get_nested(known, 'step')))}: {describe_divergence(known)}"
     if entry.state == FAILED:

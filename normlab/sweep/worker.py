@@ -36,7 +36,7 @@ ERROR_PREFIX = "error: "
 
 def main(folder: Path, number: int) -> int:
     """Train a pack of a sweep's plan, and return the exit code."""
-    from normlab.errors import OutOfMemoryError, NormlabError, one_line
+    from normlab.errors import NormlabError, OutOfMemoryError, one_line
 
     try:
         return _train(folder, number)

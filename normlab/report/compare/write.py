@@ -22,7 +22,7 @@ PAGE = "compare.html"
 """The default name of the page."""
 ASSETS = Path(__file__).parent / "assets"
 ASSET_NAMES = (
-    "compare.css", "state.js", "picture.js", "summary.js", "table.js", "tables.js", "series.js", "curves.js",
+    "compare.css", "state.js", "picture.js", "answer.js", "tables.js", "series.js", "curves.js",
     "rates.js", "matrix.js", "units.js", "profiles.js", "heatmaps.js", "start.js",
 )  # fmt: skip
 """Styles and scripts in loading order."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from normlab.report.by import summarize_by
-from normlab.report.compare.comparable import banners
+from normlab.report.compare.comparable import comparability_warnings
 from normlab.report.outcomes import outcome
 from normlab.store.query import examine
 
@@ -28,7 +28,7 @@ def test_pack_sizes_are_reported_where_no_plan_has_reported_them(
         make_run(f"run{seed}", seed=seed, run={} if pack is None else {"pack": pack}) for seed, pack in enumerate(packs)
     ]
     outcomes = [one for one in (outcome(examine(folder)) for folder in folders) if one]
-    line = "the runs' numerics differ: runs in its pack 1 and 3: the same words and seeds do not give the same bits"
-    assert banners(outcomes) == [line] * reported
+    line = "the runs' numerics differ: runs in its pack 1 and 3: equal options and seeds give different bits"
+    assert comparability_warnings(outcomes) == [line] * reported
     (row,) = summarize_by(tmp_path, ["norm"]).rows
     assert any("runs in its pack" in warning for warning in row["warnings"]) == reported

@@ -18,9 +18,9 @@ MAX_TIMES, MIN_TIMES, TOTAL_TIMES = 200, 20, 10_000
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 SAMPLING = (
-    "a longer curve is cut into buckets of consecutive steps; each bucket keeps its minimum and maximum at their steps, "
-    "so no spike is lost; the first and last point and both ends of each non-finite stretch are kept too; means are "
-    "over the finite points of a bucket"
+    "a longer curve is cut into buckets of consecutive steps; each bucket keeps its minimum and maximum at their "
+    "steps, so no spike is lost; the first and last point and both ends of each non-finite stretch are kept too; means "
+    "are over the finite points of a bucket"
 )
 """The downsampling, for captions."""
 

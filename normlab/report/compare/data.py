@@ -16,7 +16,6 @@ from normlab.report.compare.find import NO_RUN_STATES, Selection, not_started
 from normlab.report.compare.numbers import SPIKE_RULES, Metrics, read_metrics
 from normlab.report.compare.rates import learning_rate_points, matrix
 from normlab.report.intervals import LEVEL
-from normlab.report.outcomes import Outcome
 from normlab.report.settings import check_words, dig, options_of, setting, short_names, shown
 from normlab.report.summary import COLUMNS, row_of
 from normlab.report.where import chosen, parse
@@ -55,17 +54,17 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
         check_words(options, [outcome.entry.run for outcome in outcomes], "--by")
     report = report_of(outcomes, options, Options(), warnings) if outcomes else Report(options, [], warnings, [])
 
-    index = {entry.folder.path: number for number, entry in enumerate(entries)}
-    cell_of = {run.entry.folder.path: number for number, cell in enumerate(report.cells) for run in cell.outcomes}
+    index = {entry.folder.path: position for position, entry in enumerate(entries)}
+    cell_of = {run.entry.folder.path: position for position, cell in enumerate(report.cells) for run in cell.outcomes}
     differing = varying_options(outcomes)
     runs = [
-        _run(entry, len(entries), differing) | {"index": number, "cell": cell_of.get(entry.folder.path)}
-        for number, entry in enumerate(entries)
+        _run(entry, len(entries), differing) | {"index": position, "cell": cell_of.get(entry.folder.path)}
+        for position, entry in enumerate(entries)
     ]
     profiles, problems = depths.layer_profiles(entries, report.cells, [run["warmup"] for run in runs])
-    for number, problem in problems:
-        runs[number]["note"] = _join_notes(runs[number]["note"], problem)
-        runs[number]["problems"] += [] if problem == depths.NO_STATISTICS else [problem]
+    for position, problem in problems:
+        runs[position]["note"] = _join_notes(runs[position]["note"], problem)
+        runs[position]["problems"] += [] if problem == depths.NO_STATISTICS else [problem]
     missing = [_missing_state(entry) for entry in entries if entry.folder.path not in cell_of]
     texts = table_rows(report) if report.rows else []
     order = rank_cells(report.cells)
@@ -78,20 +77,20 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
         "level": LEVEL,
         "summary": summary_sentences(report.cells, missing, options),
         "best": best_cell(report.cells),
-        "order": [*order, *(number for number in range(len(report.cells)) if number not in order)],
+        "order": [*order, *(position for position in range(len(report.cells)) if position not in order)],
         "banners": comparability_warnings(outcomes),
         "warnings": report.warnings,
         "notes": notes(report) if report.rows else [],
         "cells": [
             {
                 **row,
-                "index": number,
+                "index": position,
                 "label": cell.name,
                 "runs": [index[run.entry.folder.path] for run in cell.outcomes],
                 "at_best": [index[run.entry.folder.path] for run in cell.at(cell.best_lr)],
                 "text": text,
             }
-            for number, (row, cell, text) in enumerate(zip(report.rows, report.cells, texts, strict=True))
+            for position, (row, cell, text) in enumerate(zip(report.rows, report.cells, texts, strict=True))
         ],
         "cell_columns": list(texts[0]) if texts else [],
         "runs": runs,

@@ -187,8 +187,8 @@ def _norm(name: str, entry: catalogue.Entry) -> Norm:
     return {
         "name": name, "result": y_TD.tolist(), "inputs": inputs, "kind": group_kind(inputs),
         "options": [f"{key}={value}" for key, value in OPTIONS.get(name, {}).items()],
-        "weights": _initial_weights(module), "batch": _batch_note(name, entry), "about": entry["about"], "formula": entry["formula"],
-        "math": mathematics(entry["formula"]), **_facts(entry),
+        "weights": _initial_weights(module), "batch": _batch_note(name, entry),
+        "about": entry["about"], "formula": entry["formula"], "math": mathematics(entry["formula"]), **_facts(entry),
         "equals": entry["equals"], "pitfalls": list(entry.get("pitfalls") or ()),
     }  # fmt: skip
 

@@ -324,8 +324,8 @@ def test_nothing_is_cut_on_a_phone(browser: Browser, written: Path, theme: str, 
     with opened(browser, written, PHONE, theme) as phone:
         if open_all:
             phone.get_by_role("button", name="open all").click()
-        assert phtab.evaluate("document.documentElement.scrollWidth") == PHONE[0]
-        out = phtab.evaluate(
+        assert phone.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+        out = phone.evaluate(
             """() => [...document.querySelectorAll("body *:not(.skip):not(.hidden)")].filter(element => {
               const box = element.getBoundingClientRect();
               return (box.right > innerWidth + 0.5 || box.left < -0.5) && !element.closest(".scroll");

@@ -81,7 +81,7 @@ def _describe_margin(cells: Sequence[Cell], order: Sequence[int], by: Sequence[s
     if test.low is None or test.high is None:
         if math.isinf(test.estimate) or (_diverged(second) and not _diverged(best)):
             return f"The second best, {name}: {_diverged_text(second)}; n={test.design} is too few for an interval."
-        reason = "no interval from one pair" if test.test == "one pair" else "too few for an interval"
+        reason = "no interval from one pair" if len(differences) == 1 else "too few for an interval"
         return f"{undecided}: {_difference_text(test)}n={test.design}, {reason}{_diverged_note(second)}."
     name_of_test = "" if test.test == "paired t" else f", {test.test}"
     details = f"({_difference_text(test)}n={test.design}{name_of_test}{_diverged_note(second)})"

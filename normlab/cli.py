@@ -220,7 +220,7 @@ def compare(
         by=by, where=where or (), output=page, format=format, open=open, results_dir=results_dir, version=__version__
     )
     written = write_compare(words or [], asked)
-    for line in written.answer:
+    for line in written.summary:
         typer.echo(one_line(line))
     for path in written.paths:
         typer.echo(path)

@@ -1,1 +1,1 @@
-"""`normlab explain`: one page that shows what each norm does to a matrix, and where each placement puts its norms."""
+"""`normlab explain`: a page that applies each norm to an editable matrix and draws each placement's block."""

@@ -1,206 +1,280 @@
-"""A placement's formula as a graph of what flows where: read from the formula itself, as `normlab verify` reads it.
+"""Parse a placement's formula into a graph of operations, for its block diagram.
 
-The formula is Python (`Placement.formula`). Each operation on a stream becomes a node; numbers and learned parameters
-become the label of the factor that they are. A node has a column: 0 for the stream x, the next ones for branches.
+`normlab verify` executes the same formula (`Placement.formula`, Python). Each operation on a stream becomes a node in a
+column: 0 for the stream x, higher ones for branches.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from normlab.errors import ConfigError
-from normlab.explain.formula import assigned, choices, chosen, is_read, parsed, pretty, renamed, terms, value
 from normlab.placements.base import Placement
 
 BOXES = {
     "A": "attention", "A_qkv": "attention", "M": "MLP", "heads": "heads", "heads_qkv": "heads",
     "heads_scaled": "scaled heads", "W_out": "projection", "hidden": "MLP, hidden", "W_down": "down projection",
 }  # fmt: skip
-"""The parts of sub-layers, by the formula's names."""
-INNER = ("q", "k", "v")
+"""Labels of the sub-layers and their parts, by the name in a formula."""
+INNER_NORMS = ("q", "k", "v")
 """The norms inside `A_qkv` and `heads_qkv`."""
 CONSTANTS = {"L", "l", "D", "sqrt", "ln", "abs"}
-"""Names in a factor that are not learned; `silu` only forms what is."""
+"""Names in a factor that are not learned."""
 SIGNS = {"add": "+", "subtract": "\N{MINUS SIGN}", "scale": "\N{MULTIPLICATION SIGN}", "divide": "\N{DIVISION SIGN}"}
-OUTSIDE = 1000
-"""The column of a second stream, until it is known how wide the branches are."""
+UNASSIGNED_COLUMN = 1000
+"""The column of a second stream until the width of the branches is known."""
+
+Statements = list[tuple[str, ast.expr]]
+"""Assignments: a name and its value."""
 
 
 @dataclass
 class Node:
-    """An operation, and what it is applied to."""
+    """An operation and its inputs."""
 
     kind: str
     """embeddings, enter, leave, head, norm, box, scale, divide, unit, function, add or subtract."""
     inputs: list[int]
-    """Numbers of nodes; of `add` and `subtract` the first comes from below, and what is subtracted from the side."""
+    """Indices of nodes. The first input of `add` and `subtract` enters from below, the others from the side."""
     column: int
     row: int
     """From the bottom: one more than the highest input."""
     label: str = ""
     expression: str = ""
-    """As the formula has it: the factor of `scale` and `divide`, the name of a box or a function, the stream's name."""
+    """The formula of a factor, or the name of a box, function or stream."""
     learned: bool = False
-    """Whether a factor is learned."""
+    """Whether a factor contains a parameter."""
     norms: tuple[str, ...] = ()
-    """Norms inside a box."""
+    """The norms inside a box."""
 
 
 @dataclass
 class Flow:
-    """A model of one block: what opens the streams, the block, and what closes them."""
+    """The graph of a model with one block."""
 
     when: str = ""
-    """Of which blocks, where they are not all alike."""
+    """The blocks it applies to, if a placement has two kinds."""
     nodes: list[Node] = field(default_factory=list)
     block: tuple[int, int] = (0, 0)
-    """Rows of the block's beginning and end."""
+    """The rows at which the block starts and ends."""
 
 
 def flows(placement: Placement) -> list[Flow]:
-    """The graphs of a placement: one, or one for each kind of block.
+    """Return the graph of a placement, or one for each kind of block.
 
     Raises:
-        ConfigError: The formula has something that is not known here.
+        ConfigError: The formula has an operation that cannot be drawn.
     """
-    tests = choices(placement.formula)
-    if not tests:
-        return [_Drawer(placement).flow(parsed(placement.formula), "")]
-    if len(tests) > 1:
-        raise ConfigError(f"placement {placement.name!r}: its formula chooses by {', '.join(tests)}; one can be drawn")
-    said = tests[0].replace("<=", "\N{LESS-THAN OR EQUAL TO}").replace("==", "=")
-    return [
-        _Drawer(placement).flow(chosen(placement.formula, first), when)
-        for first, when in ((True, f"blocks with {said}"), (False, "all other blocks"))
-    ]
+    conditions = conditions_of(placement.formula)
+    if not conditions:
+        return [_FlowBuilder(placement).build()]
+    if len(conditions) > 1:
+        raise ConfigError(
+            f"placement {placement.name!r}: only one condition can be drawn, its formula has {', '.join(conditions)}"
+        )
+    condition = conditions[0].replace("<=", "\N{LESS-THAN OR EQUAL TO}").replace("==", "=")
+    kinds = ((True, f"blocks with {condition}"), (False, "all other blocks"))
+    return [_FlowBuilder(placement).build(holds, when) for holds, when in kinds]
 
 
-class _Drawer:
-    """Follows the statements; what a name stands for is a node."""
+def parse_formula(formula: str, condition_holds: bool = True, names: Mapping[str, str] | None = None) -> Statements:
+    """Return a formula's assignments.
+
+    Args:
+        formula: Assignments, separated by semicolons.
+        condition_holds: Which side of `a if condition else b` to take.
+        names: New names of variables and functions.
+    """
+    tree = _Specialize(condition_holds, names or {}).visit(ast.parse(formula))
+    return [(ast.unparse(statement.targets[0]), statement.value) for statement in tree.body]
+
+
+def conditions_of(formula: str) -> list[str]:
+    """Return the conditions of a formula's `if` expressions."""
+    tests = [node.test for node in ast.walk(ast.parse(formula)) if isinstance(node, ast.IfExp)]
+    return list(dict.fromkeys(map(ast.unparse, tests)))
+
+
+class _Specialize(ast.NodeTransformer):
+    """Take one side of each condition, and rename."""
+
+    def __init__(self, condition_holds: bool, names: Mapping[str, str]):
+        self.condition_holds, self.names = condition_holds, names
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        return self.visit(node.body if self.condition_holds else node.orelse)
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Name(self.names.get(node.id, node.id), node.ctx)
+
+
+class _FlowBuilder:
+    """Builds the graph of a formula; `node_of` maps each variable to the node of its value."""
 
     def __init__(self, placement: Placement):
         self.placement = placement
         self.nodes: list[Node] = []
-        self.known: dict[str, int] = {}
+        self.node_of: dict[str, int] = {}
         self.columns = {"x": 0}
 
-    def flow(self, statements: list[ast.stmt], when: str) -> Flow:
-        """All of it, from the embeddings to the head."""
-        placement = self.placement
-        self.known["x"] = self._node("embeddings", [], 0, label="embeddings", expression="x")
-        opens = parsed(placement.opens)
-        for number, name in enumerate(n for one in opens for n in assigned(one) if n != "x"):
-            self.columns[name] = OUTSIDE + number
+    def build(self, condition_holds: bool = True, when: str = "") -> Flow:
+        """Return the graph from the embeddings to the head."""
+        self.node_of["x"] = self._add(Node("embeddings", [], 0, 0, label="embeddings", expression="x"))
+        opens = parse_formula(self.placement.opens)
+        for number, name in enumerate(name for name, _ in opens if name != "x"):
+            self.columns[name] = UNASSIGNED_COLUMN + number
         self._run(opens)
-        bottom = self._boundary("enter", list(self.known))
-        streams = list(self.known)
-        if "F(" in placement.formula:
-            statements = [one for name in "AM" for one in renamed(statements, "F", name)]
-        self._run(statements)
-        top = self._boundary("leave", streams)
-        self._run(parsed(placement.closes))
-        self._node("head", [self.known["x"]], 0, label="head", expression="x")
-        self._settle()
-        return Flow(when, self.nodes, (bottom, top))
+        streams = list(self.node_of)
+        start = self._add_boundary("enter", streams)
+        formula = self.placement.formula
+        # A formula with F runs for attention and again for the MLP.
+        sub_layers = [{"F": "A"}, {"F": "M"}] if "F(" in formula else [{}]
+        self._run([pair for names in sub_layers for pair in parse_formula(formula, condition_holds, names)])
+        end = self._add_boundary("leave", streams)
+        self._run(parse_formula(self.placement.closes))
+        self._add(Node("head", [self.node_of["x"]], 0, 0, label="head", expression="x"))
+        self._place_streams()
+        return Flow(when, self.nodes, (start, end))
 
-    def _boundary(self, kind: str, streams: list[str]) -> int:
+    def _add(self, node: Node) -> int:
+        """Add a node one row above its highest input; return its index."""
+        node.row = 1 + max((self.nodes[number].row for number in node.inputs), default=-1)
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def _add_boundary(self, kind: str, streams: list[str]) -> int:
+        """Add a node for each stream in one row above all others; return the row."""
         row = 1 + max(node.row for node in self.nodes)
         for name in streams:
-            self.known[name] = self._node(
-                kind, [self.known[name]], self.columns[name], label=name if len(streams) > 1 else "", expression=name
-            )
-            self.nodes[-1].row = row
+            label = name if len(streams) > 1 else ""
+            node = Node(kind, [self.node_of[name]], self.columns[name], row, label=label, expression=name)
+            self.node_of[name] = self._add(node)
+            node.row = row
         return row
 
-    def _run(self, statements: list[ast.stmt]) -> None:
-        for number, one in enumerate(statements):
-            (name,), what = assigned(one), value(one)
-            # A temporary stands on the stream's own line, unless the stream is needed once more.
-            stream_is_needed = is_read("x", statements[number + 1 :])
-            column = self.columns.get(name, 1 if stream_is_needed else 0)
-            if isinstance(what, ast.Name) and name in self.columns:
-                self.known[name] = self.known[what.id]  # where a second stream begins
+    def _run(self, statements: Statements) -> None:
+        for number, (name, value) in enumerate(statements):
+            # A temporary is drawn in the stream's column, unless the stream is still needed.
+            column = self.columns.get(name, 1 if _is_read("x", statements[number + 1 :]) else 0)
+            if isinstance(value, ast.Name) and name in self.columns:
+                self.node_of[name] = self.node_of[value.id]  # the start of a second stream
             else:
-                self.known[name] = self._of(what, column)
+                self.node_of[name] = self._draw(value, column)
 
-    def _of(self, value: ast.expr, column: int) -> int:
-        """The node of an expression, drawn from a column on to the right."""
+    def _draw(self, value: ast.expr, column: int) -> int:
+        """Return the node of an expression that is drawn in a column and the columns to its right."""
         match value:
-            case ast.Name(id=name) if name in self.known:
-                return self.known[name]
+            case ast.Name(id=name) if name in self.node_of:
+                return self.node_of[name]
             case ast.BinOp(op=ast.Add()):
-                return self._joined("add", sorted(terms(value), key=self._weight), column)
+                return self._draw_sum("add", sorted(_terms(value), key=self._weight), column)
             case ast.BinOp(left=left, op=ast.Sub(), right=right):
-                return self._joined("subtract", [left, right], column)
-            case ast.BinOp(left=left, op=ast.Div(), right=ast.Call(func=ast.Name(id="norm2"), args=[of])):
-                if ast.unparse(left) == ast.unparse(of):
-                    return self._node("unit", [self._of(left, column)], column, label="length 1", expression="unit")
+                return self._draw_sum("subtract", [left, right], column)
+            case ast.BinOp(left=left, op=ast.Div(), right=ast.Call(func=ast.Name(id="norm2"), args=[argument])):
+                if ast.unparse(left) == ast.unparse(argument):
+                    source = self._draw(left, column)
+                    return self._add(Node("unit", [source], column, 0, label="length 1", expression="unit"))
             case ast.BinOp(left=left, op=ast.Div(), right=right) if self._is_factor(right):
-                return self._factor("divide", left, right, column)
+                return self._draw_factor("divide", left, right, column)
             case ast.BinOp(left=left, op=ast.Mult(), right=right) if self._is_factor(left):
-                return self._factor("scale", right, left, column)
+                return self._draw_factor("scale", right, left, column)
             case ast.BinOp(left=left, op=ast.Mult(), right=right) if self._is_factor(right):
-                return self._factor("scale", left, right, column)
-            case ast.Call(func=ast.Name(id="N"), args=[inner]):
-                return self._node("norm", [self._of(inner, column)], column, label="norm", expression="N")
-            case ast.Call(func=ast.Name(id=name), args=[inner]) if name in BOXES:
-                norms = INNER if name.endswith("_qkv") else ()
-                source = self._of(inner, column)
-                return self._node("box", [source], column, label=BOXES[name], expression=name, norms=norms)
-            case ast.Call(func=ast.Name(id="stop"), args=[inner]):
-                source = self._of(inner, column)
-                return self._node("function", [source], column, label="no gradient", expression="stop")
+                return self._draw_factor("scale", left, right, column)
+            case ast.Call(func=ast.Name(id="N"), args=[argument]):
+                return self._add(Node("norm", [self._draw(argument, column)], column, 0, label="norm", expression="N"))
+            case ast.Call(func=ast.Name(id=name), args=[argument]) if name in BOXES:
+                norms = INNER_NORMS if name.endswith("_qkv") else ()
+                source = self._draw(argument, column)
+                return self._add(Node("box", [source], column, 0, label=BOXES[name], expression=name, norms=norms))
+            case ast.Call(func=ast.Name(id="stop"), args=[argument]):
+                source = self._draw(argument, column)
+                return self._add(Node("function", [source], column, 0, label="no gradient", expression="stop"))
         raise ConfigError(
             f"placement {self.placement.name!r}: {ast.unparse(value)!r} cannot be drawn; see explain/flow.py"
         )
 
-    def _joined(self, kind: str, summands: list[ast.expr], column: int) -> int:
-        """The first term from below, the others from the side, each in a column of its own."""
-        inputs, free = [self._of(summands[0], column)], column + self._width(summands[0])
-        for term in summands[1:]:
-            inputs.append(self._of(term, free))
-            taken = self.nodes[inputs[-1]].column if isinstance(term, ast.Name) else free + self._width(term) - 1
-            free = max(free, taken + 1) if taken < OUTSIDE else free
-        return self._node(kind, inputs, column, label=SIGNS[kind])
+    def _draw_sum(self, kind: str, terms: list[ast.expr], column: int) -> int:
+        """Draw the first term below the sum, and each other term in its own column."""
+        inputs, free = [self._draw(terms[0], column)], column + _width(terms[0])
+        for term in terms[1:]:
+            inputs.append(self._draw(term, free))
+            last = self.nodes[inputs[-1]].column if isinstance(term, ast.Name) else free + _width(term) - 1
+            free = max(free, last + 1) if last < UNASSIGNED_COLUMN else free
+        return self._add(Node(kind, inputs, column, 0, label=SIGNS[kind]))
 
-    def _factor(self, kind: str, of: ast.expr, by: ast.expr, column: int) -> int:
-        source = self._of(of, column)
-        names = {node.id for node in ast.walk(by) if isinstance(node, ast.Name)}
-        return self._node(
-            kind, [source], column, label=f"{SIGNS[kind]} {pretty(by)}", expression=ast.unparse(by),
-            learned=bool(names - CONSTANTS),
-        )  # fmt: skip
+    def _draw_factor(self, kind: str, value: ast.expr, factor: ast.expr, column: int) -> int:
+        source = self._draw(value, column)
+        names = {node.id for node in ast.walk(factor) if isinstance(node, ast.Name)}
+        label = f"{SIGNS[kind]} {factor_text(factor)}"
+        learned = bool(names - CONSTANTS)
+        return self._add(Node(kind, [source], column, 0, label, ast.unparse(factor), learned))
 
     def _is_factor(self, value: ast.expr) -> bool:
-        """Whether no stream is in it."""
-        return not any(isinstance(node, ast.Name) and node.id in self.known for node in ast.walk(value))
+        """Whether an expression contains no stream."""
+        return not any(isinstance(node, ast.Name) and node.id in self.node_of for node in ast.walk(value))
 
     def _weight(self, value: ast.expr) -> int:
-        """How much happens in it; the lightest term of a sum is the line that the others are added to."""
+        """The amount of computation in a term; the lightest term of a sum is the stream itself."""
         names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
         operations = sum(isinstance(node, (ast.Call, ast.BinOp)) for node in ast.walk(value))
         return 100 * sum(name in BOXES for name in names) + operations
 
-    def _width(self, value: ast.expr) -> int:
-        """How many columns it takes."""
-        match value:
-            case ast.BinOp(op=ast.Add() | ast.Sub()):
-                return sum(0 if isinstance(term, ast.Name) else self._width(term) for term in terms(value)) or 1
-            case ast.BinOp(left=left, right=right):
-                return max(self._width(left), self._width(right))
-            case ast.Call(args=[inner]):
-                return self._width(inner)
-        return 1
-
-    def _node(self, kind: str, inputs: list[int], column: int, **more: object) -> int:
-        row = 1 + max((self.nodes[number].row for number in inputs), default=-1)
-        self.nodes.append(Node(kind, inputs, column, row, **more))  # pyright: ignore[reportArgumentType]
-        return len(self.nodes) - 1
-
-    def _settle(self) -> None:
-        """Put the further streams to the right of all else."""
-        width = 1 + max(node.column for node in self.nodes if node.column < OUTSIDE)
+    def _place_streams(self) -> None:
+        """Place further streams to the right of all branches."""
+        width = 1 + max(node.column for node in self.nodes if node.column < UNASSIGNED_COLUMN)
         for node in self.nodes:
-            if node.column >= OUTSIDE:
-                node.column += width - OUTSIDE
+            if node.column >= UNASSIGNED_COLUMN:
+                node.column += width - UNASSIGNED_COLUMN
+
+
+def _is_read(name: str, statements: Statements) -> bool:
+    """Whether a variable is read before it is assigned again."""
+    for target, value in statements:
+        if any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(value)):
+            return True
+        if target == name:
+            return False
+    return False
+
+
+def _terms(value: ast.expr) -> list[ast.expr]:
+    """Return the terms of a sum or both sides of a difference, else the expression."""
+    match value:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [*_terms(left), *_terms(right)]
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return [left, right]
+    return [value]
+
+
+def _width(value: ast.expr) -> int:
+    """Return the number of columns of an expression."""
+    match value:
+        case ast.BinOp(op=ast.Add() | ast.Sub()):
+            return sum(0 if isinstance(term, ast.Name) else _width(term) for term in _terms(value)) or 1
+        case ast.BinOp(left=left, right=right):
+            return max(_width(left), _width(right))
+        case ast.Call(args=[argument]):
+            return _width(argument)
+    return 1
+
+
+def factor_text(node: ast.expr) -> str:
+    """Return a factor in mathematical notation: 2L for 2 * L, √l for sqrt(l)."""
+
+    def grouped(node: ast.expr) -> str:
+        return factor_text(node) if isinstance(node, (ast.Name, ast.Constant)) else f"({factor_text(node)})"
+
+    match node:
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            joint = "" if isinstance(left, ast.Constant) and isinstance(right, ast.Name) else " · "
+            return f"{factor_text(left)}{joint}{factor_text(right)}"
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=power)):
+            return f"{grouped(left)}^{'¼' if power == 0.25 else power}"
+        case ast.Call(func=ast.Name(id="sqrt"), args=[argument]):
+            return f"√{grouped(argument)}"
+        case ast.Call(func=ast.Name(id="abs"), args=[argument]):
+            return f"|{factor_text(argument)}|"
+    return ast.unparse(node)

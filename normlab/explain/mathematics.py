@@ -1,4 +1,4 @@
-"""A norm's formula as mathematics: fractions, roots and powers, for the page's MathML."""
+"""Convert a norm's formula to MathML: fractions, roots and powers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 Tree = list[Any]
-"""A MathML element: its name, then its children; a text stands for itself."""
+"""A MathML element: its name, then its children, which are elements or texts."""
 
 GREEK = {
     "eps": "\N{GREEK SMALL LETTER EPSILON}", "gain": "\N{GREEK SMALL LETTER GAMMA}",
@@ -16,51 +16,51 @@ GREEK = {
     "lam": "\N{GREEK SMALL LETTER LAMDA}", "kappa": "\N{GREEK SMALL LETTER KAPPA}",
     "sigma": "\N{GREEK SMALL LETTER SIGMA}",
 }  # fmt: skip
-"""What stands for a name; the gain and the bias as every paper has them."""
+"""Symbols of names; the gain is gamma and the bias is beta, as in the papers."""
 SIGNS = {ast.Add: "+", ast.Sub: "\N{MINUS SIGN}", ast.Mult: "\N{MIDDLE DOT}", ast.MatMult: "\N{MIDDLE DOT}"}
 LENGTH = "length"
 
 
 def mathematics(formula: str) -> Tree | None:
-    """A formula of the catalogue as a tree; nothing where it is made of words too.
+    """Return the MathML of a formula, or None if the formula contains prose.
 
-    What follows a comma outside all brackets, as `over the last axis`, is words: it is left out.
+    Text after a comma outside brackets, such as `over the last axis`, is left out.
     """
     text = re.split(r", (?![^(]*\))", formula)[0].replace("^", "**").replace(" . ", " @ ")
     text = re.sub(r"\|(\w+)\|", rf"{LENGTH}(\1)", text)
     try:
-        return ["math", _of(ast.parse(text, mode="eval").body)]
+        return ["math", _element(ast.parse(text, mode="eval").body)]
     except (SyntaxError, TypeError):
         return None
 
 
-def _of(node: ast.AST) -> Tree:
+def _element(node: ast.AST) -> Tree:
     match node:
         case ast.Name(id=name):
             base, _, index = name.partition("_")
-            shown = ["mi", GREEK.get(base, base)]
-            return ["msub", shown, ["mi", index]] if index else shown
+            symbol = ["mi", GREEK.get(base, base)]
+            return ["msub", symbol, ["mi", index]] if index else symbol
         case ast.Constant(value=value):
             return ["mn", str(value)]
         case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return ["mfrac", _of(left), _of(right)]
+            return ["mfrac", _element(left), _element(right)]
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return ["msup", _of(left), _of(right)]
+            return ["msup", _element(left), _element(right)]
         case ast.BinOp(left=left, op=op, right=right) if type(op) in SIGNS:
-            return ["mrow", _factor(left, op), ["mo", SIGNS[type(op)]], _factor(right, op)]
-        case ast.Call(func=ast.Name(id="sqrt"), args=[inner]):
-            return ["msqrt", _of(inner)]
-        case ast.Call(func=ast.Name(id=name), args=[inner]) if name == LENGTH:
-            return ["mrow", ["mo", "\N{DOUBLE VERTICAL LINE}"], _of(inner), ["mo", "\N{DOUBLE VERTICAL LINE}"]]
+            return ["mrow", _operand(left, op), ["mo", SIGNS[type(op)]], _operand(right, op)]
+        case ast.Call(func=ast.Name(id="sqrt"), args=[argument]):
+            return ["msqrt", _element(argument)]
+        case ast.Call(func=ast.Name(id=name), args=[argument]) if name == LENGTH:
+            return ["mrow", ["mo", "\N{DOUBLE VERTICAL LINE}"], _element(argument), ["mo", "\N{DOUBLE VERTICAL LINE}"]]
         case ast.Call(func=function, args=arguments):
-            listed = [part for one in arguments for part in (["mo", ","], _of(one))][1:]
-            return ["mrow", _of(function), ["mo", "("], *listed, ["mo", ")"]]
-    raise TypeError(f"{ast.dump(node)} has no sign")
+            listed = [part for argument in arguments for part in (["mo", ","], _element(argument))][1:]
+            return ["mrow", _element(function), ["mo", "("], *listed, ["mo", ")"]]
+    raise TypeError(f"{ast.dump(node)} has no MathML")
 
 
-def _factor(node: ast.expr, of: ast.operator) -> Tree:
-    """An operand, in brackets where it is a sum that is multiplied."""
+def _operand(node: ast.expr, operator: ast.operator) -> Tree:
+    """Return an operand, in brackets if it is a sum inside a product."""
     is_sum = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub))
-    if is_sum and isinstance(of, (ast.Mult, ast.MatMult)):
-        return ["mrow", ["mo", "("], _of(node), ["mo", ")"]]
-    return _of(node)
+    if is_sum and isinstance(operator, (ast.Mult, ast.MatMult)):
+        return ["mrow", ["mo", "("], _element(node), ["mo", ")"]]
+    return _element(node)

@@ -1,8 +1,8 @@
-"""What the page shows of norms: their own modules, on the page's matrix, in float64.
+"""The norms of the page: their modules' results on the page's matrix, in float64.
 
-Which numbers a value is made of is no hand-written list: it is where the module's own Jacobian is not zero.
+The inputs that an output depends on are those with a nonzero entry in the module's Jacobian.
 
-Shapes: N the 24 values of the matrix, tokens first.
+Shapes: T = 4 tokens, D = 6 channels, N = 24 values of the matrix, tokens first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from normlab import catalogue
 from normlab.explain.mathematics import mathematics
-from normlab.explain.matrix import CHANNELS, ORIGINAL, TOKENS
 from normlab.norms.base import load_all
 
 if TYPE_CHECKING:
@@ -22,101 +21,107 @@ if TYPE_CHECKING:
 
 Norm = dict[str, Any]
 
+TOKENS, CHANNELS = 4, 6
+# Token 2 is small, token 3 large and token 4 shifted, compared with token 1; channel 5 is large in every token.
+ORIGINAL: tuple[tuple[float, ...], ...] = (
+    (0.5, -1.1, 0.2, 1.3, 6.0, -0.4),
+    (0.1, 0.3, -0.2, 0.4, 4.5, -0.1),
+    (4.0, -6.5, 2.5, 7.0, 15.0, -3.0),
+    (3.2, 2.6, 3.5, 2.9, 9.0, 3.1),
+)
+LIMIT = 1e12
+"""The largest absolute value of an input; sums of its square keep their digits in float64."""
+PRESETS: tuple[dict[str, object], ...] = (
+    {"label": "add 3 to every value", "add": 3.0},
+    {"label": "ten times token 2", "row": 1, "times": 10.0},
+    {"label": "ten times channel 4", "column": 3, "times": 10.0},
+    {"label": "token 3 constant", "row": 2, "value": 2.0},
+)
+"""The changes that the buttons apply to the current matrix: to a row, to a column, or to all values."""
 OPTIONS: dict[str, dict[str, Any]] = {"groupnorm": {"groups": 2}, "prmsnorm": {"fraction": 0.5}}
-"""Options other than the default ones: of six channels, four groups or 6.25 % cannot be had."""
+"""Options that differ from the defaults, which six channels do not allow."""
 SEQUENCES = {"batchnorm_position": 2}
-"""How many sequences the rows are, where that is not one: of a single one no position has a variance."""
+"""The number of sequences that the rows form, if not one: a position has no variance over one sequence."""
 SEED = 0
-"""Of weights that are drawn."""
+"""The seed of random weights and of the matrices for the Jacobian."""
 UPDATES = 20
-"""How many training batches the running statistics have seen, until another number is asked for."""
+"""The initial number of training updates of the running statistics."""
 PROBES = 64
-"""How many random matrices the Jacobian is taken at: at a single one, min and max read two channels only."""
+"""The number of random matrices for the Jacobian: at one matrix, min and max depend on two channels only."""
 
 GROUPS = {
-    "row": "each token by itself: one group is a row, all channels of one token",
-    "column": "each channel by itself: one group is a column, that channel in all tokens",
-    "group": "each token's groups of neighbouring channels by themselves",
-    "value": "each value by itself: nothing is measured, no group at all",
-    "past": "each channel, from the first token up to the value's own",
-    "other": "neither rows nor columns: the value with the ring is made of the filled ones",
+    "row": "each token: a group is a row, all channels of a token",
+    "column": "each channel: a group is a column, a channel of all tokens",
+    "group": "each token's groups of neighbouring channels",
+    "value": "single values: the norm computes no statistics",
+    "past": "each channel, from the first token to the value's own",
+    "other": "neither rows nor columns: the marked value depends on the filled values",
 }
-"""In words, over what a norm is taken."""
+"""The values that a norm computes its statistics over."""
 
 LIVE: tuple[dict[str, Any], ...] = (
     {
         "key": "zscore", "title": "Z-score", "norm": "zscore", "over": "column",
-        "see": "The statistician's form asks of each feature how far a sample is from the others. Every column then "
-        "has mean 0 and variance 1, and the large channel 5 looks like any other. Taken over each row, as norm=zscore "
-        "takes it, it is layer norm but for where eps stands.",
-        "causal": "over a row; not over a column, which has later tokens in it",
+        "see": "In statistics, a z-score compares a value with the other samples of its feature. Over columns, every "
+        "column has mean 0 and variance 1, and the large channel 5 looks like any other. Over rows, as norm=zscore "
+        "computes it, it equals layer norm except for the position of eps.",
+        "causal": "over a row; not over a column, which contains later tokens",
     },
     {
         "key": "minmax", "title": "Min-max", "norm": "minmax", "over": "column",
-        "see": "The smallest value of a group becomes 0 and the largest 1; the rest lie between. One extreme value "
-        "presses all others of its group together: take it over each row, and channel 5 does so in every token.",
-        "causal": "over a row; not over a column, which has later tokens in it",
+        "see": "The smallest value of a group becomes 0 and the largest becomes 1. One extreme value compresses all "
+        "others of its group: over rows, channel 5 does so in every token.",
+        "causal": "over a row; not over a column, which contains later tokens",
     },
     {
         "key": "batchnorm", "title": "BatchNorm, in training", "norm": "batchnorm", "over": "column",
-        "see": "Each channel is measured over the tokens of the batch, here over the four rows. Edit one value: its "
-        "whole column moves, so that a token is told something of the tokens after it.",
+        "see": "The statistics of each channel are computed over the tokens of the batch, here the four rows. Edit one "
+        "value: its whole column changes, so the output of a token depends on later tokens.",
     },
     {
-        "said": "nothing is measured: each value by itself, with the mean and variance that were kept for its channel",
+        "groups": "single values: each is normalised with the running mean and variance of its channel",
         "key": "batchnorm_eval", "title": "BatchNorm, in evaluation", "norm": "batchnorm", "over": "value",
-        "see": "The batch is not measured any more: what training kept is used. Edit one value: only its own output "
-        "moves. But what is unlike the training batches is not brought to mean 0 and variance 1.",
+        "see": "The running statistics from training replace those of the batch. Edit one value: only its own output "
+        "changes. But values unlike the training batches do not get mean 0 and variance 1.",
         "formula": "(x - running_mean) / sqrt(running_var + eps) * gain + bias",
-        "causal": "yes, once training is over", "blind_to": [],
+        "causal": "yes, after training", "blind_to": [],
     },
     {
         "key": "layernorm", "title": "LayerNorm", "norm": "layernorm", "over": "row",
-        "see": "Each token is measured over its own channels, whatever the other tokens are. Every row has mean 0 and "
-        "variance 1: neither ten times token 2 nor 3 more in every channel changes anything, but for eps. Columns keep "
-        "their differences, and channel 5 stays the large one.",
+        "see": "The statistics of each token are computed over its channels. Every row has mean 0 and variance 1. "
+        "Except for eps, neither ten times token 2 nor 3 more in every channel changes the output. Columns keep their "
+        "differences, and channel 5 stays large.",
     },
     {
         "key": "rmsnorm", "title": "RMSNorm", "norm": "rmsnorm", "over": "row",
-        "see": "Each token is divided by its root mean square, and no mean is taken away: every row has RMS 1, signs "
-        "stay, and ten times token 2 changes nothing, but for eps. Adding 3 does change it: shifted tokens look alike.",
+        "see": "Each token is divided by its root mean square, without subtracting the mean: every row has RMS 1 and "
+        "signs stay. Except for eps, ten times token 2 changes nothing. Adding 3 does: shifted tokens look alike.",
     },
 )  # fmt: skip
-"""What is computed anew at each change: over what to begin with, and what to see."""
+"""The norms that the page computes itself, with the initial group and what to observe."""
 
 
 def live_norms() -> list[Norm]:
-    """The normalisers that the page computes itself, with the options of the modules that they are held against."""
+    """Return the norms that the page computes itself, with the options of their modules."""
     entries = {entry["name"]: entry for entry in catalogue.norms()}
-    shown = []
-    for each in LIVE:
-        options = _options(each["norm"])
+    norms = []
+    for live in LIVE:
+        options = _options(live["norm"])
         numbers = {name: getattr(options, name) for name in ("eps", "momentum") if hasattr(options, name)}
-        entry = entries[each["norm"]]
-        told = {**numbers, **_told(entry), "formula": entry["formula"], **each}
-        shown.append({**told, "math": mathematics(told["formula"])})
-    return shown
+        entry = entries[live["norm"]]
+        norm = {"formula": entry["formula"], **numbers, **_facts(entry), **live}
+        norms.append({**norm, "math": mathematics(norm["formula"])})
+    return norms
 
 
 def all_norms() -> list[Norm]:
-    """Every norm of the registry: what its module makes of the original matrix, and of what each value is made."""
+    """Return each catalogued norm with its module's output on the original matrix and the inputs of each value."""
     entries = {entry["name"]: entry for entry in catalogue.norms()}
-    return [_shown(name, entries[name]) for name in load_all() if name in entries]
-
-
-def apply(name: str) -> tuple[Tensor, nn.Module]:
-    """What a norm's module, as it is built, makes of the original matrix, in training; and that module."""
-    import torch
-
-    module = build(name)
-    x_TD = torch.tensor(ORIGINAL, dtype=torch.float64)
-    with torch.no_grad():
-        y_TD = _as_rows(name, module)(x_TD)
-    return y_TD, module
+    return [_norm(name, entries[name]) for name in load_all() if name in entries]
 
 
 def build(name: str) -> nn.Module:
-    """A norm's module for the page's width, in float64 and in training mode."""
+    """Return a norm's module for the page's width, in float64 and in training mode."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -124,90 +129,94 @@ def build(name: str) -> nn.Module:
         return _options(name).build(CHANNELS).double().train()
 
 
-def reads(name: str) -> list[list[int]]:
-    """For each value of the output, the input's values that it is made of, by number; tokens first."""
+def dependencies(name: str) -> list[list[int]]:
+    """Return, for each of the N output values, the indices of the input values that it depends on."""
     import torch
     from torch.func import jacrev, vmap
 
-    norm = _as_rows(name, build(name))
+    norm = _on_matrix(name, build(name))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        draws = torch.randn(PROBES, TOKENS, CHANNELS, dtype=torch.float64)
-    jacobian_NN = vmap(jacrev(norm))(draws).reshape(PROBES, TOKENS * CHANNELS, -1).abs().amax(0)
+        x_PTD = torch.randn(PROBES, TOKENS, CHANNELS, dtype=torch.float64)
+    jacobian_NN = vmap(jacrev(norm))(x_PTD).reshape(PROBES, TOKENS * CHANNELS, -1).abs().amax(0)
     return [row.nonzero().flatten().tolist() for row in jacobian_NN]
 
 
-def kind_of(made_of: list[list[int]]) -> str:
-    """Which of `GROUPS` it is."""
-    places = [divmod(number, CHANNELS) for number in range(TOKENS * CHANNELS)]
-    known: dict[str, Callable[[int, int, int, int], bool]] = {
-        "row": lambda t, c, token, channel: t == token,
-        "column": lambda t, c, token, channel: c == channel,
-        "value": lambda t, c, token, channel: (t, c) == (token, channel),
-        "past": lambda t, c, token, channel: c == channel and t <= token,
+def group_kind(inputs: list[list[int]]) -> str:
+    """Return the key of `GROUPS` for the input indices of each output value."""
+    positions = [divmod(index, CHANNELS) for index in range(TOKENS * CHANNELS)]
+    kinds: dict[str, Callable[[int, int, int, int], bool]] = {
+        "row": lambda t, d, token, channel: t == token,
+        "column": lambda t, d, token, channel: d == channel,
+        "value": lambda t, d, token, channel: (t, d) == (token, channel),
+        "past": lambda t, d, token, channel: d == channel and t <= token,
     }
-    for kind, belongs in known.items():
+    for kind, belongs in kinds.items():
         expected = [
-            [number for number, (t, c) in enumerate(places) if belongs(t, c, token, channel)]
-            for token, channel in places
+            [index for index, (t, d) in enumerate(positions) if belongs(t, d, token, channel)]
+            for token, channel in positions
         ]
-        # The first position of a past has no variance: its output is a constant, and reads nothing.
-        if expected == made_of or (kind == "past" and expected[CHANNELS:] == made_of[CHANNELS:]):
+        # The first token of a past has no variance, so its output is constant and depends on nothing.
+        if expected == inputs or (kind == "past" and expected[CHANNELS:] == inputs[CHANNELS:]):
             return kind
-    of_one_token = all({number // CHANNELS for number in group} == {at // CHANNELS} for at, group in enumerate(made_of))
-    is_partition = all(made_of[number] == group for group in made_of for number in group)
-    return "group" if of_one_token and is_partition else "other"
+    within_token = all({i // CHANNELS for i in group} == {index // CHANNELS} for index, group in enumerate(inputs))
+    is_partition = all(inputs[i] == group for group in inputs for i in group)
+    return "group" if within_token and is_partition else "other"
 
 
 def _options(name: str) -> NormConfig:
-    kind: Callable[..., NormConfig] = load_all()[name]
-    return kind(**OPTIONS.get(name, {}))
+    config: Callable[..., NormConfig] = load_all()[name]
+    return config(**OPTIONS.get(name, {}))
 
 
-def _as_rows(name: str, module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module of a matrix whose rows are the tokens of one sequence, or of several, one after the other."""
+def _on_matrix(name: str, module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a function of a matrix whose rows are the tokens of one or more sequences."""
     sequences = SEQUENCES.get(name, 1)
     if sequences == 1:
         return module
     return lambda x_TD: module(x_TD.unflatten(0, (sequences, -1))).flatten(0, 1)
 
 
-def _shown(name: str, entry: catalogue.Entry) -> Norm:
-    y_TD, module = apply(name)
-    made_of = reads(name)
+def _norm(name: str, entry: catalogue.Entry) -> Norm:
+    import torch
+
+    module = build(name)
+    with torch.no_grad():
+        y_TD = _on_matrix(name, module)(torch.tensor(ORIGINAL, dtype=torch.float64))
+    inputs = dependencies(name)
     return {
-        "name": name, "result": y_TD.tolist(), "reads": made_of, "kind": kind_of(made_of),
-        "weights": _weights(module), "set": [f"{word}={value}" for word, value in OPTIONS.get(name, {}).items()],
-        "batch": _batch(name, entry), "about": entry["about"], "formula": entry["formula"],
-        "math": mathematics(entry["formula"]), **_told(entry),
+        "name": name, "result": y_TD.tolist(), "inputs": inputs, "kind": group_kind(inputs),
+        "options": [f"{key}={value}" for key, value in OPTIONS.get(name, {}).items()],
+        "weights": _initial_weights(module), "batch": _batch_note(name, entry),
+        "about": entry["about"], "formula": entry["formula"], "math": mathematics(entry["formula"]), **_facts(entry),
         "equals": entry["equals"], "pitfalls": list(entry.get("pitfalls") or ()),
     }  # fmt: skip
 
 
-def _told(entry: catalogue.Entry) -> Norm:
+def _facts(entry: catalogue.Entry) -> Norm:
     return {
-        "learns": f"{entry['parameters']} numbers, for D channels" if entry["parameters"] != "0" else "nothing",
-        "causal": "yes, in training too" if entry["causal"] else "not in training: it sees later tokens",
+        "learns": f"{entry['parameters']} parameters for D channels" if entry["parameters"] != "0" else "nothing",
+        "causal": "yes, also in training" if entry["causal"] else "not in training: it depends on later tokens",
         "blind_to": list(entry["blind_to"]),
         "source": entry["source"],
     }
 
 
-def _batch(name: str, entry: catalogue.Entry) -> str:
+def _batch_note(name: str, entry: catalogue.Entry) -> str:
     if not entry["batch_statistics"]:
         return ""
     if name in SEQUENCES:
-        return "The batch is two sequences of two tokens, tokens 1 and 2, and 3 and 4; in training mode."
-    return "The batch is one sequence of four tokens; in training mode."
+        return "In training mode, on two sequences of two tokens: tokens 1 and 2, and tokens 3 and 4."
+    return "In training mode, on one sequence of four tokens."
 
 
-def _weights(module: nn.Module) -> list[str]:
-    """What each parameter starts at, in words."""
-    told = []
+def _initial_weights(module: nn.Module) -> list[str]:
+    """Return the initial value of each parameter, as text."""
+    texts = []
     for name, weight in module.named_parameters():
         values = weight.detach().flatten()
         if bool((values == values[0]).all()):
-            told.append(f"{name.removeprefix('affine.')} = {values[0].item():.6g}")
+            texts.append(f"{name.removeprefix('affine.')} = {values[0].item():.6g}")
         else:
-            told.append(f"{name}: {' x '.join(map(str, weight.shape))} numbers drawn at random (seed {SEED})")
-    return told
+            texts.append(f"{name}: {' x '.join(map(str, weight.shape))}, random (seed {SEED})")
+    return texts

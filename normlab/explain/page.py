@@ -1,4 +1,4 @@
-"""The page of `normlab explain`: its words, its data, its file."""
+"""The page of `normlab explain`: its title, data and file."""
 
 from __future__ import annotations
 
@@ -6,39 +6,34 @@ from pathlib import Path
 from typing import Any
 
 from normlab import __version__, catalogue
-from normlab.explain import matrix, norms
+from normlab.explain import norms
 from normlab.explain.flow import flows
 from normlab.explain.layout import layout
 from normlab.placements.base import load_all
 from normlab.report.pages.shell import page, write_page
 
 TITLE = "What normalisation does"
-OURS = Path(__file__).parent / "assets"
-ASSETS = [OURS / name for name in ("explain.css", "arithmetic.js", "tables.js", "live.js", "flows.js", "explain.js")]
+ASSETS = Path(__file__).parent / "assets"
+ASSET_NAMES = ("explain.css", "arithmetic.js", "tables.js", "live.js", "flows.js", "explain.js")
 
 
 def write(path: Path) -> None:
-    """Compute the page, and write it.
+    """Compute and write the page.
 
     Raises:
-        StoreError: The system refused.
+        StoreError: The file could not be written.
     """
-    write_page(path, text())
+    body = (ASSETS / "body.html").read_text(encoding="utf-8")
+    write_page(path, page(TITLE, body, page_data(), [ASSETS / name for name in ASSET_NAMES], plotly=False))
 
 
-def text() -> str:
-    """The page, whole."""
-    body = (OURS / "body.html").read_text(encoding="utf-8")
-    return page(TITLE, body, data(), ASSETS, plotly=False)
-
-
-def data() -> dict[str, Any]:
-    """What the scripts show: the matrix, what is live, every norm as its module computes it, every placement."""
+def page_data() -> dict[str, Any]:
+    """Return the matrix, the live norms, every norm's output, and every placement."""
     return {
         "version": __version__,
-        "original": [list(row) for row in matrix.ORIGINAL],
-        "limit": matrix.LIMIT,
-        "presets": list(matrix.PRESETS),
+        "original": norms.ORIGINAL,
+        "limit": norms.LIMIT,
+        "presets": norms.PRESETS,
         "updates": norms.UPDATES,
         "groups": norms.GROUPS,
         "live": norms.live_norms(),
@@ -48,7 +43,7 @@ def data() -> dict[str, Any]:
 
 
 def placements() -> list[dict[str, Any]]:
-    """Every placement of the catalogue: what it says of it, and its drawings; a plugin's are in none."""
+    """Return every catalogued placement with its diagrams; plugins are not in the catalogue."""
     entries = {entry["name"]: entry for entry in catalogue.placements()}
     return [
         {
@@ -58,7 +53,7 @@ def placements() -> list[dict[str, Any]]:
             "closes": placement.closes,
             "inside": placement.inside,
             "learns": entries[name]["parameters"],
-            **{word: entries[name][word] for word in ("init", "equals", "note", "source")},
+            **{key: entries[name][key] for key in ("init", "equals", "note", "source")},
             "flows": [layout(flow) for flow in flows(placement)],
         }
         for name, placement in load_all().items()

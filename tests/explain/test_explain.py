@@ -1,4 +1,4 @@
-"""The explain page: its numbers are the modules', its drawings the formulas', and it can be used by everyone."""
+"""The explain page: its numbers equal the modules', its diagrams match the formulas, and it is accessible."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from browser import PHONE, opened
 from playwright.sync_api import Browser, Page
 
 from normlab import catalogue
-from normlab.explain import matrix, norms, page
-from normlab.explain.formula import choices, chosen
+from normlab.explain import norms, page
+from normlab.explain.flow import conditions_of, parse_formula
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
 
 Command = Callable[..., tuple[int, str, str]]
 
-ORIGINAL = np.array(matrix.ORIGINAL)
+ORIGINAL = np.array(norms.ORIGINAL)
 LARGE = 1e12
 MATRICES = {
-    "as it is": ORIGINAL,
+    "original": ORIGINAL,
     "edited": ORIGINAL + np.array([[0, 0, 0, -7.25, 0, 0], [0] * 6, [0.125, 0, 0, 0, 0, 100], [0, 1e-3, 0, 0, 0, 0]]),
     "all zeros": np.zeros((4, 6)),
     "a constant row and a constant column": np.array(
@@ -42,7 +42,7 @@ STATISTICS = {
 
 
 def by_module(name: str, x: np.ndarray, over: str = "row") -> np.ndarray:
-    """What normlab's own module makes of a matrix, of its rows or of its columns."""
+    """Return a module's output for a matrix, over its rows or its columns."""
     module = load_norms()[name]().build(x.shape[1] if over == "row" else x.shape[0]).double()  # pyright: ignore
     with torch.no_grad():
         y = module(torch.tensor(x if over == "row" else x.T))
@@ -50,7 +50,7 @@ def by_module(name: str, x: np.ndarray, over: str = "row") -> np.ndarray:
 
 
 def batchnorm_evaluated(x: np.ndarray, updates: int) -> np.ndarray:
-    """The module after so many training batches, each the original matrix."""
+    """Return the output in evaluation after training batches of the original matrix."""
     module = load_norms()["batchnorm"]().build(6).double()  # pyright: ignore
     with torch.no_grad():
         for _ in range(updates):
@@ -82,15 +82,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def open_page(browser: Browser, written: Path) -> Iterator[Page]:
-    with opened(browser, written) as one:
-        yield one
+    with opened(browser, written) as tab:
+        yield tab
 
 
 def type_in(open_page: Page, x: np.ndarray) -> None:
-    """As a person would: into those fields whose value is another."""
-    there = open_page.locator("#before input").evaluate_all("fields => fields.map(field => Number(field.value))")
+    """Fill the fields whose value differs."""
+    values = open_page.locator("#before input").evaluate_all("fields => fields.map(field => Number(field.value))")
     for (row, column), value in np.ndenumerate(x):
-        if there[row * x.shape[1] + column] != value:
+        if values[row * x.shape[1] + column] != value:
             open_page.get_by_label(f"token {row + 1}, channel {column + 1}", exact=True).fill(repr(float(value)))
 
 
@@ -100,15 +100,15 @@ def numbers(open_page: Page, selector: str) -> list[dict[str, str]]:
     )
 
 
-def result(open_page: Page, of: str) -> np.ndarray:
-    cells = numbers(open_page, f"{of} td.value")
+def result(open_page: Page, selector: str) -> np.ndarray:
+    cells = numbers(open_page, f"{selector} td.value")
     for cell in cells:
-        agrees(cell)
+        check_text(cell)
     return np.array([float(cell["value"]) for cell in cells]).reshape(4, 6)
 
 
-def agrees(cell: dict[str, str]) -> None:
-    """What can be read is what is meant, rounded."""
+def check_text(cell: dict[str, str]) -> None:
+    """Check that the text of a cell is its value, rounded."""
     value, text = float(cell["value"]), float(cell["text"].replace("\N{MINUS SIGN}", "-"))
     assert cell["title"] == cell["value"]
     decimals = 0.5e-2 if abs(value) < 9.995 else 0.5e-1 if abs(value) < 99.95 else 0.5
@@ -116,36 +116,37 @@ def agrees(cell: dict[str, str]) -> None:
     assert abs(value - text) <= max(bound, 0.05 * abs(value) if abs(value) >= 9999.5 else 0) * 1.0001, cell
 
 
-def statistics_are(open_page: Page, of: str, x: np.ndarray) -> None:
-    """Beside each row and under each column stand numpy's."""
-    cells = numbers(open_page, f"{of} table.matrix:not(.kept) td.stat")
+def check_statistics(open_page: Page, selector: str, x: np.ndarray) -> None:
+    """Check the statistics of each row and column against numpy."""
+    cells = numbers(open_page, f"{selector} table.matrix:not(.kept) td.stat")
     assert len(cells) == 5 * (4 + 6)
     for cell in cells:
-        agrees(cell)
+        check_text(cell)
         values = x[int(cell["at"])] if cell["of"] == "row" else x[:, int(cell["at"])]
         expected = STATISTICS[cell["stat"]](values)
         size = np.abs(values).max()
         scale = size**2 if cell["stat"] == "variance" else size
-        assert float(cell["value"]) == pytest.approx(expected, rel=1e-6, abs=1e-12 * scale + 1e-300), (of, cell)
+        assert float(cell["value"]) == pytest.approx(expected, rel=1e-6, abs=1e-12 * scale + 1e-300), (selector, cell)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", MATRICES)
-def test_the_live_normalisers_are_the_modules(open_page: Page, which: str) -> None:
+def test_live_norms_equal_the_modules(open_page: Page, which: str) -> None:
     x = MATRICES[which]
     type_in(open_page, x)
-    statistics_are(open_page, "#before", x)
+    check_statistics(open_page, "#before", x)
     for key, module in LIVE.items():
-        seen, expected = result(open_page, f"#live-{key}"), module(x)
-        np.testing.assert_allclose(seen, expected, rtol=1e-6, atol=1e-9 * max(1, np.abs(expected).max()), err_msg=key)
+        actual, expected = result(open_page, f"#live-{key}"), module(x)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-9 * max(1, np.abs(expected).max()), err_msg=key)
         if key in TORCH:
-            theirs = TORCH[key](torch.tensor(x)).numpy()
-            np.testing.assert_allclose(seen, theirs, rtol=1e-6, atol=1e-9 * max(1, np.abs(theirs).max()), err_msg=key)
-        statistics_are(open_page, f"#live-{key}", seen)
+            reference = TORCH[key](torch.tensor(x)).numpy()
+            atol = 1e-9 * max(1, np.abs(reference).max())
+            np.testing.assert_allclose(actual, reference, rtol=1e-6, atol=atol, err_msg=key)
+        check_statistics(open_page, f"#live-{key}", actual)
 
 
 @pytest.mark.parametrize("key", ["zscore", "minmax"])
-def test_over_rows_it_is_the_norm_of_that_name(open_page: Page, key: str) -> None:
+def test_over_rows_equals_the_norm_module(open_page: Page, key: str) -> None:
     x = MATRICES["edited"]
     type_in(open_page, x)
     choice = open_page.locator(f"#live-{key} select")
@@ -156,7 +157,7 @@ def test_over_rows_it_is_the_norm_of_that_name(open_page: Page, key: str) -> Non
 
 
 @pytest.mark.parametrize("updates", [0, 1, 100])
-def test_what_batchnorm_keeps(open_page: Page, updates: int) -> None:
+def test_running_statistics_equal_the_module(open_page: Page, updates: int) -> None:
     x = MATRICES["edited"]
     type_in(open_page, x)
     open_page.get_by_label("training updates").fill(str(updates))
@@ -170,7 +171,7 @@ def test_what_batchnorm_keeps(open_page: Page, updates: int) -> None:
     open_page.get_by_label("training updates").fill(str(norms.UPDATES))
 
 
-def test_buttons_show_what_changes_nothing(open_page: Page) -> None:
+def test_buttons_show_invariances(open_page: Page) -> None:
     open_page.get_by_role("button", name="reset").click()
     before = {key: result(open_page, f"#live-{key}") for key in LIVE}
     open_page.get_by_role("button", name="add 3 to every value").click()
@@ -186,7 +187,7 @@ def test_buttons_show_what_changes_nothing(open_page: Page) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1e13"])
-def test_what_is_no_number_within_bounds_is_said_and_changes_nothing(open_page: Page, text: str) -> None:
+def test_invalid_number_is_reported_and_changes_nothing(open_page: Page, text: str) -> None:
     open_page.get_by_role("button", name="reset").click()
     before = result(open_page, "#live-layernorm")
     field = open_page.get_by_label("token 2, channel 3", exact=True)
@@ -199,24 +200,24 @@ def test_what_is_no_number_within_bounds_is_said_and_changes_nothing(open_page: 
     open_page.get_by_role("button", name="reset").click()
 
 
-def test_something_is_said_as_long_as_any_field_is_wrong(open_page: Page) -> None:
+def test_message_stays_while_any_field_is_invalid(open_page: Page) -> None:
     open_page.get_by_role("button", name="reset").click()
-    one, other = (open_page.get_by_label(f"token 1, channel {channel}", exact=True) for channel in (1, 4))
+    first, second = (open_page.get_by_label(f"token 1, channel {channel}", exact=True) for channel in (1, 4))
     status = open_page.locator("[role=status]")
-    one.fill("")
-    other.fill("1e13")
+    first.fill("")
+    second.fill("1e13")
     assert status.inner_text().startswith("token 1, channel 4: ")
-    other.fill("1")
-    assert one.get_attribute("aria-invalid") == "true"
+    second.fill("1")
+    assert first.get_attribute("aria-invalid") == "true"
     assert status.inner_text().startswith("token 1, channel 1: ")
-    one.fill("1")
+    first.fill("1")
     assert status.inner_text() == ""
     open_page.get_by_role("button", name="reset").click()
 
 
-def test_there_is_a_normaliser_for_each_card_and_its_text_is_the_catalogues(open_page: Page) -> None:
-    shown = open_page.locator("[data-live]").evaluate_all("cards => cards.map(card => card.dataset.live)")
-    assert shown == list(LIVE)
+def test_every_live_norm_has_a_card_with_its_source_and_eps(open_page: Page) -> None:
+    keys = open_page.locator("[data-live]").evaluate_all("cards => cards.map(card => card.dataset.live)")
+    assert keys == list(LIVE)
     for each in norms.LIVE:
         card = open_page.locator(f"#live-{each['key']}").inner_text()
         assert load_norms()[each["norm"]].source in card
@@ -226,7 +227,7 @@ def test_there_is_a_normaliser_for_each_card_and_its_text_is_the_catalogues(open
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", load_norms())
-def test_every_norm_is_there_as_its_module_computes_it(open_page: Page, name: str) -> None:
+def test_every_norm_shows_its_modules_output(open_page: Page, name: str) -> None:
     details = open_page.locator(f"details#norm-{name}")
     details.locator("summary").focus()
     open_page.keyboard.press("Enter")
@@ -240,10 +241,10 @@ def test_every_norm_is_there_as_its_module_computes_it(open_page: Page, name: st
         expected = module(x).reshape(4, 6).numpy()
         state = dict(module.state_dict())
         reference = options.reference(x, state).reshape(4, 6).numpy()
-    seen = result(open_page, f"details#norm-{name}")
-    np.testing.assert_allclose(seen, expected, rtol=1e-6, atol=1e-12)
-    np.testing.assert_allclose(seen, reference, rtol=1e-6, atol=1e-9)
-    statistics_are(open_page, f"details#norm-{name}", seen)
+    actual = result(open_page, f"details#norm-{name}")
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(actual, reference, rtol=1e-6, atol=1e-9)
+    check_statistics(open_page, f"details#norm-{name}", actual)
     text = details.inner_text()
     assert options.formula in text
     assert options.source in text
@@ -251,10 +252,10 @@ def test_every_norm_is_there_as_its_module_computes_it(open_page: Page, name: st
 
 
 def test_groups_are_outlined(open_page: Page) -> None:
-    """An edge wherever the neighbour is of another group: rows, columns, or nothing."""
-    of = "table.matrix:not(.kept) td.value"
+    """There is an edge between neighbours of different groups."""
+    values = "table.matrix:not(.kept) td.value"
     count = {
-        side: {key: open_page.locator(f"#live-{key} {of}.edge-{side}").count() for key in LIVE}
+        side: {key: open_page.locator(f"#live-{key} {values}.edge-{side}").count() for key in LIVE}
         for side in ("top", "left")
     }
     assert count["top"] == {
@@ -276,14 +277,14 @@ def test_groups_are_outlined(open_page: Page) -> None:
 
 
 PLACEMENTS = load_placements()
-TOLD = {"A_qkv": 3, "heads_qkv": 3, "N": 1}
-"""Norms of a call, by its name."""
+NORMS_PER_CALL = {"A_qkv": 3, "heads_qkv": 3, "N": 1}
+"""The norms inside a function of a formula."""
 
 
-def norms_of(formula: str) -> int:
-    """How many norms there are in a formula without choices."""
+def count_norms(formula: str) -> int:
+    """Return the number of norms in a formula without conditions."""
     calls = [node.func.id for node in ast.walk(ast.parse(formula)) if isinstance(node, ast.Call)]  # pyright: ignore
-    return sum(TOLD.get(name, 0) for name in calls) * (2 if "F(" in formula else 1)
+    return sum(NORMS_PER_CALL.get(name, 0) for name in calls) * (2 if "F(" in formula else 1)
 
 
 def drawn(open_page: Page, name: str) -> list[dict[str, Any]]:
@@ -298,14 +299,18 @@ def drawn(open_page: Page, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_a_drawing_has_the_norms_of_the_formula(open_page: Page, name: str) -> None:
+def test_diagram_has_the_norms_of_the_formula(open_page: Page, name: str) -> None:
     placement = PLACEMENTS[name]
-    sides = (True, False) if choices(placement.formula) else (True,)
-    wanted = ["; ".join(map(ast.unparse, chosen(placement.formula, side))) for side in sides]
-    seen = drawn(open_page, name)
-    assert [one["inside"] for one in seen] == [norms_of(form) for form in wanted]
-    assert {one["below"] for one in seen} == {norms_of(placement.opens)}
-    assert {one["all"] - one["inside"] - one["below"] for one in seen} == {norms_of(placement.closes)}
+    sides = (True, False) if conditions_of(placement.formula) else (True,)
+    forms = [
+        "; ".join(f"{target} = {ast.unparse(value)}" for target, value in parse_formula(placement.formula, side))
+        for side in sides
+    ]
+    diagrams = drawn(open_page, name)
+    assert [diagram["inside"] for diagram in diagrams] == [count_norms(form) for form in forms]
+    assert {diagram["below"] for diagram in diagrams} == {count_norms(placement.opens)}
+    above = {diagram["all"] - diagram["inside"] - diagram["below"] for diagram in diagrams}
+    assert above == {count_norms(placement.closes)}
     card = open_page.locator(f"#placement-{name}").inner_text()
     source = next(entry["source"] for entry in catalogue.placements() if entry["name"] == name)
     for text in (source, placement.opens, placement.closes, placement.inside, *placement.formula.split("; ")):
@@ -315,7 +320,7 @@ def test_a_drawing_has_the_norms_of_the_formula(open_page: Page, name: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("open_all", [False, True])
-def test_on_a_phone_nothing_is_cut(browser: Browser, written: Path, theme: str, open_all: bool) -> None:
+def test_nothing_is_cut_on_a_phone(browser: Browser, written: Path, theme: str, open_all: bool) -> None:
     with opened(browser, written, PHONE, theme) as phone:
         if open_all:
             phone.get_by_role("button", name="open all").click()
@@ -329,20 +334,20 @@ def test_on_a_phone_nothing_is_cut(browser: Browser, written: Path, theme: str, 
         assert out == []
 
 
-def test_the_theme_can_be_chosen(browser: Browser, written: Path) -> None:
-    with opened(browser, written) as one:
-        grounds = []
+def test_theme_changes_the_background(browser: Browser, written: Path) -> None:
+    with opened(browser, written) as tab:
+        backgrounds = []
         for theme in ("light", "dark"):
-            one.get_by_label("theme").select_option(theme)
-            grounds.append(one.evaluate("getComputedStyle(document.body).backgroundColor"))
-        assert len(set(grounds)) == 2
+            tab.get_by_label("theme").select_option(theme)
+            backgrounds.append(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert len(set(backgrounds)) == 2
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_number_can_be_read_on_its_colour(browser: Browser, written: Path, theme: str) -> None:
-    """A contrast of 4.5, as WCAG asks of text."""
-    with opened(browser, written, theme=theme) as one:
-        worst = one.evaluate(
+def test_numbers_have_contrast_in_either_theme(browser: Browser, written: Path, theme: str) -> None:
+    """The contrast is at least 4.5, as WCAG requires of text."""
+    with opened(browser, written, theme=theme) as tab:
+        worst = tab.evaluate(
             """() => {
               const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
               const light = (colour) => {
@@ -353,74 +358,74 @@ def test_every_number_can_be_read_on_its_colour(browser: Browser, written: Path,
               };
               return Math.min(...[...document.querySelectorAll("#live td.value, #live td.stat")].map(cell => {
                 const style = getComputedStyle(cell);
-                const [one, two] = [light(style.color), light(style.backgroundColor)];
-                return (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+                const both = [light(style.color), light(style.backgroundColor)];
+                return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
               }));
             }"""
         )
         assert worst >= 4.5
 
 
-def test_by_keyboard(browser: Browser, written: Path) -> None:
-    with opened(browser, written) as one:
+def test_matrix_is_editable_by_keyboard(browser: Browser, written: Path) -> None:
+    with opened(browser, written) as tab:
         reached = []
         for _ in range(40):
-            one.keyboard.press("Tab")
+            tab.keyboard.press("Tab")
             reached.append(
-                one.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id")
+                tab.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id")
             )
         assert reached.index("token 1, channel 1") < reached.index("token 4, channel 6") < reached.index("reset")
-        one.get_by_label("token 1, channel 1", exact=True).focus()
-        one.keyboard.press("Control+A")
-        one.keyboard.type("-2.5")
+        tab.get_by_label("token 1, channel 1", exact=True).focus()
+        tab.keyboard.press("Control+A")
+        tab.keyboard.type("-2.5")
         x = ORIGINAL.copy()
         x[0, 0] = -2.5
-        np.testing.assert_allclose(result(one, "#live-layernorm"), by_module("layernorm", x), rtol=1e-6)
+        np.testing.assert_allclose(result(tab, "#live-layernorm"), by_module("layernorm", x), rtol=1e-6)
 
 
-def test_a_link_opens_what_it_leads_to(browser: Browser, written: Path) -> None:
-    with opened(browser, written) as one:
-        one.evaluate("location.hash = '#norm-dyt'")
-        one.wait_for_function("document.getElementById('norm-dyt').open")
+def test_link_opens_its_norm(browser: Browser, written: Path) -> None:
+    with opened(browser, written) as tab:
+        tab.evaluate("location.hash = '#norm-dyt'")
+        tab.wait_for_function("document.getElementById('norm-dyt').open")
 
 
-def test_a_link_to_what_is_no_name_leads_nowhere(browser: Browser, written: Path) -> None:
-    with opened(browser, written) as one:
-        one.evaluate("location.hash = '#%'")
-        one.wait_for_timeout(100)
-        one.evaluate("location.hash = '#norm-dyt'")
-        one.wait_for_function("document.getElementById('norm-dyt').open")
+def test_invalid_fragment_is_ignored(browser: Browser, written: Path) -> None:
+    with opened(browser, written) as tab:
+        tab.evaluate("location.hash = '#%'")
+        tab.wait_for_timeout(100)
+        tab.evaluate("location.hash = '#norm-dyt'")
+        tab.wait_for_function("document.getElementById('norm-dyt').open")
 
 
-def test_the_command_writes_the_page_where_it_is_told(
+def test_command_writes_the_page_to_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_command("explain") == (0, "explain.html\n", "")
     assert run_command("explain", "-o", "new/folder/page.html") == (0, "new/folder/page.html\n", "")
     assert Path("explain.html").read_bytes() == Path("new/folder/page.html").read_bytes()
-    found = Path("explain.html").read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0]
-    # Other tests may have registered norms of their own: only the project's are on the page.
-    ours = {name for name, kind in load_norms().items() if kind.__module__.startswith("normlab.")}
-    assert {one["name"] for one in json.loads(found)["norms"]} == ours
-    assert {one["name"] for one in json.loads(found)["placements"]} == set(PLACEMENTS)
+    data = Path("explain.html").read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0]
+    # Other tests can have registered norms, which are not on the page.
+    catalogued = {name for name, kind in load_norms().items() if kind.__module__.startswith("normlab.")}
+    assert {entry["name"] for entry in json.loads(data)["norms"]} == catalogued
+    assert {entry["name"] for entry in json.loads(data)["placements"]} == set(PLACEMENTS)
 
 
-def test_open_hands_the_page_to_a_browser(
+def test_open_shows_the_page_in_a_browser(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from normlab.cli import explain
 
-    asked: list[str] = []
-    monkeypatch.setattr("webbrowser.open", asked.append)
+    urls: list[str] = []
+    monkeypatch.setattr("webbrowser.open", urls.append)
     path = tmp_path / "page.html"
     explain(str(path), open_it=True)
-    assert asked == [path.as_uri()]
+    assert urls == [path.as_uri()]
     assert capsys.readouterr().out == f"{path}\n"
 
 
 @pytest.mark.parametrize("output", ["x.txt", "."])
-def test_what_is_no_page_is_refused_and_nothing_left(
+def test_invalid_output_is_refused_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command, output: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What the page draws and writes of formulas is what they say, and what a value is made of is what moves it."""
+"""Diagrams and MathML match the formulas, and the inputs of a value are those that change it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PARTS = {
     "sqrt": math.sqrt, "ln": math.log, "abs": abs, "L": 5, "l": 3, "D": 7, "alpha": 0.8, "gate": 0.3, "scale": 1.9,
     "r": 1.1, "z": 0.7,
 }  # fmt: skip
-"""Any functions of a number will do, if no two are alike."""
+"""Functions of a number, no two alike, in place of sub-layers and norms."""
 START = 0.65
 
 
-def flowed(one: flow.Flow) -> float:
-    """What arrives at the head, node by node."""
+def evaluate(graph: flow.Flow) -> float:
+    """Return the value at the head."""
     values: list[float] = []
-    for node in one.nodes:
+    for node in graph.nodes:
         values.append(value_of(node, [values[number] for number in node.inputs]))
     return values[-1]
 
@@ -58,7 +58,7 @@ def value_of(node: flow.Node, inputs: list[float]) -> float:
 
 
 def forms(formula: str) -> list[str]:
-    """The formula of each kind of block: of `a if c else b`, by its own text."""
+    """Return the formula of each kind of block, from the text of `a if c else b`."""
     if " if " not in formula:
         return [formula]
     pairs = []
@@ -70,62 +70,62 @@ def forms(formula: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_what_flows_through_a_drawing_is_what_the_formula_gives(name: str) -> None:
+def test_diagram_computes_the_formula(name: str) -> None:
     placement = PLACEMENTS[name]
-    for one, form in zip(flow.flows(placement), forms(placement.formula), strict=True):
+    for graph, form in zip(flow.flows(placement), forms(placement.formula), strict=True):
         streams: dict[str, Any] = {"x": START}
         exec(placement.opens, dict(PARTS), streams)  # noqa: S102
         for sub_layer in "AM" if "F(" in form else "A":
             exec(form, {**PARTS, "F": PARTS[sub_layer]}, streams)  # noqa: S102
         exec(placement.closes, dict(PARTS), streams)  # noqa: S102
-        assert flowed(one) == pytest.approx(streams["x"], rel=1e-12)
+        assert evaluate(graph) == pytest.approx(streams["x"], rel=1e-12)
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_nothing_in_a_drawing_lies_on_anything_else(name: str) -> None:
-    for one in map(layout, flow.flows(PLACEMENTS[name])):
+def test_nothing_in_a_diagram_overlaps(name: str) -> None:
+    for diagram in map(layout, flow.flows(PLACEMENTS[name])):
         boxes = [
             (node["x"] - node["width"] / 2, node["y"] - node["height"] / 2, node["x"] + node["width"] / 2,
              node["y"] + node["height"] / 2)
-            for node in one["nodes"]
+            for node in diagram["nodes"]
         ]  # fmt: skip
         for number, (left, top, right, bottom) in enumerate(boxes):
-            assert 0 <= left < right <= one["width"]
-            assert 0 <= top < bottom <= one["height"]
+            assert 0 <= left < right <= diagram["width"]
+            assert 0 <= top < bottom <= diagram["height"]
             for other in boxes[:number]:
                 assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
-        for line in one["lines"]:
+        for line in diagram["lines"]:
             for (x0, y0), (x1, y1) in zip(line["points"], line["points"][1:], strict=False):
                 assert x0 == x1 or y0 == y1
                 for number, (left, top, right, bottom) in enumerate(boxes):
                     beside = max(x0, x1) <= left or right <= min(x0, x1)
                     crosses = not beside and not (max(y0, y1) <= top or bottom <= min(y0, y1))
-                    assert not crosses or number in (line["from"], line["to"]), (name, line, one["nodes"][number])
+                    assert not crosses or number in (line["from"], line["to"]), (name, line, diagram["nodes"][number])
 
 
 @pytest.mark.parametrize("name", load_norms())
-def test_mathematics_says_what_the_formula_says(name: str) -> None:
-    """Written out again from the tree, it is the formula, as Python reads both; a gain has one sign, called gamma."""
+def test_mathematics_equals_the_formula(name: str) -> None:
+    """The tree written as Python parses to the formula; the gain has one symbol, gamma."""
     formula = load_norms()[name].formula
     tree = mathematics(formula)
     if tree is None:
-        assert name in ("batchnorm_past", "gatednorm", "prmsnorm")  # made of words, or of several statements
+        assert name in ("batchnorm_past", "gatednorm", "prmsnorm")  # with prose, or with several statements
         return
     text = formula.split(", for each")[0].replace("^", "**").replace(" . ", " * ").replace("|x|", "length(x)")
     text = text.replace("gamma", "gain").replace("beta", "bias")
-    written = re.sub(r"\N{DOUBLE VERTICAL LINE} (\w+) \N{DOUBLE VERTICAL LINE}", r"length(\1)", spelt(tree))
-    assert ast.dump(ast.parse(written, mode="eval")) == ast.dump(ast.parse(text, mode="eval"))
+    python = re.sub(r"\N{DOUBLE VERTICAL LINE} (\w+) \N{DOUBLE VERTICAL LINE}", r"length(\1)", to_python(tree))
+    assert ast.dump(ast.parse(python, mode="eval")) == ast.dump(ast.parse(text, mode="eval"))
 
 
 LETTERS = {sign: name for name, sign in GREEK.items() if name not in ("gamma", "beta")}
 
 
-def spelt(tree: list[Any] | str) -> str:
-    """A MathML tree as Python."""
+def to_python(tree: list[Any] | str) -> str:
+    """Return a MathML tree as Python."""
     if isinstance(tree, str):
         return tree
     name, *children = tree
-    parts = [spelt(child) for child in children]
+    parts = [to_python(child) for child in children]
     match name:
         case "mfrac":
             return f"(({parts[0]}) / ({parts[1]}))"
@@ -150,14 +150,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_over_what_a_norm_is_taken(name: str) -> None:
-    assert norms.kind_of(norms.reads(name)) == KINDS[name]
+def test_group_kind_of_each_norm(name: str) -> None:
+    assert norms.group_kind(norms.dependencies(name)) == KINDS[name]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", load_norms())
-def test_what_a_value_is_made_of_is_what_moves_it(name: str) -> None:
-    """By finite steps, at random matrices, in place of derivatives."""
+def test_dependencies_equal_finite_differences(name: str) -> None:
+    """Compare the Jacobian's nonzero entries with finite differences at random matrices."""
     module = norms.build(name)
     shape = (norms.SEQUENCES.get(name, 1), -1, 6)
     generator = torch.Generator().manual_seed(1)
@@ -166,6 +166,6 @@ def test_what_a_value_is_made_of_is_what_moves_it(name: str) -> None:
         for _ in range(30):
             x = torch.randn(24, dtype=torch.float64, generator=generator)
             stepped = torch.cat([x[None], x + 1e-3 * torch.eye(24, dtype=torch.float64)])
-            y = torch.stack([module(one.reshape(shape)).flatten() for one in stepped])
+            y = torch.stack([module(x.reshape(shape)).flatten() for x in stepped])
             moved |= ((y[1:] - y[0]).abs() > 1e-12).T
-    assert [row.nonzero().flatten().tolist() for row in moved] == norms.reads(name)
+    assert [row.nonzero().flatten().tolist() for row in moved] == norms.dependencies(name)

@@ -1,4 +1,4 @@
-"""What every page is made of, in a real browser: data arrive as they are, and nothing that they say can run."""
+"""The shared page shell in a browser: data arrives unchanged, and no script inside the data can run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ATTACK = {
 
 @pytest.fixture
 def asset(tmp_path):
-    """Writes a script that a page is to have."""
+    """Return a function that writes a script for a page."""
 
     def write(script: str):
         path = tmp_path / "asset.js"
@@ -49,95 +49,95 @@ def asset(tmp_path):
     return write
 
 
-def test_data_arrive_unchanged(browser, asset, tmp_path):
-    shown = asset("document.body.append(make('p', { id: 'said' }, Object.keys(DATA)[0]));")
-    write_page(tmp_path / "page.html", page(HOSTILE, "<main></main>", DATA, [shown]))
-    with opened(browser, tmp_path / "page.html") as seen:
-        assert seen.title() == HOSTILE
-        assert seen.evaluate("DATA") == encode(DATA)
-        assert seen.evaluate("DATA.numbers.map(number).map(String)") == [
+def test_data_arrives_unchanged(browser, asset, tmp_path):
+    script = asset("document.body.append(make('p', { id: 'text' }, Object.keys(DATA)[0]));")
+    write_page(tmp_path / "page.html", page(HOSTILE, "<main></main>", DATA, [script]))
+    with opened(browser, tmp_path / "page.html") as tab:
+        assert tab.title() == HOSTILE
+        assert tab.evaluate("DATA") == encode(DATA)
+        assert tab.evaluate("DATA.numbers.map(number).map(String)") == [
             "NaN", "Infinity", "-Infinity", "0", "0.1", "5e-324", "9007199254740991",
         ]  # fmt: skip
-        assert seen.evaluate("Object.is(DATA.numbers[3], -0)")
-        assert seen.text_content("#said") == HOSTILE
-        assert seen.locator("img").count() == 0
-        assert seen.evaluate("typeof Plotly.newPlot") == "function"
+        assert tab.evaluate("Object.is(DATA.numbers[3], -0)")
+        assert tab.text_content("#text") == HOSTILE
+        assert tab.locator("img").count() == 0
+        assert tab.evaluate("typeof Plotly.newPlot") == "function"
 
 
-def test_plotly_is_left_out_where_it_is_not_wanted():
+def test_plotly_is_optional():
     assert len(page("t", "", {}, [])) > 1e6 > len(page("t", "", {}, [], plotly=False))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", INJECTED)
-def test_nothing_injected_runs(browser, asset, tmp_path, how):
+def test_injected_script_does_not_run(browser, asset, tmp_path, how):
     text = page("t", "", ATTACK, [asset(INJECTED[how])], plotly=False)
     unguarded = re.sub(r"<meta http-equiv.*", "", text)
     assert unguarded != text
-    assert visit(browser, tmp_path / "unguarded.html", unguarded)[0], "the attack is none"
-    ran, said = visit(browser, tmp_path / "page.html", text)
+    assert visit(browser, tmp_path / "unguarded.html", unguarded)[0], "the attack has no effect without the policy"
+    ran, console = visit(browser, tmp_path / "page.html", text)
     assert not ran
-    assert how == "text as code" or "Content Security Policy" in said
+    assert how == "text as code" or "Content Security Policy" in console
 
 
-def test_a_page_can_ask_nothing_of_a_network(browser, asset, tmp_path):
-    told = asset(f"fetch('https://example.invalid/').catch(() => {{ {RUNS} }});")
-    refused, said = visit(browser, tmp_path / "page.html", page("t", "", {}, [told], plotly=False))
+def test_page_makes_no_network_request(browser, asset, tmp_path):
+    script = asset(f"fetch('https://example.invalid/').catch(() => {{ {RUNS} }});")
+    refused, console = visit(browser, tmp_path / "page.html", page("t", "", {}, [script], plotly=False))
     assert refused
-    assert "Content Security Policy" in said
-    assert "ERR_" not in said
+    assert "Content Security Policy" in console
+    assert "ERR_" not in console
 
 
 def visit(browser, path, text: str) -> tuple[bool, str]:
-    """Whether what was put into a page has run, and what Chromium says on the console."""
+    """Return whether the injected script ran, and the console's messages."""
     write_page(path, text)
     context = browser.new_context(offline=True)
-    tab, said = context.new_page(), []
-    tab.on("console", lambda message: said.append(message.text))
+    tab, messages = context.new_page(), []
+    tab.on("console", lambda message: messages.append(message.text))
     tab.goto(path.as_uri())
     tab.wait_for_timeout(200)
     ran = tab.get_attribute("html", "data-ran")
     context.close()
-    return ran == "yes", "\n".join(said)
+    return ran == "yes", "\n".join(messages)
 
 
 @pytest.mark.parametrize("name", ["page.html", "page.HTM", "page", "new/page.html"])
-def test_names_that_a_page_may_have(tmp_path, name):
+def test_valid_page_names(tmp_path, name):
     check_page(tmp_path / name, "-o")
 
 
 @pytest.mark.parametrize("name", ["page.png", "page.json", "page.html.gz"])
-def test_names_of_something_else_are_refused(tmp_path, name):
+def test_names_with_another_suffix_are_refused(tmp_path, name):
     with pytest.raises(ConfigError, match=r"^-o .*\.html$"):
         check_page(tmp_path / name, "-o")
 
 
-@pytest.mark.parametrize("begins", [b"<!doctype html>", b"<!DOCTYPE HTML PUBLIC", b"<HTML>"])
-def test_a_page_without_an_ending_may_be_replaced(tmp_path, begins):
-    (tmp_path / "page").write_bytes(begins)
+@pytest.mark.parametrize("start", [b"<!doctype html>", b"<!DOCTYPE HTML PUBLIC", b"<HTML>"])
+def test_page_without_suffix_can_be_replaced(tmp_path, start):
+    (tmp_path / "page").write_bytes(start)
     check_page(tmp_path / "page", "-o")
 
 
-@pytest.mark.parametrize("begins", [b"", b"all:\n\tcc", b" <html", b"<htm"])
-def test_a_file_that_is_no_page_is_refused(tmp_path, begins):
+@pytest.mark.parametrize("start", [b"", b"all:\n\tcc", b" <html", b"<htm"])
+def test_existing_file_that_is_not_html_is_refused(tmp_path, start):
     path = tmp_path / "Makefile"
-    path.write_bytes(begins)
-    with pytest.raises(ConfigError, match=r"^-o .*Makefile: is there, and is no page; choose another name, .*\.html$"):
+    path.write_bytes(start)
+    with pytest.raises(ConfigError, match=r"^-o .*Makefile: exists and is not HTML; choose another name, .*\.html$"):
         check_page(path, "-o")
 
 
-def test_what_is_no_file_at_all_is_refused_unread(tmp_path):
+def test_pipe_is_refused_without_reading(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="is there, and is no page"):
+    with pytest.raises(ConfigError, match="exists and is not HTML"):
         check_page(tmp_path / "pipe", "-o")
 
 
-def test_a_folder_is_refused(tmp_path):
+def test_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=f"is a folder.*{tmp_path / 'page.html'}$"):
         check_page(tmp_path, "-o")
 
 
-def test_is_written_in_folders_that_are_made_and_replaced_whole(tmp_path, monkeypatch):
+def test_page_is_replaced_atomically_in_a_new_folder(tmp_path, monkeypatch):
     path = tmp_path / "a" / "b" / "page.html"
     write_page(path, "old ä")
     write_page(path, "new ä")
@@ -153,7 +153,7 @@ def test_is_written_in_folders_that_are_made_and_replaced_whole(tmp_path, monkey
     assert os.listdir(path.parent) == ["page.html"]
 
 
-def test_one_line_where_it_cannot_be_written(tmp_path):
+def test_write_error_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"page\.html: cannot be written") as refused:
         write_page(tmp_path / "file" / "page.html", "text")
@@ -161,7 +161,7 @@ def test_one_line_where_it_cannot_be_written(tmp_path):
     assert "\n" not in str(refused.value)
 
 
-def test_where_there_is_no_right_another_name_is_advised(tmp_path, monkeypatch):
+def test_permission_error_suggests_another_name(tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from normlab.report.by import summarize_by
-from normlab.report.compare.comparable import banners
+from normlab.report.compare.comparable import comparability_warnings
 from normlab.report.outcomes import read_result
 from normlab.store.query import examine
 
@@ -28,7 +28,7 @@ def test_pack_sizes_are_reported_across_sweeps_only(
         make_run(f"run{seed}", seed=seed, run={} if pack is None else {"pack": pack}) for seed, pack in enumerate(packs)
     ]
     results = [result for folder in folders if (result := read_result(examine(folder)))]
-    line = "the runs' numerics differ: pack size 1 and 3: the same words and seeds do not give the same bits"
-    assert banners(results) == [line] * reported
+    line = "the runs' numerics differ: pack size 1 and 3: equal options and seeds give different bits"
+    assert comparability_warnings(results) == [line] * reported
     (row,) = summarize_by(tmp_path, ["norm"]).rows
     assert any("pack size" in warning for warning in row["warnings"]) == reported

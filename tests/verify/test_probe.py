@@ -231,6 +231,6 @@ def test_a_mistake_is_one_line(words: list[str], run_command: Command) -> None:
 def test_a_page_is_html_by_its_name(tmp_path: Path, run_command: Command) -> None:
     code, out, err = run_command("probe", *SMALL, "-o", str(tmp_path / "page.png"))
     assert code == 2
-    assert "page.png: a page is written as HTML" in err
+    assert "page.png: a page is HTML" in err
     assert not out
     assert not list(tmp_path.iterdir())

@@ -1,21 +1,21 @@
-// The arithmetic of the page, in float64: statistics of a group of numbers, and the normalisers that are live.
+// Statistics of a group of numbers and the live norms, in float64.
 
 const STATISTICS = ["mean", "variance", "rms", "min", "max"];
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
-/** The mean; a second pass takes back what the first lost to rounding. */
+/** The mean, with a second pass that corrects rounding. */
 function mean(values) {
   const first = sum(values) / values.length;
   return first + sum(values.map((value) => value - first)) / values.length;
 }
 
-/** Mean, variance (over n), root mean square, smallest and largest of a group. */
+/** Mean, variance (over n), root mean square, minimum and maximum of a group. */
 function statistics(values) {
-  const middle = mean(values);
+  const average = mean(values);
   return {
-    mean: middle,
-    variance: sum(values.map((value) => (value - middle) ** 2)) / values.length,
+    mean: average,
+    variance: sum(values.map((value) => (value - average) ** 2)) / values.length,
     rms: Math.sqrt(sum(values.map((value) => value ** 2)) / values.length),
     min: Math.min(...values),
     max: Math.max(...values),
@@ -24,40 +24,36 @@ function statistics(values) {
 
 const transposed = (matrix) => matrix[0].map((_, column) => matrix.map((row) => row[column]));
 
-/** Normalise each row, or each column: `one` makes a group of its numbers and their statistics. */
-function grouped(matrix, over, one) {
-  if (over === "column") return transposed(grouped(transposed(matrix), "row", one));
-  return matrix.map((row) => one(row, statistics(row)));
-}
-
-/** What BatchNorm keeps for evaluation after so many updates on one batch: from mean 0, variance 1; over n - 1. */
-function running(batch, updates, momentum) {
-  const kept = transposed(batch).map(() => ({ mean: 0, variance: 1 }));
-  const seen = transposed(batch).map((column) => {
-    const { mean: middle, variance } = statistics(column);
-    return { mean: middle, variance: (variance * column.length) / Math.max(1, column.length - 1) };
+/** Apply `normalise(value, statistics of its group)` to each value, over rows or columns. */
+function overGroups(matrix, over, normalise) {
+  if (over === "column") return transposed(overGroups(transposed(matrix), "row", normalise));
+  return matrix.map((row) => {
+    const group = statistics(row);
+    return row.map((value) => normalise(value, group));
   });
-  for (let update = 0; update < updates; update += 1) {
-    kept.forEach((channel, at) => {
-      channel.mean += momentum * (seen[at].mean - channel.mean);
-      channel.variance += momentum * (seen[at].variance - channel.variance);
-    });
-  }
-  return kept;
 }
 
-/** The live normalisers, by their keys: (matrix, {over, eps, kept}) -> matrix. Gains are 1 and biases 0. */
-const NORMALISERS = {
+/** BatchNorm's running statistics after updates on one batch, from mean 0 and variance 1; the variance is over n - 1. */
+function runningStatistics(batch, updates, momentum) {
+  const remaining = (1 - momentum) ** updates;
+  const update = (start, value) => remaining * start + (1 - remaining) * value;
+  return transposed(batch).map((column) => {
+    const { mean, variance } = statistics(column);
+    const unbiased = (variance * column.length) / Math.max(1, column.length - 1);
+    return { mean: update(0, mean), variance: update(1, unbiased) };
+  });
+}
+
+const standardised = (value, { mean, variance }, eps) => (value - mean) / Math.sqrt(variance + eps);
+
+/** The live norms by key: (matrix, {over, eps, running}) -> matrix, with gains of 1 and biases of 0. */
+const NORMS = {
   zscore: (matrix, { over, eps }) =>
-    grouped(matrix, over, (row, of) => row.map((value) => (value - of.mean) / (Math.sqrt(of.variance) + eps))),
-  minmax: (matrix, { over, eps }) =>
-    grouped(matrix, over, (row, of) => row.map((value) => (value - of.min) / (of.max - of.min + eps))),
-  batchnorm: (matrix, { eps }) =>
-    grouped(matrix, "column", (column, of) => column.map((value) => (value - of.mean) / Math.sqrt(of.variance + eps))),
-  batchnorm_eval: (matrix, { eps, kept }) =>
-    matrix.map((row) => row.map((value, at) => (value - kept[at].mean) / Math.sqrt(kept[at].variance + eps))),
-  layernorm: (matrix, { eps }) =>
-    grouped(matrix, "row", (row, of) => row.map((value) => (value - of.mean) / Math.sqrt(of.variance + eps))),
-  rmsnorm: (matrix, { eps }) =>
-    grouped(matrix, "row", (row, of) => row.map((value) => value / Math.sqrt(of.rms ** 2 + eps))),
+    overGroups(matrix, over, (value, { mean, variance }) => (value - mean) / (Math.sqrt(variance) + eps)),
+  minmax: (matrix, { over, eps }) => overGroups(matrix, over, (value, { min, max }) => (value - min) / (max - min + eps)),
+  batchnorm: (matrix, { eps }) => overGroups(matrix, "column", (value, group) => standardised(value, group, eps)),
+  batchnorm_eval: (matrix, { eps, running }) =>
+    matrix.map((row) => row.map((value, channel) => standardised(value, running[channel], eps))),
+  layernorm: (matrix, { eps }) => overGroups(matrix, "row", (value, group) => standardised(value, group, eps)),
+  rmsnorm: (matrix, { eps }) => overGroups(matrix, "row", (value, { rms }) => value / Math.sqrt(rms ** 2 + eps)),
 };

@@ -1,9 +1,6 @@
-// Puts the page together.
+// Builds the page.
 
-/** A formula as it stands in the catalogue. */
-const formulaOf = (text, end = "") => make("code", {}, text + end);
-
-/** The same as mathematics, from its tree; nothing where it is made of words too. */
+/** A formula's MathML from its tree; null for a formula with prose. */
 function mathOf(tree) {
   if (!tree) return null;
   const [name, ...children] = tree;
@@ -13,95 +10,71 @@ function mathOf(tree) {
   return element;
 }
 
-/** A norm as its module computed it, closed until it is asked for. */
+/** A norm with its module's output for the original matrix, initially closed. */
 function normCard(norm) {
-  const table = matrixTable(ROWS, COLUMNS, `${norm.name} of the original matrix`);
+  const table = matrixTable(`${norm.name} of the original matrix`);
   table.update(norm.result.map((row) => row.map(number)));
-  table.outline(norm.reads);
+  table.outline(norm.inputs);
   const live = DATA.live.filter((each) => each.norm === norm.name);
+  const links = live.flatMap((each, i) => [i ? ", " : "", make("a", { href: `#live-${each.key}` }, each.title)]);
+  const pitfalls = norm.pitfalls.map((text) => make("li", {}, text));
+  const summary = make("summary", {}, make("span", { class: "name" }, norm.name), " ", make("code", {}, norm.formula));
+  const output = make(
+    "div",
+    {},
+    dependencyMap(norm.inputs, DATA.groups[norm.kind]),
+    table.element,
+    norm.batch ? make("p", { class: "small" }, norm.batch) : null,
+  );
+  const description = make(
+    "div",
+    {},
+    mathOf(norm.math),
+    make("p", {}, norm.about),
+    live.length ? make("p", { class: "small" }, "With the editable matrix: ", ...links, ".") : null,
+    facts([
+      ["weights here", norm.weights.join("; ") || "none"],
+      ["options here", norm.options.join(", ") || "the defaults"],
+      ["learns", norm.learns],
+      ["causal", norm.causal],
+      ["unchanged by", invariances(norm)],
+      ["equals", norm.equals],
+      ["source", norm.source],
+    ]),
+    pitfalls.length
+      ? make("div", { class: "small" }, make("p", {}, make("strong", {}, "Common mistakes")), make("ul", {}, ...pitfalls))
+      : null,
+  );
   return make(
     "details",
     { class: "card", id: `norm-${norm.name}`, "data-norm": norm.name },
-    make("summary", {}, make("span", { class: "name" }, norm.name), " ", formulaOf(norm.formula)),
-    make(
-      "div",
-      { class: "split" },
-      make(
-        "div",
-        {},
-        overWhat(norm.reads, DATA.groups[norm.kind]),
-        table.element,
-        norm.batch ? make("p", { class: "small" }, norm.batch) : null,
-      ),
-      make(
-        "div",
-        {},
-        mathOf(norm.math),
-        make("p", {}, norm.about),
-        live.length
-          ? make(
-              "p",
-              { class: "small" },
-              "It follows your numbers above: ",
-              ...live.flatMap((each, at) => [at ? ", " : "", make("a", { href: `#live-${each.key}` }, each.title)]),
-              ".",
-            )
-          : null,
-        facts([
-          ["weights here", norm.weights.join("; ") || "none"],
-          ["options here", norm.set.join(", ") || "the default ones"],
-          ["learns", norm.learns],
-          ["causal", norm.causal],
-          ["unmoved by", unmovedBy(norm)],
-          ["equals", norm.equals],
-          ["source", norm.source],
-        ]),
-        norm.pitfalls.length
-          ? make(
-              "div",
-              { class: "small" },
-              make("p", {}, make("strong", {}, "What others got wrong in it, or take it for")),
-              make("ul", {}, ...norm.pitfalls.map((text) => make("li", {}, text))),
-            )
-          : null,
-      ),
-    ),
+    summary,
+    make("div", { class: "split" }, output, description),
   );
 }
 
-/** Open what a link leads to. */
+/** Open the norm that the URL's fragment names. */
 function openTarget() {
-  const name = location.hash.slice(1);
   let target = null;
   try {
-    target = byId(decodeURIComponent(name));
-  } catch {} // "#%" is no name
+    target = byId(decodeURIComponent(location.hash.slice(1)));
+  } catch {} // a fragment such as "#%" cannot be decoded
   if (target instanceof HTMLDetailsElement) target.open = true;
 }
 
 byId("theme-here").append(themeControl());
 byId("before").append(...editor());
 byId("live").append(...DATA.live.map(liveCard));
-follow();
+changed();
 
-const normList = byId("norm-list");
-const everyNorm = () => [...normList.querySelectorAll("details")];
-const openAll = (open) => () => {
-  for (const each of everyNorm()) each.open = open;
-};
-normList.append(
-  make(
-    "div",
-    { class: "controls" },
-    make("button", { type: "button", click: openAll(true) }, "open all"),
-    make("button", { type: "button", click: openAll(false) }, "close all"),
-  ),
-  ...DATA.norms.map(normCard),
-);
+const cards = DATA.norms.map(normCard);
+const setAll = (open) => () => cards.forEach((card) => (card.open = open));
+const buttons = make("div", { class: "controls" }, button("open all", setAll(true)), button("close all", setAll(false)));
+byId("norm-list").append(buttons, ...cards);
 
 byId("flow-legend").append(flowLegend());
 byId("placement-links").append(...DATA.placements.map(({ name }) => make("a", { href: `#placement-${name}` }, name)));
 byId("placement-list").append(...DATA.placements.map(placementCard));
-byId("footer").append(`Written by normlab ${DATA.version}, explain. It asks nothing of any network.`);
+byId("footer").append(`Written by normlab ${DATA.version} explain. The page makes no network requests.`);
 addEventListener("hashchange", openTarget);
 openTarget();

@@ -1,149 +1,126 @@
-// The matrix that can be edited, and the normalisers that follow it at once.
+// The editable matrix, and the norms that the page recomputes after each change.
 
 const ORIGINAL = DATA.original;
-const [ROWS, COLUMNS] = [ORIGINAL.length, ORIGINAL[0].length];
-const copied = (matrix) => matrix.map((row) => [...row]);
-const isOfRow = (at, other) => Math.floor(at / COLUMNS) === Math.floor(other / COLUMNS);
-const isOfColumn = (at, other) => at % COLUMNS === other % COLUMNS;
-const isSame = (at, other) => at === other;
-const BELONGS = { row: isOfRow, column: isOfColumn, value: isSame };
-
-let current = copied(ORIGINAL);
-let updates = DATA.updates;
-const FOLLOWERS = [];
-
-/** Tell all that the matrix, or the number of updates, is another. */
-const follow = () => {
-  for (const each of FOLLOWERS) each();
+const INDICES = Array.from({ length: ROWS * COLUMNS }, (_, i) => i);
+const SAME_GROUP = {
+  row: (i, j) => Math.floor(i / COLUMNS) === Math.floor(j / COLUMNS),
+  column: (i, j) => i % COLUMNS === j % COLUMNS,
+  value: (i, j) => i === j,
 };
+/** The inputs of each value, for a norm over rows, columns or single values. */
+const inputsOver = (over) => INDICES.map((i) => INDICES.filter((j) => SAME_GROUP[over](i, j)));
 
-/** What each value is made of, where groups are rows, columns or single values. */
-function readsOver(over) {
-  const all = Array.from({ length: ROWS * COLUMNS }, (_, at) => at);
-  return all.map((at) => all.filter((other) => BELONGS[over](at, other)));
+let current = structuredClone(ORIGINAL);
+let updates = DATA.updates;
+const LISTENERS = [];
+
+/** Notify the tables of a change of the matrix or of the number of updates. */
+function changed() {
+  for (const listen of LISTENERS) listen();
 }
 
-/** What is typed, as a number within the limit; nothing where it is none. */
-function typed(input) {
+/** The number in an input, or null if it is not a number within the limit. */
+function validNumber(input) {
   const value = input.value.trim() === "" ? NaN : Number(input.value);
   return Number.isFinite(value) && Math.abs(value) <= DATA.limit ? value : null;
 }
 
-/** The matrix as it is, to be edited. */
+const button = (text, click, attributes = {}) => make("button", { type: "button", click, ...attributes }, text);
+
+/** The editable matrix with its buttons. */
 function editor() {
   const status = make("p", { class: "small status", role: "status" });
-  /** What is said of a field without a number within the limit, the one given before others; nothing where all have one. */
-  const wanting = (first) => {
+  const name = (row, column) => `token ${row + 1}, channel ${column + 1}`;
+  const limit = DATA.limit.toExponential(0).replace("+", "");
+  /** The message for the first invalid input, with priority for a given one; empty if all are valid. */
+  const invalidMessage = (first) => {
     const all = inputs.flat();
-    const wrong = [first, ...all].find((input) => typed(input) === null);
-    if (!wrong) return "";
-    const [row, column] = [Math.floor(all.indexOf(wrong) / COLUMNS), all.indexOf(wrong) % COLUMNS];
-    return `token ${row + 1}, channel ${column + 1}: a number of at most ${DATA.limit.toExponential(0).replace("+", "")} is needed; the last one, ${current[row][column]}, is still shown elsewhere`;
+    const invalid = [first, ...all].find((input) => validNumber(input) === null);
+    if (!invalid) return "";
+    const [row, column] = [Math.floor(all.indexOf(invalid) / COLUMNS), all.indexOf(invalid) % COLUMNS];
+    return `${name(row, column)}: enter a number of at most ${limit}; the tables still use ${current[row][column]}`;
   };
-  const inputs = copied(ORIGINAL).map((line, row) =>
+  const inputs = ORIGINAL.map((line, row) =>
     line.map((value, column) => {
-      const input = make("input", {
-        type: "number",
-        step: "any",
-        min: -DATA.limit,
-        max: DATA.limit,
-        value,
-        "aria-label": `token ${row + 1}, channel ${column + 1}`,
-        input: () => {
-          const number = typed(input);
-          input.setAttribute("aria-invalid", String(number === null));
-          status.textContent = wanting(input);
-          if (number !== null) {
-            current[row][column] = number;
-            follow();
-          }
-        },
-      });
+      const edit = () => {
+        const number = validNumber(input);
+        input.setAttribute("aria-invalid", String(number === null));
+        status.textContent = invalidMessage(input);
+        if (number === null) return;
+        current[row][column] = number;
+        changed();
+      };
+      const bounds = { type: "number", step: "any", min: -DATA.limit, max: DATA.limit };
+      const input = make("input", { ...bounds, value, "aria-label": name(row, column), input: edit });
       return input;
     }),
   );
-  const table = matrixTable(ROWS, COLUMNS, "The matrix before normalisation", (row, column) => inputs[row][column]);
-
-  const put = (matrix, words) => {
+  const setMatrix = (matrix, message) => {
     current = matrix;
-    inputs.forEach((line, row) =>
-      line.forEach((input, column) => {
-        input.value = String(current[row][column]);
-        input.setAttribute("aria-invalid", "false");
-      }),
-    );
-    status.textContent = words;
-    follow();
+    inputs.flat().forEach((input, i) => {
+      input.value = String(current.flat()[i]);
+      input.setAttribute("aria-invalid", "false");
+    });
+    status.textContent = message;
+    changed();
   };
-  const pressed = (preset) => {
-    const isMeant = (row, column) =>
-      (preset.row === undefined || preset.row === row) && (preset.column === undefined || preset.column === column);
-    const of = (value) => Number((preset.value ?? value * (preset.times ?? 1) + (preset.add ?? 0)).toPrecision(12));
-    const next = current.map((line, row) => line.map((value, column) => (isMeant(row, column) ? of(value) : value)));
-    if (next.flat().some((value) => Math.abs(value) > DATA.limit))
-      status.textContent = ["that would be more than the largest number here", wanting(inputs[0][0])]
-        .filter(Boolean)
-        .join("; ");
-    else put(next, `done: ${preset.label}`);
+  const apply = ({ label, row, column, value, times = 1, add = 0 }) => {
+    const applies = (i, j) => (row === undefined || row === i) && (column === undefined || column === j);
+    const change = (old) => Number((value ?? old * times + add).toPrecision(12));
+    const next = current.map((line, i) => line.map((old, j) => (applies(i, j) ? change(old) : old)));
+    const tooLarge = next.flat().some((number) => Math.abs(number) > DATA.limit);
+    if (!tooLarge) setMatrix(next, `done: ${label}`);
+    else status.textContent = [`a value would exceed ${limit}`, invalidMessage(inputs[0][0])].filter(Boolean).join("; ");
   };
-  FOLLOWERS.push(() => table.update(current));
+  const table = matrixTable("The matrix before normalisation", (row, column) => inputs[row][column]);
+  LISTENERS.push(() => table.update(current));
+  const reset = () => setMatrix(structuredClone(ORIGINAL), "original matrix restored");
   return [
     make("h3", {}, "Before: the matrix"),
     table.element,
     make(
       "div",
       { class: "controls" },
-      make(
-        "button",
-        { type: "button", id: "reset", click: () => put(copied(ORIGINAL), "the matrix is the original one") },
-        "reset",
-      ),
-      ...DATA.presets.map((preset) => make("button", { type: "button", click: () => pressed(preset) }, preset.label)),
+      button("reset", reset, { id: "reset" }),
+      ...DATA.presets.map((preset) => button(preset.label, () => apply(preset))),
     ),
     status,
     make(
       "p",
       { class: "small muted" },
-      "Every value can be edited. Beside each row and under each column stand its mean, variance (over n), root mean square, minimum and maximum. ",
+      "Edit any value. Each row and column is followed by its mean, variance (over n), root mean square, minimum and maximum. Colours: ",
       make("span", { class: "swatch cold" }, "\u2212"),
       " below 0, ",
       make("span", { class: "swatch warm" }, "+"),
-      " above 0, stronger the larger: each table has its own scale. A cell's tooltip has the whole number.",
+      " above 0, stronger for larger values, on a scale per table. A cell's tooltip has all digits.",
     ),
   ];
 }
 
-/** The statistics that BatchNorm keeps, beside those of the matrix as it is, and how many updates they have seen. */
-function keptStatistics(norm) {
-  const rows = ["running mean", "mean now", "running variance", "variance now"];
-  const cells = rows.map(() => Array.from({ length: COLUMNS }, () => make("td", { class: "stat" })));
-  const input = make("input", {
-    type: "number",
-    id: "updates",
-    min: 0,
-    max: 1000,
-    step: 1,
-    value: updates,
-    input: () => {
-      const value = Number(input.value);
-      const isCount = input.value.trim() !== "" && Number.isInteger(value) && value >= 0 && value <= 1000;
-      input.setAttribute("aria-invalid", String(!isCount));
-      if (isCount) {
-        updates = value;
-        follow();
-      }
-    },
-  });
-  FOLLOWERS.push(() => {
-    const kept = running(ORIGINAL, updates, norm.momentum);
-    transposed(current).forEach((column, at) => {
-      const now = statistics(column);
-      const unbiased = (now.variance * ROWS) / (ROWS - 1);
-      [kept[at].mean, now.mean, kept[at].variance, unbiased].forEach((value, line) =>
-        setNumber(cells[line][at], value),
-      );
+/** BatchNorm's running statistics beside those of the current matrix, and the number of updates. */
+function runningTable(norm) {
+  const names = ["running mean", "current mean", "running variance", "current variance"];
+  const cells = names.map(() => ORIGINAL[0].map(() => make("td", { class: "stat" })));
+  const edit = () => {
+    const value = Number(input.value);
+    const valid = input.value.trim() !== "" && Number.isInteger(value) && value >= 0 && value <= 1000;
+    input.setAttribute("aria-invalid", String(!valid));
+    if (!valid) return;
+    updates = value;
+    changed();
+  };
+  const bounds = { type: "number", min: 0, max: 1000, step: 1 };
+  const input = make("input", { ...bounds, id: "updates", value: updates, input: edit });
+  LISTENERS.push(() => {
+    const running = runningStatistics(ORIGINAL, updates, norm.momentum);
+    transposed(current).forEach((column, i) => {
+      const { mean, variance } = statistics(column);
+      const values = [running[i].mean, mean, running[i].variance, (variance * ROWS) / (ROWS - 1)];
+      values.forEach((value, row) => setNumber(cells[row][i], value));
     });
   });
+  const formula = `running = ${1 - norm.momentum} running + ${norm.momentum} batch`;
+  const row = (name, i) => make("tr", {}, make("th", { scope: "row" }, name), ...cells[i]);
   return make(
     "div",
     {},
@@ -151,105 +128,70 @@ function keptStatistics(norm) {
     make(
       "p",
       { class: "small" },
-      `Each update was on the original matrix: kept = ${1 - norm.momentum} kept + ${norm.momentum} new, from mean 0 and variance 1; the variance is over n \u2212 1.`,
+      `Each update uses the original matrix: ${formula}, from mean 0 and variance 1; the variance is over n \u2212 1.`,
     ),
-    make(
-      "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Running statistics: table" },
-      make(
-        "table",
-        { class: "matrix kept" },
-        make("caption", { class: "hidden" }, "Running statistics"),
-        make(
-          "thead",
-          {},
-          make(
-            "tr",
-            {},
-            make("td", { class: "corner" }),
-            ...cells[0].map((_, at) => make("th", { scope: "col", "aria-label": `channel ${at + 1}` }, `ch ${at + 1}`)),
-          ),
-        ),
-        make(
-          "tbody",
-          {},
-          ...rows.map((name, line) => make("tr", {}, make("th", { scope: "row" }, name), ...cells[line])),
-        ),
-      ),
+    scrollBox(
+      "Running statistics",
+      { class: "matrix kept" },
+      make("thead", {}, make("tr", {}, make("td", { class: "corner" }), ...channelHeads())),
+      make("tbody", {}, ...names.map(row)),
     ),
   );
 }
 
-const BLIND = { scale: "a group times a positive number", shift: "a group plus one number" };
+const INVARIANCES = { scale: "a group times a positive number", shift: "a group plus a number" };
 
-/** What changes nothing, in words. */
-function unmovedBy(norm) {
-  const words = norm.blind_to.map((word) => BLIND[word]);
-  return words.length ? `${words.join("; ")} (but for eps)` : "";
-}
+/** The changes of the input that leave the output unchanged. */
+const invariances = (norm) =>
+  norm.blind_to.length ? `${norm.blind_to.map((key) => INVARIANCES[key]).join("; ")} (except for eps)` : "";
 
-/** A small number as people write it: 1e-6. */
-const small = (value) => value.toExponential().replace("-", "\u2212");
-
-/** A normaliser: what it does, over what, and what it makes of the matrix as it is. */
+/** A norm with its formula, its groups and its output for the current matrix. */
 function liveCard(norm) {
   let over = norm.over;
-  const table = matrixTable(ROWS, COLUMNS, `${norm.title} of the matrix`);
-  const where = make("div");
-  const moved = make("p", { class: "small moved" });
-  const options = () => ({ ...norm, over, kept: norm.momentum && running(ORIGINAL, updates, norm.momentum) });
+  const table = matrixTable(`${norm.title} of the matrix`);
+  const map = make("div");
+  const change = make("p", { class: "small moved" });
   const update = () => {
-    const result = NORMALISERS[norm.key](current, options());
-    const first = NORMALISERS[norm.key](ORIGINAL, options()).flat();
+    const running = norm.momentum && runningStatistics(ORIGINAL, updates, norm.momentum);
+    const apply = (matrix) => NORMS[norm.key](matrix, { over, eps: norm.eps, running });
+    const result = apply(current);
+    const original = apply(ORIGINAL).flat();
+    const inputs = inputsOver(over);
     table.update(result);
-    table.outline(readsOver(over));
-    where.replaceChildren(overWhat(readsOver(over), norm.said ?? DATA.groups[over]));
-    const isOriginal = String(current) === String(ORIGINAL);
-    const change = Math.max(...result.flat().map((value, at) => Math.abs(value - first[at])));
-    moved.textContent = isOriginal ? "" : `Largest change from what it makes of the original matrix: ${shown(change)}`;
+    table.outline(inputs);
+    map.replaceChildren(dependencyMap(inputs, norm.groups ?? DATA.groups[over]));
+    const largest = Math.max(...result.flat().map((value, i) => Math.abs(value - original[i])));
+    const edited = String(current) !== String(ORIGINAL);
+    change.textContent = edited ? `Largest change from the output for the original matrix: ${shown(largest)}` : "";
   };
-  FOLLOWERS.push(update);
-  const choice =
-    ["zscore", "minmax"].includes(norm.key) &&
-    make(
-      "label",
-      {},
-      "over",
-      make(
-        "select",
-        {
-          "aria-label": `${norm.title}: over`,
-          change: (event) => {
-            over = event.target.value;
-            update();
-          },
-        },
-        make("option", { value: "column" }, "each column (the classical form)"),
-        make("option", { value: "row" }, `each row (as norm=${norm.norm} does)`),
-      ),
-    );
+  LISTENERS.push(update);
+  const choose = (value) => {
+    over = value;
+    update();
+  };
+  const groups = [
+    ["column", "each column (as in statistics)"],
+    ["row", `each row (as norm=${norm.norm})`],
+  ];
+  const select = () => dropDown("over", groups, over, choose, { "aria-label": `${norm.title}: over` });
+  const eps = norm.eps.toExponential().replace("-", "\u2212");
+  const weights = Object.entries({ gain: 1, bias: 0 }).filter(([name]) => norm.formula.includes(name));
   return make(
     "article",
     { class: "card", id: `live-${norm.key}`, "data-live": norm.key },
     make("h3", {}, norm.title),
     mathOf(norm.math),
-    make("p", { class: "formula" }, formulaOf(norm.formula)),
+    make("p", { class: "formula" }, make("code", {}, norm.formula)),
     make("p", {}, norm.see),
-    choice ? make("div", { class: "controls" }, choice) : null,
-    norm.key === "batchnorm_eval" ? keptStatistics(norm) : null,
-    where,
+    ["zscore", "minmax"].includes(norm.key) ? make("div", { class: "controls" }, select()) : null,
+    norm.key === "batchnorm_eval" ? runningTable(norm) : null,
+    map,
     table.element,
-    moved,
+    change,
     facts([
-      ["eps", `${small(norm.eps)}, as norm=${norm.norm} has it`],
-      [
-        "weights here",
-        ["gain", "bias"]
-          .filter((word) => norm.formula.includes(word))
-          .map((word) => `${word} ${word === "gain" ? 1 : 0}`)
-          .join(", "),
-      ],
-      ["unmoved by", unmovedBy(norm)],
+      ["eps", `${eps}, the default of norm=${norm.norm}`],
+      ["weights here", weights.map((pair) => pair.join(" ")).join(", ")],
+      ["unchanged by", invariances(norm)],
       ["learns", norm.learns],
       ["causal", norm.causal],
       ["source", norm.source],

@@ -1,9 +1,11 @@
-// A matrix as a table: values in colour, groups outlined, five statistics beside each row and under each column.
+// A matrix as a table: coloured values, outlined groups, and five statistics of each row and column.
 
-const SHORT = { mean: "mean", variance: "var", rms: "RMS", min: "min", max: "max" };
-const RING = { row: 2, column: 4 };
+const SHORT_NAMES = { mean: "mean", variance: "var", rms: "RMS", min: "min", max: "max" };
+const [ROWS, COLUMNS] = [DATA.original.length, DATA.original[0].length];
+/** The value that a dependency map marks, by its index. */
+const MARKED = 2 * COLUMNS + 4;
 
-/** A number for people, in six signs at most; the whole number is in its cell's title. */
+/** A number in at most six characters; the tooltip has all digits. */
 function shown(value) {
   const size = Math.abs(value);
   if (!Number.isFinite(value)) return String(value).replace("Infinity", "inf").replace("-", "\u2212");
@@ -16,14 +18,13 @@ function shown(value) {
   return text.replace("e+", "e").replaceAll("-", "\u2212");
 }
 
-/** Put a number into a cell: rounded as its text, whole as its data. */
+/** Set a cell's number: rounded as text, in full precision as tooltip and data. */
 function setNumber(cell, value) {
   cell.textContent = shown(value);
-  cell.title = String(value);
-  cell.dataset.value = String(value);
+  cell.title = cell.dataset.value = String(value);
 }
 
-/** Colour a cell by its value: orange above 0, blue below, stronger the larger it is beside the table's largest. */
+/** Colour a cell: orange above 0, blue below, stronger for values near the table's largest. */
 function setColour(cell, value, largest) {
   const share = largest > 0 && Number.isFinite(value) ? Math.sqrt(Math.abs(value) / largest) : 0;
   cell.classList.toggle("warm", value > 0);
@@ -31,168 +32,101 @@ function setColour(cell, value, largest) {
   cell.style.setProperty("--share", `${(100 * share).toFixed(1)}%`);
 }
 
-/** Which value belongs to which group, from what each is made of; nothing where there are no groups of several. */
-function division(reads) {
-  const divided = reads.every((group) => group.length > 1 && group.every((at) => String(reads[at]) === String(group)));
-  return divided ? reads.map((group) => group[0]) : null;
-}
-
-/** Outline the groups: a thick edge wherever the neighbour belongs to another. */
-function outline(cells, reads) {
-  const group = reads && division(reads);
-  const [rows, columns] = [cells.length, cells[0].length];
-  const at = (row, column) =>
-    row < 0 || column < 0 || row >= rows || column >= columns ? -1 : group[row * columns + column];
+/** Draw an edge between cells of different groups, if the inputs of the values form groups of several values. */
+function outline(cells, inputs) {
+  const grouped = inputs.every((group) => group.length > 1 && group.every((i) => String(inputs[i]) === String(group)));
+  const groupAt = (row, column) => (cells[row]?.[column] ? inputs[row * COLUMNS + column][0] : -1);
+  const edges = { top: [-1, 0], bottom: [1, 0], left: [0, -1], right: [0, 1] };
   cells.forEach((line, row) =>
     line.forEach((cell, column) => {
-      const own = group ? at(row, column) : null;
-      const unlike = (down, right) => Boolean(group) && at(row + down, column + right) !== own;
-      cell.classList.toggle("edge-top", unlike(-1, 0));
-      cell.classList.toggle("edge-bottom", unlike(1, 0));
-      cell.classList.toggle("edge-left", unlike(0, -1));
-      cell.classList.toggle("edge-right", unlike(0, 1));
+      for (const [side, [down, right]] of Object.entries(edges)) {
+        const differs = grouped && groupAt(row + down, column + right) !== groupAt(row, column);
+        cell.classList.toggle(`edge-${side}`, differs);
+      }
     }),
   );
+}
+
+const channelHeads = () =>
+  Array.from({ length: COLUMNS }, (_, column) =>
+    make("th", { scope: "col", "aria-label": `channel ${column + 1}` }, `ch ${column + 1}`),
+  );
+
+/** A table in a box that scrolls sideways. */
+function scrollBox(caption, attributes, ...parts) {
+  const table = make("table", attributes, make("caption", { class: "hidden" }, caption), ...parts);
+  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${caption}: table` }, table);
 }
 
 /**
- * A table of a matrix, and how to change it.
+ * A table of a matrix, with functions to update it.
  *
- * `caption` names it; `cell(row, column)` makes what a value's cell holds, where it is not the number itself.
+ * `content(row, column)` creates the content of a value's cell; without it a cell contains the number.
  */
-function matrixTable(rows, columns, caption, cell = null) {
+function matrixTable(caption, content = null) {
   const statCell = (of, at, name) => make("td", { class: "stat", "data-of": of, "data-at": at, "data-stat": name });
-  const cells = Array.from({ length: rows }, (_, row) =>
-    Array.from({ length: columns }, (_, column) =>
-      make("td", { class: "value", "data-row": row, "data-column": column }, cell && cell(row, column)),
+  const statHead = (scope, name) => {
+    const label = `${name} of the ${scope === "col" ? "row" : "column"}`;
+    return make("th", { scope, class: "stat-head", "aria-label": label }, SHORT_NAMES[name]);
+  };
+  const cells = DATA.original.map((line, row) =>
+    line.map((_, column) =>
+      make("td", { class: "value", "data-row": row, "data-column": column }, content?.(row, column)),
     ),
   );
-  const ofRows = cells.map((_, row) => STATISTICS.map((name) => statCell("row", row, name)));
-  const ofColumns = STATISTICS.map((name) => cells[0].map((_, column) => statCell("column", column, name)));
-  const table = make(
-    "table",
+  const rowStats = cells.map((_, row) => STATISTICS.map((name) => statCell("row", row, name)));
+  const columnStats = STATISTICS.map((name) => cells[0].map((_, column) => statCell("column", column, name)));
+  const statHeads = STATISTICS.map((name) => statHead("col", name));
+  const tokenRow = (line, row) =>
+    make("tr", {}, make("th", { scope: "row" }, `token ${row + 1}`), ...line, ...rowStats[row]);
+  const element = scrollBox(
+    caption,
     { class: "matrix" },
-    make("caption", { class: "hidden" }, caption),
-    make(
-      "thead",
-      {},
-      make(
-        "tr",
-        {},
-        make("td", { class: "corner" }),
-        ...cells[0].map((_, column) =>
-          make("th", { scope: "col", "aria-label": `channel ${column + 1}` }, `ch ${column + 1}`),
-        ),
-        ...STATISTICS.map((name) =>
-          make("th", { scope: "col", class: "stat-head", "aria-label": `${name} of the row` }, SHORT[name]),
-        ),
-      ),
-    ),
-    make(
-      "tbody",
-      {},
-      ...cells.map((line, row) =>
-        make("tr", {}, make("th", { scope: "row" }, `token ${row + 1}`), ...line, ...ofRows[row]),
-      ),
-    ),
-    make(
-      "tfoot",
-      {},
-      ...ofColumns.map((line, at) =>
-        make(
-          "tr",
-          {},
-          make(
-            "th",
-            { scope: "row", class: "stat-head", "aria-label": `${STATISTICS[at]} of the column` },
-            SHORT[STATISTICS[at]],
-          ),
-          ...line,
-        ),
-      ),
-    ),
+    make("thead", {}, make("tr", {}, make("td", { class: "corner" }), ...channelHeads(), ...statHeads)),
+    make("tbody", {}, ...cells.map(tokenRow)),
+    make("tfoot", {}, ...columnStats.map((line, i) => make("tr", {}, statHead("row", STATISTICS[i]), ...line))),
   );
-
   const update = (values) => {
     const largest = Math.max(...values.flat().map((value) => (Number.isFinite(value) ? Math.abs(value) : 0)));
-    values.forEach((line, row) =>
-      line.forEach((value, column) => {
-        const place = cells[row][column];
-        if (!cell) setNumber(place, value);
-        setColour(place, value, largest);
-      }),
-    );
+    const setStatistics = (cells, group) => {
+      const computed = statistics(group);
+      for (const cell of cells) setNumber(cell, computed[cell.dataset.stat]);
+    };
     values.forEach((line, row) => {
-      const of = statistics(line);
-      ofRows[row].forEach((place) => setNumber(place, of[place.dataset.stat]));
+      line.forEach((value, column) => {
+        if (!content) setNumber(cells[row][column], value);
+        setColour(cells[row][column], value, largest);
+      });
+      setStatistics(rowStats[row], line);
     });
-    transposed(values).forEach((line, column) => {
-      const of = statistics(line);
-      ofColumns.forEach((places) => setNumber(places[column], of[places[column].dataset.stat]));
-    });
+    transposed(values).forEach((line, column) => setStatistics(columnStats.map((stats) => stats[column]), line));
   };
-  const box = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${caption}: table` }, table);
-  return { element: box, cells, update, outline: (reads) => outline(cells, reads) };
+  return { element, update, outline: (inputs) => outline(cells, inputs) };
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-
-/** An element of a drawing, as `make` is one of the page. */
-function draw(tag, attributes = {}, ...children) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
-  }
-  element.append(...children);
-  return element;
-}
-
-/** A small map of the matrix: one value with a ring, and filled what it is made of. */
-function readsMap(reads, rows, columns, words) {
+/** A map of the matrix that marks one value and fills its inputs, with a text. */
+function dependencyMap(inputs, text) {
   const size = 15;
-  const chosen = RING.row * columns + RING.column;
-  const squares = Array.from({ length: rows * columns }, (_, at) =>
-    draw("rect", {
-      x: 2 + size * (at % columns),
-      y: 2 + size * Math.floor(at / columns),
-      width: size - 3,
-      height: size - 3,
-      rx: 2,
-      class: `${reads[chosen].includes(at) ? "read" : "unread"}${at === chosen ? " ring" : ""}`,
-    }),
-  );
-  const label = `Token ${RING.row + 1}, channel ${RING.column + 1} is made of ${reads[chosen].length} values; ${words}`;
-  return draw(
-    "svg",
-    {
-      class: "map",
-      viewBox: `0 0 ${columns * size + 1} ${rows * size + 1}`,
-      width: columns * size + 1,
-      height: rows * size + 1,
-      role: "img",
-      "aria-label": label,
-    },
-    ...squares,
-  );
-}
-
-/** Over what a norm is taken: the map, and the same in words. */
-function overWhat(reads, words) {
-  const [rows, columns] = [DATA.original.length, DATA.original[0].length];
+  const squares = inputs.map((_, i) => {
+    const position = { x: 2 + size * (i % COLUMNS), y: 2 + size * Math.floor(i / COLUMNS) };
+    const filled = inputs[MARKED].includes(i) ? "read" : "unread";
+    const marked = i === MARKED ? " ring" : "";
+    return makeSvg("rect", { ...position, width: size - 3, height: size - 3, rx: 2, class: filled + marked });
+  });
+  const [width, height] = [COLUMNS * size + 1, ROWS * size + 1];
+  const label = `Token 3, channel 5 depends on ${inputs[MARKED].length} values; ${text}`;
+  const attributes = { class: "map", viewBox: `0 0 ${width} ${height}`, width, height, role: "img" };
   return make(
     "div",
     { class: "over" },
-    readsMap(reads, rows, columns, words),
-    make("p", { class: "small" }, make("strong", {}, "Over what: "), `${words}.`),
+    makeSvg("svg", { ...attributes, "aria-label": label }, ...squares),
+    make("p", { class: "small" }, make("strong", {}, "Statistics over: "), `${text}.`),
   );
 }
 
-/** Facts as a list of terms; those without a text are left out. */
+/** A list of terms and descriptions, without the empty ones. */
 function facts(pairs) {
-  const told = pairs.filter(([, text]) => text !== "" && text !== null && text !== undefined);
-  return make(
-    "dl",
-    { class: "facts small" },
-    ...told.flatMap(([term, text]) => [make("dt", {}, term), make("dd", {}, text)]),
-  );
+  const items = pairs.filter(([, text]) => text !== "" && text !== null && text !== undefined);
+  const elements = items.flatMap(([term, text]) => [make("dt", {}, term), make("dd", {}, text)]);
+  return make("dl", { class: "facts small" }, ...elements);
 }

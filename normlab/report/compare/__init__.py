@@ -1,1 +1,1 @@
-"""`normlab compare`: everything that is known of some runs, side by side, in one page that stands alone."""
+"""`normlab compare`: one self-contained page that shows runs side by side."""

@@ -1,6 +1,6 @@
-"""Which words tell runs apart, and what must be said before their losses are compared.
+"""The options in which runs differ, and the reasons why their losses or speeds are not comparable.
 
-A word is one of the command line; a circumstance (corpus, device, torch) is none that anybody chose between.
+An option is set by the user. A circumstance (corpus, device, torch version) is not, and defines no cell.
 """
 
 from __future__ import annotations
@@ -19,89 +19,87 @@ from normlab.report.settings import (
     setting,
 )
 
-FIRST = ("norm", "placement", "model.depth")
-"""The words that come first, and are looked at first."""
-USUAL = ("norm", "placement")
-"""The words of cells where runs do not differ."""
-MOST_WORDS = 4
-"""Words of cells that are chosen unasked."""
+MAIN_OPTIONS = ("norm", "placement", "model.depth")
+"""The options that come first in a cell's name."""
+DEFAULT_OPTIONS = ("norm", "placement")
+"""The options of cells if the runs do not differ."""
+MAX_OPTIONS = 4
+"""The most options that define cells by default."""
 UNKNOWN = "unknown"
-"""What stands for what a record does not say."""
+"""The value of a setting that the record lacks."""
 _NUMERICS = "numerics ("
 
 
-def telling(outcomes: Sequence[RunResult]) -> list[str]:
-    """The words in which runs were told different things, learning rate and seeds left out, `FIRST` before others.
+def distinguishing_options(outcomes: Sequence[RunResult]) -> list[str]:
+    """Return the options in which runs differ, without learning rate and seeds; `MAIN_OPTIONS` first.
 
-    Of the others one that tells no more runs apart than those before it is left out: what a model's width implies.
+    An option that separates no more runs than the options before it is left out, as one that follows from the width.
     """
-    options = [word for word in differing_settings([one.settings for one in outcomes]) if is_config_option(word)]
-    runs = [one.entry.run for one in outcomes]
-    told: list[tuple[Setting, ...]] = [() for _ in runs]
-    words: list[str] = []
-    for word in dict.fromkeys([*FIRST, *options]):
-        values = [setting(run, word) for run in runs]
-        further = [(*known, value) for known, value in zip(told, values, strict=True)]
-        if len(set(values)) > 1 and (word in FIRST or len(set(further)) > len(set(told))):
-            words.append(word)
-            told = further
-    return words
+    options = [option for option in differing_settings([run.settings for run in outcomes]) if is_config_option(option)]
+    runs = [outcome.entry.run for outcome in outcomes]
+    keys: list[tuple[Setting, ...]] = [() for _ in runs]
+    distinguishing: list[str] = []
+    for option in dict.fromkeys([*MAIN_OPTIONS, *options]):
+        values = [setting(run, option) for run in runs]
+        longer_keys = [(*key, value) for key, value in zip(keys, values, strict=True)]
+        if len(set(values)) > 1 and (option in MAIN_OPTIONS or len(set(longer_keys)) > len(set(keys))):
+            distinguishing.append(option)
+            keys = longer_keys
+    return distinguishing
 
 
-def default_by(outcomes: Sequence[RunResult]) -> list[str]:
-    """The words that cells are made of unless others are named."""
-    return telling(outcomes)[:MOST_WORDS] or list(USUAL)
+def default_cell_options(outcomes: Sequence[RunResult]) -> list[str]:
+    """Return the options that define cells without `--by`."""
+    return distinguishing_options(outcomes)[:MAX_OPTIONS] or list(DEFAULT_OPTIONS)
 
 
-def varied(outcomes: Sequence[RunResult]) -> list[str]:
-    """Return the options in which runs differ, learning rate and seeds last; a data.seed equal to seed is left out."""
-    runs = [one.entry.run for one in outcomes]
-    follows = all(one.replicate[0] == one.replicate[1] for one in outcomes)
-    seeds = SEEDS[:1] if follows else SEEDS
-    return [*telling(outcomes), *(word for word in (LR, *seeds) if len({setting(run, word) for run in runs}) > 1)]
+def varying_options(outcomes: Sequence[RunResult]) -> list[str]:
+    """Return all options in which runs differ, learning rate and seeds last; data.seed only if it is not the seed."""
+    runs = [outcome.entry.run for outcome in outcomes]
+    same_seeds = all(outcome.replicate[0] == outcome.replicate[1] for outcome in outcomes)
+    seeds = SEEDS[:1] if same_seeds else SEEDS
+    varying = [option for option in (LR, *seeds) if len({setting(run, option) for run in runs}) > 1]
+    return [*distinguishing_options(outcomes), *varying]
 
 
-def banners(outcomes: Sequence[RunResult]) -> list[str]:
-    """What runs differ in that keeps their losses, or their bits, from being compared."""
+def comparability_warnings(outcomes: Sequence[RunResult]) -> list[str]:
+    """Return the differences between runs that make losses, speeds or bits not comparable."""
     kinds = (
-        ("corpora", corpora(outcomes), "their losses do not compare"),
-        ("tokenizers", tokenizers(outcomes), "a token is not the same, and their losses do not compare"),
-        ("precisions", _told(outcomes, "precision"), "what differs between them may be the rounding"),
-        ("devices", _told(outcomes, "device"), "their speeds do not compare, nor their last digits"),
+        ("corpora", _values(outcomes, "corpus"), "their losses are not comparable"),
+        ("tokenizers", _tokenizers(outcomes), "tokens differ, so their losses are not comparable"),
+        ("precisions", _values(outcomes, "precision"), "a difference between them may be rounding"),
+        ("devices", _values(outcomes, "device"), "their speeds and last digits are not comparable"),
     )
-    said = [
-        f"the runs are on {len(values)} {many}: {', '.join(values)}: {so}"
-        for many, values, so in kinds
+    warnings = [
+        f"the runs use {len(values)} {plural}: {', '.join(values)}: {consequence}"
+        for plural, values, consequence in kinds
         if len(values) > 1
     ]
-    numerics = [word for word in differing_settings([one.settings for one in outcomes]) if word.startswith(_NUMERICS)]
-    if told := [f"{_inner(word)} {' and '.join(_told(outcomes, word))}" for word in numerics]:
-        said.append(f"the runs' numerics differ: {'; '.join(told)}: the same words and seeds do not give the same bits")
-    return said
+    numerics = [name for name in differing_settings([run.settings for run in outcomes]) if name.startswith(_NUMERICS)]
+    if numerics:
+        listed = [
+            f"{name.removeprefix(_NUMERICS).removesuffix(')')} {' and '.join(_values(outcomes, name))}"
+            for name in numerics
+        ]
+        warnings.append(f"the runs' numerics differ: {'; '.join(listed)}: equal options and seeds give different bits")
+    return warnings
 
 
-def incomparable(outcomes: Sequence[RunResult]) -> str:
-    """Why no run may be called better than another; empty where they may."""
-    kinds = (("corpora", corpora(outcomes)), ("tokenizers", tokenizers(outcomes)))
-    told = [f"{len(values)} {many} ({', '.join(values)})" for many, values in kinds if len(values) > 1]
-    return f"the runs are on {' and '.join(told)}, and losses compare only within one" if told else ""
+def reason_not_comparable(outcomes: Sequence[RunResult]) -> str:
+    """Return why the losses of runs cannot be ranked; empty if they can."""
+    kinds = (("corpora", _values(outcomes, "corpus")), ("tokenizers", _tokenizers(outcomes)))
+    listed = [f"{len(values)} {plural} ({', '.join(values)})" for plural, values in kinds if len(values) > 1]
+    return f"the runs use {' and '.join(listed)}, so their losses are not comparable" if listed else ""
 
 
-def corpora(outcomes: Sequence[RunResult]) -> list[str]:
-    """What runs were trained on, each once."""
-    return _told(outcomes, "corpus")
+def _tokenizers(outcomes: Sequence[RunResult]) -> list[str]:
+    """Return each tokenizer with its vocabulary size."""
+    keys = ("corpus.tokenizer", "corpus.vocab_size")
+    values = [[get_nested(outcome.entry.run, key) for key in keys] for outcome in outcomes]
+    return sorted({" ".join(str(part) for part in parts if part is not None) or UNKNOWN for parts in values})
 
 
-def tokenizers(outcomes: Sequence[RunResult]) -> list[str]:
-    """What their text was cut by, and into how many kinds of token, each once."""
-    kept = [[get_nested(one.entry.run, f"corpus.{word}") for word in ("tokenizer", "vocab_size")] for one in outcomes]
-    return sorted({" ".join(str(part) for part in parts if part is not None) or UNKNOWN for parts in kept})
-
-
-def _told(outcomes: Sequence[RunResult], word: str) -> list[str]:
-    values = [one.settings.get(word) for one in outcomes]
+def _values(outcomes: Sequence[RunResult], name: str) -> list[str]:
+    """Return each value of a setting once, as text."""
+    values = [outcome.settings.get(name) for outcome in outcomes]
     return sorted({UNKNOWN if value is None else format_setting(value) for value in values})
-
-
-def _inner(word: str) -> str:
-    return word.removeprefix(_NUMERICS).removesuffix(")")

@@ -1,21 +1,22 @@
-"""Everything that the page of a comparison shows, as plain values."""
+"""The data of the comparison page: everything that its scripts draw, as JSON values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from normlab.report.by import Options, Report, build_report, check_by, read_results
+import numpy as np
+
+from normlab.report.by import Options, Report, check_by, read_results, build_report
 from normlab.report.by_text import notes, table_rows
 from normlab.report.compare import curves, depths
-from normlab.report.compare.answer import answer, best
-from normlab.report.compare.comparable import banners, default_by, varied
-from normlab.report.compare.find import ABSENT, Found, not_started
-from normlab.report.compare.numbers import SPIKE_RULES, Numbers, read_numbers
-from normlab.report.compare.rates import matrix, rates
+from normlab.report.compare.answer import best_cell, rank_cells, summary_sentences
+from normlab.report.compare.comparable import comparability_warnings, default_cell_options, varying_options
+from normlab.report.compare.find import NO_RUN_STATES, Selection, not_started
+from normlab.report.compare.numbers import SPIKE_RULES, Metrics, read_metrics
+from normlab.report.compare.rates import learning_rate_points, matrix
 from normlab.report.intervals import LEVEL
-from normlab.report.outcomes import RunResult
-from normlab.report.settings import check_options, format_setting, get_nested, options_of, setting, short_names
+from normlab.report.settings import check_options, get_nested, options_of, setting, short_names, format_setting
 from normlab.report.summary import COLUMNS, row_of
 from normlab.report.where import match_runs, parse_conditions
 from normlab.stats.spikes import RULES
@@ -24,84 +25,82 @@ from normlab.store.schema import DAMAGED, DIVERGED, RUNNING, number
 
 Row = dict[str, Any]
 
-MOST_SPIKES = 200
-"""The most spikes of a run and a series whose steps are told, the first of them; how many there are is told always."""
-STILL_RUNNING = "is still running: these are its numbers until now"
+MAX_SPIKES = 200
+"""The most spikes of a run and a series that get a mark, the first ones; their number is always complete."""
+STILL_RUNNING = "is still running; its numbers are those so far"
 
 
-def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
-    """What the page shows.
+def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[str]) -> Row:
+    """Return the data of the page.
 
     Args:
-        found: The runs.
-        by: The words that cells are made of; those in which the runs differ unless given.
-        where: Conditions that the runs must meet.
+        selection: The runs.
+        by: The options that define cells. None: those in which the runs differ.
+        where: Conditions that runs must meet.
 
     Raises:
-        ConfigError: A word is none of the runs', or a condition is none.
+        ConfigError: An option of `by` or a condition is invalid.
     """
     if by is not None:
         check_by(by)
-    entries = list(found.entries)
+    entries = list(selection.entries)
     if where:
         kept = match_runs([entry.run for entry in entries], parse_conditions(where, "--where"))
         entries = [entry for entry, keep in zip(entries, kept, strict=True) if keep]
-    began = [entry for entry in entries if entry.state not in ABSENT]
-    outcomes, said = read_results(began)
-    said = [*not_started([entry.state for entry in entries]), *said]
-    words = list(by) if by is not None else default_by(outcomes)
+    outcomes, warnings = read_results([entry for entry in entries if entry.state not in NO_RUN_STATES])
+    warnings = [*not_started([entry.state for entry in entries]), *warnings]
+    options = list(by) if by is not None else default_cell_options(outcomes)
     if by is not None and outcomes:
-        check_options(words, [one.entry.run for one in outcomes], "--by")
-    report = build_report(outcomes, words, Options(), said) if outcomes else Report(words, [], said, [])
+        check_options(options, [outcome.entry.run for outcome in outcomes], "--by")
+    report = build_report(outcomes, options, Options(), warnings) if outcomes else Report(options, [], warnings, [])
 
-    index = {entry.folder.path: place for place, entry in enumerate(entries)}
-    cell_of = {run.entry.folder.path: place for place, cell in enumerate(report.cells) for run in cell.runs}
-    differing = varied(outcomes)
-    by_path = {one.entry.folder.path: one for one in outcomes}
+    index = {entry.folder.path: position for position, entry in enumerate(entries)}
+    cell_of = {run.entry.folder.path: position for position, cell in enumerate(report.cells) for run in cell.runs}
+    differing = varying_options(outcomes)
     runs = [
-        {**_run(entry, by_path.get(entry.folder.path), len(entries), differing), "cell": cell_of.get(entry.folder.path)}
-        for entry in entries
+        _run(entry, len(entries), differing) | {"index": position, "cell": cell_of.get(entry.folder.path)}
+        for position, entry in enumerate(entries)
     ]
-    for place, run in enumerate(runs):
-        run["index"] = place
-    absent = [_absence(entry) for entry in entries if entry.folder.path not in cell_of]
+    profiles, problems = depths.layer_profiles(entries, report.cells, [run["warmup"] for run in runs])
+    for position, problem in problems:
+        runs[position]["note"] = _join_notes(runs[position]["note"], problem)
+        runs[position]["problems"] += [] if problem == depths.NO_STATISTICS else [problem]
+    missing = [_missing_state(entry) for entry in entries if entry.folder.path not in cell_of]
     texts = table_rows(report) if report.rows else []
-    profiles, unmeasured = depths.profiles(entries, report.cells, [run["warmup"] for run in runs])
-    for place, problem in unmeasured:
-        runs[place]["note"] = _joined(runs[place]["note"], problem)
-        runs[place]["problems"] += [] if problem == depths.UNMEASURED else [problem]
-    options = sorted(options_of([entry.run for entry in entries]))
+    order = rank_cells(report.cells)
+    run_options = sorted(options_of([entry.run for entry in entries]))
     return {
-        "title": _title(found, len(entries)),
-        "options": {option: _values(entries, option) for option in options},
-        "short_names": short_names(options),
-        "by": words,
+        "title": _title(selection, len(entries)),
+        "options": {option: _option_values(entries, option) for option in run_options},
+        "short_names": short_names(run_options),
+        "by": options,
         "level": LEVEL,
-        "answer": answer(report.cells, absent, words),
-        "best": best(report.cells),
-        "banners": banners(outcomes),
+        "summary": summary_sentences(report.cells, missing, options),
+        "best": best_cell(report.cells),
+        "order": [*order, *(position for position in range(len(report.cells)) if position not in order)],
+        "banners": comparability_warnings(outcomes),
         "warnings": report.warnings,
         "notes": notes(report) if report.rows else [],
         "cells": [
             {
                 **row,
-                "index": place,
+                "index": position,
                 "label": cell.name,
                 "runs": [index[run.entry.folder.path] for run in cell.runs],
                 "at_best": [index[run.entry.folder.path] for run in cell.runs_at(cell.best_lr)],
                 "text": text,
             }
-            for place, (row, cell, text) in enumerate(zip(report.rows, report.cells, texts, strict=True))
+            for position, (row, cell, text) in enumerate(zip(report.rows, report.cells, texts, strict=True))
         ],
         "cell_columns": list(texts[0]) if texts else [],
         "runs": runs,
         "differing": differing,
         "matrix": matrix(outcomes, index),
-        "rates": rates(report.cells, index),
+        "rates": learning_rate_points(report.cells, index),
         "profiles": profiles,
         "spike_rules": {
-            of: {"name": rule.name, "formula": rule.formula, "source": rule.source}
-            for of, name in SPIKE_RULES.items()
+            series: {"formula": rule.formula, "source": rule.source}
+            for series, name in SPIKE_RULES.items()
             for rule in RULES
             if rule.name == name
         },
@@ -109,83 +108,79 @@ def data(found: Found, by: Sequence[str] | None, where: Sequence[str]) -> Row:
     }
 
 
-def _values(entries: Sequence[Entry], option: str) -> list[Any]:
-    """What each run has of an option, or the one value that all have."""
+def _option_values(entries: Sequence[Entry], option: str) -> list[Any]:
+    """Return the value of an option for each run, or one value if all are equal."""
     values = [setting(entry.run, option) for entry in entries]
     return values[:1] if all(value == values[0] for value in values) else values
 
 
-def _title(found: Found, kept: int) -> str:
-    """The sweep's name, or how many runs there are; of how many, where conditions left some out."""
-    total = len(found.entries)
+def _title(selection: Selection, kept: int) -> str:
+    """Return the sweep's name or the number of runs; with conditions, how many of all runs meet them."""
+    total = len(selection.entries)
     count = f"{kept} of {total} runs" if kept < total else "1 run" if total == 1 else f"{total} runs"
-    return found.name if found.name and kept == total else f"{found.name}: {count}" if found.name else count
+    if not selection.name:
+        return count
+    return selection.name if kept == total else f"{selection.name}: {count}"
 
 
-def _absence(entry: Entry) -> str:
-    """Why a run is in no cell."""
-    return entry.state if entry.state in (*ABSENT, DAMAGED) else "does not say what it was"
+def _missing_state(entry: Entry) -> str:
+    """Return why a run is in no cell."""
+    return entry.state if entry.state in (*NO_RUN_STATES, DAMAGED) else "no settings on record"
 
 
-def _run(entry: Entry, one: RunResult | None, runs: int, differing: Sequence[str]) -> Row:
-    """The row that `summarize` has of one of so many runs, and what the page shows besides."""
-    most = curves.points_for(runs)
-    read = read_numbers(entry.folder)
-    row = row_of(entry, read.rows)
-    problems = [problem for problem in (entry.problem, read.problem) if problem]
-    told = [STILL_RUNNING] if entry.state == RUNNING else []
-    note = _joined(row["note"], *(problem for problem in told + problems if problem not in row["note"]))
+def _run(entry: Entry, runs: int, differing: Sequence[str]) -> Row:
+    """Return the row of `summarize` for one of `runs` runs, with its curves."""
+    most = curves.points_per_curve(runs)
+    metrics = read_metrics(entry.folder)
+    row = row_of(entry, lambda: metrics.rows)
+    problems = [problem for problem in (entry.problem, metrics.problem) if problem]
+    notes = [STILL_RUNNING] if entry.state == RUNNING else []
     return {
         **{key: row[key] for key in COLUMNS},
-        "note": note,
+        "note": _join_notes(row["note"], *(note for note in notes + problems if note not in row["note"])),
         "problems": problems,
-        "settings": {word: format_setting(setting(entry.run, word)) for word in differing},
-        "came_out": one is not None and one.has_loss,
-        "warmup": _count(get_nested(entry.run, "config.optim.warmup_steps")),
-        "tokens_per_step": _tokens(entry),
+        "settings": {option: format_setting(setting(entry.run, option)) for option in differing},
+        "warmup": _whole_number(get_nested(entry.run, "config.optim.warmup_steps")),
+        "tokens_per_step": _tokens_per_step(entry),
         "diverged_at": _diverged_at(entry, row),
-        "spikes": {of: steps[:MOST_SPIKES] for of, steps in _spikes(read).items()},
-        "spike_counts": {of: len(steps) for of, steps in _spikes(read).items()},
-        "loss": curves.curve(read.steps, read.loss, most),
-        "grad_norm": curves.curve(read.steps, read.grad_norm, most),
+        "spikes": {series: metrics.spikes.get(series, [])[:MAX_SPIKES] for series in SPIKE_RULES},
+        "spike_counts": {series: len(metrics.spikes.get(series, [])) for series in SPIKE_RULES},
+        "loss": curves.curve(metrics.steps, metrics.loss, most),
+        "grad_norm": curves.curve(metrics.steps, metrics.grad_norm, most),
         "evals": {
-            "steps": [seen.step for seen in read.evaluations],
-            "values": [seen.loss for seen in read.evaluations],
+            "steps": [evaluation.step for evaluation in metrics.evaluations],
+            "values": [evaluation.loss for evaluation in metrics.evaluations],
         },
-        "paces": _paces(read, curves.moments_for(runs)),
+        "paces": _times(metrics, curves.times_per_run(runs)),
     }
 
 
 def _diverged_at(entry: Entry, row: Row) -> int | None:
-    """The step at which a run diverged: its last one, where its final loss is the divergence."""
+    """Return the step at which a run diverged, or None."""
     if row["state"] != DIVERGED:
         return None
     step = get_nested(entry.status, "diverged.step")
-    return _count(row["step"] if step is None else step)
+    return _whole_number(row["step"] if step is None else step)
 
 
-def _spikes(read: Numbers) -> dict[str, list[int]]:
-    return {of: read.spikes.get(of, []) for of in SPIKE_RULES}
-
-
-def _paces(read: Numbers, most: int) -> Row:
-    """When the run was where, evenly thinned; the first and the last moment among them."""
-    last, most = len(read.paces) - 1, min(len(read.paces), most)
-    kept = [read.paces[round(at * last / max(most - 1, 1))] for at in range(most)]
+def _times(metrics: Metrics, most: int) -> Row:
+    """Return at most `most` time stamps, evenly spaced, with the first and the last."""
+    count = len(metrics.times)
+    kept = [metrics.times[at] for at in np.linspace(0, count - 1, min(count, most)).round().astype(int)]
     return {"steps": [step for step, _ in kept], "seconds": [seconds for _, seconds in kept]}
 
 
-def _tokens(entry: Entry) -> int | None:
-    """Tokens of an update; the batch is that of all its micro-batches."""
-    batch, context = (_count(get_nested(entry.run, f"config.{word}")) for word in ("train.batch_size", "model.context"))
+def _tokens_per_step(entry: Entry) -> int | None:
+    """Return the tokens of one update over all its micro-batches."""
+    batch, context = (_whole_number(get_nested(entry.run, f"config.{key}")) for key in ("train.batch_size", "model.context"))
     return None if batch is None or context is None else batch * context
 
 
-def _count(value: Any) -> int | None:
-    """A whole number of the record; None for any other."""
+def _whole_number(value: Any) -> int | None:
+    """Return a value of a record that is a whole number of 0 or more, else None."""
     known = number(value)
     return int(known) if known is not None and known >= 0 and known % 1 == 0 else None
 
 
-def _joined(*notes: str) -> str:
+def _join_notes(*notes: str) -> str:
     return "; ".join(filter(None, notes))

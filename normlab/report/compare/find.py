@@ -1,4 +1,4 @@
-"""Which runs are compared: what words mean, and every folder and every plan that should have been a run and is none."""
+"""Find the runs that `compare` and `summarize` read: by folder, run or sweep, with planned runs that do not exist."""
 
 from __future__ import annotations
 
@@ -15,109 +15,110 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import RUNS_FOLDER
 
 EMPTY = "empty"
-"""What a folder among the runs is called that says neither what it is nor how it stands."""
+"""The state of a folder among the runs that has neither settings nor a status."""
 NOT_STARTED = "not started"
-"""What a run is called that a sweep has planned, and of which there is no folder yet."""
-ABSENT = (EMPTY, NOT_STARTED)
-"""The states of what is no run yet: in no cell, and in no number."""
+"""The state of a run that a sweep has planned and that has no folder yet."""
+NO_RUN_STATES = (EMPTY, NOT_STARTED)
+"""The states of entries that are not runs yet; they are in no cell and in no number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The runs that some words mean."""
+class Selection:
+    """The runs that were selected by name."""
 
     entries: Sequence[Entry]
-    """Each once, in the order in which it was found; those that are no run yet among them, with a state of `ABSENT`."""
+    """Each run once, in the order found, with entries whose state is in `NO_RUN_STATES`."""
     name: str
-    """The sweep's, where they are those of one; else empty."""
+    """The name of the sweep if the runs are those of one sweep, else empty."""
     home: Path
-    """The folder that a page of them belongs in."""
+    """The folder for a page about the runs."""
 
 
-def find(words: Sequence[str], results_dir: str | os.PathLike[str]) -> Found:
-    """The runs of several words together.
+def find(names: Sequence[str], results_dir: str | os.PathLike[str]) -> Selection:
+    """Return the runs of all names together.
 
     Args:
-        words: Each a results folder, its runs, a run (its folder, its id, the beginning of it, or its name), or a
-            sweep (its folder or its name). None: the results folder.
-        results_dir: Where names are looked up.
+        names: Each is a results folder, its `runs` folder, a run (folder, id, prefix of the id, or name), or a sweep
+            (folder or name). Empty: the results folder.
+        results_dir: The folder in which names are looked up.
 
     Raises:
-        StoreError: A word means nothing, a sweep's plan cannot be read, or there is no run at all.
+        StoreError: A name matches nothing, a sweep's plan cannot be read, or there is no run.
     """
-    found = [_find(word, results_dir) for word in words or [os.fspath(results_dir)]]
+    selections = [_find(name, results_dir) for name in names or [os.fspath(results_dir)]]
     entries: dict[Path, Entry] = {}
-    for entry in (entry for one in found for entry in one.entries):
+    for entry in (entry for selection in selections for entry in selection.entries):
         entries.setdefault(entry.folder.path.resolve(), entry)
-    if all(entry.state in ABSENT for entry in entries.values()):
-        raise StoreError(_none(words, results_dir, list(entries.values())))
-    alone = found[0] if len(found) == 1 else None
-    return Found(
+    if all(entry.state in NO_RUN_STATES for entry in entries.values()):
+        where = ", ".join(names) or os.fspath(results_dir)
+        waiting = sum(entry.state == NOT_STARTED for entry in entries.values())
+        raise StoreError(f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs_message(where))
+    single = selections[0] if len(selections) == 1 else None
+    return Selection(
         list(entries.values()),
-        alone.name if alone else "",
-        alone.home if alone else Path(results_dir),
+        single.name if single else "",
+        single.home if single else Path(results_dir),
     )
 
 
 def find_started(
-    word: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results"
+    name: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results"
 ) -> tuple[list[Entry], int]:
-    """Return the runs that a word means, as `find`, and how many more a sweep has planned that have not started.
+    """Return the runs of a name, as `find`, and the number of planned runs that have not started.
 
     Raises:
         StoreError: As `find`.
     """
-    entries = find([os.fspath(word)], results_dir).entries
-    started = [entry for entry in entries if entry.state not in ABSENT]
+    entries = find([os.fspath(name)], results_dir).entries
+    started = [entry for entry in entries if entry.state not in NO_RUN_STATES]
     return started, sum(entry.state == NOT_STARTED for entry in entries)
 
 
 def not_started(states: Sequence[str]) -> list[str]:
-    """How many runs were planned and have not begun, in a line; none where all have."""
+    """Return a line with the number of runs that have not started; no line if all have."""
     waiting = states.count(NOT_STARTED)
     return [f"{waiting} of {len(states)} runs {'has' if waiting == 1 else 'have'} not started"] if waiting else []
 
 
-def _find(word: str, results_dir: str | os.PathLike[str]) -> Found:
-    """What one word means."""
-    folder = Path(word)
-    named = sweep_folder(results_dir, word) if len(folder.parts) == 1 else folder
+def _find(name: str, results_dir: str | os.PathLike[str]) -> Selection:
+    folder = Path(name)
+    sweep = sweep_folder(results_dir, name) if len(folder.parts) == 1 else folder
     if has_plan(folder):
         return _sweep(folder)
     if is_run(folder):
-        return Found(find_runs(folder), "", Path(results_dir))
-    if os.path.isdir(folder) and (entries := _below(folder)):
-        return Found(entries, "", folder.parent if folder.name == RUNS_FOLDER else folder)
-    if has_plan(named):
-        return _sweep(named)
+        return Selection(find_runs(folder), "", Path(results_dir))
+    if os.path.isdir(folder) and (entries := _runs_below(folder)):
+        return Selection(entries, "", folder.parent if folder.name == RUNS_FOLDER else folder)
+    if has_plan(sweep):
+        return _sweep(sweep)
     if os.path.isdir(folder) or folder == Path(results_dir):
-        raise StoreError(no_runs_message(word))
-    exact = Path(results_dir) / RUNS_FOLDER / word  # looked for first: a name is found by reading every run
+        raise StoreError(no_runs_message(name))
+    by_id = Path(results_dir) / RUNS_FOLDER / name  # tried first: a look-up by name reads every run
     try:
-        run = RunFolder(exact.absolute()) if folder.name == word and is_run(exact) else resolve_run(word, results_dir)
+        run = RunFolder(by_id.absolute()) if folder.name == name and is_run(by_id) else resolve_run(name, results_dir)
     except StoreError as error:
-        raise StoreError(f"{word}: neither a folder nor a sweep; {error}") from error
-    return Found([examine(run)], "", Path(results_dir))
+        raise StoreError(f"{name}: neither a folder nor a sweep; {error}") from error
+    return Selection([examine(run)], "", Path(results_dir))
 
 
-def _below(folder: Path) -> list[Entry]:
-    """Every run of a results folder or of its runs, and the folders beside them that hold none."""
+def _runs_below(folder: Path) -> list[Entry]:
+    """Return the runs of a results folder or a `runs` folder, and the folders among them that hold no run."""
     runs = folder / RUNS_FOLDER if os.path.isdir(folder / RUNS_FOLDER) else folder
-    found = find_runs(folder)
+    entries = find_runs(folder)
     if runs.name != RUNS_FOLDER:
-        return found  # any folder may have others beside the runs
+        return entries  # any other folder can have unrelated folders beside the runs
     try:
         children = sorted(child for child in runs.iterdir() if os.path.isdir(child) and not is_run(child))
     except OSError as error:
         raise io_error(runs, "read", error) from error
-    return found + [_empty(RunFolder(child)) for child in children]
+    return entries + [_empty(RunFolder(child)) for child in children]
 
 
-def _sweep(folder: Path) -> Found:
-    """Every run of a sweep, begun or not."""
+def _sweep(folder: Path) -> Selection:
+    """Return every run of a sweep, started or not."""
     plan = read_plan(folder)
     name = one_line(plan.name)
-    return Found([_planned(folder, job, name) for job in plan.jobs], name, folder)
+    return Selection([_planned(folder, job, name) for job in plan.jobs], name, folder)
 
 
 def _planned(folder: Path, job: Job, sweep: str) -> Entry:
@@ -126,17 +127,9 @@ def _planned(folder: Path, job: Job, sweep: str) -> Entry:
         return examine(run)
     if os.path.isdir(run.path):
         return _empty(run, job)
-    waits = f"planned by the sweep {sweep}, and has not started"
-    return Entry(run, {"config": job.config}, {}, NOT_STARTED, waits)
+    return Entry(run, {"config": job.config}, {}, NOT_STARTED, f"planned by the sweep {sweep}, not started")
 
 
 def _empty(folder: RunFolder, job: Job | None = None) -> Entry:
-    told = "the folder holds no run: what is left where one was killed before it had begun; the same words begin it"
-    return Entry(folder, {"config": job.config} if job else {}, {}, EMPTY, told)
-
-
-def _none(words: Sequence[str], results_dir: str | os.PathLike[str], entries: Sequence[Entry]) -> str:
-    """What to say where nothing was found that is a run."""
-    where = ", ".join(words) or os.fspath(results_dir)
-    waiting = sum(entry.state == NOT_STARTED for entry in entries)
-    return f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs_message(where)
+    problem = "the folder holds no run: the run was killed before it started; run the same command again"
+    return Entry(folder, {"config": job.config} if job else {}, {}, EMPTY, problem)

@@ -1,8 +1,8 @@
-"""A run's statistics at a few of its steps as one table: which numbers there are of a step, and what they are.
+"""A run's statistics at some of its steps as one array, with a description of its columns.
 
-Only those of the step itself (the core tier), measured or derived: others have steps of their own.
+Only the core tier is included, measured or derived: other tiers have steps of their own.
 
-Shapes: S steps, N numbers a step, L blocks.
+Shapes: S steps, N columns, L blocks.
 """
 
 from __future__ import annotations
@@ -18,111 +18,101 @@ from normlab.errors import StatisticsError
 from normlab.stats.profiles import Array, Group, Layout, Profiles
 from normlab.stats.statistic import CORE, STATISTICS, in_order, values_of
 
-DEEPEST = 10_000
-"""Blocks beyond which a description is not believed."""
-SAID = ("formula", "unit", "of", "question", "source", "merge")
-"""What is told of a statistic."""
+MAX_DEPTH = 10_000
+"""A record of more blocks than this is taken to be damaged."""
+DESCRIPTION_KEYS = ("formula", "unit", "of", "question", "source")
 
 
-class Column(NamedTuple):
-    """A statistic at one site."""
+class StatisticColumns(NamedTuple):
+    """The columns of one statistic at one site."""
 
     statistic: str
     site: str
-    places: tuple[int | None, ...]
-    """Of the L + 2: 0 the embeddings, L + 1 the head; a single None where there is one number a step."""
+    layers: tuple[int | None, ...]
+    """Of the L + 2 layers: 0 the embeddings, L + 1 the head; (None,) for one number per step."""
 
 
-class Layers(NamedTuple):
-    """What the N numbers of a step are."""
+class TableLayout(NamedTuple):
+    """The N columns of a run's table."""
 
     depth: int
-    columns: tuple[Column, ...]
+    columns: tuple[StatisticColumns, ...]
 
     @property
     def width(self) -> int:
-        """N."""
-        return sum(len(column.places) for column in self.columns)
+        """The number of columns, N."""
+        return sum(len(column.layers) for column in self.columns)
 
 
-def layers_of(parts: Sequence[Profiles]) -> Layers:
-    """What there is of the steps of a run, over all the parts that it was measured in; in the order of `list stats`."""
-    places: dict[tuple[str, str], set[int | None]] = {}
+def layout_of(parts: Sequence[Profiles]) -> TableLayout:
+    """Return the columns of a run over all parts of its record, in the order of `list stats`."""
+    layers: dict[tuple[str, str], set[int | None]] = {}
     for part in parts:
         for column in _columns(part.layout):
-            places.setdefault(column[:2], set()).update(column.places)
-    order = {one.name: index for index, one in enumerate(in_order())}
-    keys = sorted(places, key=lambda key: order[key[0]])
+            layers.setdefault((column.statistic, column.site), set()).update(column.layers)
+    order = {statistic.name: index for index, statistic in enumerate(in_order())}
+    keys = sorted(layers, key=lambda key: order[key[0]])
     depth = max((part.layout.depth for part in parts), default=0)
-    return Layers(depth, tuple(Column(*key, tuple(sorted(places[key], key=lambda at: at or 0))) for key in keys))
+    columns = (StatisticColumns(*key, tuple(sorted(layers[key], key=lambda layer: layer or 0))) for key in keys)
+    return TableLayout(depth, tuple(columns))
 
 
-def measured_in(profiles: Sequence[Profiles]) -> list[Profiles]:
-    """The parts that hold numbers of the step itself."""
-    return [part for part in profiles if part.layout.depth <= DEEPEST and _columns(part.layout)]
+def core_parts(profiles: Sequence[Profiles]) -> list[Profiles]:
+    """Return the parts of a record that hold core statistics."""
+    return [part for part in profiles if part.layout.depth <= MAX_DEPTH and _columns(part.layout)]
 
 
-def table(parts: Sequence[Profiles], layers: Layers, steps: NDArray[np.int64]) -> Array:
-    """The numbers of some steps, (S, N); NaN where a step or a number was not measured."""
-    found: Array = np.full((len(steps), layers.width), np.nan)
-    starts = np.cumsum([0, *(len(column.places) for column in layers.columns)])
-    where = {
-        (column.statistic, column.site, place): start + at
-        for column, start in zip(layers.columns, starts, strict=False)
-        for at, place in enumerate(column.places)
-    }
+def table(parts: Sequence[Profiles], layout: TableLayout, steps: NDArray[np.int64]) -> Array:
+    """Return the values at some steps, (S, N); NaN for a step or a column that was not measured."""
+    values: Array = np.full((len(steps), layout.width), np.nan)
+    keys = [(column.statistic, column.site, layer) for column in layout.columns for layer in column.layers]
+    number_of = {key: number for number, key in enumerate(keys)}
     for part in parts:
-        known, rows, own = np.intersect1d(steps, part.steps, return_indices=True)
-        if not len(known):
+        _, rows, measured = np.intersect1d(steps, part.steps, return_indices=True)
+        if not len(rows):
             continue
-        some = Profiles(part.layout, part.steps[own], part.values[own])
-        columns = _columns(part.layout)
-        numbers = np.concatenate(
-            [_numbers(some, name, columns) for name in dict.fromkeys(c.statistic for c in columns)], 1
-        )
-        to = [where[column.statistic, column.site, place] for column in columns for place in column.places]
-        found[np.ix_(rows, to)] = numbers
-    return found
+        selected = Profiles(part.layout, part.steps[measured], part.values[measured])
+        by_name = {name: _values(selected, name) for name in {column.statistic for column in _columns(part.layout)}}
+        for name, site, layers in _columns(part.layout):
+            at_site = by_name[name][site]
+            for layer in layers:
+                # One number per step is an array (S,), or the last layer of (S, L + 2).
+                column = at_site if at_site.ndim == 1 else at_site[:, -1 if layer is None else layer]
+                values[rows, number_of[name, site, layer]] = column
+    return values
 
 
-def _columns(layout: Layout) -> tuple[Column, ...]:
-    return _columns_of(layout.depth, layout.groups, tuple(layout.families.items()))
+def describe_statistics(layouts: Sequence[TableLayout]) -> dict[str, dict[str, str]]:
+    """Return the description of each statistic that has a column."""
+    names = dict.fromkeys(column.statistic for layout in layouts for column in layout.columns)
+    return {name: {key: getattr(STATISTICS[name], key) for key in DESCRIPTION_KEYS} for name in names}
 
 
-@cache
-def _columns_of(depth: int, groups: tuple[Group, ...], families: tuple[tuple[str, str], ...]) -> tuple[Column, ...]:
-    """What can be read of a layout, found out by reading it: many runs have the same."""
+def _columns(layout: Layout) -> tuple[StatisticColumns, ...]:
+    return _cached_columns(layout.depth, layout.groups, tuple(layout.families.items()))
+
+
+@cache  # many runs have the same layout
+def _cached_columns(
+    depth: int, groups: tuple[Group, ...], families: tuple[tuple[str, str], ...]
+) -> tuple[StatisticColumns, ...]:
+    """Find the columns that a layout provides by computing every statistic from a row of ones."""
     layout = Layout(depth, groups, dict(families))
     ones = Profiles(layout, np.zeros(1, np.int64), np.ones((1, layout.width)))
-    columns: list[Column] = []
-    for one in in_order():
-        for site, values in _values(ones, one.name).items() if one.tier == CORE else ():
-            alone = values.ndim == 1 or one.of == "model"
-            there = (None,) if alone else tuple(np.flatnonzero(~np.isnan(values[0])).tolist())
-            if there:
-                columns.append(Column(one.name, site, there))
+    columns: list[StatisticColumns] = []
+    for statistic in in_order():
+        for site, values in _values(ones, statistic.name).items() if statistic.tier == CORE else ():
+            per_step = values.ndim == 1 or statistic.of == "model"
+            layers = (None,) if per_step else tuple(np.flatnonzero(~np.isnan(values[0])).tolist())
+            if layers:
+                columns.append(StatisticColumns(statistic.name, site, layers))
     return tuple(columns)
 
 
 def _values(profiles: Profiles, name: str) -> dict[str, Array]:
+    """Return a statistic by site; empty if it was not measured, or at sites that this version does not know."""
     try:
         with np.errstate(all="ignore"):
             return values_of(profiles, name)
-    except (StatisticsError, ValueError):  # not measured; or at sites that this normlab does not know it at
+    except (StatisticsError, ValueError):
         return {}
-
-
-def _numbers(profiles: Profiles, name: str, columns: Sequence[Column]) -> Array:
-    """A statistic at all its sites, a column for each place, (S, n)."""
-    values = _values(profiles, name)
-    found: list[Array] = []
-    for _, site, places in (column for column in columns if column.statistic == name):
-        own, at = values[site], [place for place in places if place is not None]
-        found.append(own[:, None] if own.ndim == 1 else own[:, at] if at else own[:, -1:])
-    return np.concatenate(found, axis=1)
-
-
-def told(layers: Sequence[Layers]) -> dict[str, dict[str, str]]:
-    """Of each statistic that is among them, in words, what it is."""
-    names = dict.fromkeys(column.statistic for one in layers for column in one.columns)
-    return {name: {word: getattr(STATISTICS[name], word) for word in SAID} for name in names}

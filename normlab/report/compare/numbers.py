@@ -1,4 +1,4 @@
-"""What a run's metrics say, read once: every step's loss and gradient norm, the evaluations, the pace, the spikes.
+"""A run's metrics over training, read once: losses, gradient norms, evaluations, times and spikes.
 
 Shapes: S steps.
 """
@@ -23,64 +23,60 @@ from normlab.store.series import series_of
 Series = NDArray[np.float64]
 
 SPIKE_RULES = {"loss": "loss_olmo_core", "grad_norm": "grad_norm_olmo_core"}
-"""The rule by which spikes are marked, of each series."""
-_RULES = [rule for rule in RULES if rule.name in SPIKE_RULES.values()]
-_LAST_STEP = 2**32 - 1
-"""What a curve's step can be at most."""
+"""The rule that finds the spikes of each series."""
+MAX_STEP = 2**32 - 1
+"""The largest step that the page can hold."""
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """A run's numbers over training."""
+class Metrics:
+    """The metrics of a run."""
 
-    record: Rows = field(default_factory=lambda: Rows([], 0, False))
+    rows: Rows = field(default_factory=lambda: Rows([], 0, False))
+    """The rows of the metrics file."""
     steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(S,), never falling."""
+    """(S,), non-decreasing."""
     loss: Series = field(default_factory=lambda: np.zeros(0))
-    """(S,), nats a token."""
+    """(S,), nats/token."""
     grad_norm: Series = field(default_factory=lambda: np.zeros(0))
     """(S,), before clipping."""
     evaluations: list[Evaluation] = field(default_factory=list)
-    paces: list[tuple[float, float]] = field(default_factory=list)
-    """After how many updates, and the seconds in steps until then."""
+    times: list[tuple[float, float]] = field(default_factory=list)
+    """Pairs of a step and the seconds of training until then."""
     spikes: dict[str, list[int]] = field(default_factory=dict)
-    """The steps that are spikes, by series and `SPIKE_RULES`."""
+    """The steps of the spikes, by series."""
     problem: str = ""
     """What could not be read."""
 
-    def rows(self) -> Rows:
-        """The rows that this was read of."""
-        return self.record
 
-
-def read_numbers(folder: RunFolder) -> Numbers:
-    """A run's numbers; what could not be read is in `problem`, and never raised."""
+def read_metrics(folder: RunFolder) -> Metrics:
+    """Read a run's metrics; a file that cannot be read sets `problem` instead of raising."""
     try:
-        record = folder.rows()
+        rows = folder.rows()
     except StoreError as error:
-        return Numbers(problem=str(error))
-    trained = [row for row in record.rows if row.get("kind") == "train"]
-    others = [row for row in record.rows if row.get("kind") != "train"]
-    seen = series_of(trained)
-    known = (seen["step"] >= 0) & (seen["step"] <= _LAST_STEP) & (np.floor(seen["step"]) == seen["step"])
-    seen = {name: values[known] for name, values in seen.items()}
-    if (np.diff(seen["step"]) < 0).any():  # a damaged row may say another step than its own
-        order = np.argsort(seen["step"], kind="stable")
-        seen = {name: values[order] for name, values in seen.items()}
-    steps, lost = seen["step"].astype(np.int64), int((~known).sum())
-    strange = f"{lost} rows of the metrics name no step" if lost else ""
-    return Numbers(
-        record=record,
+        return Metrics(problem=str(error))
+    trained = [row for row in rows.rows if row.get("kind") == "train"]
+    others = [row for row in rows.rows if row.get("kind") != "train"]
+    series = series_of(trained)
+    valid = (series["step"] >= 0) & (series["step"] <= MAX_STEP) & (np.floor(series["step"]) == series["step"])
+    order = np.flatnonzero(valid)
+    order = order[np.argsort(series["step"][order], kind="stable")]  # a damaged row can have the step of another
+    series = {name: values[order] for name, values in series.items()}
+    steps, invalid = series["step"].astype(np.int64), int((~valid).sum())
+    without_step = f"{invalid} rows of the metrics have no step" if invalid else ""
+    rules = [rule for rule in RULES if rule.name in SPIKE_RULES.values()]
+    return Metrics(
+        rows=rows,
         steps=steps,
-        loss=seen["loss"],
-        grad_norm=seen["grad_norm"],
+        loss=series["loss"],
+        grad_norm=series["grad_norm"],
         evaluations=evaluations_of(others),
-        paces=_paces(others),
-        spikes={found.rule.of: steps[found.spikes].tolist() for found in count(seen, _RULES)} if len(steps) else {},
-        problem="; ".join(filter(None, [folder.metrics_problem(), unreadable_lines_note(record), strange])),
+        times=_times(others),
+        spikes={found.rule.of: steps[found.spikes].tolist() for found in count(series, rules)} if len(steps) else {},
+        problem="; ".join(filter(None, [folder.metrics_problem(), unreadable_lines_note(rows), without_step])),
     )
 
 
-def _paces(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    told = [(number(row.get("step")), number(row.get("seconds"))) for row in rows if row.get("kind") == "pace"]
-    return [(step, seconds) for step, seconds in told if step is not None and seconds is not None]
+def _times(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    times = [(number(row.get("step")), number(row.get("seconds"))) for row in rows if row.get("kind") == "pace"]
+    return [(step, seconds) for step, seconds in times if step is not None and seconds is not None]

@@ -1,4 +1,4 @@
-"""The loss over the learning rate, cell by cell, and the cells by norm, placement and depth."""
+"""Final loss by learning rate, and by norm, placement and depth."""
 
 from __future__ import annotations
 
@@ -6,60 +6,54 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normlab.report.by import build_report
+from normlab.report.by import BEST, build_report
+from normlab.report.by_text import loss_text
 from normlab.report.cell_row import losses_at
-from normlab.report.compare.comparable import FIRST
+from normlab.report.compare.comparable import MAIN_OPTIONS
 from normlab.report.groups import Cell
-from normlab.report.learning_rates import EDGE, USABLE
 from normlab.report.outcomes import RunResult
 from normlab.report.settings import format_setting
 
 Row = dict[str, Any]
-Indices = Mapping[Path, int]
-"""Where a run is among the page's, by its folder."""
+RunIndex = Mapping[Path, int]
+"""The page's index of a run, by its folder."""
+LOSS_KEYS = (
+    "lr", "val_loss", "val_loss_low", "val_loss_high", "seeds", "seeds_diverged", "val_loss_of_others",
+)  # fmt: skip
 
 
-def rates(cells: Sequence[Cell], index: Indices) -> Row:
-    """Of each cell, at every learning rate that was tried, the mean over its seeds and the runs.
+def learning_rate_points(cells: Sequence[Cell], index: RunIndex) -> list[list[Row]]:
+    """Return, for each cell and each of its learning rates, the loss over the seeds and the loss of each run.
 
-    A mean with a diverged run is infinite, and that of the others stands beside it, as in a cell's row.
+    A mean with a diverged run is infinite; the mean of the others is in `val_loss_of_others`.
     """
-    curves = [
-        {"cell": number, "points": [_point(cell, lr, index) for lr in cell.losses]} for number, cell in enumerate(cells)
-    ]
-    return {"edge": EDGE, "usable": USABLE, "curves": curves}
+    return [[_point(cell, lr, index) for lr in cell.losses] for cell in cells]
 
 
-def _point(cell: Cell, lr: float, index: Indices) -> Row:
-    row = losses_at(cell, lr, "")
+def _point(cell: Cell, lr: float, index: RunIndex) -> Row:
+    row = losses_at(cell, lr, BEST)
     return {
-        "lr": lr,
-        "mean": row["val_loss"],
-        "low": row["val_loss_low"],
-        "high": row["val_loss_high"],
-        "of_others": row["val_loss_of_others"],
-        "n": row["seeds"],
-        "crossed": row["seeds_crossed"],
-        "diverged": row["seeds_diverged"],
-        "losses": [{"run": index[run.entry.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
+        **{key: row[key] for key in LOSS_KEYS},
+        "text": loss_text(row, BEST, "val_loss"),
+        "runs": [{"run": index[run.entry.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
     }
 
 
-def matrix(outcomes: Sequence[RunResult], index: Indices) -> Row:
-    """Every norm in every placement at every depth: the same rows, by these three words."""
+def matrix(outcomes: Sequence[RunResult], index: RunIndex) -> Row:
+    """Return the rows of `summarize --by norm,placement,model.depth`, with their axes."""
     if not outcomes:
         return {"norms": [], "placements": [], "depths": [], "cells": []}
-    report = build_report(outcomes, FIRST)
+    report = build_report(outcomes, MAIN_OPTIONS)
     cells = [
         {
             **row,
-            **dict(zip(("norm", "placement"), map(format_setting, cell.key), strict=False)),
+            "norm": format_setting(cell.key[0]),
+            "placement": format_setting(cell.key[1]),
             "depth": cell.key[2],
+            "text": loss_text(row, BEST, "val_loss"),
             "runs": [index[run.entry.folder.path] for run in cell.runs],
         }
         for row, cell in zip(report.rows, report.cells, strict=True)
     ]
-    return {
-        **{f"{word}s": list(dict.fromkeys(cell[word] for cell in cells)) for word in ("norm", "placement", "depth")},
-        "cells": cells,
-    }
+    axes = {f"{axis}s": list(dict.fromkeys(cell[axis] for cell in cells)) for axis in ("norm", "placement", "depth")}
+    return {**axes, "cells": cells}

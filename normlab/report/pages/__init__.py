@@ -1,1 +1,1 @@
-"""Pages that stand alone: one HTML file that opens from a disk, and asks nothing of any network."""
+"""The HTML shell that all pages share, and the export of their figures as images."""

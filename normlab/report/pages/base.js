@@ -1,9 +1,9 @@
 "use strict";
-// What all pages share: the data, elements made of text and never of markup, the theme, and files to save.
+// Shared by all pages: the data, DOM elements built from text (never from markup), the theme, and downloads.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
-/** An element with attributes and children; a child that is no element becomes text. Handlers are functions. */
+/** Create an element; function attributes are event handlers, and children that are no elements become text. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -15,15 +15,23 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Create an SVG element. */
+function makeSvg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
 const byId = (id) => document.getElementById(id);
 
-/** A number of the record: JSON has no NaN and no infinity, and says them in words; null where there is none. */
+/** A number of a record, in which NaN and infinity are strings; null for anything else. */
 function number(value) {
   if (typeof value === "number") return value;
   return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value] ?? null;
 }
 
-/** Hand a file to the browser to be saved. */
+/** Download a file. */
 function save(name, type, content) {
   const url = URL.createObjectURL(new Blob([content], { type }));
   const link = make("a", { href: url, download: name });
@@ -33,7 +41,7 @@ function save(name, type, content) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-/** Rows of values as CSV: RFC 4180, numbers whole. */
+/** Rows as CSV (RFC 4180), numbers in full precision. */
 function csvText(rows) {
   const quoted = (value) => {
     const text = value === null || value === undefined ? "" : String(value);
@@ -42,16 +50,21 @@ function csvText(rows) {
   return rows.map((row) => row.map(quoted).join(",") + "\r\n").join("");
 }
 
-// The theme: what the system says, until a choice is made; a choice holds for this page while it is open.
+/** A labelled drop-down list; options are [value, text]. */
+function dropDown(label, options, value, change, attributes = {}) {
+  const items = options.map(([key, text]) => make("option", { value: key, selected: key === value }, text));
+  const select = make("select", { ...attributes, change: () => change(select.value) }, ...items);
+  return make("label", {}, label, select);
+}
 
-const THEMES = ["auto", "light", "dark"];
+// The theme is the system's until the user chooses one; the choice lasts while the page is open.
+
 const THEME_LISTENERS = [];
-const DARK = matchMedia("(prefers-color-scheme: dark)");
+const PREFERS_DARK = matchMedia("(prefers-color-scheme: dark)");
 let chosenTheme = "auto";
 
-/** Have the page dark or light as chosen, and redraw what is drawn in its colours. */
 function applyTheme() {
-  const dark = chosenTheme === "dark" || (chosenTheme === "auto" && DARK.matches);
+  const dark = chosenTheme === "dark" || (chosenTheme === "auto" && PREFERS_DARK.matches);
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   for (const listen of THEME_LISTENERS) listen();
 }
@@ -59,22 +72,14 @@ function applyTheme() {
 /** A colour of the theme, by its name in the styles. */
 const themed = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-/** The control that chooses the theme. */
 function themeControl() {
-  const options = THEMES.map((theme) => make("option", { value: theme }, theme));
-  const select = make(
-    "select",
-    {
-      id: "theme",
-      change: () => {
-        chosenTheme = select.value;
-        applyTheme();
-      },
-    },
-    ...options,
-  );
-  return make("label", {}, "theme", select);
+  const themes = ["auto", "light", "dark"].map((theme) => [theme, theme]);
+  const choose = (theme) => {
+    chosenTheme = theme;
+    applyTheme();
+  };
+  return dropDown("theme", themes, chosenTheme, choose, { id: "theme" });
 }
 
-DARK.addEventListener("change", applyTheme);
+PREFERS_DARK.addEventListener("change", applyTheme);
 applyTheme();

@@ -1,6 +1,6 @@
-"""A page's pictures as PNG: an installed Chromium or Chrome opens the page, and the page draws them itself.
+"""Export a page's figures as PNG: a headless Chromium or Chrome without network opens the page, which draws them.
 
-The browser has no window and no network. It is driven by Playwright, an extra: `pip install 'normlab[images]'`.
+Needs Playwright: `pip install 'normlab[images]'`.
 """
 
 from __future__ import annotations
@@ -16,50 +16,49 @@ from typing import Any
 from normlab.errors import NormlabError, one_line
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-"""What a browser's program is called."""
+"""Programs of a browser, looked up on the PATH."""
 FLAGS = ("--disable-gpu", "--disable-background-networking", "--disable-component-update")
-"""It has no screen, and asks nothing of anyone."""
-PATIENCE_S = 60.0
-"""How long it may take, from its start to the last picture."""
+"""For a machine without a display; no background requests."""
+TIMEOUT_S = 60.0
+"""Time limit from the start of the browser to the last figure."""
 _PNG = "data:image/png;base64,"
 
 
 def find_browser() -> str | None:
-    """The program of a browser that is installed, or None."""
+    """Return the path of an installed browser, or None."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def export_images(page: Path) -> dict[str, bytes]:
-    """A page's pictures, PNG by name, as its own function `exportPictures` draws them.
+    """Return a page's figures, PNG by name, from its script's function `exportFigures`.
 
     Raises:
-        NormlabError: There is no Playwright or no browser, it died or took too long, or the page draws no pictures.
+        NormlabError: Playwright or a browser is missing, the browser failed or timed out, or the page has no figures.
     """
     try:
         import playwright  # noqa: F401
     except ImportError as error:
         raise NormlabError(
-            "PNG needs Playwright, which is not installed: pip install 'normlab[images]', or write the page as HTML"
+            "PNG export needs Playwright, which is not installed: pip install 'normlab[images]', or write HTML only"
         ) from error
     program = find_browser()
     if program is None:
         raise NormlabError(
-            f"PNG needs a browser, and none of {', '.join(NAMES)} is on the PATH: install Chromium or Chrome "
-            "(Debian: apt-get install chromium), or write the page as HTML"
+            f"PNG export needs a browser, and none of {', '.join(NAMES)} is on the PATH: install Chromium or Chrome "
+            "(Debian: apt-get install chromium), or write HTML only"
         )
-    # In a thread of its own: a notebook has an event loop in the one that calls.
+    # The caller's thread can already have an event loop, as in a notebook.
     with ThreadPoolExecutor(1) as thread:
-        pictures = thread.submit(asyncio.run, _drawn(page, program)).result()
-    return {picture["name"]: base64.b64decode(picture["png"].removeprefix(_PNG)) for picture in pictures}
+        figures = thread.submit(asyncio.run, _draw(page, program)).result()
+    return {figure["name"]: base64.b64decode(figure["png"].removeprefix(_PNG)) for figure in figures}
 
 
-async def _drawn(page: Path, program: str) -> list[dict[str, Any]]:
-    """What the page's function gives."""
+async def _draw(page: Path, program: str) -> list[dict[str, Any]]:
     from playwright.async_api import Error, async_playwright
 
     try:
-        async with asyncio.timeout(PATIENCE_S), async_playwright() as playwright:
-            # Playwright would go without the sandbox; Chromium itself refuses it to root alone.
+        async with asyncio.timeout(TIMEOUT_S), async_playwright() as playwright:
+            # Playwright disables the sandbox by default; only for root does Chromium need that.
             browser = await playwright.chromium.launch(
                 executable_path=program, args=list(FLAGS), chromium_sandbox=os.geteuid() != 0, timeout=0
             )
@@ -67,26 +66,26 @@ async def _drawn(page: Path, program: str) -> list[dict[str, Any]]:
                 context = await browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
                 tab = await context.new_page()
                 await tab.goto(page.absolute().as_uri(), timeout=0)
-                if await tab.evaluate("typeof exportPictures") != "function":
-                    raise NormlabError(f"{page}: draws no pictures that could be exported; write the page again")
-                return await tab.evaluate("exportPictures()")
+                if await tab.evaluate("typeof exportFigures") != "function":
+                    raise NormlabError(f"{page}: has no figures to export; write the page again")
+                return await tab.evaluate("exportFigures()")
             finally:
                 await browser.close()
     except TimeoutError as error:
         raise NormlabError(
-            f"{page}: {program} has not drawn its pictures in {PATIENCE_S:g} s; try again where less is running, or "
-            "write the page as HTML"
+            f"{page}: {program} did not draw the figures within {TIMEOUT_S:g} s; try again on an idle machine, or "
+            "write HTML only"
         ) from error
     except Error as error:
         raise NormlabError(
-            f"{page}: {program} could not draw its pictures ({_reason(error.message)}); see whether it opens the page, "
-            "or write the page as HTML"
+            f"{page}: {program} could not draw the figures ({_reason(error.message)}); check that it opens the page, "
+            "or write HTML only"
         ) from error
 
 
 def _reason(message: str) -> str:
-    """Why, of what Playwright says: the browser's own last words where they are told, else the first line."""
+    """Return the browser's last error line from a Playwright message, else the message's first line."""
     lines = message.splitlines()
-    own = [line.rpartition("[err]")[2] for line in lines if "[err]" in line]
-    fatal = [line for line in own if "FATAL" in line]  # a trace of addresses follows it
-    return one_line((fatal or own or lines[:1] or ["no reason was given"])[-1])
+    errors = [line.rpartition("[err]")[2] for line in lines if "[err]" in line]
+    fatal = [line for line in errors if "FATAL" in line]  # a stack trace follows it
+    return one_line((fatal or errors or lines[:1] or ["unknown reason"])[-1])

@@ -1,8 +1,7 @@
-"""What every page is made of: one HTML file with its styles, its scripts and its data inside.
+"""The HTML shell of every page: one file that contains its styles, scripts and data.
 
-Nothing is loaded, and nothing that is not ours can run: the page's own content security policy allows no request at
-all, and no script but those whose SHA-256 it names. What comes from a record is data: it enters as JSON and is put into
-the document as text.
+The page's content security policy allows no request, and no script except those with the listed SHA-256. Data from
+records enters as JSON, and the scripts put it into the document as text.
 """
 
 from __future__ import annotations
@@ -20,45 +19,44 @@ from normlab.errors import ConfigError
 from normlab.store.files import io_error, write_atomic
 from normlab.store.schema import encode
 
-OURS = Path(__file__).parent
-"""Where the styles and the scripts are that pages share."""
-_BEGINNINGS = (b"<!doctype html", b"<html")
-_INSTEAD = "name (-o)"
-"""What to choose another of where the system refuses a page."""
+SHARED = Path(__file__).parent
+"""The folder of the shared styles and scripts."""
+_HTML_STARTS = (b"<!doctype html", b"<html")
+_ALTERNATIVE = "name (-o)"
+"""Completes "choose another ..." in errors."""
 
 
 def check_page(path: Path, option: str) -> None:
-    """Refuse a page's name before anything is read or measured.
+    """Check that a page can be written to a path, before any work is done.
 
     Raises:
-        ConfigError: It says that the file is something else, or is a folder's, or that of a file which is no page.
+        ConfigError: The path has another suffix than HTML, is a folder, or is a file that is not a page.
     """
     if path.suffix.lower() not in ("", ".html", ".htm"):
-        raise ConfigError(f"{option} {path}: a page is written as HTML; give it a name that ends in .html")
-    if os.path.isdir(path):  # unlike Path it says no to a name that is too long
-        raise ConfigError(f"{option} {path}: is a folder; name a file in it, as {path / 'page.html'}")
-    if not path.suffix and os.path.exists(path) and not _begins_like_a_page(path):
-        raise ConfigError(f"{option} {path}: is there, and is no page; choose another name, as {path}.html")
+        raise ConfigError(f"{option} {path}: a page is HTML; choose a name that ends in .html")
+    if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
+        raise ConfigError(f"{option} {path}: is a folder; choose a file in it, such as {path / 'page.html'}")
+    if not path.suffix and os.path.exists(path) and not _is_html(path):
+        raise ConfigError(f"{option} {path}: exists and is not HTML; choose another name, such as {path}.html")
 
 
 def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path], *, plotly: bool = True) -> str:
-    """A page, whole.
+    """Return the HTML of a page.
 
     Args:
-        title: Of the window; any text.
-        body: HTML, ours alone: what a record says comes in `data`.
-        data: What the scripts draw, plain values; NaN and infinity are written as the record writes them.
-        assets: Styles (.css) and scripts (.js) beside the shared ones, in the order in which they are read. The
-            scripts share one scope.
-        plotly: Whether Plotly's library is in the page (5 MB).
+        title: The window's title; any text.
+        body: Trusted HTML; text from records goes into `data`.
+        data: JSON values for the scripts; NaN and infinity become strings, as in a record.
+        assets: Styles (.css) and scripts (.js) in loading order, after the shared ones. Scripts share one scope.
+        plotly: Include Plotly's library (5 MB).
     """
-    styles = _joined([OURS / "base.css", *assets], ".css")
-    scripts = [_joined([OURS / "base.js", *assets], ".js")]
+    styles = _read_joined([SHARED / "base.css", *assets], ".css")
+    scripts = [_read_joined([SHARED / "base.js", *assets], ".js")]
     if plotly:
         from plotly.offline import get_plotlyjs
 
         scripts.insert(0, get_plotlyjs())
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
     return "\n".join([
         "<!doctype html>",
@@ -83,38 +81,38 @@ def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path],
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page, or replace it; the folders that it is to be in are made.
+    """Write or replace a page, and create its folders.
 
     Raises:
-        StoreError: The system refused; a page that was there is as it was.
+        StoreError: The file could not be written; an existing page is unchanged.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise io_error(path, "written", error, setting=_INSTEAD) from error
-    write_atomic(path, text.encode(), setting=_INSTEAD)
+        raise io_error(path, "written", error, setting=_ALTERNATIVE) from error
+    write_atomic(path, text.encode(), setting=_ALTERNATIVE)
 
 
 def as_json(data: Mapping[str, Any]) -> str:
-    """Strict JSON that may stand in a script element: nothing in it can end the element, or begin another."""
+    """Return strict JSON for a script element, escaped so that no text can end the element or start another."""
     text = json.dumps(encode(data), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _begins_like_a_page(path: Path) -> bool:
-    """Whether a file begins as HTML does; one that cannot be read does not."""
+def _is_html(path: Path) -> bool:
+    """Whether a readable file starts as HTML does."""
     try:
-        if not path.is_file():  # of a pipe nothing may ever come
+        if not path.is_file():  # reading a pipe can block forever
             return False
         with path.open("rb") as file:
-            return file.read(len(_BEGINNINGS[0])).lower().startswith(_BEGINNINGS)
+            return file.read(len(_HTML_STARTS[0])).lower().startswith(_HTML_STARTS)
     except OSError:
         return False
 
 
-def _joined(paths: Sequence[Path], suffix: str) -> str:
+def _read_joined(paths: Sequence[Path], suffix: str) -> str:
     return "".join(path.read_text(encoding="utf-8") for path in paths if path.suffix == suffix)
 
 
-def _digest(script: str) -> str:
+def _sha256(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""Runs with numbers over training and with statistics, and the data of a page that was written of them."""
+"""Runs with metrics and statistics, and the data of a page of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from normlab.store.runs import RunFolder
 
 
 def layout(depth: int) -> Layout:
-    """The stream at every block and the head, a norm of two sites, the norms of two matrices, one number of all."""
+    """Columns of the residual stream, a norm at two sites, and one matrix."""
     columns = [Column("resid_rms", "", place) for place in range(1, depth + 2)]
     columns += [Column("attn_rms", "", place) for place in range(1, depth + 1)]
     columns += [Column("norm_in_rms", site, at) for site in ("attn.in", "mlp.in") for at in range(1, depth + 1)]
@@ -31,17 +31,18 @@ def layout(depth: int) -> Layout:
 
 @pytest.fixture
 def trained(make_run: Callable[..., RunFolder]) -> Callable[..., RunFolder]:
-    """Makes a run whose final validation loss is given (infinite: it diverged), with its record over training."""
+    """Return a function that writes a run with a final validation loss (infinite: diverged) and its metrics."""
 
     def make(
         run_id: str, loss: float = 2.0, *, steps: int = 20, measured: Sequence[int] = (), depth: int = 2,
-        warmup: int = 5, losses: Sequence[float] | None = None, state: str | None = None, status=None, run=None, **told,
+        warmup: int = 5, losses: Sequence[float] | None = None, state: str | None = None, status=None, run=None,
+        **options,
     ) -> RunFolder:  # fmt: skip
         state = state or ("diverged" if math.isinf(loss) else "finished")
-        ended = {"val_loss": math.nan if math.isinf(loss) else loss, "best_val_loss": loss, "step": steps}
+        ending = {"val_loss": math.nan if math.isinf(loss) else loss, "best_val_loss": loss, "step": steps}
         if state == "diverged":
-            ended |= {"diverged": {"step": steps, "loss": math.nan, "grad_norm": math.nan, "last_finite": None}}
-        folder = make_run(run_id, state, status=ended | (status or {}), run=run, depth=depth, **told)
+            ending |= {"diverged": {"step": steps, "loss": math.nan, "grad_norm": math.nan, "last_finite": None}}
+        folder = make_run(run_id, state, status=ending | (status or {}), run=run, depth=depth, **options)
         record = folder.run()
         if run is None or "config" not in run:
             record["config"]["optim"] |= {"warmup_steps": warmup}
@@ -49,20 +50,22 @@ def trained(make_run: Callable[..., RunFolder]) -> Callable[..., RunFolder]:
             record["config"]["model"] |= {"context": 64}
             (folder.path / "run.json").unlink()
             RunFolder.create(folder.path, {key: value for key, value in record.items() if key != "version"})
-        chance = np.random.default_rng(zlib.crc32(run_id.encode()))
-        seen = losses if losses is not None else (5 - np.arange(steps) / steps + chance.normal(0, 0.1, steps)).tolist()
+        rng = np.random.default_rng(zlib.crc32(run_id.encode()))
+        step_losses = (
+            losses if losses is not None else (5 - np.arange(steps) / steps + rng.normal(0, 0.1, steps)).tolist()
+        )
         with folder.lock():
             folder.append([{"kind": "eval", "step": 0, "loss": 5.5}])
             folder.append(
-                {"kind": "train", "step": step, "loss": one, "grad_norm": 1 + one, "clip": 1.0, "lr": 1e-3}
-                for step, one in enumerate(seen)
+                {"kind": "train", "step": step, "loss": value, "grad_norm": 1 + value, "clip": 1.0, "lr": 1e-3}
+                for step, value in enumerate(step_losses)
             )
-            folder.append([{"kind": "pace", "step": len(seen), "seconds": 1.5, "tokens_per_s": 9.0}])
-            folder.append([{"kind": "eval", "step": len(seen), "loss": 2.0}])
+            folder.append([{"kind": "pace", "step": len(step_losses), "seconds": 1.5, "tokens_per_s": 9.0}])
+            folder.append([{"kind": "eval", "step": len(step_losses), "loss": 2.0}])
             if len(measured):
-                own = layout(depth)
-                values = chance.uniform(0.5, 2, (len(measured), own.width)).astype(np.float32)
-                folder.statistics.append("core", Profiles(own, np.array(measured), values))
+                columns = layout(depth)
+                values = rng.uniform(0.5, 2, (len(measured), columns.width)).astype(np.float32)
+                folder.statistics.append("core", Profiles(columns, np.array(measured), values))
         return folder
 
     return make
@@ -70,7 +73,7 @@ def trained(make_run: Callable[..., RunFolder]) -> Callable[..., RunFolder]:
 
 @pytest.fixture
 def grid(trained: Callable[..., RunFolder]) -> Callable[[], list[RunFolder]]:
-    """Makes two norms, two placements, two depths, two learning rates and three seeds; some diverged or failed."""
+    """Return a function that writes 48 runs: 2 norms, placements, depths, rates; 3 seeds; some diverged or failed."""
 
     def make() -> list[RunFolder]:
         made = []
@@ -90,7 +93,7 @@ def grid(trained: Callable[..., RunFolder]) -> Callable[[], list[RunFolder]]:
 
 
 def page_data(path: Path) -> dict[str, Any]:
-    """What a page shows."""
+    """Return the data of a page."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(), re.DOTALL)
     assert found
     return json.loads(found[1])
@@ -98,10 +101,12 @@ def page_data(path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def compare(run_command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """The data of the page that some words write; the command must succeed."""
+    """Return a function that runs `normlab compare` and returns the data of the page."""
 
-    def call(*words: str) -> dict[str, Any]:
-        code, out, _ = run_command("compare", *words, "-o", str(tmp_path / "page.html"), "--results-dir", str(tmp_path))
+    def call(*arguments: str) -> dict[str, Any]:
+        code, out, _ = run_command(
+            "compare", *arguments, "-o", str(tmp_path / "page.html"), "--results-dir", str(tmp_path)
+        )
         assert code == 0
         assert out.splitlines()[-1] == str(tmp_path / "page.html")
         return page_data(tmp_path / "page.html")

@@ -1,4 +1,4 @@
-"""Records that are damaged, half there, foreign or absurd: each is listed and says why; none stops the page."""
+"""Damaged, incomplete, foreign and absurd records: the page lists each with its problem."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def put(tree, path, value):
     tree[path[-1]] = value
 
 
-def test_what_is_no_run_yet_and_what_is_none_any_more(trained, compare, run_command, tmp_path):
+def test_missing_damaged_and_running_records_are_listed(trained, compare, run_command, tmp_path):
     good, bare = trained("good", measured=[0, 5]), trained("bare", measured=[0, 5], seed=1)
     (bare.path / "run.json").write_text("{")
     (tmp_path / "runs" / "hollow").mkdir()
@@ -55,13 +55,13 @@ def test_what_is_no_run_yet_and_what_is_none_any_more(trained, compare, run_comm
     lines[5], lines[8] = b"\xff\x00[", b'{"kind": "train", "step": "x", "loss": [1]}'
     torn.metrics_path.write_bytes(b"\n".join(lines))
     names = ("good", "bare", "hollow", "killed", "running", "torn", "new")
-    jobs = [Job(one, [], good.run()["config"]) for one in names]
+    jobs = [Job(run_id, [], good.run()["config"]) for run_id in names]
     sweep_folder(tmp_path, "mine").mkdir(parents=True)
     write_plan(sweep_folder(tmp_path, "mine"), Plan("mine", "1", jobs, []))
     with running.lock():
-        shown = compare("mine")
+        data = compare("mine")
         _, _, err = run_command("compare", "mine", "--results-dir", str(tmp_path))
-    runs = {run["id"]: run for run in shown["runs"]}
+    runs = {run["id"]: run for run in data["runs"]}
     assert {name: run["state"] for name, run in runs.items()} == {
         "good": "finished", "bare": "damaged", "hollow": "empty", "killed": "killed", "running": "running",
         "torn": "finished", "new": "not started",
@@ -71,13 +71,13 @@ def test_what_is_no_run_yet_and_what_is_none_any_more(trained, compare, run_comm
     assert "holds no run" in runs["hollow"]["note"]
     assert runs["killed"]["note"].startswith("killed at step 20 of 100")
     assert runs["running"]["note"].startswith("is still running")
-    assert runs["torn"]["note"].startswith("2 lines of the metrics cannot be read; 1 rows of the metrics name no step")
-    assert runs["new"]["note"] == "planned by the sweep mine, and has not started"
+    assert runs["torn"]["note"].startswith("2 lines of the metrics cannot be read; 1 rows of the metrics have no step")
+    assert runs["new"]["note"] == "planned by the sweep mine, not started"
     assert runs["new"]["norm"] == "rmsnorm"
     assert {name for name, run in runs.items() if run["cell"] is None} == {"bare", "hollow", "new"}
     assert runs["torn"]["loss"]["n"] == 18
-    assert shown["title"] == "mine"
-    lines = [f"normlab: {warning}" for warning in shown["warnings"]]
+    assert data["title"] == "mine"
+    lines = [f"normlab: {warning}" for warning in data["warnings"]]
     assert err.splitlines()[: len(lines)] == lines
     assert lines[0] == "normlab: 1 of 7 runs has not started"
     broken = [line.split(": ")[:2] for line in err.splitlines()[len(lines) :]]
@@ -85,31 +85,31 @@ def test_what_is_no_run_yet_and_what_is_none_any_more(trained, compare, run_comm
     assert [line.split(": ")[:2] for line in err.splitlines() if "bare" in line] == [
         ["normlab", "run bare is damaged and is left out"]
     ]
-    assert "3 are in no cell: damaged (1), empty (1), not started (1)" in shown["answer"][1]
+    assert "3 in no cell: damaged (1), empty (1), not started (1)" in data["summary"][1]
     assert [run["id"] for run in compare(str(tmp_path))["runs"] if run["state"] == "empty"] == ["hollow"]
 
 
-def test_no_run_says_what_it_was(trained, compare):
+def test_page_without_any_readable_run(trained, compare):
     for name in "ab":
         (trained(name).path / "run.json").write_text("no")
-    shown = compare()
-    assert shown["cells"] == []
-    assert (shown["best"], shown["matrix"]["cells"], shown["rates"]["curves"]) == (None, [], [])
-    assert shown["answer"] == [
-        "No run has come out: there is no loss to compare.", "2 of 2 runs are in no cell: damaged (2).",
+    data = compare()
+    assert data["cells"] == []
+    assert (data["best"], data["matrix"]["cells"], data["rates"]) == (None, [], [])
+    assert data["summary"] == [
+        "No run has a final loss yet: there is nothing to compare.", "Of 2 runs, 2 in no cell: damaged (2).",
     ]  # fmt: skip
-    assert [run["state"] for run in shown["runs"]] == ["damaged", "damaged"]
+    assert [run["state"] for run in data["runs"]] == ["damaged", "damaged"]
 
 
 def test_names_are_text(trained, compare, tmp_path):
     trained("a", norm=IMG, run={"name": IMG})
     trained("b", placement="</script>", run={"name": "</script><script>alert(1)</script>"})
-    shown = compare()
+    data = compare()
     text = (tmp_path / "page.html").read_text()
     assert IMG not in text
     assert "<script>alert" not in text
-    assert shown["runs"][0]["run"] == IMG
-    assert IMG in shown["answer"][0] + shown["answer"][1]
+    assert data["runs"][0]["run"] == IMG
+    assert IMG in data["summary"][0] + data["summary"][1]
 
 
 def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
@@ -119,20 +119,20 @@ def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
     path.mkdir(parents=True)
     config = {"norm": {"name": "\x1b[2J"}}
     for name in ("\ud800\x1b[2J", 5, None):
-        write_plan(path, Plan(name, "1", [Job(one, [], config) for one in "abc"], []))  # pyright: ignore
+        write_plan(path, Plan(name, "1", [Job(run_id, [], config) for run_id in "abc"], []))  # pyright: ignore
         code, out, err = run_command("compare", str(path))
         assert code == 0
         assert "\x1b" not in out + err
         assert out.splitlines()[-1] == str(path / "compare.html")
 
 
-def test_a_run_that_does_not_say_what_it_was(trained, compare):
+def test_run_without_settings_is_in_no_cell(trained, compare):
     trained("a")
     trained("b", run={"config": 7})
-    shown = compare()
-    assert shown["answer"][1] == "1 of 2 runs is in no cell: does not say what it was (1)."
-    assert shown["warnings"] == [
-        "run b is damaged and is left out: its run.json names no learning rate; "
+    data = compare()
+    assert data["summary"][1] == "Of 2 runs, 1 in no cell: no settings on record (1)."
+    assert data["warnings"] == [
+        "run b is damaged, and in no number: its run.json names no learning rate; "
         "put back a copy, or delete the run's folder and run it again"
     ]
 
@@ -141,7 +141,7 @@ def test_a_run_that_does_not_say_what_it_was(trained, compare):
 @pytest.mark.parametrize("file", ["run.json", "status.json"])
 @pytest.mark.parametrize("seed", range(4))
 def test_absurd_records(trained, tmp_path, file, seed):
-    """Well sealed, and none that normlab wrote."""
+    """Records with a valid checksum and values that normlab never writes."""
     draw = random.Random(f"{file} {seed}")
     spikes = {"loss_olmo_core": {"spikes": 1, "of_steps": 9}}
     status = {"diverged": {"step": 5, "loss": "nan"}, "spikes": spikes, "checkpoint": 10, "elsewhere": ["b"]}
@@ -202,9 +202,9 @@ def test_absurd_statistics(trained, compare, seed):
             record[what] = draw.choice([*ODD, 10**6, 3, 0])
         reseal(path, record)
     trained("sound", measured=[0, 5, 10], seed=99)
-    shown = compare()
-    assert len(shown["runs"]) == 17
-    assert shown["profiles"]["units"][-1]["label"] == "sound"
+    data = compare()
+    assert len(data["runs"]) == 17
+    assert data["profiles"]["units"][-1]["label"] == "sound"
 
 
 def test_statistics_that_overflow(trained, compare):
@@ -220,9 +220,9 @@ def test_statistics_that_overflow(trained, compare):
 
 @pytest.mark.slow
 def test_two_hundred_runs(trained, tmp_path):
-    """Of 2,000 steps, measured every tenth, in 12 MB; how long it takes is for `scripts/bench_compare.py` to say."""
-    chance = np.random.default_rng(0)
-    losses = (5 - np.arange(2000) / 1000 + chance.normal(0, 0.05, 2000)).tolist()
+    """A page of 200 runs of 2,000 steps, measured every 10 steps, has less than 12 MB."""
+    rng = np.random.default_rng(0)
+    losses = (5 - np.arange(2000) / 1000 + rng.normal(0, 0.05, 2000)).tolist()
     for number in range(200):
         options = {"norm": "abcde"[number % 5], "lr": (1e-3, 1e-2)[number // 5 % 2], "seed": number // 10}
         trained(f"run{number:03}", 2 + number / 999, losses=losses, measured=range(0, 2000, 10), steps=2000, **options)

@@ -1,4 +1,4 @@
-"""The words of `normlab compare`: what they mean, where the page goes, and how it ends."""
+"""Arguments of `normlab compare`: the selected runs, the path of the page, errors and warnings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def page_data(page: Path):
 
 @pytest.fixture
 def sweeps(trained, tmp_path, monkeypatch):
-    """Three runs and two sweeps of them in `results`, which is where names are looked up."""
+    """Three runs and three sweeps in `results`, the default folder of names."""
     monkeypatch.chdir(tmp_path)
     made = [trained(f"abc{number}", seed=number, run={"name": f"name{number}"}) for number in range(3)]
     Path("results").mkdir()
@@ -39,7 +39,7 @@ def ids(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "page", "runs", "title"),
+    ("names", "page", "runs", "title"),
     [
         ([], "results/compare.html", ["abc0", "abc1", "abc2"], "3 runs"),
         (["results"], "results/compare.html", ["abc0", "abc1", "abc2"], "3 runs"),
@@ -53,19 +53,19 @@ def ids(page: str) -> list[str]:
         (["first", "later"], "results/compare.html", ["abc0", "abc1", "xyz0"], "3 runs"),
     ],
 )
-def test_what_words_mean(sweeps, run_command, words, page, runs, title):
-    code, out, _ = run_command("compare", *words)
+def test_names_select_runs(sweeps, run_command, names, page, runs, title):
+    code, out, _ = run_command("compare", *names)
     assert code == 0
     assert out.splitlines()[-1] == page
-    shown = page_data(Path(page))
-    assert sorted(run["id"] for run in shown["runs"]) == runs
-    assert [run["index"] for run in shown["runs"]] == list(range(len(runs)))
-    assert shown["title"] == title
-    assert shown["command"] == " ".join(["normlab", "compare", *words])
-    assert out.splitlines()[:-1] == shown["answer"]
+    data = page_data(Path(page))
+    assert sorted(run["id"] for run in data["runs"]) == runs
+    assert [run["index"] for run in data["runs"]] == list(range(len(runs)))
+    assert data["title"] == title
+    assert data["command"] == " ".join(["normlab", "compare", *names])
+    assert out.splitlines()[:-1] == data["summary"]
 
 
-def test_a_results_folder_elsewhere(sweeps, run_command, tmp_path):
+def test_another_results_folder(sweeps, run_command, tmp_path):
     Path("results").rename("o ther")
     code, out, _ = run_command("compare", "first", "--results-dir", "o ther", "--by", "seed", "-o", "deep/in/page.htm")
     assert code == 0
@@ -76,7 +76,7 @@ def test_a_results_folder_elsewhere(sweeps, run_command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (
             ["abc"],
@@ -85,11 +85,11 @@ def test_a_results_folder_elsewhere(sweeps, run_command, tmp_path):
         (["/no/such"], "/no/such: neither a folder nor a sweep; no run '/no/such' in results: give the id"),
         (["what", "--results-dir", "nowhere"], "what: neither a folder nor a sweep; no run 'what', and no runs in now"),
         (["/no/such", "--results-dir", "nowhere"], "/no/such: neither a folder nor a sweep; no run '/no/such', and no"),
-        (["-o", "Makefile"], "-o Makefile: is there, and is no page; choose another name, as Makefile.html"),
+        (["-o", "Makefile"], "-o Makefile: exists and is not HTML; choose another name, such as Makefile.html"),
         (["nane0"], "nane0: neither a folder nor a sweep; no run 'nane0' in results (did you mean 'name0'?)"),
         (["later"], "later: none of the sweep's 1 runs has started"),
         (["deserted"], "no runs in deserted: make one"),
-        (["results", "--results-dir", "nowhere", "-o", "x.pdf"], "-o x.pdf: a page is written as HTML"),
+        (["results", "--results-dir", "nowhere", "-o", "x.pdf"], "-o x.pdf: a page is HTML"),
         (["-o", "results"], "-o results: is a folder"),
         (["--format", "pdf"], "--format pdf: unknown format 'pdf'"),
         (["--by", "norm,"], "--by norm,: give one option or more"),
@@ -99,48 +99,48 @@ def test_a_results_folder_elsewhere(sweeps, run_command, tmp_path):
         (["--results-dir", "nowhere"], "no runs in nowhere: make one"),
     ],
 )
-def test_mistakes_are_one_line_and_write_nothing(sweeps, run_command, words, told):
+def test_errors_are_one_line_and_leave_no_file(sweeps, run_command, arguments, message):
     Path("deserted").mkdir()
     Path("Makefile").write_text("all:")
     before = sorted(Path().rglob("*"))
-    code, out, err = run_command("compare", *words)
+    code, out, err = run_command("compare", *arguments)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
-    assert err.startswith(f"error: {told}")
+    assert err.startswith(f"error: {message}")
     assert sorted(Path().rglob("*")) == before
 
 
-def test_only_some_runs(sweeps, run_command):
+def test_where_selects_runs(sweeps, run_command):
     code, _, _ = run_command("compare", "--where", "seed>=1,seed!=2")
     assert code == 0
     assert ids("results/compare.html") == ["abc1"]
 
 
-def test_a_damaged_plan(sweeps, run_command):
+def test_damaged_plan_is_an_error(sweeps, run_command):
     Path("results/sweeps/first/plan.json").write_text("{")
     code, _, err = run_command("compare", "first")
     assert code == 2
     assert "plan.json: is damaged" in err
 
 
-def test_it_is_shown(sweeps, run_command, monkeypatch):
-    shown = []
-    monkeypatch.setattr(webbrowser, "open", shown.append)
+def test_open_shows_the_page_in_a_browser(sweeps, run_command, monkeypatch):
+    data = []
+    monkeypatch.setattr(webbrowser, "open", data.append)
     assert run_command("compare", "first", "--open")[0] == 0
-    assert shown == [Path("results/sweeps/first/compare.html").resolve().as_uri()]
+    assert data == [Path("results/sweeps/first/compare.html").resolve().as_uri()]
 
 
-def test_pictures_are_beside_the_page(sweeps, run_command, monkeypatch):
+def test_images_are_beside_the_page(sweeps, run_command, monkeypatch):
     module = types.ModuleType("normlab.report.pages.browser")
-    module.export_images = lambda page: {"answer": b"1", "curves": b"2"} if page.is_file() else {}  # pyright: ignore
+    module.export_images = lambda page: {"losses": b"1", "curves": b"2"} if page.is_file() else {}  # pyright: ignore
     monkeypatch.setitem(sys.modules, module.__name__, module)
     code, out, _ = run_command("compare", "first", "--format", "png", "-o", "a/my.html")
     assert code == 0
-    assert out.splitlines()[-3:] == ["a/my-answer.png", "a/my-curves.png", "a/my.html"]
+    assert out.splitlines()[-3:] == ["a/my-losses.png", "a/my-curves.png", "a/my.html"]
     assert Path("a/my-curves.png").read_bytes() == b"2"
 
 
-def test_a_page_that_cannot_be_written(sweeps, run_command):
+def test_page_that_cannot_be_written_is_one_error(sweeps, run_command):
     Path("blocked").write_text("x")
     code, _, err = run_command("compare", "-o", "blocked/page.html")
     assert code == 2
@@ -149,16 +149,16 @@ def test_a_page_that_cannot_be_written(sweeps, run_command):
     assert err.endswith("; choose another name (-o)\n")
 
 
-def test_warnings_are_on_stderr_as_those_of_summarize(trained, run_command, tmp_path):
+def test_warnings_on_stderr_equal_those_of_summarize(trained, run_command, tmp_path):
     trained("a", norm="rmsnorm", steps=20)
     trained("b", norm="layernorm", lr=2e-3)
-    told = ["--results-dir", str(tmp_path)]
-    code, _, err = run_command("compare", "--by", "norm", *told)
+    folder = ["--results-dir", str(tmp_path)]
+    code, _, err = run_command("compare", "--by", "norm", *folder)
     assert code == 0
     assert err.splitlines()[0].startswith("normlab: the cells have different learning rates")
     assert err == run_command("summarize", str(tmp_path), "--by", "norm")[2]
 
 
-def test_what_has_not_started_is_said_once(sweeps, run_command):
+def test_runs_not_started_are_reported_once(sweeps, run_command):
     _, _, err = run_command("compare", "first", "later")
     assert [line for line in err.splitlines() if "started" in line] == ["normlab: 1 of 3 runs has not started"]

@@ -1,4 +1,4 @@
-"""The page of a sweep, in a real browser: what it draws is what `normlab summarize` says, and every control works."""
+"""The comparison page in a browser: its figures equal the numbers of `normlab summarize`, and every control works."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from normlab.store.schema import DIVERGED, RUNS_FOLDER, number, seal
 
 STEPS = 400
 BY = "norm,placement,model.depth"
-SECTIONS = ("answer", "curves", "rates", "matrix", "profiles", "heatmaps", "signatures")
+SECTIONS = ("losses", "curves", "rates", "matrix", "profiles", "heatmaps", "signatures")
 DIVERGING = {"norm": "rmsnorm", "placement": "post", "depth": 4, "lr": 1e-2, "seed": 1}
 
 
@@ -33,22 +33,22 @@ def grid() -> list[Record]:
         for placement in ("pre", "post"):
             for depth, lr in ((4, 1e-3), (4, 1e-2), (8, 1e-3)):
                 for seed in (0, 1):
-                    told = {"norm": norm, "placement": placement, "depth": depth, "lr": lr, "seed": seed}
+                    options = {"norm": norm, "placement": placement, "depth": depth, "lr": lr, "seed": seed}
                     more: dict[str, Any] = {}
-                    if told == DIVERGING:
+                    if options == DIVERGING:
                         more = {"outcome": DIVERGED, "at": 250}
                     elif (norm, placement, lr, seed) == ("layernorm", "post", 1e-2, 0):
                         more = {"outcome": STUCK}
                     elif (norm, placement, depth, lr, seed) == ("rmsnorm", "pre", 4, 1e-3, 0):
                         more = {"spike_at": 301}
-                    runs.append(Record(steps=STEPS, **told, **more))
+                    runs.append(Record(steps=STEPS, **options, **more))
     return runs
 
 
-def normlab(*words: str) -> str:
-    """What a command prints."""
-    done = subprocess.run([sys.executable, "-m", "normlab", *words], capture_output=True, text=True, check=True)
-    return done.stdout
+def normlab(*arguments: str) -> str:
+    """Return what a command prints."""
+    process = subprocess.run([sys.executable, "-m", "normlab", *arguments], capture_output=True, text=True, check=True)
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def sweep(results) -> Path:
 
 @pytest.fixture(scope="module")
 def path(sweep, tmp_path_factory) -> Path:
-    """The page."""
+    """Return the path of the page."""
     path = tmp_path_factory.mktemp("page") / "page.html"
     assert normlab("compare", str(sweep), "-o", str(path)).splitlines()[-1] == str(path)
     return path
@@ -73,48 +73,49 @@ def path(sweep, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def cells(sweep) -> list[dict[str, Any]]:
-    """What `summarize` says of the cells."""
+    """Return the cells of `summarize`."""
     return json.loads(normlab("summarize", str(sweep), "--by", BY, "--format", "json"))
 
 
 @pytest.fixture(scope="module")
 def runs(sweep) -> list[dict[str, Any]]:
-    """What `summarize` says of the runs."""
+    """Return the runs of `summarize`."""
     return json.loads(normlab("summarize", str(sweep), "--format", "json"))
 
 
 def ready(page):
-    # Not `wait_for_function`, which evaluates text: the page's policy forbids it.
+    # `wait_for_function` evaluates text, which the page's policy forbids.
     page.evaluate("""async () => {
-      while (document.documentElement.dataset.ready !== 'yes') await new Promise((go) => setTimeout(go, 20));
+      while (document.documentElement.dataset.ready !== 'yes') await new Promise((resume) => setTimeout(resume, 20));
     }""")
     return page
 
 
 def drawn(page, section: str) -> dict[str, Any]:
-    """What a picture draws, once it is in view: Plotly's own traces and layout, and its caption."""
-    page.locator(f"[data-picture={section}]").scroll_into_view_if_needed()
+    """Scroll to a figure and return its traces, layout, caption and message."""
+    page.locator(f"[data-figure={section}]").scroll_into_view_if_needed()
     return page.evaluate(
         """async (section) => {
-          const own = PICTURES.find((picture) => picture.section === section);
-          while (own.dirty) await new Promise((go) => setTimeout(go, 20));
+          const figure = FIGURES.find((figure) => figure.section === section);
+          while (figure.dirty) await new Promise((resume) => setTimeout(resume, 20));
           const plain = (key, value) => ArrayBuffer.isView(value) ? Array.from(value) : value;
-          await own.drawn;
-          const whole = own.made.empty ? {data: [], layout: {}} : {data: own.plot.data, layout: own.plot.layout};
-          return {...JSON.parse(JSON.stringify(whole, plain)), empty: own.made.empty, caption: own.caption.textContent};
+          await figure.drawn;
+          const {drawing, plot, caption} = figure;
+          const content = drawing.empty ? {data: [], layout: {}} : {data: plot.data, layout: plot.layout};
+          return {...JSON.parse(JSON.stringify(content, plain)), empty: drawing.empty, caption: caption.textContent};
         }""",
         section,
     )
 
 
 def rows_of(results: Path, record: Record, kind: str) -> list[dict[str, Any]]:
-    """The rows of a kind in a run's metrics."""
+    """Return the metrics rows of one kind."""
     with (results / RUNS_FOLDER / record.run_id / "metrics.jsonl").open() as file:
         return [row for row in map(json.loads, file) if row["kind"] == kind]
 
 
 def lines(page, section: str = "curves", kind: str | None = None) -> list[dict[str, Any]]:
-    """The lines of a picture that have a name of their own."""
+    """Return the named lines of a figure."""
     return [
         trace
         for trace in drawn(page, section)["data"]
@@ -123,8 +124,8 @@ def lines(page, section: str = "curves", kind: str | None = None) -> list[dict[s
 
 
 def saved(page, section: str, button: str) -> bytes:
-    """The file that a picture's button gives."""
-    figure = page.locator(f"[data-picture={section}]")
+    """Return the file that a figure's button downloads."""
+    figure = page.locator(f"[data-figure={section}]")
     figure.scroll_into_view_if_needed()
     with page.expect_download() as download:
         figure.get_by_role("button", name=button, exact=True).click()
@@ -132,45 +133,45 @@ def saved(page, section: str, button: str) -> bytes:
 
 
 def row_of(page, section: str, text: str):
-    """A table's row."""
+    """Return the first row of a table with a text."""
     return page.locator(f"#{section} tbody tr", has_text=text).first
 
 
-def test_it_opens_and_every_picture_is_drawn(browser, path):
-    with opened(browser, path) as page:  # which asserts that nothing was asked for, and nothing said
+def test_page_opens_and_every_figure_is_drawn(browser, path):
+    with opened(browser, path) as page:  # asserts that there were no requests and no console messages
         ready(page)
         for section in SECTIONS:
-            seen = drawn(page, section)
-            assert seen["data"], section
-            assert len(seen["caption"]) > 80, section
+            figure = drawn(page, section)
+            assert figure["data"], section
+            assert len(figure["caption"]) > 80, section
         assert page.title() == "two norms"
 
 
-def test_the_answer_draws_the_cells_of_summarize(browser, path, cells):
+def test_losses_equal_the_cells_of_summarize(browser, path, cells):
     with opened(browser, path) as page:
-        marks = [trace for trace in drawn(ready(page), "answer")["data"] if trace.get("meta")]
-        told = {row["cell"]: row for row in cells}
-        assert {trace["name"] for trace in marks} == set(told)
+        marks = [trace for trace in drawn(ready(page), "losses")["data"] if trace.get("meta")]
+        expected = {row["cell"]: row for row in cells}
+        assert {trace["name"] for trace in marks} == set(expected)
         for trace in marks:
-            row = told[trace["name"]]
+            row = expected[trace["name"]]
             assert trace["x"] == [row["val_loss"]]
             assert trace["error_x"]["array"][0] == row["val_loss_high"] - row["val_loss"]
             assert trace["error_x"]["arrayminus"][0] == row["val_loss"] - row["val_loss_low"]
         best = min(cells, key=lambda row: row["val_loss"])
         assert page.locator("#sentences p").first.inner_text().startswith(f"{best['cell']} has the lowest")
         assert f"{best['val_loss']:.4f}" in page.locator("#sentences").inner_text()
-        assert "1 of 24 runs diverged" in page.locator("#sentences").inner_text()
+        assert "Of 24 runs, 1 diverged" in page.locator("#sentences").inner_text()
 
 
 @pytest.mark.slow
-def test_the_tables_hold_what_summarize_says(browser, path, cells, runs):
+def test_tables_equal_summarize(browser, path, cells, runs):
     with opened(browser, path) as page:
         ready(page)
         listed = [text.split("\t") for text in page.locator("#cells tbody tr").all_inner_texts()]
-        told = {" ".join(text[1:4]): text for text in listed}
+        expected = {" ".join(text[1:4]): text for text in listed}
         for row in cells:
             half = row["val_loss_high"] - row["val_loss"]
-            assert f"{row['val_loss']:.4f} ± {half:.4f} (n=2)" in told[row["cell"]]
+            assert f"{row['val_loss']:.4f} ± {half:.4f} (n=2)" in expected[row["cell"]]
         listed = [text.split("\t") for text in page.locator("#runs tbody tr").all_inner_texts()]
         heads = [head.strip() for head in page.locator("#runs thead th").all_inner_texts()]
         assert len(listed) == len(runs) == 24
@@ -186,24 +187,24 @@ def test_the_tables_hold_what_summarize_says(browser, path, cells, runs):
 
 
 @pytest.mark.slow
-def test_the_rates_are_those_of_summarize(browser, path, sweep, cells):
+def test_rates_equal_summarize(browser, path, sweep, cells):
     by_rate = json.loads(normlab("summarize", str(sweep), "--by", f"{BY},optim.lr", "--format", "json"))
     with opened(browser, path) as page:
         traces = drawn(ready(page), "rates")["data"]
         curves = [trace for trace in traces if trace.get("meta") and "cell" in trace["meta"]]
         bars = [trace for trace in traces if trace.get("meta") and trace["meta"].get("sensitivity")]
-    told = {(row["norm"], row["placement"], row["model.depth"], row["optim.lr"]): row for row in by_rate}
+    expected = {(row["norm"], row["placement"], row["model.depth"], row["optim.lr"]): row for row in by_rate}
     for trace in curves:
         norm, placement, depth = trace["name"].split()
         for lr, loss, high in zip(trace["x"], trace["y"], trace["error_y"]["array"], strict=True):
-            row = told.pop((norm, placement, int(depth), lr))
+            row = expected.pop((norm, placement, int(depth), lr))
             if row["seeds_diverged"]:
                 assert row["val_loss"] == "inf"
                 assert loss is None
             else:
                 assert loss == row["val_loss"]
                 assert high == row["val_loss_high"] - row["val_loss"]
-    assert not told
+    assert not expected
     assert dict(zip(bars[0]["y"], bars[0]["x"], strict=True)) == {
         row["cell"]: row["lr_sensitivity"] for row in cells if row["lr_sensitivity"] is not None
     }
@@ -212,49 +213,49 @@ def test_the_rates_are_those_of_summarize(browser, path, sweep, cells):
 
 
 @pytest.mark.slow
-def test_the_matrix_is_that_of_summarize(browser, path, cells):
+def test_matrix_equals_summarize(browser, path, cells):
     with opened(browser, path) as page:
-        seen = drawn(ready(page), "matrix")
-    told = {(row["norm"], row["placement"], row["model.depth"]): row["val_loss"] for row in cells}
-    found = {
+        figure = drawn(ready(page), "matrix")
+    expected = {(row["norm"], row["placement"], row["model.depth"]): row["val_loss"] for row in cells}
+    actual = {
         (norm, placement, panel["meta"]["depth"]): value
-        for panel in seen["data"]
+        for panel in figure["data"]
         for placement, values in zip(panel["y"], panel["z"], strict=True)
         for norm, value in zip(panel["x"], values, strict=True)
     }
-    assert found == told
-    texts = [one["text"] for one in seen["layout"]["annotations"]]
+    assert actual == expected
+    texts = [annotation["text"] for annotation in figure["layout"]["annotations"]]
     assert sum("1 diverged" in text for text in texts) == 1
-    assert all(any(f"{loss:.4f}" in text for text in texts) for loss in told.values())
+    assert all(any(f"{loss:.4f}" in text for text in texts) for loss in expected.values())
 
 
 @pytest.mark.slow
-def test_the_curves_are_the_records(browser, path, results):
+def test_curves_equal_the_records(browser, path, results):
     with opened(browser, path) as page:
         ready(page).locator("#group").select_option("runs")
         page.locator("#smooth").fill("0")
-        found = {trace["meta"]["columns"][0]: trace for trace in lines(page)}
-        assert len(found) == 24
+        actual = {trace["meta"]["columns"][0]: trace for trace in lines(page)}
+        assert len(actual) == 24
         for record in grid():
             trained = rows_of(results, record, "train")
-            told = [number(row["loss"]) for row in trained]
-            assert found[record.run_id]["x"] == [row["step"] for row in trained]
-            seen = [math.nan if loss is None else loss for loss in found[record.run_id]["y"]]
-            assert seen == pytest.approx(told, rel=1e-6, nan_ok=True)  # float32
+            expected = [number(row["loss"]) for row in trained]
+            assert actual[record.run_id]["x"] == [row["step"] for row in trained]
+            losses = [math.nan if loss is None else loss for loss in actual[record.run_id]["y"]]
+            assert losses == pytest.approx(expected, rel=1e-6, nan_ok=True)  # float32
         page.locator("#quantity").select_option("val")
         for record in grid():
-            held = [(row["step"], row["loss"]) for row in rows_of(results, record, "eval")]
+            evaluations = [(row["step"], row["loss"]) for row in rows_of(results, record, "eval")]
             (line,) = [trace for trace in lines(page) if trace["meta"]["columns"][0] == record.run_id]
-            assert list(zip(line["x"], line["y"], strict=True)) == held
+            assert list(zip(line["x"], line["y"], strict=True)) == evaluations
 
 
 @pytest.mark.slow
-def test_seeds_are_a_line_and_a_band(browser, path, results):
+def test_line_and_band_are_mean_and_range_over_seeds(browser, path, results):
     with opened(browser, path) as page:
         ready(page).locator("#smooth").fill("0")
         traces = drawn(page, "curves")["data"]
-    own = [record for record in grid() if (record.norm, record.placement, record.depth) == ("layernorm", "pre", 8)]
-    losses = [[row["loss"] for row in rows_of(results, record, "train")] for record in own]
+    members = [record for record in grid() if (record.norm, record.placement, record.depth) == ("layernorm", "pre", 8)]
+    losses = [[row["loss"] for row in rows_of(results, record, "train")] for record in members]
     (line,) = [trace for trace in traces if trace.get("name") == "layernorm pre 8 (n=2)"]
     assert line["y"] == pytest.approx([sum(pair) / 2 for pair in zip(*losses, strict=True)], rel=1e-6)
     band = traces[traces.index(line) - 1]
@@ -264,26 +265,26 @@ def test_seeds_are_a_line_and_a_band(browser, path, results):
 
 
 @pytest.mark.slow
-def test_what_diverged_and_what_spiked_is_marked(browser, path):
+def test_marks_of_divergence_and_spikes(browser, path):
     with opened(browser, path) as page:
         ready(page).locator("#group").select_option("runs")
         traces = drawn(page, "curves")["data"]
         marks = {tuple(trace["meta"]["columns"]): trace for trace in traces if trace.get("mode") == "markers"}
-        by_kind = {kind: [mark for (_, of), mark in marks.items() if of == kind] for kind in ("diverged", "spiked")}
+        by_kind = {kind: [mark for (_, of), mark in marks.items() if of == kind] for kind in ("diverged", "spike")}
         (diverged,) = by_kind["diverged"]
         assert diverged["x"] == [250]
         assert math.isfinite(diverged["y"][0])
-        assert any(301 in mark["x"] for mark in by_kind["spiked"])
+        assert any(301 in mark["x"] for mark in by_kind["spike"])
         page.get_by_label("marks").uncheck()
         assert not [trace for trace in drawn(page, "curves")["data"] if trace.get("mode") == "markers"]
 
 
 @pytest.mark.slow
-def test_smoothing_is_a_line_fitted_to_both_sides_with_what_was_measured_behind(browser, path):
+def test_smoothing_is_a_local_linear_fit(browser, path):
     with opened(browser, path) as page:
         ready(page).locator("#group").select_option("runs")
         page.locator("#smooth").fill("3")
-        assert page.locator("#half-life-told").inner_text() == "5 steps"
+        assert page.locator("#smooth-value").inner_text() == "5 steps"
         traces = drawn(page, "curves")["data"]
     smooth = next(trace for trace in traces if trace.get("meta") and trace["meta"]["columns"][1] == "smoothed")
     name = smooth["meta"]["columns"][0]
@@ -298,14 +299,14 @@ def test_smoothing_is_a_line_fitted_to_both_sides_with_what_was_measured_behind(
 
 
 @pytest.mark.slow
-def test_axes(browser, path):
+def test_axes_of_the_curves(browser, path):
     with opened(browser, path) as page:
         ready(page)
         steps = lines(page)[0]["x"]
         page.locator("#axis").select_option("tokens")
-        seen = drawn(page, "curves")
+        figure = drawn(page, "curves")
         assert lines(page)[0]["x"] == [step * 8 * 128 for step in steps]
-        assert seen["layout"]["xaxis"]["title"]["text"] == "tokens"
+        assert figure["layout"]["xaxis"]["title"]["text"] == "tokens"
         page.locator("#axis").select_option("seconds")
         seconds = lines(page)[0]["x"]
         assert seconds == sorted(seconds)
@@ -321,62 +322,62 @@ def test_axes(browser, path):
 
 
 @pytest.mark.slow
-def test_a_tick_hides_in_every_picture_and_no_number_changes(browser, path, cells):
+def test_unticked_cell_is_hidden_in_every_figure_and_changes_no_number(browser, path, cells):
     with opened(browser, path) as page:
         ready(page)
         name = "rmsnorm pre 4"
-        held = {section: json.dumps(drawn(page, section)["data"]) for section in SECTIONS}
+        before = {section: json.dumps(drawn(page, section)["data"]) for section in SECTIONS}
         assert all(
-            name in held[section] for section in ("answer", "curves", "rates", "profiles", "heatmaps", "signatures")
+            name in before[section] for section in ("losses", "curves", "rates", "profiles", "heatmaps", "signatures")
         )
         first = page.locator("#cells tbody tr").first
         first.get_by_role("checkbox").uncheck()
         hidden = " ".join(first.inner_text().split()[:3])
         for section in SECTIONS:
-            seen = drawn(page, section)
-            data = json.dumps(seen["data"]) + json.dumps(seen["layout"].get("annotations"))
+            figure = drawn(page, section)
+            data = json.dumps(figure["data"]) + json.dumps(figure["layout"].get("annotations"))
             assert f'"{hidden}' not in data, section
-        marks = {trace["name"]: trace["x"] for trace in drawn(page, "answer")["data"] if trace.get("meta")}
+        marks = {trace["name"]: trace["x"] for trace in drawn(page, "losses")["data"] if trace.get("meta")}
         assert marks == {row["cell"]: [row["val_loss"]] for row in cells if row["cell"] != hidden}
         page.get_by_role("button", name="show all").click()
-        assert {section: json.dumps(drawn(page, section)["data"]) for section in SECTIONS} == held
+        assert {section: json.dumps(drawn(page, section)["data"]) for section in SECTIONS} == before
 
 
 @pytest.mark.slow
-def test_a_run_that_is_hidden_leaves_the_band_and_says_so(browser, path):
+def test_hidden_run_leaves_its_line_and_the_count(browser, path):
     with opened(browser, path) as page:
         ready(page)
         run = page.locator("#runs tbody tr").first
         name = run.locator("td").nth(1).inner_text()
         run.get_by_role("checkbox").uncheck()
         named = [trace["name"] for trace in lines(page)]
-        assert sum("(n=1 of 2)" in one for one in named) == 1
+        assert sum("(n=1 of 2)" in name for name in named) == 1
         page.locator("#group").select_option("runs")
         assert name not in [trace["name"] for trace in lines(page)]
 
 
 @pytest.mark.slow
-def test_the_filter_narrows_tables_and_pictures(browser, path):
+def test_filter_narrows_tables_and_figures(browser, path):
     with opened(browser, path) as page:
         ready(page).get_by_role("searchbox").fill("rmsnorm depth=8")
         assert page.locator("#runs tbody tr").count() == 4
         assert page.locator("#cells tbody tr").count() == 2
-        assert {trace["name"] for trace in drawn(page, "answer")["data"] if trace.get("meta")} == {
+        assert {trace["name"] for trace in drawn(page, "losses")["data"] if trace.get("meta")} == {
             "rmsnorm pre 8",
             "rmsnorm post 8",
         }
         for same in ("lr=1e-3 seed=0", "optim.lr=0.001 seed=0", "lr=1E-03 seed=0 norm="):
             page.get_by_role("searchbox").fill(same)
             assert page.locator("#runs tbody tr").count() == 8
-        # What is not listed is neither shown nor hidden by a tick.
+        # A check box does not change runs that the filter hides.
         page.locator("#cells tbody tr input").first.uncheck()
         page.get_by_role("searchbox").fill("")
         assert page.locator("#runs tbody tr input:checked").count() == 23
         page.get_by_role("searchbox").fill("no such thing")
         assert page.locator("#runs tbody tr").count() == 0
-        assert "Nothing is shown" in drawn(page, "answer")["empty"]
-        assert "Nothing is shown" in drawn(page, "profiles")["empty"]
-        assert not page.locator("[data-picture=answer] .buttons").is_visible()
+        assert "Nothing is selected" in drawn(page, "losses")["empty"]
+        assert "Nothing is selected" in drawn(page, "profiles")["empty"]
+        assert not page.locator("[data-figure=losses] .buttons").is_visible()
 
 
 COMPARED = {
@@ -395,41 +396,41 @@ COMPARED = {
 
 
 @pytest.mark.slow
-def test_the_filter_compares_options_by_their_short_names(browser, path):
+def test_filter_compares_options_by_short_names(browser, path):
     with opened(browser, path) as page:
         ready(page)
         for text, meets in COMPARED.items():
             page.get_by_role("searchbox").fill(text)
             expected = sum(map(meets, grid()))
             assert (text, page.locator("#runs tbody tr").count()) == (text, expected)
-            said = page.locator("#filter-problem").inner_text()
-            assert (text, said) == (text, "" if expected else "no run meets the filter")
+            problem = page.locator("#filter-problem").inner_text()
+            assert (text, problem) == (text, "" if expected else "no run matches the filter")
 
 
-UNREADABLE = {
-    "depht>4": "depht: no run has such an option",
-    "depth>": "depth>: write option, comparison and value, as depth>4",
-    "depth=>4": "depth=>4: write option, comparison and value, as depth>4",
+INVALID = {
+    "depht>4": "depht: no run has this option",
+    "depth>": "depth>: write option, comparison and value, such as depth>4",
+    "depth=>4": "depth=>4: write option, comparison and value, such as depth>4",
     "norm>4": "norm>4: > compares numbers; use = or !=",
     "depth>deep": "depth>deep: > compares numbers; use = or !=",
-    "eps=1": "eps: could be norm.eps or optim.eps",
+    "eps=1": "eps: ambiguous, write norm.eps or optim.eps",
 }
 
 
 @pytest.mark.slow
-def test_the_filter_says_what_it_cannot_read(browser, path):
+def test_filter_reports_invalid_terms(browser, path):
     with opened(browser, path) as page:
         ready(page)
-        for text, problem in UNREADABLE.items():
+        for text, problem in INVALID.items():
             page.get_by_role("searchbox").fill(text)
             assert page.locator("#filter-problem").inner_text() == problem
-            assert page.locator("#runs tbody tr").count() == 24  # what cannot be read hides nothing
+            assert page.locator("#runs tbody tr").count() == 24  # an invalid term hides nothing
         page.get_by_role("searchbox").fill("")
         assert page.locator("#filter-problem").inner_text() == ""
 
 
 @pytest.mark.slow
-def test_sorting(browser, path):
+def test_tables_are_sorted_by_a_click(browser, path):
     with opened(browser, path) as page:
         ready(page)
         heads = page.locator("#cells thead th").all_inner_texts()
@@ -445,23 +446,21 @@ def test_sorting(browser, path):
         sort.click()
         assert losses() == sorted(losses(), reverse=True)
         assert page.locator("#cells th[aria-sort=descending]").count() == 1
-        # Pictures that are in the cells' order follow it.
+        # The figures follow the order of the cells.
         page.locator("#cells thead").get_by_role("button", name="norm", exact=True).click()
         panels = [trace["meta"]["label"] for trace in drawn(page, "heatmaps")["data"]]
         assert panels == sorted(panels, key=lambda label: label.split()[0])
 
 
 @pytest.mark.slow
-def test_learning_rates_apart(browser, path):
+def test_lines_of_every_learning_rate(browser, path):
     with opened(browser, path) as page:
         ready(page).locator("#which-rates").select_option("all")
         names = [trace["name"] for trace in lines(page)]
         assert "rmsnorm pre 4 lr 0.01 (n=2)" in names
         assert len({name.split(" (")[0] for name in names}) == 12
-        dotted = [trace for trace in lines(page) if "that are left" in trace["meta"]["columns"][1]]
-        assert [trace["meta"]["columns"] for trace in dotted] == [
-            ["rmsnorm post 4 lr 0.01", "mean of the 1 that are left"]
-        ]
+        dotted = [trace for trace in lines(page) if "remaining" in trace["meta"]["columns"][1]]
+        assert [trace["meta"]["columns"] for trace in dotted] == [["rmsnorm post 4 lr 0.01", "mean of the 1 remaining"]]
         (solid,) = [
             trace for trace in lines(page) if trace["name"] == "rmsnorm post 4 lr 0.01 (n=2)" and trace not in dotted
         ]
@@ -469,7 +468,7 @@ def test_learning_rates_apart(browser, path):
 
 
 def inspected(results: Path, record: Record, statistic: str) -> list[dict[str, Any]]:
-    """What `inspect` says of a statistic of a run."""
+    """Return the rows of `inspect` for a statistic."""
     return json.loads(normlab("inspect", record.run_id, statistic, "--json", "--results-dir", str(results)))
 
 
@@ -477,15 +476,15 @@ def inspected(results: Path, record: Record, statistic: str) -> list[dict[str, A
 @pytest.mark.parametrize(
     "statistic", ["resid_rms", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dresid_rms", "attn_ratio"))]
 )
-def test_profiles_are_those_of_inspect(browser, path, results, statistic):
+def test_profiles_equal_those_of_inspect(browser, path, results, statistic):
     record = next(record for record in grid() if (record.norm, record.placement, record.depth) == ("rmsnorm", "pre", 8))
     rows = inspected(results, record, statistic)
     with opened(browser, path) as page:
         ready(page).locator("#group").select_option("runs")
         page.locator("#statistic").select_option(statistic)
         page.locator("#step").fill("0")
-        step = int(page.locator("#step-told").inner_text())
-        seen = [trace for trace in drawn(page, "profiles")["data"] if trace.get("meta")]
+        step = int(page.locator("#step-value").inner_text())
+        traces = [trace for trace in drawn(page, "profiles")["data"] if trace.get("meta")]
         moments = {
             "at init": 0,
             "after warm-up": next(at for at in rows[0]["steps"] if at >= 50),
@@ -493,24 +492,24 @@ def test_profiles_are_those_of_inspect(browser, path, results, statistic):
             f"at step {step}": step,
         }
         for moment, at in moments.items():
-            (line,) = [trace for trace in seen if trace["meta"]["columns"] == [moment, record.run_id]]
+            (line,) = [trace for trace in traces if trace["meta"]["columns"] == [moment, record.run_id]]
             assert line["y"] == pytest.approx([row["values"][row["steps"].index(at)] for row in rows], rel=1e-6)
         panels = drawn(page, "heatmaps")["data"]
         (panel,) = [trace for trace in panels if trace["meta"]["label"] == record.run_id]
         for place, values in zip(rows, panel["z"], strict=True):
-            told = [place["values"][place["steps"].index(at)] for at in panel["x"]]
-            assert values == pytest.approx([math.log10(value) for value in told], rel=1e-5, abs=1e-6)
+            expected = [place["values"][place["steps"].index(at)] for at in panel["x"]]
+            assert values == pytest.approx([math.log10(value) for value in expected], rel=1e-5, abs=1e-6)
         assert len(panel["x"]) <= 32
 
 
 @pytest.mark.slow
-def test_the_slider_moves_the_last_panel(browser, path):
+def test_slider_moves_the_last_panel(browser, path):
     with opened(browser, path) as page:
         ready(page)
 
         def last() -> list[Any]:
-            own = [trace for trace in drawn(page, "profiles")["data"] if trace.get("meta")]
-            return [trace["y"] for trace in own if trace["meta"]["columns"][0].startswith("at step")]
+            traces = [trace for trace in drawn(page, "profiles")["data"] if trace.get("meta")]
+            return [trace["y"] for trace in traces if trace["meta"]["columns"][0].startswith("at step")]
 
         end = last()
         page.locator("#step").focus()
@@ -521,39 +520,40 @@ def test_the_slider_moves_the_last_panel(browser, path):
 
 
 @pytest.mark.slow
-def test_every_core_statistic_can_be_drawn(browser, path):
+def test_every_core_statistic_is_drawn(browser, path):
     with opened(browser, path) as page:
         ready(page).get_by_role("searchbox").fill("rmsnorm pre depth=8")  # one cell is quicker to draw than eight
         names = page.locator("#statistic option").evaluate_all("options => options.map((option) => option.value)")
         assert {"resid_rms", "resid_growth", "grad_norm", "update_ratio", "norm_gain"} <= set(names)
         for name in names:
             page.locator("#statistic").select_option(name)
-            seen = drawn(page, "profiles")
-            assert seen["data"], name
-            assert name in seen["caption"], name
+            figure = drawn(page, "profiles")
+            assert figure["data"], name
+            assert name in figure["caption"], name
         page.locator("#statistic").select_option("grad_norm")
         sites = page.locator("#site option").evaluate_all("options => options.map((option) => option.value)")
         assert len(sites) > 3
         before = drawn(page, "profiles")["data"]
         page.locator("#site").select_option(sites[2])
         assert drawn(page, "profiles")["data"] != before
-        page.get_by_label("depth as a share").check()
+        page.get_by_label("relative depth").check()
         xs = [trace["x"] for trace in drawn(page, "profiles")["data"]]
-        assert all(0 <= x <= 1 for own in xs for x in own)
+        assert all(0 <= x <= 1 for values in xs for x in values)
 
 
 @pytest.mark.slow
-def test_files_hold_what_is_drawn(browser, path, cells):
+def test_downloads_equal_the_figures(browser, path, cells):
     with opened(browser, path) as page:
         ready(page)
-        rows = list(csv.DictReader(io.StringIO(saved(page, "answer", "CSV").decode())))
+        rows = list(csv.DictReader(io.StringIO(saved(page, "losses", "CSV").decode())))
         assert {row["cell"]: (row["val loss"], row["low"], row["n"]) for row in rows} == {
             row["cell"]: (repr(row["val_loss"]), repr(row["val_loss_low"]), str(row["seeds"])) for row in cells
         }
         traces = lines(page)
         rows = list(csv.DictReader(io.StringIO(saved(page, "curves", "CSV").decode())))
-        own = [row for row in rows if row["line"] == traces[0]["meta"]["columns"][0] and row["kind"].startswith("mean")]
-        assert [float(row["step"]) for row in own] == traces[0]["x"]
+        label = traces[0]["meta"]["columns"][0]
+        mean = [row for row in rows if row["line"] == label and row["kind"].startswith("mean")]
+        assert [float(row["step"]) for row in mean] == traces[0]["x"]
         for section in SECTIONS:
             assert saved(page, section, "PNG").startswith(b"\x89PNG\r\n\x1a\n"), section
             assert saved(page, section, "SVG").startswith(b"<svg"), section
@@ -564,8 +564,8 @@ def test_files_hold_what_is_drawn(browser, path, cells):
 
 
 @pytest.mark.slow
-def test_pictures_for_a_paper(sweep, tmp_path):
-    """`--format png`: the pictures that the buttons give, each a file, none of them blank."""
+def test_png_export_writes_every_figure(sweep, tmp_path):
+    """`--format png` writes each figure as a file, none of them blank."""
     import struct
     import zlib
 
@@ -585,17 +585,17 @@ def test_pictures_for_a_paper(sweep, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_theme(browser, path):
+def test_theme_changes_the_colours(browser, path):
     with opened(browser, path, theme="dark") as page:
         ready(page)
-        dark = drawn(page, "answer")["layout"]["paper_bgcolor"]
+        dark = drawn(page, "losses")["layout"]["paper_bgcolor"]
         page.locator("#theme").select_option("light")
-        assert drawn(page, "answer")["layout"]["paper_bgcolor"] != dark
+        assert drawn(page, "losses")["layout"]["paper_bgcolor"] != dark
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
 def awkward() -> list[Record]:
-    """Long names, five learning rates, at which several cells diverge; depths that make names of numbers."""
+    """Return runs with long names, five learning rates and divergence in several cells."""
     rates = (1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2)
     return [
         Record(norm=norm, placement="pre", depth=depth, lr=lr, seed=seed, steps=40, stats_every=None, **outcome)
@@ -609,7 +609,7 @@ def awkward() -> list[Record]:
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory) -> Path:
-    """The page of runs that leave little room."""
+    """Return the path of the page of `awkward`."""
     folder = tmp_path_factory.mktemp("awkward")
     for record in awkward():
         write_run(folder / RUNS_FOLDER, record)
@@ -620,41 +620,41 @@ def crowded(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
 @pytest.mark.parametrize("which", ["path", pytest.param("crowded", marks=pytest.mark.slow)])
-def test_nothing_is_cut_and_nothing_overlaps(browser, which, size, request):
+def test_no_text_is_cut_or_overlaps(browser, which, size, request):
     with opened(browser, request.getfixturevalue(which), size) as page:
         ready(page)
         for section in SECTIONS if which == "path" else SECTIONS[:4]:
             drawn(page, section)
         page.wait_for_timeout(100)
-        # Texts in the figures, but for those of hidden parts; a hair of overlap is the line's own height.
+        # Visible texts of the figures; a small overlap is within the height of a line.
         overlapping = page.evaluate(
             """() => [...document.querySelectorAll('.plot')].flatMap((plot) => {
               const texts = [...plot.querySelectorAll('.main-svg text')]
                 .map((text) => [text.textContent, text.getBoundingClientRect(), text])
-                .filter(([said, box]) => said.trim() && box.width);
+                .filter(([text, box]) => text.trim() && box.width);
               const across = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left);
               const down = (a, b) => Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-              return texts.flatMap(([said, a], i) => texts.slice(i + 1)
+              return texts.flatMap(([text, a], i) => texts.slice(i + 1)
                 .filter(([, b]) => across(a, b) > 3 && down(a, b) > 5)
-                .map(([other]) => `${plot.closest('figure').dataset.picture}: ${said} | ${other}`));
+                .map(([other]) => `${plot.closest('figure').dataset.figure}: ${text} | ${other}`));
             })"""
         )
         assert overlapping == []
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-        # A picture that is wider than the screen scrolls in its own box.
+        # A figure that is wider than the screen scrolls in its box.
         cut = page.evaluate(
             """() => [...document.querySelectorAll('.plot .main-svg text')].filter((text) => {
-              const own = text.getBoundingClientRect(), around = text.closest('svg').getBoundingClientRect();
-              const wide = own.left < around.left - 1 || own.right > around.right + 1;
-              return own.width && (wide || own.top < around.top - 1 || own.bottom > around.bottom + 1);
-            }).map((text) => text.closest('figure').dataset.picture + ': ' + text.textContent)"""
+              const box = text.getBoundingClientRect(), around = text.closest('svg').getBoundingClientRect();
+              const wide = box.left < around.left - 1 || box.right > around.right + 1;
+              return box.width && (wide || box.top < around.top - 1 || box.bottom > around.bottom + 1);
+            }).map((text) => text.closest('figure').dataset.figure + ': ' + text.textContent)"""
         )
         assert cut == []
 
 
 @pytest.mark.slow
-def test_it_is_used_by_keyboard(browser, path):
-    """Every control is reached by Tab, says what it is, and shows that it has the focus."""
+def test_every_control_works_by_keyboard(browser, path):
+    """Tab reaches every control, and every control has a label."""
     with opened(browser, path) as page:
         ready(page)
         for section in SECTIONS:
@@ -662,8 +662,9 @@ def test_it_is_used_by_keyboard(browser, path):
         controls = page.locator("main :is(button, select, input):visible")
         expected = controls.count()
         unnamed = controls.evaluate_all(
-            """all => all.filter((one) => !(one.labels?.length || one.ariaLabel || one.textContent.trim()))
-              .map((one) => one.outerHTML)"""
+            """all => all.filter((control) =>
+                !(control.labels?.length || control.ariaLabel || control.textContent.trim()))
+              .map((control) => control.outerHTML)"""
         )
         assert unnamed == []
         page.evaluate("window.scrollTo(0, 0)")
@@ -691,8 +692,8 @@ def test_it_is_used_by_keyboard(browser, path):
         ),
     ],
 )
-def test_a_name_is_text(browser, tmp_path, name):
-    """What a run is called, wherever it is shown, is never markup, a template or mathematics."""
+def test_run_name_is_never_markup(browser, tmp_path, name):
+    """A run's name is not interpreted as HTML, a template or mathematics, in any figure or table."""
     record = Record(steps=40, stats_every=10)
     folder = write_run(tmp_path / "results" / RUNS_FOLDER, record)
     written = (folder.path / "run.json").read_text()
@@ -711,55 +712,55 @@ def test_a_name_is_text(browser, tmp_path, name):
         assert page.locator("img").count() == 0
         assert name in page.locator("#runs tbody").inner_text()
         assert name in page.locator("#cells tbody").inner_text()
-        assert name in page.locator("[data-picture=answer] .plot").evaluate("plot => plot.textContent")
-        drawings = page.locator(".plot .legendtext").evaluate_all("all => all.map((one) => one.textContent)")
+        assert name in page.locator("[data-figure=losses] .plot").evaluate("plot => plot.textContent")
+        drawings = page.locator(".plot .legendtext").evaluate_all("all => all.map((element) => element.textContent)")
         assert any(name in text for text in drawings)
 
 
 @pytest.mark.slow
-def test_a_run_that_diverged_has_no_final_loss(browser, tmp_path):
-    """Not in the answer either, where it is one of the seeds at the best learning rate; its last evaluation is none."""
+def test_diverged_run_has_no_final_loss(browser, tmp_path):
+    """A diverged seed at the best learning rate has no stroke, and the mark of the others is hollow."""
     records = [Record(steps=400, seed=seed, stats_every=None) for seed in (0, 1)]
     records += [Record(steps=400, seed=2, outcome=DIVERGED, at=350, stats_every=None)]
     for record in records:
         write_run(tmp_path / RUNS_FOLDER, record)
     normlab("compare", str(tmp_path), "-o", str(tmp_path / "page.html"))
     with opened(browser, tmp_path / "page.html") as page:
-        seen = drawn(ready(page), "answer")
-        strokes, mark = seen["data"]
+        figure = drawn(ready(page), "losses")
+        strokes, mark = figure["data"]
         assert len(strokes["x"]) == 2
         assert mark["marker"]["symbol"].endswith("-open")
-        assert any("1 of 3 diverged" in one["text"] for one in seen["layout"]["annotations"])
+        assert any("1 of 3 diverged" in annotation["text"] for annotation in figure["layout"]["annotations"])
         assert "diverged" in page.locator("#runs tbody tr", has_text="diverged").locator("td").all_inner_texts()
 
 
 @pytest.mark.slow
-def test_the_matrix_says_what_it_mixes(browser, tmp_path):
+def test_matrix_reports_mixed_options(browser, tmp_path):
     for width in (64, 128):
         write_run(tmp_path / RUNS_FOLDER, Record(steps=40, width=width, stats_every=None))
     normlab("compare", str(tmp_path), "-o", str(tmp_path / "page.html"))
     with opened(browser, tmp_path / "page.html") as page:
-        seen = drawn(ready(page), "matrix")
-        assert "model.width 64 and 128" in seen["caption"]
-        assert any("*" in one["text"] for one in seen["layout"]["annotations"])
+        figure = drawn(ready(page), "matrix")
+        assert "model.width 64 and 128" in figure["caption"]
+        assert any("*" in annotation["text"] for annotation in figure["layout"]["annotations"])
 
 
 @pytest.mark.slow
-def test_what_has_ended_is_not_drawn_later(browser, tmp_path):
-    """A run of fewer steps is in no panel, and in no mean, of a step that it never took."""
+def test_short_run_is_not_drawn_after_its_end(browser, tmp_path):
+    """A run is in no panel and in no mean of a step beyond its last."""
     for steps, norm in ((100, "rmsnorm"), (400, "layernorm")):
         write_run(tmp_path / RUNS_FOLDER, Record(steps=steps, norm=norm, warmup_steps=20))
     normlab("compare", str(tmp_path), "-o", str(tmp_path / "page.html"))
     with opened(browser, tmp_path / "page.html") as page:
         assert "train.steps" in ready(page).locator("#warnings").inner_text()
-        seen = [trace["meta"]["columns"] for trace in drawn(page, "profiles")["data"] if trace.get("meta")]
-        last = [label for moment, label in seen if moment.startswith("at step")]
-        assert (len(last), len([label for moment, label in seen if moment == "at init"])) == (1, 2)
+        labels = [trace["meta"]["columns"] for trace in drawn(page, "profiles")["data"] if trace.get("meta")]
+        last = [label for moment, label in labels if moment.startswith("at step")]
+        assert (len(last), len([label for moment, label in labels if moment == "at init"])) == (1, 2)
 
 
 @pytest.mark.slow
-def test_nothing_to_draw_is_said(browser, tmp_path):
-    """Of runs that are all damaged, empty or not begun there is a page, which says so."""
+def test_page_without_any_result(browser, tmp_path):
+    """A page of damaged and empty runs has a message in place of each figure."""
     broken = tmp_path / RUNS_FOLDER / "broken"
     broken.mkdir(parents=True)
     (broken / "run.json").write_text("{")
@@ -767,7 +768,7 @@ def test_nothing_to_draw_is_said(browser, tmp_path):
     normlab("compare", str(tmp_path), "-o", str(tmp_path / "page.html"))
     with opened(browser, tmp_path / "page.html") as page:
         ready(page)
-        for section in ("answer", "curves", "rates", "matrix", "profiles"):
+        for section in ("losses", "curves", "rates", "matrix", "profiles"):
             assert drawn(page, section)["empty"], section
         assert not page.locator("#heatmaps").is_visible()
         text = page.locator("#runs").inner_text()

@@ -1,103 +1,147 @@
-// Layer by step: a statistic at every block over training, a panel a cell or run, one colour scale for all.
+// A statistic by layer and step, one panel per line; and residual stream and gradient over training by placement.
 
-const MOST_PANELS = 24;
+const MAX_PANELS = 24;
 
 function drawHeatmaps(width) {
   const { statistic, site } = inside;
-  const all = insideGroups().filter((group) =>
-    group.units.some((unit) => measuredOf(unit, statistic, site)?.places.length),
+  const all = unitGroups().filter(({ units }) =>
+    units.some((unit) => measuredOf(unit, statistic, site)?.layers.length),
   );
-  if (!all.length)
-    return {
-      empty: PROFILES.units.some(unitVisible) ? `${statistic} is one number a step: it has no blocks.` : NOTHING_INSIDE,
-    };
-  const found = all.slice(0, MOST_PANELS);
-  const panels = found.map((group) => {
-    const longest = group.units.reduce((a, b) => (b.steps.at(-1) > a.steps.at(-1) ? b : a));
-    const columns = longest.steps.map((step) => across(group, statistic, site, (unit) => indexAt(unit, step)));
-    const { places, depth } = columns.find(Boolean);
-    return {
-      group,
-      steps: longest.steps,
-      places,
-      depth,
-      rows: places.map((_, at) => columns.map((seen) => (seen ? seen.mean[at] : NaN))),
-    };
+  if (!all.length && !PROFILES.units.some(unitVisible)) return { empty: NOTHING_MEASURED };
+  if (!all.length) return { empty: `${statistic} is one number per step and has no layers.` };
+  const panels = all.slice(0, MAX_PANELS).map((group) => {
+    const profiles = overSteps(group, statistic, site);
+    const { layers, depth } = profiles.find(Boolean);
+    const rows = layers.map((_, at) => profiles.map((profile) => (profile ? profile.mean[at] : NaN)));
+    return { group, steps: longestUnit(group).steps, layers, depth, rows };
   });
-  const values = panels.flatMap((panel) => panel.rows.flat()).filter(Number.isFinite);
-  if (!values.length) return { empty: `${statistic} is nowhere a finite number.` };
-  const logged = inside.logged && values.every((value) => value > 0);
-  const told = (value) => (Number.isFinite(value) ? (logged ? Math.log10(value) : value) : null);
-  const [least, most] = [told(values.reduce((a, b) => Math.min(a, b))), told(values.reduce((a, b) => Math.max(a, b)))];
-  const cross = width < NARROW ? 1 : Math.min(panels.length, Math.max(2, Math.floor(width / 300)));
-  const down = Math.ceil(panels.length / cross);
-  const panel = panelsOf(cross, down, { x: 0.18, y: 0.42 });
-  const traces = [],
-    layout = { annotations: [], height: down * 210 + 40, margin: { r: 90 } };
-  layout.coloraxis = {
-    colorscale: SCALE,
-    cmin: least,
-    cmax: most,
-    colorbar: {
-      thickness: 12,
-      len: Math.min(1, 300 / (down * 210)),
-      y: 1,
-      yanchor: "top",
-      ...(logged ? powers(least, most) : {}),
-    },
+  const finite = panels.flatMap((panel) => panel.rows.flat()).filter(Number.isFinite);
+  if (!finite.length) return { empty: `${statistic} has no finite value.` };
+  const logarithmic = inside.logarithmic && finite.every((value) => value > 0);
+  const onScale = (value) => (Number.isFinite(value) ? (logarithmic ? Math.log10(value) : value) : null);
+  const [least, largest] = [onScale(leastOf(finite)), onScale(largestOf(finite))];
+  const columns = width < NARROW ? 1 : Math.min(panels.length, Math.max(2, Math.floor(width / 300)));
+  const rows = Math.ceil(panels.length / columns);
+  const addPanel = panelGrid(columns, rows, { x: 0.18, y: 0.42 });
+  const ticks = logarithmic ? powerTicks(least, largest) : {};
+  const colorbar = { thickness: 12, len: Math.min(1, 300 / (rows * 210)), y: 1, yanchor: "top", ...ticks };
+  const layout = {
+    annotations: [],
+    height: rows * 210 + 40,
+    margin: { r: 90 },
+    coloraxis: { colorscale: COLOUR_SCALE, cmin: least, cmax: largest, colorbar },
   };
-  panels.forEach(({ group, steps, places, depth, rows }, place) => {
-    const axes = panel(
+  const traces = panels.map(({ group, steps, layers, depth, rows }, index) => ({
+    x: withEdges(steps),
+    y: withEdges(layers),
+    z: rows.map((row) => row.map(onScale)),
+    type: "heatmap",
+    coloraxis: "coloraxis",
+    ...addPanel(
       layout,
-      place,
-      plain(`${short(group.label, width / cross / 8)} (n=${group.n})`),
+      index,
+      plain(`${short(group.label, width / columns / 8)} (n=${group.n})`),
       { title: axisTitle("step"), showgrid: false, nticks: 5 },
-      { title: axisTitle("place"), showgrid: false, nticks: 6, zeroline: false },
-    );
-    traces.push({
-      x: edged(steps),
-      y: edged(places),
-      z: rows.map((row) => row.map(told)),
-      type: "heatmap",
-      coloraxis: "coloraxis",
-      ...axes,
-      name: plain(group.label),
-      showlegend: false,
-      meta: { label: group.label },
-      text: rows.map((row, at) =>
-        row.map((value) => `${placeName(places[at], depth)}: ${Number(value).toPrecision(4)}`),
-      ),
-      hovertemplate: "%{fullData.name}<br>step %{x}, %{text}<extra></extra>",
-    });
-  });
-  const left = all.length - found.length;
+      { title: axisTitle("layer"), showgrid: false, nticks: 6, zeroline: false },
+    ),
+    name: plain(group.label),
+    showlegend: false,
+    meta: { label: group.label },
+    text: rows.map((row, at) => row.map((value) => `${layerName(layers[at], depth)}: ${value.toPrecision(4)}`)),
+    hovertemplate: "%{fullData.name}<br>step %{x}, %{text}<extra></extra>",
+  }));
+  const hidden = all.length - panels.length;
   return {
     traces,
     layout,
-    numbers: () => [
-      ["panel", "place", "step", statistic],
-      ...panels.flatMap(({ group, steps, places, rows }) =>
-        places.flatMap((at, row) => steps.map((step, i) => [group.label, at, step, rows[row][i]])),
+    rows: () => [
+      ["panel", "layer", "step", statistic],
+      ...panels.flatMap(({ group, steps, layers, rows }) =>
+        layers.flatMap((layer, row) => steps.map((step, i) => [group.label, layer, step, rows[row][i]])),
       ),
     ],
     caption:
-      `${statisticText(statistic, site)} Places: 0 the embeddings, 1 to L the blocks, L + 1 the head. One colour scale for all panels${logged ? ", logarithmic" : ""}.` +
-      (state.group === "cells" ? " A panel is the mean over a cell's n runs at its own best learning rate." : "") +
-      (left ? ` ${left} more are not drawn: untick some of these to see them.` : ""),
+      `${describeStatistic(statistic, site)} ${LAYER_AXIS} All panels share one ${logarithmic ? "logarithmic " : ""}colour scale.` +
+      (state.group === "cells" ? " Panel: mean over a cell's n runs at its best learning rate." : "") +
+      (hidden ? ` ${hidden} more panels are not drawn; untick some runs to see them.` : ""),
   };
 }
 
-/** Of a single row or column the two edges, since its neighbours cannot tell how high or wide it is. */
-const edged = (values) => (values.length === 1 ? [values[0] - 0.5, values[0] + 0.5] : values);
+/** Both edges of a single row or column, whose size has no neighbour to follow from. */
+const withEdges = (values) => (values.length === 1 ? [values[0] - 0.5, values[0] + 0.5] : values);
 
-/** The ticks of a colour bar of powers of ten. */
-function powers(least, most) {
-  const whole = [];
-  for (let power = Math.ceil(least); power <= Math.floor(most); power += Math.max(1, Math.ceil((most - least) / 6)))
-    whole.push(power);
-  const at = whole.length > 1 ? whole : [least, (least + most) / 2, most];
+/** The ticks of a logarithmic colour bar. */
+function powerTicks(least, largest) {
+  const step = Math.max(1, Math.ceil((largest - least) / 6));
+  const powers = [];
+  for (let power = Math.ceil(least); power <= Math.floor(largest); power += step) powers.push(power);
+  const tickvals = powers.length > 1 ? powers : [least, (least + largest) / 2, largest];
+  const text = (power) => (Number.isInteger(power) ? `10<sup>${power}</sup>` : (10 ** power).toPrecision(2));
+  return { tickvals, ticktext: tickvals.map(text) };
+}
+
+const SIGNATURES = [
+  ["resid_rms", "stream, resid_rms"],
+  ["dresid_rms", "gradient, dresid_rms"],
+];
+
+function drawSignatures(width) {
+  const statistics = SIGNATURES.filter(([name]) => SITES.has(name));
+  const groups = unitGroups();
+  if (!statistics.length || !groups.length) return { empty: NOTHING_MEASURED };
+  const placementOf = (group) => RUNS[group.units[0].runs[0]].placement ?? "-";
+  const placements = [...new Set(groups.map(placementOf))];
+  const columns = width < NARROW ? 1 : Math.min(placements.length, Math.max(1, Math.floor(width / 280)));
+  const panels = [];
+  for (let start = 0; start < placements.length; start += columns)
+    for (const row of statistics)
+      for (let at = start; at < start + columns; at += 1) panels.push([...row, placements[at]]);
+  const rows = panels.length / columns;
+  const addPanel = panelGrid(columns, rows, { x: 0.16, y: 0.3 });
+  const traces = [];
+  const layout = { annotations: [], height: rows * 250 + 40 };
+  const values = new Map(statistics.map(([name]) => [name, []]));
+  const named = new Set();
+  panels.forEach(([name, title, placement], index) => {
+    if (placement === undefined) return;
+    const first = panels.findIndex((panel) => panel[0] === name); // panels of one statistic share its axis
+    const yaxis = first === index ? {} : { matches: `y${axisSuffix(first)}` };
+    const axes = addPanel(layout, index, `<b>${plain(placement)}</b>: ${title}`, { title: axisTitle("step") }, yaxis);
+    const members = groups.filter((group) => placementOf(group) === placement);
+    for (const trace of stepTraces(members, name, "", pickBlocks)) {
+      const [group, block] = trace.meta.columns;
+      values.get(name).push(...trace.y);
+      traces.push({
+        ...trace,
+        ...axes,
+        name: plain(group),
+        showlegend: !named.has(group), // one entry per line; the caption explains the dashes
+        hovertemplate: `%{fullData.name}, ${block} block<br>step %{x}: %{y:.4g}<extra></extra>`,
+        meta: { columns: [title, placement, group, block] },
+      });
+      named.add(group);
+    }
+  });
+  panels.forEach(([name], index) => {
+    const axis = layout[`yaxis${axisSuffix(index)}`];
+    if (axis) Object.assign(axis, scaled(true, values.get(name)));
+  });
   return {
-    tickvals: at,
-    ticktext: at.map((power) => (Number.isInteger(power) ? `10<sup>${power}</sup>` : (10 ** power).toPrecision(2))),
+    traces,
+    layout,
+    rows: () => pointRows(["statistic", "placement", "line", "block", "step", "value"], traces),
+    caption:
+      "The residual stream that enters the first, middle and last block, and the gradient there, over training. Expected in deep models: the stream of pre-norm grows with depth; the stream of post-norm does not, and its gradient is largest in the last block at the start of training (Xiong et al. 2020, arXiv:2002.04745). " +
+      statistics.map(([name]) => describeStatistic(name, "")).join(" ") +
+      " Solid: first block; dashed: middle; dotted: last." +
+      describeLines(""),
   };
+}
+
+/** The first, middle and last measured block, as [name, index]. */
+function pickBlocks({ layers, depth }) {
+  const blocks = [...layers.keys()].filter((i) => layers[i] >= 1 && layers[i] <= depth);
+  const middle = blocks[Math.floor((blocks.length - 1) / 2)];
+  if (blocks.length < 2) return blocks.map((block) => ["only", block]);
+  return [["first", blocks[0]], ...(blocks.length > 2 ? [["middle", middle]] : []), ["last", blocks.at(-1)]];
 }

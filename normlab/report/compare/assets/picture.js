@@ -1,21 +1,18 @@
-// A picture: Plotly's drawing in a figure with its caption and its files; drawn when it comes into view.
+// Figures: a Plotly drawing with its caption and downloads, drawn when it scrolls into view.
 
-const PICTURES = [];
-const NOTHING_SHOWN = "Nothing is shown: tick a run, or empty the filter.";
+const FIGURES = [];
+const NOTHING_SELECTED = "Nothing is selected: tick a run, or clear the filter.";
 const CONFIG = { displayModeBar: false, doubleClick: "reset", showTips: false };
 const NARROW = 640;
-const MOST_LETTERS = 80;
-const MOST_LEGEND_ROWS = 14;
+const MAX_LETTERS = 80;
+const MAX_LEGEND_ROWS = 14;
 
-/** A text of at most so many letters. */
+/** A text cut to a number of letters. */
 const short = (text, most) => (text.length > most ? `${text.slice(0, Math.max(4, Math.floor(most) - 3))}...` : text);
 
-/**
- * A text as Plotly takes it, not too long for a legend. In labels it reads a little HTML, templates (%{x}) and, where
- * there are two dollars, mathematics: none of it is what the name of a run is meant to be.
- */
+/** A text escaped for Plotly's labels, which interpret some HTML, templates (%{x}) and mathematics ($x$). */
 const plain = (text) =>
-  short(String(text), MOST_LETTERS)
+  short(String(text), MAX_LETTERS)
     .replaceAll("&", "&amp;")
     .replaceAll("<", "&lt;")
     .replaceAll(">", "&gt;")
@@ -23,118 +20,97 @@ const plain = (text) =>
     .replaceAll("%{", "%&#123;");
 
 /**
- * Put a picture into a section.
+ * Add a figure to a section.
  *
- * @param {string} section - Its id, which is also the name of the picture's files.
- * @param {function(number): object} draw - Of the width in pixels: `traces`, `layout` and `numbers`, a function that
- *   gives the rows of the CSV, its heading first; or `empty`, what to say where there is nothing to draw. Also
- *   `caption`, what is drawn, with formula, unit, n and source, and `width`, where it must be wider than the screen.
+ * `draw(width)` returns Plotly's `traces` and `layout`, the `caption`, a function `rows` with the rows of the CSV, and
+ * the least `width` if the figure needs more than the screen's; or `empty`, a message if there is nothing to draw.
  */
-function addPicture(section, title, draw) {
+function addFigure(section, title, draw) {
   const plot = make("div", { class: "plot", role: "img", "aria-label": title });
   const message = make("p", { class: "muted", hidden: true });
   const caption = make("figcaption");
+  const figure = { section, draw, plot, message, caption, dirty: true, inView: false, drawing: null };
   const file = `${fileName(DATA.title)}-${section}`;
-  const own = { section, title, draw, plot, dirty: true, near: false, made: null };
-  const buttons = make(
+  const image = (format) =>
+    make("button", { type: "button", click: () => saveImage(figure, format, file) }, format.toUpperCase());
+  figure.buttons = make(
     "div",
-    { class: "buttons", role: "group", "aria-label": `Its numbers and its image: ${title}` },
-    make("button", { type: "button", click: () => saveNumbers(own, file) }, "CSV"),
-    ...["png", "svg"].map((format) =>
-      make("button", { type: "button", click: () => saveImage(own, format, file) }, format.toUpperCase()),
-    ),
+    { class: "buttons", role: "group", "aria-label": `Download: ${title}` },
+    make("button", { type: "button", click: () => saveRows(figure, file) }, "CSV"),
+    image("png"),
+    image("svg"),
   );
-  const figure = make(
-    "figure",
-    { "data-picture": section },
-    make("div", { class: "wide" }, plot),
-    message,
-    caption,
-    buttons,
-  );
-  Object.assign(own, { message, caption, buttons, figure });
-  byId(section).append(figure);
-  PICTURES.push(own);
-  IN_VIEW.observe(figure);
-  return own;
+  const wide = make("div", { class: "wide" }, plot);
+  figure.element = make("figure", { "data-figure": section }, wide, message, caption, figure.buttons);
+  byId(section).append(figure.element);
+  FIGURES.push(figure);
+  IN_VIEW.observe(figure.element);
+  return figure;
 }
 
 const IN_VIEW = new IntersectionObserver(
   (entries) => {
     for (const entry of entries) {
-      const own = PICTURES.find((picture) => picture.figure === entry.target);
-      own.near = entry.isIntersecting;
-      if (own.near && own.dirty) drawNow(own);
+      const figure = FIGURES.find(({ element }) => element === entry.target);
+      figure.inView = entry.isIntersecting;
+      if (figure.inView && figure.dirty) drawNow(figure);
     }
   },
   { rootMargin: "600px" },
 );
 
-/** Have a picture drawn anew: now where it is in view, else when it comes into view. */
-function redraw(own) {
-  own.dirty = true;
-  if (own.near) drawNow(own);
+/** Redraw a figure now if it is in view, else once it is. */
+function redraw(figure) {
+  figure.dirty = true;
+  if (figure.inView) drawNow(figure);
 }
 
 function redrawAll() {
-  for (const own of PICTURES) redraw(own);
+  for (const figure of FIGURES) redraw(figure);
 }
 
-/** Draw a picture now; `drawn` is kept when it is. */
-function drawNow(own) {
-  own.drawn = draw(own);
-  return own.drawn;
+function drawNow(figure) {
+  figure.drawn = draw(figure);
+  return figure.drawn;
 }
 
-async function draw(own) {
-  own.dirty = false;
-  const room = own.figure.clientWidth;
-  const made = RUNS.some(visible) || !RUNS.length ? own.draw(room) : { empty: NOTHING_SHOWN };
-  own.made = made;
-  own.message.hidden = !made.empty;
-  own.plot.hidden = own.buttons.hidden = Boolean(made.empty);
-  own.message.textContent = made.empty ?? "";
-  own.caption.textContent = made.empty ? "" : made.caption;
-  if (made.empty) return;
-  const { traces, layout } = dressed(made, Math.max(room, made.width ?? 0));
-  if (!layout.showlegend)
-    own.caption.textContent += " Its lines are too many to be named below; pointed at they say what they are.";
-  await Plotly.react(own.plot, traces, layout, CONFIG);
+async function draw(figure) {
+  figure.dirty = false;
+  const width = figure.element.clientWidth;
+  const drawing = RUNS.some(visible) || !RUNS.length ? figure.draw(width) : { empty: NOTHING_SELECTED };
+  figure.drawing = drawing;
+  figure.message.hidden = !drawing.empty;
+  figure.plot.hidden = figure.buttons.hidden = Boolean(drawing.empty);
+  figure.message.textContent = drawing.empty ?? "";
+  figure.caption.textContent = drawing.empty ? "" : drawing.caption;
+  if (drawing.empty) return;
+  const { traces, layout } = styled(drawing, Math.max(width, drawing.width ?? 0));
+  if (!layout.showlegend) figure.caption.textContent += " Too many lines for a legend: point at a line for its name.";
+  await Plotly.react(figure.plot, traces, layout, CONFIG);
 }
 
-/** A drawing in the page's colours and of a width, with room below for its legend. */
-function dressed({ traces, layout }, width) {
-  const text = themed("text"),
-    line = themed("line"),
-    ground = themed("ground");
-  const axis = {
-    gridcolor: line,
-    zerolinecolor: line,
-    linecolor: themed("strong"),
-    automargin: true,
-    exponentformat: "power",
-  };
+/** A drawing in the page's colours at a width, with room for its legend below. */
+function styled({ traces, layout }, width) {
+  const text = themed("text");
+  const line = themed("line");
+  const background = themed("ground");
   const margin = { l: 56, r: 16, t: 28, b: 48, ...layout.margin };
-  const rows = legendRows(
-    traces.filter((trace) => trace.showlegend !== false && trace.name).map((trace) => trace.name),
-    width - margin.l - margin.r,
-  );
-  const inner = layout.height ?? 380;
-  const named = rows <= MOST_LEGEND_ROWS;
-  // A name with an entity in it is left whole: it must not be cut in the middle of one.
+  const names = traces.filter((trace) => trace.showlegend !== false && trace.name).map((trace) => trace.name);
+  const rows = legendRows(names, width - margin.l - margin.r);
+  const showlegend = rows <= MAX_LEGEND_ROWS;
+  const legendHeight = rows && showlegend ? rows * 20 + 16 : 0;
+  // A name with an HTML entity stays complete, because a cut could split the entity.
   const fitting = (name) => (name.includes("&") ? name : short(name, (width - 70) / 6.6));
-  traces = traces.map((trace) => (trace.name ? { ...trace, name: fitting(trace.name) } : trace));
-  const legend = rows && named ? rows * 20 + 16 : 0;
-  const whole = {
+  const result = {
     ...layout,
     width,
-    height: inner + legend,
+    height: (layout.height ?? 380) + legendHeight,
     autosize: false,
-    showlegend: named,
-    uirevision: layout.uirevision ?? "same", // what was zoomed stays so, whatever else is redrawn
-    margin: { ...margin, b: margin.b + legend, autoexpand: true },
-    paper_bgcolor: ground,
-    plot_bgcolor: ground,
+    showlegend,
+    uirevision: layout.uirevision ?? "same", // keeps the zoom through redraws
+    margin: { ...margin, b: margin.b + legendHeight, autoexpand: true },
+    paper_bgcolor: background,
+    plot_bgcolor: background,
     font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: text },
     hoverlabel: { bgcolor: themed("panel"), bordercolor: themed("strong"), font: { color: text }, namelength: -1 },
     hovermode: "closest",
@@ -153,100 +129,130 @@ function dressed({ traces, layout }, width) {
       tracegroupgap: 0,
     },
   };
-  for (const key of Object.keys(whole)) if (/^[xy]axis\d*$/.test(key)) whole[key] = { ...axis, ...whole[key] };
-  for (const key of ["xaxis", "yaxis"]) whole[key] ??= axis;
-  return { traces, layout: whole };
+  const axis = { gridcolor: line, zerolinecolor: line, linecolor: themed("strong"), automargin: true };
+  const axes = ["xaxis", "yaxis", ...Object.keys(result).filter((key) => /^[xy]axis\d+$/.test(key))];
+  for (const key of axes) result[key] = { ...axis, exponentformat: "power", ...result[key] };
+  return { traces: traces.map((trace) => (trace.name ? { ...trace, name: fitting(trace.name) } : trace)), layout: result };
 }
 
-/** An axis of these values, logarithmic if that is asked for and they are all above zero. */
-function scaled(logged, values) {
-  const finite = values.filter(Number.isFinite);
-  if (!logged || !finite.length || finite.some((value) => value <= 0)) return { type: "linear" };
-  const decades = Math.log10(finite.reduce((a, b) => Math.max(a, b)) / finite.reduce((a, b) => Math.min(a, b)));
-  // More labels than have room would lie on each other.
-  return { type: "log", ...(decades > 3 ? { dtick: 1 } : decades > 0.6 ? { dtick: "D2" } : {}) };
-}
-
-/** How many rows a legend of these names takes, about. */
+/** The approximate number of rows of a legend. */
 function legendRows(names, width) {
   const longest = Math.max(0, ...names.map((name) => name.length)) * 6.6 + 48;
   return names.length ? Math.ceil(names.length / Math.max(1, Math.floor(width / longest))) : 0;
 }
 
-/** The rows of what is drawn, to be saved; it may not have come into view yet. */
-async function saveNumbers(own, file) {
-  if (!own.made) await drawNow(own);
-  if (!own.made.empty) save(`${file}.csv`, "text/csv", csvText(own.made.numbers()));
+/** The least and the largest of many values; Math.min(...values) has a limit on their number. */
+const leastOf = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const largestOf = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+
+/** An axis type for values: logarithmic if requested and all values are positive. */
+function scaled(logarithmic, values) {
+  const finite = values.filter(Number.isFinite);
+  if (!logarithmic || !finite.length || finite.some((value) => value <= 0)) return { type: "linear" };
+  const decades = Math.log10(largestOf(finite) / leastOf(finite));
+  const ticks = decades > 3 ? { dtick: 1 } : decades > 0.6 ? { dtick: "D2" } : {}; // fewer, so that labels fit
+  return { type: "log", ...ticks };
 }
 
-async function saveImage(own, format, file) {
-  const url = await imageOf(own, format, own.figure.clientWidth);
-  const content = await (format === "svg"
-    ? new Blob([decodeURIComponent(url.slice(url.indexOf(",") + 1))]).text()
-    : bytesOf(url.slice(url.indexOf(",") + 1)));
-  save(`${file}.${format}`, format === "svg" ? "image/svg+xml" : "image/png", content);
+/**
+ * A grid of panels in one figure; `gap` is the space between two panels as a share of a panel.
+ *
+ * Returns a function that adds a panel's axes and title to a layout and returns the names of its axes for its traces.
+ */
+function panelGrid(columns, rows, gap) {
+  const panelWidth = 1 / (columns + gap.x * (columns - 1));
+  const panelHeight = 1 / (rows + gap.y * (rows - 1));
+  return (layout, index, title, xaxis, yaxis) => {
+    const suffix = axisSuffix(index);
+    const left = (index % columns) * panelWidth * (1 + gap.x);
+    const top = 1 - Math.floor(index / columns) * panelHeight * (1 + gap.y);
+    layout[`xaxis${suffix}`] = { domain: [left, left + panelWidth], anchor: `y${suffix}`, ...xaxis };
+    layout[`yaxis${suffix}`] = { domain: [Math.max(0, top - panelHeight), top], anchor: `x${suffix}`, ...yaxis };
+    const corner = { x: left, y: top, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom" };
+    layout.annotations.push({ ...corner, showarrow: false, text: title, font: { size: 12 } });
+    return { xaxis: `x${suffix}`, yaxis: `y${suffix}` };
+  };
 }
 
-/** A picture as an image, a data: URL. */
-function imageOf(own, format, width) {
-  const made = own.draw(width);
-  const { traces, layout } = dressed(made, Math.max(width, made.width ?? 0));
-  return Plotly.toImage(
-    { data: traces, layout, config: CONFIG },
-    { format, width: layout.width, height: layout.height, scale: format === "png" ? 2 : 1 },
-  );
+/** Plotly's suffix of the axes of a panel. */
+const axisSuffix = (index) => (index ? String(index + 1) : "");
+
+/** A small axis title for panels. */
+const axisTitle = (text) => ({ text, font: { size: 11 }, standoff: 4 });
+
+/** Download the rows of a figure, which may not have been drawn yet. */
+async function saveRows(figure, file) {
+  if (!figure.drawing) await drawNow(figure);
+  if (!figure.drawing.empty) save(`${file}.csv`, "text/csv", csvText(figure.drawing.rows()));
 }
 
-/** Every picture that there is something in, for print: light, and of one width. For `normlab compare --format png`. */
-async function exportPictures() {
-  while (document.documentElement.dataset.ready !== "yes") await new Promise((go) => setTimeout(go, 20));
+async function saveImage(figure, format, file) {
+  const drawing = figure.draw(figure.element.clientWidth);
+  const url = await imageUrl(drawing, format, figure.element.clientWidth);
+  const content = url.slice(url.indexOf(",") + 1);
+  if (format === "svg") save(`${file}.svg`, "image/svg+xml", decodeURIComponent(content));
+  else save(`${file}.png`, "image/png", bytesOf(content));
+}
+
+/** A drawing as an image, a data: URL. */
+function imageUrl(drawing, format, width) {
+  const { traces, layout } = styled(drawing, Math.max(width, drawing.width ?? 0));
+  const size = { width: layout.width, height: layout.height, scale: format === "png" ? 2 : 1 };
+  return Plotly.toImage({ data: traces, layout, config: CONFIG }, { format, ...size });
+}
+
+/** Every figure with content as PNG, light and 1000 pixels wide; called by `normlab compare --format png`. */
+async function exportFigures() {
+  while (document.documentElement.dataset.ready !== "yes") await new Promise((resume) => setTimeout(resume, 20));
   chosenTheme = "light";
   applyTheme();
   const images = [];
-  for (const own of PICTURES) {
-    const made = own.draw(1000);
-    if (!made.empty) images.push({ name: own.section, png: await imageOf(own, "png", 1000) });
+  for (const figure of FIGURES) {
+    const drawing = figure.draw(1000);
+    if (!drawing.empty) images.push({ name: figure.section, png: await imageUrl(drawing, "png", 1000) });
   }
   return images;
 }
 
 const fileName = (text) => text.replace(/[^\w.-]+/g, "_").slice(0, 60) || "compare";
 
-/** The rows of a CSV of lines: each point with the line that it is on. */
+/** The rows of a CSV of lines: each point with the columns of its line. */
 function pointRows(heading, traces) {
   const rows = [heading];
-  for (const trace of traces) {
-    if (!trace.meta) continue;
-    for (let i = 0; i < trace.x.length; i += 1) rows.push([...trace.meta.columns, trace.x[i], trace.y[i]]);
-  }
+  for (const trace of traces.filter(({ meta }) => meta))
+    trace.x.forEach((x, i) => rows.push([...trace.meta.columns, x, trace.y[i]]));
   return rows;
 }
 
-/** The bytes of base64. */
-function bytesOf(text) {
-  const binary = atob(text);
-  const bytes = new Uint8Array(binary.length);
-  for (let i = 0; i < binary.length; i += 1) bytes[i] = binary.charCodeAt(i);
-  return bytes;
-}
-const floatsOf = (text) => new Float32Array(bytesOf(text).buffer);
-const wholesOf = (text) => new Uint32Array(bytesOf(text).buffer);
+const bytesOf = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+const float32Of = (base64) => new Float32Array(bytesOf(base64).buffer);
+const uint32Of = (base64) => new Uint32Array(bytesOf(base64).buffer);
 
 /** A check box with its label. */
-function tickBox(label, checked, change) {
+function checkBox(label, checked, change) {
   const box = make("input", { type: "checkbox", checked, change: () => change(box.checked) });
   return make("label", {}, box, label);
 }
 
-/** A choice of few, with its label; options are [value, text]. */
-function choice(label, options, value, change, id) {
-  const select = make(
-    "select",
-    { id, change: () => change(select.value) },
-    ...options.map(([key, text]) => make("option", { value: key, selected: key === value }, text)),
-  );
-  return make("label", {}, label, select);
+/** A slider over values with its label; `text(value)` is displayed beside it. */
+function slider(label, id, values, value, text, change, accessibleLabel) {
+  const output = make("output", { id: `${id}-value` });
+  const show = () => {
+    output.textContent = text(values[input.value]);
+    input.setAttribute("aria-valuetext", output.textContent);
+  };
+  const range = { type: "range", id, min: 0, max: values.length - 1, step: 1, value: values.indexOf(value) };
+  const input = make("input", {
+    ...range,
+    "aria-label": accessibleLabel,
+    input: () => {
+      show();
+      change(values[input.value]);
+    },
+  });
+  show();
+  return make("label", {}, label, input, output);
 }
 
-// What is printed is the whole page, and not what has come into view of it.
-addEventListener("beforeprint", () => PICTURES.filter((own) => own.dirty).forEach(drawNow));
+// A printout contains the complete page, also the figures that have not been in view.
+addEventListener("beforeprint", () => FIGURES.filter(({ dirty }) => dirty).forEach(drawNow));

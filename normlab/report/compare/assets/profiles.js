@@ -1,50 +1,44 @@
-// Depth profiles: a statistic at every block, at the three moments that tell most, and at any sampled step.
+// Layer profiles: a statistic at every layer, at four moments of training.
 
-const NOTHING_INSIDE = "No run that is shown has statistics on record (stats=off, or none was measured yet).";
+const NOTHING_MEASURED = "No selected run has statistics on record (stats=off, or none were measured yet).";
 
-/** The steps of the slider: those of the unit that has most of them. */
-const sliderSteps = () =>
-  PROFILES.units.reduce((most, unit) => (unit.steps.at(-1) > (most.at(-1) ?? -1) ? unit.steps : most), []);
+/** The steps of the slider: those of the unit with the last sampled step. */
+const sliderSteps = () => (PROFILES.units.length ? longestUnit(PROFILES).steps : []);
 
 function drawProfiles(width) {
   const { statistic, site } = inside;
-  const found = insideGroups();
-  if (!found.length || !statistic) return { empty: NOTHING_INSIDE };
-  const placeless = PROFILES.layouts.every((layout) => !layout.at.get(`${statistic}\n${site}`)?.places.length);
-  return placeless ? drawOverSteps(width, found) : drawMoments(width, found);
+  const groups = unitGroups();
+  if (!groups.length || !statistic) return { empty: NOTHING_MEASURED };
+  const perLayer = PROFILES.layouts.some((layout) => columnOf(layout, statistic, site)?.layers.length);
+  return perLayer ? drawMoments(width, groups) : drawPerStep(groups);
 }
 
-function drawMoments(width, found) {
-  const { statistic, site } = inside;
-  const step = inside.step ?? sliderSteps().at(-1);
-  const panels = [...MOMENTS, [`at step ${step}`, (unit) => indexAt(unit, step)]];
-  const narrow = width < NARROW,
-    cross = narrow ? 1 : 2,
-    down = Math.ceil(panels.length / cross);
-  const panel = panelsOf(cross, down, { x: 0.12, y: 0.26 });
-  const traces = [],
-    layout = { annotations: [] },
-    values = [],
-    named = new Set();
-  panels.forEach(([title, indexOf], place) => {
-    const places = narrow ? "place" : "place: 0 embeddings, 1 to L blocks, L + 1 head";
-    const axes = panel(
-      layout,
-      place,
-      `<b>${title}</b>`,
-      { title: axisTitle(inside.share ? "share of depth" : places) },
-      place ? { matches: "y" } : {},
-    );
-    for (const group of found) {
-      const seen = across(group, statistic, site, indexOf);
-      if (!seen) continue;
+function drawMoments(width, groups) {
+  const { statistic, site, relative } = inside;
+  const moments = [...MOMENTS, [`at step ${inside.step}`, (unit) => indexAt(unit, inside.step)]];
+  const narrow = width < NARROW;
+  const columns = narrow ? 1 : 2;
+  const rows = Math.ceil(moments.length / columns);
+  const addPanel = panelGrid(columns, rows, { x: 0.12, y: 0.26 });
+  const traces = [];
+  const layout = { annotations: [], height: rows * 270 + 40, uirevision: JSON.stringify(inside) };
+  const values = [];
+  const named = new Set();
+  const layerTitle = narrow ? "layer" : "layer: 0 embeddings, 1 to L blocks, L + 1 head";
+  const xTitle = relative ? "relative depth" : layerTitle;
+  moments.forEach(([title, indexOf], panel) => {
+    const axes = addPanel(layout, panel, `<b>${title}</b>`, { title: axisTitle(xTitle) }, panel ? { matches: "y" } : {});
+    for (const group of groups) {
+      const profile = overUnits(group, statistic, site, indexOf);
+      if (!profile) continue;
+      const { layers, depth, mean, low, high, n } = profile;
       const { colour, dash, symbol } = styleOf(group.cell);
-      const x = seen.places.map((at) => (inside.share ? at / (seen.depth + 1) : at));
-      values.push(...seen.low);
-      if (seen.n > 1) traces.push({ ...band(x, seen.low, seen.high, colour, 0.18), ...axes });
+      const x = layers.map((layer) => (relative ? layer / (depth + 1) : layer));
+      values.push(...low);
+      if (n > 1) traces.push({ ...bandTrace(x, (at) => at, low, high, colour, 0.18), ...axes });
       traces.push({
         x,
-        y: seen.mean,
+        y: mean,
         type: "scatter",
         mode: "lines+markers",
         ...axes,
@@ -54,67 +48,62 @@ function drawMoments(width, found) {
         line: { color: colour, dash, width: 2 },
         marker: { color: colour, symbol, size: 5 },
         meta: { columns: [title, group.label] },
-        text: seen.places.map((at) => placeName(at, seen.depth)),
+        text: layers.map((layer) => layerName(layer, depth)),
         hovertemplate: "%{fullData.name}<br>%{text}: %{y:.4g}<extra></extra>",
       });
       named.add(group);
     }
   });
-  if (!traces.length) return { empty: `No run that is shown has measured ${statistic}${site ? ` of ${site}` : ""}.` };
-  const scale = scaled(inside.logged, values);
-  panels.forEach((_, place) => Object.assign(layout[`yaxis${place ? place + 1 : ""}`], scale));
+  if (!traces.length) return { empty: `No selected run has measured ${statisticName(statistic, site)}.` };
+  const scale = scaled(inside.logarithmic, values);
+  moments.forEach((_, panel) => Object.assign(layout[`yaxis${axisSuffix(panel)}`], scale));
   return {
     traces,
-    layout: { ...layout, height: down * 270 + 40, uirevision: JSON.stringify(inside) },
-    numbers: () => pointRows(["moment", "line", inside.share ? "share of depth" : "place", statistic], traces),
+    layout,
+    rows: () => pointRows(["moment", "line", relative ? "relative depth" : "layer", statistic], traces),
     caption:
-      statisticText(statistic, site) +
-      unitsText() +
-      (inside.logged && scale.type !== "log" ? " Drawn on a linear axis: not all of it is above zero." : "") +
-      " The moments: the first measured step, the first after the warm-up, the last, and the one chosen. Places: 0 the embeddings, 1 to L the blocks, L + 1 the head.",
+      describeStatistic(statistic, site) +
+      describeLines() +
+      (inside.logarithmic && scale.type !== "log" ? " The axis is linear, because some values are not positive." : "") +
+      ` Moments: the first measured step, the first after warm-up, the last, and the selected one. ${LAYER_AXIS}`,
   };
 }
 
-/** A statistic that is one number a step: over the sampled steps. */
-function drawOverSteps(width, found) {
+/** A statistic with one number per step, over training. */
+function drawPerStep(groups) {
   const { statistic, site } = inside;
-  const traces = overSteps(found, statistic, site, () => [["", 0]]);
-  if (!traces.length) return { empty: `No run that is shown has measured ${statistic}.` };
+  const traces = stepTraces(groups, statistic, site, () => [["", 0]]);
+  if (!traces.length) return { empty: `No selected run has measured ${statistic}.` };
+  const values = traces.flatMap((trace) => trace.y);
   return {
     traces,
     layout: {
       height: 360,
       xaxis: { title: { text: "step" } },
-      yaxis: {
-        ...scaled(
-          inside.logged,
-          traces.flatMap((trace) => trace.y),
-        ),
-        title: { text: statistic },
-      },
+      yaxis: { ...scaled(inside.logarithmic, values), title: { text: statistic } },
       uirevision: JSON.stringify(inside),
     },
-    numbers: () => pointRows(["line", "at", "step", statistic], traces),
-    caption: statisticText(statistic, site) + unitsText(),
+    rows: () => pointRows(["line", "at", "step", statistic], traces),
+    caption: describeStatistic(statistic, site) + describeLines(),
   };
 }
 
-/** Lines over the sampled steps: of each group one for each pick, which is [name, place's position]. */
-function overSteps(found, statistic, site, picks) {
+/** Lines over training; `picks(column)` returns [name, index of the layer] for each line of a group. */
+function stepTraces(groups, statistic, site, picks) {
   const dashes = ["solid", "dash", "dot"];
-  return found.flatMap((group) => {
+  return groups.flatMap((group) => {
     const first = group.units.map((unit) => measuredOf(unit, statistic, site)).find(Boolean);
     if (!first) return [];
-    const longest = group.units.reduce((a, b) => (b.steps.at(-1) > a.steps.at(-1) ? b : a));
-    const columns = longest.steps.map((step) => across(group, statistic, site, (unit) => indexAt(unit, step)));
-    const { colour, symbol } = styleOf(group.cell);
-    return picks(first).map(([name, position], number) => ({
-      x: longest.steps,
-      y: columns.map((seen) => (seen ? seen.mean[position] : NaN)),
+    const profiles = overSteps(group, statistic, site);
+    const { colour, dash, symbol } = styleOf(group.cell);
+    const picked = picks(first);
+    return picked.map(([name, layer], number) => ({
+      x: longestUnit(group).steps,
+      y: profiles.map((profile) => (profile ? profile.mean[layer] : NaN)),
       type: "scatter",
       mode: "lines+markers",
       name: plain(group.label + (name ? `, ${name}` : "")),
-      line: { color: colour, width: 2, dash: picks(first).length > 1 ? dashes[number % 3] : styleOf(group.cell).dash },
+      line: { color: colour, width: 2, dash: picked.length > 1 ? dashes[number] : dash },
       marker: { color: colour, symbol, size: 4 },
       meta: { columns: [group.label, name] },
       hovertemplate: "%{fullData.name}<br>step %{x}: %{y:.4g}<extra></extra>",
@@ -122,93 +111,65 @@ function overSteps(found, statistic, site, picks) {
   });
 }
 
-/** The controls that profiles and heatmaps share, and those of the profiles. */
+/** Add the figures of layer statistics, and the controls that they share. */
 function addProfiles() {
-  if (!MEASURED.size) {
-    addPicture("profiles", "Depth profiles", () => ({ empty: NOTHING_INSIDE }));
+  byId("heatmaps").hidden = byId("signatures").hidden = !SITES.size;
+  if (!SITES.size) {
+    addFigure("profiles", "Layer profiles", () => ({ empty: NOTHING_MEASURED }));
     return;
   }
-  inside.statistic = MEASURED.has("resid_rms") ? "resid_rms" : MEASURED.keys().next().value;
-  const kinds = new Map();
-  for (const name of MEASURED.keys()) {
-    const of = PROFILES.statistics[name].of;
-    kinds.set(of, [...(kinds.get(of) ?? []), name]);
-  }
+  inside.statistic = SITES.has("resid_rms") ? "resid_rms" : SITES.keys().next().value;
+  const steps = sliderSteps();
+  inside.step = steps.at(-1);
+  const redrawBoth = () => [profiles, heatmaps].forEach(redraw);
+  const option = (value, selected) => make("option", { value, selected }, value);
+  const groups = Object.groupBy(SITES.keys(), (name) => PROFILES.statistics[name].of);
   const statistic = make(
     "select",
     {
       id: "statistic",
       change: () => {
         inside.statistic = statistic.value;
-        sites();
-        draw();
+        listSites();
+        redrawBoth();
       },
     },
-    ...[...kinds].map(([of, names]) =>
-      make(
-        "optgroup",
-        { label: of },
-        ...names.map((name) => make("option", { value: name, selected: name === inside.statistic }, name)),
-      ),
+    ...Object.entries(groups).map(([label, names]) =>
+      make("optgroup", { label }, ...names.map((name) => option(name, name === inside.statistic))),
     ),
   );
   const site = make("select", {
     id: "site",
     change: () => {
       inside.site = site.value;
-      draw();
+      redrawBoth();
     },
   });
-  const siteLabel = make("label", {}, "of", site);
-  const steps = sliderSteps();
-  const told = make("output", { id: "step-told" });
-  const slider = make("input", {
-    type: "range",
-    id: "step",
-    min: 0,
-    max: steps.length - 1,
-    step: 1,
-    value: steps.length - 1,
-    "aria-label": "step of the last panel",
-    input: () => choose(Number(slider.value)),
-  });
-
-  function sites() {
-    const known = MEASURED.get(inside.statistic);
-    inside.site = known.includes(inside.site) ? inside.site : known[0];
-    site.replaceChildren(...known.map((each) => make("option", { value: each, selected: each === inside.site }, each)));
-    siteLabel.hidden = known.length < 2;
+  const siteLabel = make("label", {}, "site", site);
+  function listSites() {
+    const sites = SITES.get(inside.statistic);
+    if (!sites.includes(inside.site)) inside.site = sites[0];
+    site.replaceChildren(...sites.map((name) => option(name, name === inside.site)));
+    siteLabel.hidden = sites.length < 2;
   }
-  function choose(index) {
-    inside.step = steps[index];
-    told.textContent = `${inside.step}`;
-    slider.setAttribute("aria-valuetext", `step ${inside.step}`);
-    redraw(profiles);
-  }
-  function draw() {
-    redraw(profiles);
-    redraw(heatmaps);
-  }
-
+  const set = (key, redrawAfter) => (value) => {
+    inside[key] = value;
+    redrawAfter();
+  };
+  const redrawProfiles = () => redraw(profiles);
   byId("profiles").append(
     make(
       "div",
       { class: "controls" },
       make("label", {}, "statistic", statistic),
       siteLabel,
-      tickBox("logarithmic", inside.logged, (on) => {
-        inside.logged = on;
-        draw();
-      }),
-      tickBox("depth as a share", inside.share, (on) => {
-        inside.share = on;
-        redraw(profiles);
-      }),
-      make("label", {}, "step", slider, told),
+      checkBox("logarithmic", inside.logarithmic, set("logarithmic", redrawBoth)),
+      checkBox("relative depth", inside.relative, set("relative", redrawProfiles)),
+      slider("step", "step", steps, inside.step, String, set("step", redrawProfiles), "step of the last panel"),
     ),
   );
-  const profiles = addPicture("profiles", "A statistic at every block, at four moments", drawProfiles);
-  const heatmaps = addPicture("heatmaps", "A statistic at every block over training", drawHeatmaps);
-  sites();
-  choose(steps.length - 1);
+  const profiles = addFigure("profiles", "A statistic at every layer, at four moments", drawProfiles);
+  const heatmaps = addFigure("heatmaps", "A statistic at every layer over training", drawHeatmaps);
+  addFigure("signatures", "Residual stream and its gradient by placement", drawSignatures);
+  listSites();
 }

@@ -1,94 +1,88 @@
-// A run's series as the page has it: read, smoothed, and brought to other steps.
+// The series of a run: decoded, smoothed and interpolated.
 
 const DECODED = new WeakMap();
 
 /**
- * A run's series: `steps` and `values` as they were kept, and of each bucket of the sampling its middle, its mean, its
- * least and its largest. Of a series that was not sampled a bucket is a point. Null where there is none.
+ * A run's series, or null: `steps` and `values` of the kept points; `middles`, `means`, `lows` and `highs` of the
+ * buckets of the downsampling. Without downsampling each point is a bucket.
  */
 function curveOf(run, of) {
   const series = of === "val" ? run.evals : run[of];
-  if (!series || !(of === "val" ? series.steps.length : series.n)) return null;
-  if (!DECODED.has(series))
-    DECODED.set(
-      series,
-      of === "val"
-        ? { steps: series.steps, values: series.values.map((value) => number(value) ?? NaN) }
-        : decoded(series),
-    );
-  const own = DECODED.get(series);
-  own.middles ??= own.steps;
-  own.means ??= own.lows ??= own.highs ??= own.values;
-  own.lows ??= own.highs ??= own.values;
-  return own;
+  if (!series?.steps.length) return null;
+  if (!DECODED.has(series)) DECODED.set(series, of === "val" ? decodeEvaluations(series) : decodeCurve(series));
+  return DECODED.get(series);
 }
 
-function decoded(series) {
-  const own = { steps: wholesOf(series.steps), values: floatsOf(series.values) };
-  if (!series.means) return own;
-  own.middles = floatsOf(series.mean_steps);
-  own.means = floatsOf(series.means);
-  own.lows = Float32Array.from(own.means);
-  own.highs = Float32Array.from(own.means);
+function decodeEvaluations({ steps, values }) {
+  const losses = values.map((value) => number(value) ?? NaN);
+  return { steps, values: losses, middles: steps, means: losses, lows: losses, highs: losses };
+}
+
+function decodeCurve(series) {
+  const [steps, values] = [uint32Of(series.steps), float32Of(series.values)];
+  if (!series.means) return { steps, values, middles: steps, means: values, lows: values, highs: values };
+  const [middles, means] = [float32Of(series.mean_steps), float32Of(series.means)];
+  const [lows, highs] = [means.slice(), means.slice()];
   let bucket = 0;
-  for (let i = 0; i < own.steps.length; i += 1) {
-    // Buckets follow one another: halfway between two middles one ends and the next begins.
-    while (bucket < own.middles.length - 1 && own.steps[i] > (own.middles[bucket] + own.middles[bucket + 1]) / 2)
-      bucket += 1;
-    if (own.values[i] < own.lows[bucket]) own.lows[bucket] = own.values[i];
-    if (own.values[i] > own.highs[bucket]) own.highs[bucket] = own.values[i];
-  }
-  return own;
+  steps.forEach((step, i) => {
+    // A bucket ends halfway between its middle and the next.
+    while (bucket < middles.length - 1 && step > (middles[bucket] + middles[bucket + 1]) / 2) bucket += 1;
+    if (values[i] < lows[bucket]) lows[bucket] = values[i];
+    if (values[i] > highs[bucket]) highs[bucket] = values[i];
+  });
+  return { steps, values, middles, means, lows, highs };
 }
 
 /**
- * A straight line fitted to the points around each, read there: a point counts half as much with every so many steps of
- * distance. It lags behind nothing, and where a curve begins or ends it leans to no side, as a mean would. A point that
- * is no number is passed over, and stays none.
+ * Local linear regression at each point: a point's weight halves with every `halfLife` steps of distance.
+ *
+ * Unlike a moving average, the fit has no lag and no bias at the ends. A value that is not finite is skipped and stays
+ * NaN.
  */
 function smoothed(steps, values, halfLife) {
   if (!halfLife) return values;
-  const fits = Array.from(values, () => new Float64Array(5));
-  const pass = (indices, sign) => {
-    // Over the points passed: sums of w, w d, w d^2, w y and w d y; w the weight, d the distance to where we are.
+  const sums = Array.from(values, () => new Float64Array(5));
+  const addFrom = (indices, sign) => {
+    // Over the points passed: sums of w, w d, w d^2, w y, w d y; w is the weight, d the distance to the current point.
     let [w, wd, wdd, wy, wdy] = [0, 0, 0, 0, 0];
     let last = null;
     for (const i of indices) {
       if (!Number.isFinite(values[i])) continue;
       if (last !== null) {
-        const far = Math.abs(steps[i] - last);
-        const kept = 0.5 ** (far / halfLife);
+        const distance = Math.abs(steps[i] - last);
+        const decay = 0.5 ** (distance / halfLife);
         [w, wd, wdd, wy, wdy] = [
-          kept * w,
-          kept * (wd - sign * far * w),
-          kept * (wdd - 2 * sign * far * wd + far * far * w),
-          kept * wy,
-          kept * (wdy - sign * far * wy),
+          decay * w,
+          decay * (wd - sign * distance * w),
+          decay * (wdd - 2 * sign * distance * wd + distance * distance * w),
+          decay * wy,
+          decay * (wdy - sign * distance * wy),
         ];
       }
-      for (const [at, sum] of [w, wd, wdd, wy, wdy].entries()) fits[i][at] += sum;
+      for (const [at, sum] of [w, wd, wdd, wy, wdy].entries()) sums[i][at] += sum;
       w += 1;
       wy += values[i];
       last = steps[i];
     }
   };
   const indices = [...values.keys()];
-  pass(indices, 1);
-  pass(indices.reverse(), -1);
+  addFrom(indices, 1);
+  addFrom(indices.reverse(), -1);
   return Array.from(values, (value, i) => {
     if (!Number.isFinite(value)) return NaN;
-    const [w, wd, wdd, wy, wdy] = [fits[i][0] + 1, fits[i][1], fits[i][2], fits[i][3] + value, fits[i][4]];
+    const [others, wd, wdd, otherValues, wdy] = sums[i];
+    const [w, wy] = [others + 1, otherValues + value]; // the point itself has weight 1 and distance 0
     const spread = w * wdd - wd * wd;
     return spread > 1e-9 * w * w ? (wdd * wy - wd * wdy) / spread : wy / w;
   });
 }
 
-/** The values of a curve at other steps: straight between its own, nothing beyond its ends. */
-function valuesAt(grid, steps, values) {
+/** The values of a curve at other steps: linear between its points, NaN outside. */
+function interpolate(grid, steps, values) {
   if (grid === steps) return values;
   let i = 0;
   return Array.from(grid, (step) => {
-    if (step < steps[0] || step > steps[steps.length - 1]) return NaN;
+    if (step < steps[0] || step > steps.at(-1)) return NaN;
     while (i < steps.length - 1 && steps[i + 1] < step) i += 1;
     if (step === steps[i] || i === steps.length - 1) return values[i];
     const share = (step - steps[i]) / (steps[i + 1] - steps[i]);
@@ -96,10 +90,10 @@ function valuesAt(grid, steps, values) {
   });
 }
 
-/** The value at a step, or the last before it that is a number. */
-function nearestFinite(curve, step) {
-  let value = NaN;
-  for (let i = 0; i < curve.steps.length && curve.steps[i] <= step; i += 1)
-    if (Number.isFinite(curve.values[i])) value = curve.values[i];
-  return value;
+/** The last finite value of a curve up to a step. */
+function lastFinite(curve, step) {
+  const index = curve.steps.findLastIndex((at, i) => at <= step && Number.isFinite(curve.values[i]));
+  return index < 0 ? NaN : curve.values[index];
 }
+
+const meanOf = (values) => values.reduce((a, b) => a + b, 0) / values.length;

@@ -1,22 +1,33 @@
-// The page: what stands at its top, what all pictures share, and the pictures in their order.
+// Builds the page: its header, the controls that all figures share, and the figures in their order.
+
+const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
+const written = new Date(DATA.written * 1000).toISOString().slice(0, 16).replace("T", " ");
 
 byId("title").textContent = DATA.title;
 byId("about").textContent =
-  `${DATA.command} · normlab ${DATA.version} · ${new Date(DATA.written * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC · ${RUNS.length} ${RUNS.length === 1 ? "run" : "runs"}, ${CELLS.length} ${CELLS.length === 1 ? "cell" : "cells"} of ${DATA.by.join(", ")}`;
+  `${DATA.command} · normlab ${DATA.version} · ${written} UTC · ${counted(RUNS.length, "run")}, ` +
+  `${counted(CELLS.length, "cell")} by ${DATA.by.join(", ")}`;
+byId("cell-definition").textContent =
+  `A cell is a group of runs with the same ${DATA.by.join(", ")}; its runs differ in learning rate and seed.`;
 byId("theme-place").append(themeControl());
-byId("sentences").append(...DATA.answer.map((sentence, place) => make("p", { class: place ? "" : "lead" }, sentence)));
-if (DATA.banners.length)
-  byId("banners").append(
-    make("div", { class: "note", role: "note" }, ...DATA.banners.map((text) => make("p", {}, text))),
-  );
-
+byId("sentences").append(...DATA.summary.map((text, index) => make("p", { class: index ? "" : "lead" }, text)));
+if (DATA.banners.length) {
+  const paragraphs = DATA.banners.map((text) => make("p", {}, text));
+  byId("banners").append(make("div", { class: "note", role: "note" }, ...paragraphs));
+}
 if (DATA.warnings.length) {
-  const many = DATA.warnings.length === 1 ? "One thing" : `${DATA.warnings.length} things`;
-  const items = DATA.warnings.map((text) => make("li", {}, text));
-  const said = make("summary", {}, `${many} to be known before these numbers are believed`);
-  byId("banners").append(
-    make("details", { id: "warnings", class: "note", open: items.length < 4 }, said, make("ul", {}, ...items)),
-  );
+  const title = make("summary", {}, counted(DATA.warnings.length, "warning"));
+  const details = { id: "warnings", class: "note", open: DATA.warnings.length < 4 };
+  byId("banners").append(make("details", details, title, list(DATA.warnings)));
+}
+
+function list(texts) {
+  return make("ul", {}, ...texts.map((text) => make("li", {}, text)));
+}
+
+function setState(values) {
+  Object.assign(state, values);
+  changed();
 }
 
 const filter = make("input", {
@@ -26,116 +37,77 @@ const filter = make("input", {
   placeholder: "pre depth=8",
   title: "part of a name, or an option compared with a value: pre depth>4 lr=0.001 norm!=none",
   "aria-label": "filter: part of a name, or option=value, also != < <= > >=",
-  input: () => {
-    state.filter = filter.value;
-    changed();
-  },
+  input: () => setState({ filter: filter.value }),
 });
-const filterSays = make("span", { id: "filter-problem", class: "small", role: "status" });
-LISTENERS.push(() => (filterSays.textContent = filterProblem()));
+const problem = make("span", { id: "filter-problem", class: "small", role: "status" });
+LISTENERS.push(() => (problem.textContent = filterProblem()));
+const showAll = () => {
+  filter.value = "";
+  setState({ ticked: new Set(RUNS.map((run) => run.index)), filter: "" });
+};
+const lines = [
+  ["cells", "cell"],
+  ["runs", "run"],
+];
+const rates = [
+  ["best", "best learning rate"],
+  ["all", "every learning rate"],
+];
 byId("bar").append(
   make("label", {}, "filter", filter),
-  filterSays,
-  choice(
-    "a line is",
-    [
-      ["cells", "a cell"],
-      ["runs", "a run"],
-    ],
-    state.group,
-    (value) => {
-      state.group = value;
-      changed();
-    },
-    "group",
-  ),
+  problem,
+  dropDown("one line per", lines, state.group, (group) => setState({ group }), { id: "group" }),
 );
 if (CELLS.some((cell) => cell.learning_rates.length > 1)) {
-  byId("bar").append(
-    choice(
-      "at",
-      [
-        ["best", "each cell's best learning rate"],
-        ["all", "every learning rate"],
-      ],
-      state.rates,
-      (value) => {
-        state.rates = value;
-        changed();
-      },
-      "which-rates",
-    ),
-  );
-  // Of runs each has its own, and all are drawn.
-  const offer = () => (byId("which-rates").disabled = state.group === "runs");
-  LISTENERS.push(offer);
-  offer();
+  const choose = (rates) => setState({ rates });
+  byId("bar").append(dropDown("at", rates, state.rates, choose, { id: "which-rates" }));
+  // Each run has one learning rate, so the choice only applies to cells.
+  const update = () => (byId("which-rates").disabled = state.group === "runs");
+  LISTENERS.push(update);
+  update();
 }
-byId("bar").append(
-  make(
-    "button",
-    {
-      type: "button",
-      id: "show-all",
-      click: () => {
-        state.ticked = new Set(RUNS.map((run) => run.index));
-        state.filter = filter.value = "";
-        changed();
-      },
-    },
-    "show all",
-  ),
-);
+byId("bar").append(make("button", { type: "button", id: "show-all", click: showAll }, "show all"));
 
-state.order = ranked(CELLS).map((cell) => cell.index);
-const first = addPicture("answer", "Final validation loss of each cell", drawAnswer);
-first.near = true;
+const first = addFigure("losses", "Final validation loss of each cell", drawLosses);
+first.inView = true;
 drawNow(first).then(() => {
   performance.mark("first-picture");
-  // The rest after the browser has shown it.
-  requestAnimationFrame(() => setTimeout(addTheRest));
+  // The other figures follow after the browser has shown this one.
+  requestAnimationFrame(() => setTimeout(addOthers));
 });
 
-function addTheRest() {
-  addTables();
-  byId("cells").append(
-    make(
-      "p",
-      { class: "muted small" },
-      "A tick shows a run, or a cell's runs, or hides them, here and in every picture. It leaves nothing out of a number: a cell's mean and interval are of all its runs, so that no seed can be dropped to taste. To leave runs out of the numbers too: --where.",
-    ),
-  );
+function addOthers() {
+  addCellTable();
+  addRunTable();
+  const explanation =
+    "A check box shows or hides runs in the tables and figures. It changes no number: a cell's mean and interval " +
+    "include all its runs. To exclude runs from the numbers, use --where.";
+  byId("cells").append(make("p", { class: "muted small" }, explanation));
   addCurves();
-  addPicture("rates", "Final loss against learning rate", drawRates);
-  addPicture("matrix", "Final loss by norm, placement and depth", drawMatrix);
+  addFigure("rates", "Final loss against learning rate", drawRates);
+  addFigure("matrix", "Final loss by norm, placement and depth", drawMatrix);
   addProfiles();
-  if (MEASURED.size) addPicture("signatures", "The stream and the gradient, placement by placement", drawSignatures);
-  else byId("heatmaps").hidden = byId("signatures").hidden = true;
   addNotes();
   LISTENERS.push(redrawAll);
   THEME_LISTENERS.push(redrawAll);
-  new ResizeObserver(later(redrawAll)).observe(document.body);
+  new ResizeObserver(afterResize(redrawAll)).observe(document.body);
   document.documentElement.dataset.ready = "yes";
 }
 
-/** What is to be known of the numbers, and what is wrong with runs. */
+/** The notes on the columns, and the note of each run. */
 function addNotes() {
-  const list = (title, texts) =>
-    texts.length ? [make("h3", {}, title), make("ul", {}, ...texts.map((text) => make("li", {}, text)))] : [];
-  byId("notes").append(...list("What they are", DATA.notes));
-  const wrong = RUNS.filter((run) => run.note);
-  byId("notes").append(
-    ...list(
-      "What happened to runs",
-      wrong.map((run) => `${called(run)}: ${run.note}`),
-    ),
-  );
+  const ofRuns = RUNS.filter((run) => run.note).map((run) => `${runName(run)}: ${run.note}`);
+  for (const [title, texts] of [
+    ["Columns", DATA.notes],
+    ["Runs", ofRuns],
+  ])
+    if (texts.length) byId("notes").append(make("h3", {}, title), list(texts));
 }
 
-/** A function that is called once when calls of it have ceased for a moment, and only where the width is another. */
-function later(call) {
-  let waiting = null,
-    width = document.body.clientWidth;
+/** A function that calls another 150 ms after the last change of the width. */
+function afterResize(call) {
+  let width = document.body.clientWidth;
+  let waiting = null;
   return () => {
     if (document.body.clientWidth === width) return;
     width = document.body.clientWidth;

@@ -1,4 +1,4 @@
-// What is shown: which runs are ticked and meet the filter, what is drawn as one, and in which style.
+// The selection: which runs are ticked and match the filter, how they are grouped into lines, and their styles.
 
 const RUNS = DATA.runs;
 const CELLS = DATA.cells;
@@ -6,37 +6,29 @@ const CELLS = DATA.cells;
 const state = {
   ticked: new Set(RUNS.map((run) => run.index)),
   filter: "",
-  /** "cells" or "runs": what a line is. */
+  /** What a line is: "cells" or "runs". */
   group: CELLS.some((cell) => cell.runs.length > 1) ? "cells" : "runs",
-  /** "best" or "all": of a cell, the runs at its own best learning rate, or a line for each rate. */
+  /** The learning rates of a cell's lines: "best" or "all". */
   rates: "best",
-  /** The cells in the order of their table. */
-  order: CELLS.map((cell) => cell.index),
+  /** The cells in the order of the table. */
+  order: DATA.order,
 };
-
-/** The number of seeds: `3`; `6x6` where seeds and data seeds are crossed, `11 of 6x6` where not every pair ran. */
-function counted(n, crossed) {
-  if (!crossed) return `${n}`;
-  const crossing = crossed.join("x");
-  return n === crossed[0] * crossed[1] ? crossing : `${n} of ${crossing}`;
-}
 
 const LISTENERS = [];
 
-/** Call when anything changes that pictures or tables follow. */
+/** Notify figures and tables of a change of the selection. */
 function changed() {
   for (const listen of LISTENERS) listen();
 }
 
-/** What a run is called: its name, with its id where another is called the same. */
-const CALLED = new Map();
-for (const run of RUNS) {
-  const twin = RUNS.some((other) => other.index !== run.index && other.run === run.run);
-  CALLED.set(run.index, twin && run.run !== run.id ? `${run.run} (${run.id})` : run.run);
-}
-const called = (run) => CALLED.get(run.index);
+/** The display name of each run: its name, with its id if the name is not unique. */
+const RUN_NAMES = RUNS.map((run) => {
+  const unique = RUNS.every((other) => other === run || other.run !== run.run);
+  return unique || run.run === run.id ? run.run : `${run.run} (${run.id})`;
+});
+const runName = (run) => RUN_NAMES[run.index];
 
-const COMPARE = {
+const COMPARISONS = {
   "=": (a, b) => a === b,
   "==": (a, b) => a === b,
   "!=": (a, b) => a !== b,
@@ -47,121 +39,122 @@ const COMPARE = {
 };
 const TERM = /^([\w.+-]*)(==|!=|<=|>=|=|<|>)(.*)$/;
 
-/** What a run has of an option; the state is how it ended. */
+/** A run's value of an option; `state` is its state. */
 const optionOf = (run, option) =>
   option === "state" ? run.state : DATA.options[option][DATA.options[option].length > 1 ? run.index : 0];
 
-const asNumber = (value) => (typeof value === "number" ? value : String(value).trim() === "" ? NaN : Number(value));
+const missing = (value) => value === null || value === undefined;
 
 /**
- * A term of the filter as a test of a run, or as the problem with it: `depth>4` compares an option, by its name or
- * the end of it; anything without a comparison is part of a name or a value.
+ * Parse a term of the filter to a `test` of a run, or to a `problem`.
+ *
+ * `depth>4` compares an option, by its name or the end of its name. A term without a comparison is a part of a name or
+ * of a value.
  */
-function readTerm(term) {
+function parseTerm(term) {
   const parts = term.match(TERM);
   if (!parts) {
-    const told = (run) => [called(run), run.id, run.norm, run.placement, run.state, ...Object.values(run.settings)];
-    return { test: (run) => told(run).some((value) => String(value).toLowerCase().includes(term)) };
+    const texts = (run) => [runName(run), run.id, run.norm, run.placement, run.state, ...Object.values(run.settings)];
+    return { test: (run) => texts(run).some((text) => String(text).toLowerCase().includes(term)) };
   }
-  const [, name, sign, wanted] = parts;
-  const known = name === "state" || Object.hasOwn(DATA.options, name);
-  const options = known ? [name] : Object.hasOwn(DATA.short_names, name) ? DATA.short_names[name] : [];
-  if (!name || !wanted || /[=<>!]/.test(wanted)) return { problem: `${term}: write option, comparison and value, as depth>4` };
-  if (!options.length) return { problem: `${name}: no run has such an option` };
-  if (options.length > 1) return { problem: `${name}: could be ${options.join(" or ")}` };
+  const [, name, comparison, operand] = parts;
+  if (!name || !operand || /[=<>!]/.test(operand))
+    return { problem: `${term}: write option, comparison and value, such as depth>4` };
+  const complete = name === "state" || Object.hasOwn(DATA.options, name);
+  const options = complete ? [name] : Object.hasOwn(DATA.short_names, name) ? DATA.short_names[name] : [];
+  if (!options.length) return { problem: `${name}: no run has this option` };
+  if (options.length > 1) return { problem: `${name}: ambiguous, write ${options.join(" or ")}` };
   const [option] = options;
-  const number = asNumber(wanted);
-  const ordered = !sign.includes("=") || sign === "<=" || sign === ">=";
-  const values = RUNS.map((run) => optionOf(run, option)).filter((value) => value !== null && value !== undefined);
-  if (ordered && (!Number.isFinite(number) || values.some((value) => typeof value !== "number")))
-    return { problem: `${term}: ${sign} compares numbers; use = or !=` };
+  const compare = COMPARISONS[comparison];
+  const operandNumber = operand.trim() === "" ? NaN : Number(operand);
+  const isNumber = Number.isFinite(operandNumber);
+  const ordered = /[<>]/.test(comparison);
+  const values = RUNS.map((run) => optionOf(run, option)).filter((value) => !missing(value));
+  if (ordered && (!isNumber || values.some((value) => typeof value !== "number")))
+    return { problem: `${term}: ${comparison} compares numbers; use = or !=` };
   return {
     test: (run) => {
       const value = optionOf(run, option);
-      if (value === null || value === undefined) return !ordered && COMPARE[sign]("null", wanted);
-      if (typeof value === "number" && Number.isFinite(number)) return COMPARE[sign](value, number);
-      return COMPARE[sign](String(value).toLowerCase(), wanted);
+      if (missing(value)) return !ordered && compare("null", operand);
+      if (typeof value === "number" && isNumber) return compare(value, operandNumber);
+      return compare(String(value).toLowerCase(), operand);
     },
   };
 }
 
-/** The filter's terms, read once for each text; a run must meet all that can be read. */
-let readFilter = { text: "", terms: [] };
-function termsOf(text) {
-  if (readFilter.text !== text)
-    readFilter = { text, terms: text.toLowerCase().split(/\s+/).filter(Boolean).map(readTerm) };
-  return readFilter.terms;
+/** The parsed terms of the filter; a run must match every valid term. */
+let parsedFilter = { text: "", terms: [] };
+function filterTerms() {
+  const text = state.filter;
+  if (parsedFilter.text !== text)
+    parsedFilter = { text, terms: text.toLowerCase().split(/\s+/).filter(Boolean).map(parseTerm) };
+  return parsedFilter.terms;
 }
 
-const meets = (run) => termsOf(state.filter).every(({ test }) => !test || test(run));
+const matches = (run) => filterTerms().every(({ test }) => !test || test(run));
 
-/** What is wrong with the filter, or that no run meets it; empty where all is well. */
+/** The problems of the filter; empty if there are none. */
 function filterProblem() {
-  const problems = termsOf(state.filter).flatMap(({ problem }) => (problem ? [problem] : []));
-  if (!problems.length && RUNS.length && !RUNS.some(meets)) problems.push("no run meets the filter");
+  const problems = filterTerms().flatMap(({ problem }) => (problem ? [problem] : []));
+  if (!problems.length && RUNS.length && !RUNS.some(matches)) problems.push("no run matches the filter");
   return problems.join("; ");
 }
 
-const visible = (run) => state.ticked.has(run.index) && meets(run);
+const visible = (run) => state.ticked.has(run.index) && matches(run);
 
-/** The cells of which a run is visible, in the order of their table. */
-const visibleCells = () =>
-  state.order.map((index) => CELLS[index]).filter((cell) => cell.runs.some((index) => visible(RUNS[index])));
+/** The cells with a visible run, in an order. */
+const visibleCells = (order = state.order) =>
+  order.map((index) => CELLS[index]).filter((cell) => cell.runs.some((index) => visible(RUNS[index])));
 
-// Styles: eight colours that the colour-blind tell apart (Okabe and Ito, with a grey and a violet), then dashes; and a
-// symbol each, so that a colour is never alone in telling who is who.
+/** Runs or units in the order of their cells, those without a cell last. */
+function inOrder(items) {
+  const order = new Map(state.order.map((cell, position) => [cell, position]));
+  return items.toSorted((a, b) => (order.get(a.cell) ?? 1e9) - (order.get(b.cell) ?? 1e9));
+}
+
+// Eight colours that are distinct with any colour vision (after Okabe and Ito), then dashes; and a symbol for each cell,
+// so that no distinction depends on colour alone.
 
 const LIGHT_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#a0458a", "#b07d00", "#2f8fc4", "#5b4ba8", "#5f6670"];
 const DARK_COLOURS = ["#56a9e8", "#ff8a3d", "#35c79b", "#e79bd0", "#e8b530", "#9bd4f7", "#b3a5ff", "#b7bec8"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "pentagon", "hexagon"];
 
-/** Colour, dash and symbol of a cell, by its index; of what is in no cell, grey. */
-function styleOf(index) {
+/** The style of a cell; grey for runs without a cell. */
+function styleOf(cell) {
   const colours = document.documentElement.dataset.theme === "dark" ? DARK_COLOURS : LIGHT_COLOURS;
-  if (index === null || index === undefined) return { colour: themed("muted"), dash: "dot", symbol: "x" };
+  if (missing(cell)) return { colour: themed("muted"), dash: "dot", symbol: "x" };
   return {
-    colour: colours[index % colours.length],
-    dash: DASHES[Math.floor(index / colours.length) % DASHES.length],
-    symbol: SYMBOLS[index % SYMBOLS.length],
+    colour: colours[cell % colours.length],
+    dash: DASHES[Math.floor(cell / colours.length) % DASHES.length],
+    symbol: SYMBOLS[cell % SYMBOLS.length],
   };
 }
 
-/**
- * What is drawn as one line: a run, or the runs of a cell at one learning rate.
- *
- * Of a cell without any result the runs that there are: one that is still running has curves all the same.
- */
+/** The lines to draw: runs, or the runs of a cell at one learning rate (all runs of a cell without a result). */
 function groups() {
-  if (state.group === "runs") {
-    const order = new Map(state.order.map((cell, place) => [cell, place]));
-    const shown = RUNS.filter(visible).sort((a, b) => (order.get(a.cell) ?? 1e9) - (order.get(b.cell) ?? 1e9));
-    return shown.map((run) => ({ label: called(run), cell: run.cell, runs: [run], of: 1 }));
-  }
+  if (state.group === "runs")
+    return inOrder(RUNS.filter(visible)).map((run) => ({ label: runName(run), cell: run.cell, runs: [run], total: 1 }));
   return visibleCells().flatMap((cell) => {
-    const known = cell.at_best.length ? cell.at_best : cell.runs;
-    const sets = state.rates === "best" ? [[null, known]] : byRate(cell);
+    const best = cell.at_best.length ? cell.at_best : cell.runs;
+    const sets = state.rates === "best" ? [[cell.label, best]] : runsByRate(cell);
     return sets
-      .map(([rate, indices]) => {
+      .map(([label, indices]) => {
         const runs = indices.map((index) => RUNS[index]).filter(visible);
-        const label = rate === null ? cell.label : `${cell.label} lr ${rate}`;
-        return { label, cell: cell.index, runs, of: indices.length };
+        return { label, cell: cell.index, runs, total: indices.length };
       })
       .filter((group) => group.runs.length);
   });
 }
 
-function byRate(cell) {
-  const sets = new Map();
-  for (const index of cell.runs) {
-    const rate = RUNS[index].lr;
-    sets.set(rate, [...(sets.get(rate) ?? []), index]);
-  }
-  return [...sets].sort((a, b) => a[0] - b[0]);
+/** [label, runs] for each learning rate of a cell, the lowest first. */
+function runsByRate(cell) {
+  const rates = [...new Set(cell.runs.map((index) => RUNS[index].lr))].sort((a, b) => a - b);
+  return rates.map((rate) => [`${cell.label} lr ${rate}`, cell.runs.filter((index) => RUNS[index].lr === rate)]);
 }
 
-/** A group's label with how many runs it is of; where some are hidden, of how many. */
-function labelled(group, shown = group.runs.length) {
-  if (group.of === 1 && shown === 1) return group.label;
-  return `${group.label} (n=${shown}${shown < group.of ? ` of ${group.of}` : ""})`;
+/** A group's label with its number of drawn runs, and of how many if some are hidden. */
+function labelWithCount(group, drawn) {
+  if (group.total === 1 && drawn === 1) return group.label;
+  return `${group.label} (n=${drawn}${drawn < group.total ? ` of ${group.total}` : ""})`;
 }

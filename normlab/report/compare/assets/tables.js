@@ -1,127 +1,194 @@
-// The tables of cells and of runs.
+// The tables of cells and of runs: sorted by a click on a heading, with check boxes that show or hide runs.
 
-const fixed = (value, digits) => {
-  const known = number(value);
-  return known === null ? "" : Number.isFinite(known) ? known.toFixed(digits) : String(value);
-};
-const grouped = (value) => (number(value) === null ? "" : Math.round(number(value)).toLocaleString("en"));
+/** A sample of a cell's line, to find it in the figures. */
+function lineSample(cell) {
+  const { colour, dash } = styleOf(cell);
+  const dashes = { solid: "", dash: "6 4", dot: "2 3", dashdot: "6 3 2 3" }[dash];
+  const style = { stroke: colour, "stroke-width": 3, "stroke-dasharray": dashes };
+  const line = makeSvg("line", { x1: 1, x2: 25, y1: 5, y2: 5, ...style });
+  return makeSvg("svg", { width: 26, height: 10, "aria-hidden": "true" }, line);
+}
 
-/** A diverged run has no final loss; its last finite one has a column of its own. */
-const finalLoss = (run) => (run.state === "diverged" ? "diverged" : fixed(run.val_loss, 4));
+const isEmpty = (value) => missing(value) || value === "" || Number.isNaN(value);
 
-function addTables() {
-  const listed = () => CELLS.filter((cell) => cell.runs.some((index) => meets(RUNS[index])));
-  const sortable = {
-    runs: (cell) => cell.runs.length,
-    "best lr": (cell) => cell.lr,
-    "val loss": (cell) => number(cell.val_loss),
-    "best val": (cell) => number(cell.best_val_loss),
-    S: (cell) => cell.lr_sensitivity,
-    "tokens/s": (cell) => cell.tokens_per_s,
-    memory: (cell) => cell.peak_memory_bytes,
-    "edge lr": (cell) => cell.edge_lr,
-    ...Object.fromEntries(
-      ["stuck", "regressed", "diverged", "failed", "damaged", "unfinished"].map((ending) => [
-        ending,
-        (cell) => cell[ending],
-      ]),
-    ),
+/** Compare values for sorting: numbers by size, then texts; empty values last in either direction. */
+function compareValues(a, b, direction = 1) {
+  if (isEmpty(a) || isEmpty(b)) return isEmpty(a) - isEmpty(b);
+  if (typeof a !== typeof b) return direction * (typeof a === "number" ? -1 : 1);
+  if (typeof a === "number") return a === b ? 0 : direction * (a - b);
+  return direction * String(a).localeCompare(String(b), "en", { numeric: true });
+}
+
+/**
+ * Add a table to the section `name`.
+ *
+ * `columns`: each has `name`, `text(row)`, `value(row)` for sorting, and `number` or `long` for its layout. `rows()`:
+ * the rows that match the filter, in their order before any click. `runsOf(row)`: the runs of its check box.
+ * `cellOf(row)`: the cell that gives its style. `sorted(rows)`: called after a click on a heading.
+ */
+function addTable(name, { columns, rows, runsOf, cellOf, sorted = () => {} }) {
+  let sortColumn = null;
+  let descending = false;
+  const body = make("tbody");
+  const heads = columns.map((column, index) => {
+    const click = () => {
+      descending = sortColumn === index && !descending;
+      sortColumn = index;
+      heads.forEach((head, i) =>
+        head.setAttribute("aria-sort", i !== index ? "none" : descending ? "descending" : "ascending"),
+      );
+      sorted(sortedRows());
+      changed();
+    };
+    const button = make("button", { type: "button", class: "sort", click }, column.name);
+    return make("th", { scope: "col", class: column.number ? "number" : "" }, button);
+  });
+  const checkAll = make("input", {
+    type: "checkbox",
+    "aria-label": `show all listed ${name}`,
+    change: () => tick(rows().flatMap(runsOf), checkAll.checked),
+  });
+  const count = make("p", { class: "muted small", role: "status" });
+  const download = () => {
+    const texts = sortedRows().map((row) => columns.map((column) => column.text(row)));
+    save(`${fileName(DATA.title)}-${name}.csv`, "text/csv", csvText([columns.map((column) => column.name), ...texts]));
   };
-  const words = DATA.by.map((word) => ({ name: word, text: (cell) => shown(cell[word]), value: (cell) => cell[word] }));
-  const columns = DATA.cell_columns.slice(1).map((heading) => ({
-    name: heading,
-    text: (cell) => cell.text[heading] ?? "",
-    value: sortable[heading] ?? ((cell) => cell.text[heading]),
-    number: heading in sortable,
+  const head = make("thead", {}, make("tr", {}, make("th", {}, checkAll), ...heads));
+  const region = { class: "scroll tall", tabindex: "0", role: "region", "aria-label": `table of ${name}` };
+  byId(name).append(
+    count,
+    make("div", region, make("table", {}, head, body)),
+    make("div", { class: "buttons" }, make("button", { type: "button", click: download }, "CSV")),
+  );
+
+  function tick(indices, on) {
+    for (const index of indices) on ? state.ticked.add(index) : state.ticked.delete(index);
+    changed();
+  }
+
+  function sortedRows() {
+    if (sortColumn === null) return rows();
+    const { value } = columns[sortColumn];
+    return rows().toSorted((a, b) => compareValues(value(a), value(b), descending ? -1 : 1));
+  }
+
+  /** Check a box if all of its runs are ticked; make it indeterminate if some are. */
+  function setBox(box, indices) {
+    const ticked = indices.filter((index) => state.ticked.has(index)).length;
+    box.checked = ticked > 0 && ticked === indices.length;
+    box.indeterminate = ticked > 0 && ticked < indices.length;
+    return ticked;
+  }
+
+  function tableCell(column, row) {
+    const text = column.text(row);
+    const title = text.length > 40 ? text : null;
+    return make("td", { class: column.number ? "number" : column.long ? "long" : "", title }, text);
+  }
+
+  function show() {
+    const listed = sortedRows();
+    let ticked = 0;
+    const elements = listed.map((row) => {
+      const change = () => tick(runsOf(row), box.checked);
+      const box = make("input", { type: "checkbox", "aria-label": `show ${columns[0].text(row)}`, change });
+      const on = setBox(box, runsOf(row)) > 0;
+      ticked += on;
+      const first = make("td", { class: "tick" }, box, lineSample(cellOf(row)));
+      return make("tr", { class: on ? "" : "hidden-row" }, first, ...columns.map((column) => tableCell(column, row)));
+    });
+    body.replaceChildren(...elements);
+    setBox(checkAll, listed.flatMap(runsOf));
+    count.textContent = `${listed.length} ${name}, ${ticked} selected`;
+  }
+
+  LISTENERS.push(show);
+  THEME_LISTENERS.push(show);
+  show();
+}
+
+/** The value of a cell by which a column of `summarize` is sorted; other columns are sorted by their text. */
+const CELL_VALUES = {
+  runs: (cell) => cell.runs.length,
+  "best lr": (cell) => cell.lr,
+  "val loss": (cell) => number(cell.val_loss),
+  "best val": (cell) => number(cell.best_val_loss),
+  S: (cell) => cell.lr_sensitivity,
+  "tokens/s": (cell) => cell.tokens_per_s,
+  memory: (cell) => cell.peak_memory_bytes,
+  "edge lr": (cell) => cell.edge_lr,
+};
+for (const outcome of ["stuck", "regressed", "diverged", "failed", "damaged", "unfinished"])
+  CELL_VALUES[outcome] = (cell) => cell[outcome];
+
+function addCellTable() {
+  const options = DATA.by.map((option) => ({
+    name: option,
+    text: (cell) => String(cell[option] ?? "-"),
+    value: (cell) => cell[option],
+  }));
+  const columns = DATA.cell_columns.slice(1).map((name) => ({
+    name,
+    text: (cell) => cell.text[name] ?? "",
+    value: CELL_VALUES[name] ?? ((cell) => cell.text[name]),
+    number: name in CELL_VALUES,
   }));
   addTable("cells", {
-    name: "cells",
-    columns: [...words, ...columns],
-    rows: listed,
-    runsOf: (cell) => cell.runs.filter((index) => meets(RUNS[index])),
+    columns: [...options, ...columns],
+    rows: () => DATA.order.map((index) => CELLS[index]).filter((cell) => cell.runs.some((run) => matches(RUNS[run]))),
+    runsOf: (cell) => cell.runs.filter((index) => matches(RUNS[index])),
     cellOf: (cell) => cell.index,
-    first: ranked,
     sorted: (cells) => {
-      state.order = [
-        ...cells.map((cell) => cell.index),
-        ...state.order.filter((index) => !cells.some((cell) => cell.index === index)),
-      ];
+      const listed = cells.map((cell) => cell.index);
+      state.order = [...listed, ...state.order.filter((index) => !listed.includes(index))];
     },
   });
+}
 
-  const settings = DATA.differing.map((word) => ({
-    name: word,
-    text: (run) => run.settings[word] ?? "",
-    value: (run) => numeric(run.settings[word]),
-    number: RUNS.every((run) => typeof numeric(run.settings[word]) === "number"),
-  }));
+function addRunTable() {
+  /** A numeric column of a run's record. */
+  const numeric = (name, key, text = (value) => value.toFixed(4)) => ({
+    name,
+    text: (run) => {
+      const value = number(run[key]);
+      return value === null ? "" : Number.isFinite(value) ? text(value) : String(value);
+    },
+    value: (run) => number(run[key]),
+    number: true,
+  });
+  const diverged = (run) => run.state === "diverged";
+  const loss = numeric("val loss", "val_loss");
+  const settings = DATA.differing.map((option) => {
+    const value = ({ settings: { [option]: text } }) => (text && Number.isFinite(Number(text)) ? Number(text) : text);
+    const numbers = RUNS.every((run) => typeof value(run) === "number");
+    return { name: option, text: (run) => run.settings[option] ?? "", value, number: numbers };
+  });
+  const last = RUNS.some((run) => run.last_val_loss !== null) ? [numeric("last val", "last_val_loss")] : [];
+  const note = { name: "note", text: (run) => run.note ?? "", value: (run) => run.note, long: true };
   addTable("runs", {
-    name: "runs",
     columns: [
-      { name: "run", text: called, value: called },
+      { name: "run", text: runName, value: runName },
       { name: "state", text: (run) => run.state, value: (run) => run.state },
       ...settings,
       {
-        name: "val loss",
-        text: finalLoss,
-        value: (run) => (run.state === "diverged" ? Infinity : number(run.val_loss)),
-        number: true,
+        ...loss, // a diverged run has no final loss
+        text: (run) => (diverged(run) ? "diverged" : loss.text(run)),
+        value: (run) => (diverged(run) ? Infinity : loss.value(run)),
       },
+      numeric("best val", "best_val_loss"),
+      ...last,
+      numeric("train loss", "train_loss"),
       {
-        name: "best val",
-        text: (run) => fixed(run.best_val_loss, 4),
-        value: (run) => number(run.best_val_loss),
-        number: true,
-      },
-      ...(RUNS.some((run) => run.last_val_loss !== null)
-        ? [
-            {
-              name: "last val",
-              text: (run) => fixed(run.last_val_loss, 4),
-              value: (run) => number(run.last_val_loss),
-              number: true,
-            },
-          ]
-        : []),
-      {
-        name: "train loss",
-        text: (run) => fixed(run.train_loss, 4),
-        value: (run) => number(run.train_loss),
-        number: true,
-      },
-      {
-        name: "step",
+        ...numeric("step", "step"),
         text: (run) => (run.step === null ? "" : `${run.step}/${run.steps ?? "?"}`),
-        value: (run) => run.step,
-        number: true,
       },
-      {
-        name: "tokens/s",
-        text: (run) => grouped(run.tokens_per_s),
-        value: (run) => number(run.tokens_per_s),
-        number: true,
-      },
-      ...(RUNS.some((run) => run.note)
-        ? [{ name: "what happened", text: (run) => run.note ?? "", value: (run) => run.note, long: true }]
-        : []),
+      numeric("tokens/s", "tokens_per_s", (value) => Math.round(value).toLocaleString("en")),
+      ...(RUNS.some((run) => run.note) ? [note] : []),
     ],
-    rows: () => RUNS.filter(meets),
+    rows: () => RUNS.filter(matches).sort((a, b) => compareValues(finalLoss(a), finalLoss(b))),
     runsOf: (run) => [run.index],
     cellOf: (run) => run.cell,
-    first: (runs) =>
-      [...runs].sort((a, b) =>
-        before(
-          Number.isFinite(number(a.val_loss) ?? NaN) ? a.val_loss : null,
-          Number.isFinite(number(b.val_loss) ?? NaN) ? b.val_loss : null,
-        ),
-      ),
   });
 }
 
-/** A value as it is typed. */
-const shown = (value) => (value === null || value === undefined ? "-" : String(value));
-
-/** A setting that is a number, as one. */
-function numeric(text) {
-  return text !== undefined && text !== "" && text !== "-" && Number.isFinite(Number(text)) ? Number(text) : text;
-}
+const finalLoss = (run) => (Number.isFinite(number(run.val_loss)) ? run.val_loss : null);

@@ -1,129 +1,114 @@
-// What was measured inside: of each run (or cell) the statistics at its sampled steps, place by place.
+// The layer statistics of each unit (a run, or a cell on a page of many runs) at its sampled steps.
 
 const PROFILES = DATA.profiles;
-const inside = { statistic: null, site: null, logged: true, share: false, step: null };
+const inside = { statistic: null, site: null, logarithmic: true, relative: false, step: null };
+const LAYER_AXIS = "Layers: 0 the embeddings, 1 to L the blocks, L + 1 the head.";
 
-/** Statistics in the words of the record: [name, sites]. */
-const MEASURED = new Map();
+/** The sites of each measured statistic. */
+const SITES = new Map();
 for (const layout of PROFILES.layouts) {
   let offset = 0;
-  layout.at = new Map();
-  for (const [statistic, site, all] of layout.columns) {
-    const places = all.filter((place) => place !== null); // one that is a single number a step has none
-    layout.at.set(`${statistic}\n${site}`, { offset, places });
-    offset += Math.max(1, places.length);
-    if (!MEASURED.has(statistic)) MEASURED.set(statistic, []);
-    if (!MEASURED.get(statistic).includes(site)) MEASURED.get(statistic).push(site);
-  }
+  layout.columns = new Map(
+    layout.columns.map(([statistic, site, all]) => {
+      const layers = all.filter((layer) => layer !== null); // empty for one number per step
+      const column = { offset, layers, size: all.length };
+      offset += all.length;
+      SITES.set(statistic, [...new Set([...(SITES.get(statistic) ?? []), site])]);
+      return [`${statistic}\n${site}`, column];
+    }),
+  );
   layout.size = offset;
 }
 
-/** A statistic of a unit at one site: its places, and a function of the sampled step's index; null where it is not. */
+const columnOf = (layout, statistic, site) => layout.columns.get(`${statistic}\n${site}`);
+
+/** A unit's values of a statistic at a site: its layers and a function of the index of a step; or null. */
 function measuredOf(unit, statistic, site) {
   const layout = PROFILES.layouts[unit.layout];
-  const known = layout.at.get(`${statistic}\n${site}`);
-  if (!known) return null;
-  unit.decoded ??= floatsOf(unit.values);
-  const many = Math.max(1, known.places.length);
-  return {
-    ...known,
-    depth: layout.depth,
-    at: (index) => unit.decoded.subarray(index * layout.size + known.offset, index * layout.size + known.offset + many),
+  const column = columnOf(layout, statistic, site);
+  if (!column) return null;
+  unit.decoded ??= float32Of(unit.values);
+  const values = (index) => {
+    const start = index * layout.size + column.offset;
+    return unit.decoded.subarray(start, start + column.size);
   };
+  return { layers: column.layers, depth: layout.depth, values };
 }
 
-/** How many steps of a unit the page has. */
-const SAMPLED = PROFILES.units.reduce((most, unit) => Math.max(most, unit.steps.length), 0);
+/** The most sampled steps of a unit. */
+const SAMPLED = Math.max(0, ...PROFILES.units.map((unit) => unit.steps.length));
 
 const unitVisible = (unit) => unit.runs.some((index) => visible(RUNS[index]));
 
-/**
- * What is drawn as one inside: a unit, or the units of a cell that are alike, those of its best learning rate.
- *
- * Each has `label`, `cell`, `units`, `n`.
- */
-function insideGroups() {
-  const units = PROFILES.units.filter(unitVisible);
-  if (state.group === "runs")
-    return units.map((unit) => ({ label: unit.label, cell: unit.cell, units: [unit], n: unit.n }));
-  const found = new Map();
-  const order = new Map(state.order.map((cell, place) => [cell, place]));
-  for (const unit of [...units].sort((a, b) => (order.get(a.cell) ?? 1e9) - (order.get(b.cell) ?? 1e9))) {
+/** The lines to draw: units, or the units of a cell at its best learning rate that have the same columns. */
+function unitGroups() {
+  const units = inOrder(PROFILES.units.filter(unitVisible));
+  const groupOf = (unit, units, label = unit.label) => ({ label, cell: unit.cell, units, n: unitRuns(units) });
+  if (state.group === "runs") return PROFILES.units.filter(unitVisible).map((unit) => groupOf(unit, [unit]));
+  const groups = new Map();
+  for (const unit of units) {
     const best = unit.cell === null ? [] : CELLS[unit.cell].at_best;
     if (best.length && !unit.runs.some((index) => best.includes(index))) continue;
-    const key = unit.cell === null ? `alone ${unit.label}` : `${unit.cell} ${unit.layout}`;
-    const group = found.get(key) ?? {
-      label: unit.cell === null || PROFILES.of === "cell" ? unit.label : CELLS[unit.cell].label,
-      cell: unit.cell,
-      units: [],
-      n: 0,
-    };
-    group.units.push(unit);
-    group.n += unit.n;
-    found.set(key, group);
+    const key = unit.cell === null ? unit.label : `${unit.cell}\n${unit.layout}`;
+    groups.set(key, [...(groups.get(key) ?? []), unit]);
   }
-  return [...found.values()];
+  return [...groups.values()].map((units) => {
+    const [unit] = units;
+    return groupOf(unit, units, unit.cell === null || PROFILES.of === "cell" ? unit.label : CELLS[unit.cell].label);
+  });
 }
 
-/**
- * The index of the last sampled step that is not after a step; null before a unit's first, and where it had ended: what
- * came to its end, diverged or was killed earlier is not there any more. Between samples, and one beyond, it is.
- */
+const unitRuns = (units) => units.reduce((total, unit) => total + unit.runs.length, 0);
+
+/** The unit of a group with the last sampled step. */
+const longestUnit = (group) => group.units.reduce((a, b) => (b.steps.at(-1) > a.steps.at(-1) ? b : a));
+
+/** The index of the last sampled step up to a step; null before the first, and one sampling interval after the last. */
 function indexAt(unit, step) {
   const { steps } = unit;
-  const between = steps.reduce((most, at, i) => (i ? Math.max(most, at - steps[i - 1]) : most), 0);
-  if (step < steps[0] || step > steps.at(-1) + between) return null;
-  let index = 0;
-  while (index < steps.length - 1 && steps[index + 1] <= step) index += 1;
-  return index;
+  const interval = steps.reduce((most, at, i) => (i ? Math.max(most, at - steps[i - 1]) : most), 0);
+  if (step < steps[0] || step > steps.at(-1) + interval) return null;
+  return steps.findLastIndex((at) => at <= step);
 }
 
 const MOMENTS = [
-  ["at init", (unit) => unit.init],
-  ["after warm-up", (unit) => unit.warmup],
-  ["at the end", (unit) => unit.end],
+  ["at init", () => 0],
+  ["after warm-up", (unit) => unit.after_warmup],
+  ["at the end", (unit) => unit.steps.length - 1],
 ];
 
-/** Over a group's units, place by place: the mean, the least and the largest of what is finite. */
-function across(group, statistic, site, indexOf) {
-  const columns = [];
-  let places = null,
-    depth = 0;
-  for (const unit of group.units) {
-    const measured = measuredOf(unit, statistic, site),
-      index = measured && indexOf(unit);
-    if (!measured || index === null || index === undefined) continue;
-    ({ places, depth } = measured);
-    columns.push(measured.at(index));
-  }
-  if (!columns.length) return null;
-  const fold = (of) =>
+/** A group's statistic by layer, at the step that `indexOf(unit)` selects: mean, minimum and maximum over its units. */
+function overUnits(group, statistic, site, indexOf) {
+  const units = group.units
+    .map((unit) => ({ measured: measuredOf(unit, statistic, site), index: indexOf(unit) }))
+    .filter(({ measured, index }) => measured && index !== null);
+  if (!units.length) return null;
+  const { layers, depth } = units.at(-1).measured;
+  const columns = units.map(({ measured, index }) => measured.values(index));
+  const reduced = (reduce) =>
     Array.from(columns[0], (_, i) => {
-      const known = columns.map((column) => column[i]).filter(Number.isFinite);
-      return known.length ? of(known) : NaN;
+      const finite = columns.map((column) => column[i]).filter(Number.isFinite);
+      return finite.length ? reduce(finite) : NaN;
     });
-  return {
-    places,
-    depth,
-    n: columns.length,
-    mean: fold((known) => known.reduce((a, b) => a + b, 0) / known.length),
-    low: fold((known) => Math.min(...known)),
-    high: fold((known) => Math.max(...known)),
-  };
+  return { layers, depth, n: units.length, mean: reduced(meanOf), low: reduced(leastOf), high: reduced(largestOf) };
 }
 
-/** What a statistic is, as a caption has it. */
-function statisticText(name, site) {
-  const one = PROFILES.statistics[name];
-  return `${name}${site ? ` of ${site}` : ""} = ${one.formula}; unit ${one.unit}; of ${one.of}. ${one.question} Source: ${one.source}; measured in the step itself, here at ${SAMPLED} steps of each run at most.`;
+/** A group's statistic at each step of its longest unit. */
+const overSteps = (group, statistic, site) =>
+  longestUnit(group).steps.map((step) => overUnits(group, statistic, site, (unit) => indexAt(unit, step)));
+
+const statisticName = (statistic, site) => (site ? `${statistic} at ${site}` : statistic);
+
+/** The description of a statistic, for captions. */
+function describeStatistic(name, site) {
+  const { formula, unit, of, question, source } = PROFILES.statistics[name];
+  return `${statisticName(name, site)} = ${formula}; unit ${unit}; of ${of}. ${question} Source: ${source}. Computed inside the training step, shown at up to ${SAMPLED} steps per run.`;
 }
 
-const placeName = (place, depth) => (place === 0 ? "embed" : place > depth ? "head" : `block ${place}`);
+const layerName = (layer, depth) => (layer === 0 ? "embed" : layer > depth ? "head" : `block ${layer}`);
 
-/** What the units are, for captions. */
-function unitsText() {
-  if (PROFILES.of === "cell") return " A line is a cell: the mean over its runs at its own best learning rate.";
-  return state.group === "cells"
-    ? " A line is the mean over a cell's seeds at its own best learning rate, its band from the least to the largest."
-    : "";
+/** What a line is, for captions. */
+function describeLines(band = "; band: minimum to maximum") {
+  if (PROFILES.of === "cell") return " Line: mean over a cell's runs at its best learning rate.";
+  return state.group === "cells" ? ` Line: mean over a cell's seeds at its best learning rate${band}.` : "";
 }

@@ -24,7 +24,7 @@ _LEAST_TELLING = (
         "last/first",
         "loss",
         "grad profile",
-        "its profile",
+        "stream profile",
     ),
     *("memory", "spikes", "tokens/s", "best val", "less baseline at shared lr", "p (Holm) at shared lr", "edge lr"),
     *("val loss at shared lr", "usable lr", "S"),

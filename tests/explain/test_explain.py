@@ -414,7 +414,7 @@ def test_open_hands_the_page_to_a_browser(
     asked: list[str] = []
     monkeypatch.setattr("webbrowser.open", asked.append)
     path = tmp_path / "page.html"
-    explain(str(path), open_it=True)
+    explain(str(path), open=True)
     assert asked == [path.as_uri()]
     assert capsys.readouterr().out == f"{path}\n"
 

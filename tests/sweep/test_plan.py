@@ -6,12 +6,16 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import hydra
 import pytest
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from normlab.config import config_of_record
 from normlab.errors import ConfigError, StoreError
-from normlab.launch import compose_grid, compose_run, compose_sweep
+from normlab.launch import compose_grid, compose_run, compose_sweep, to_config
 from normlab.options import leaves, plain_tree
+from normlab.paths import config_dir
 from normlab.store.plans import (
     FINISHED,
     KILLED,
@@ -30,6 +34,7 @@ from normlab.store.schema import PLAN_FILE
 from normlab.sweep.packs import alike, pack_key
 from normlab.sweep.plan import Planned, make_plan
 from normlab.train.start import train
+from normlab.words import normalize_overrides
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -50,21 +55,15 @@ def plan(words: list[str]) -> Callable[..., Planned]:
         ["norm=rmsnorm", "++norm.eps=1e-3,1e-4", "model.width=64", "model.mlp_width=${model.width}"],
     ],
 )
-def test_what_is_composed_once_is_what_hydra_composes_each_time(
-    grid: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every job of a grid against a composition of its own."""
-    import hydra
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from normlab.words import read
-
-    parsed = OverridesParser.create().parse_overrides(read(grid))
+def test_a_grid_is_composed_as_hydra_composes_each_run(grid: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare every run of a grid with a complete composition by Hydra."""
+    parsed = OverridesParser.create().parse_overrides(normalize_overrides(grid))
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     assert len(jobs) > 1
-    monkeypatch.setattr("normlab.launch.compose", hydra.compose)  # not that of conftest.py
-    assert [plain_tree(config) for config in compose_grid(grid)] == [plain_tree(compose_run(job)) for job in jobs]
+    monkeypatch.setattr("normlab.launch.compose", hydra.compose)  # without the cache of conftest.py
+    configs = [plain_tree(config) for config in compose_grid(grid)]
+    with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+        assert configs == [plain_tree(to_config(hydra.compose("train", overrides=job))) for job in jobs]
 
 
 def test_a_value_with_quotes_spaces_and_commas_is_one(words: list[str], tmp_path: Path) -> None:

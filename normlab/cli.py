@@ -533,7 +533,7 @@ def _message_of(error: Exception) -> str | None:
         if error.filename is not None:
             from normlab.store.files import refusal
 
-            return refusal(Path(str(error.filename)), "opened", error)
+            return str(refusal(Path(str(error.filename)), "opened", error))
         if error.errno == errno.ENOSPC:  # without a file name: standard output
             return f"the output cannot be written ({error.strerror}); free some space, or redirect it"
         return None

@@ -256,7 +256,8 @@ def _sweep_overrides(arguments: Sequence[str]) -> list[str]:
 def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
     parsed = _parse_overrides(normalize_overrides(overrides))
     if override := next((override for override in parsed if override.is_sweep_override()), None):
-        raise ConfigError(f"{override.input_line}: a sweep has a single value of each sweep option; choose one")
+        text = find_override(override.key_or_group, overrides)
+        raise ConfigError(f"{text}: a sweep has one value of each sweep option; choose one")
     cfg = OmegaConf.create({"sweep": OmegaConf.structured(SweepOptions)})
     OmegaConf.set_struct(cfg, True)
     with _explaining_errors(overrides):

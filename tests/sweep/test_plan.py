@@ -132,7 +132,7 @@ def test_a_name_that_holds_other_jobs_is_refused(plan: Callable[..., Planned]) -
         ("sweep.nam=x", ["sweep.nam=x", "jobs, name, on, pack, slurm, timeout_minutes", "did you mean 'name'?"]),
         ("sweep.pack=of", ["sweep.pack=of", "auto, off", "did you mean 'off'?"]),
         ("sweep.pack=0", ["sweep.pack=0", "auto, off"]),
-        ("sweep.pack=2,3", ["sweep.pack", "more than one value"]),
+        ("sweep.pack=2,3", ["sweep.pack=2,3: a sweep has one value"]),
         ("sweep.on=slrm", ["sweep.on=slrm", "local, slurm", "did you mean 'slurm'?"]),
         ("sweep.jobs=0", ["sweep.jobs=0", "at least 1"]),
         ("sweep.jobs=many", ["sweep.jobs=many", "whole number"]),

@@ -34,7 +34,7 @@ Where = Annotated[
 
 
 def _overrides(help: str) -> Any:
-    return typer.Argument(metavar="[OVERRIDE]...", help=help)
+    return typer.Argument(metavar="OVERRIDE", help=help)
 
 
 class _HydraCommand(TyperCommand):
@@ -76,9 +76,11 @@ def _options(
 def train(
     overrides: Annotated[list[str] | None, _overrides("norm=rmsnorm placement=pre model.depth=8")] = None,
 ) -> None:
-    """Train a run, or resume it: normlab train norm=rmsnorm placement=pre model.depth=8.
+    """Train a run, or resume it.
 
     The same command resumes an interrupted run. Every Hydra flag works: --help, --cfg job, --multirun.
+
+    Example: normlab train norm=rmsnorm placement=pre model.depth=8
     """
     # Hydra prints through logging, which would report a pipe that its reader closed (`| head`).
     logging.raiseExceptions = False
@@ -109,253 +111,21 @@ def _train(config: RunConfig) -> None:
         sys.exit(128 + outcome.signal)
 
 
-def _replace_closed_streams() -> None:
-    """Open the null device for a stream that was closed at the start (`>&-`): Python has None for it."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115
-
-
-def _replace_interrupt_handler(old: Any, new: Any) -> None:
-    """Replace Python's own handler only: a caller's handler stays, and a background job still ignores Ctrl-C."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is old:
-        signal.signal(signal.SIGINT, new)
-
-
-def _echo(line: str) -> None:
-    """Print a line; a reader that has closed the pipe does not make the run fail."""
-    try:
-        typer.echo(line)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_output()
-
-
-def _discard_output() -> None:
-    """Send standard output to the null device, so that Python does not complain about it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _warn(message: object) -> None:
-    typer.echo(f"warning: {one_line(message)}", err=True)
-
-
-@app.command()
-def summarize(
-    path: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[SWEEP|RUN]", help="A sweep, run or results folder: its folder, name, id, or beginning of the id."
-        ),
-    ] = None,
-    format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
-    by: Annotated[
-        str | None, typer.Option("--by", help="Group runs into cells by these options: norm,placement,model.depth.")
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option("--against", help="With --by: difference to this baseline, as norm=layernorm.")
-    ] = None,
-    where: Where = None,
-    lr: Annotated[
-        float | None, typer.Option("--lr", help="With --by: a learning rate at which to compare all cells too.")
-    ] = None,
-    target: Annotated[
-        float | None, typer.Option("--target", help="With --by: steps and seconds to this validation loss.")
-    ] = None,
-    spikes: Annotated[
-        bool, typer.Option("--spikes", help="With --by: count loss spikes of runs that have not counted them.")
-    ] = False,
-    results_dir: ResultsDir = "results",
-) -> None:
-    """Print outcome, losses and speed of each run; with --by, means and intervals over seeds of each cell.
-
-    A cell is a group of runs that differ in seed and learning rate only. It is shown at its best learning rate,
-    selected on the same validation loss, and at a learning rate that all cells share. A diverged run is an outcome: it
-    is counted, ranks below every finite loss, and loses its pair. Stuck: the final loss is within 5 % of the corpus's
-    unigram entropy, and no evaluation was lower. Regressed: an evaluation was below this band and the last one is not,
-    or one was in it and the last is above, or the last is above the initial loss. Diverged: not finite, or more than
-    1 nat/token above both ln V and the initial loss.
-    """
-    from normlab.report.render import render
-    from normlab.report.summary import summarize as rows_of
-
-    if by is None:
-        given = {"--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None}
-        if unused := [option for option, value in given.items() if value is not None]:
-            raise ConfigError(f"{', '.join(unused)}: has no effect without --by; add, for example, --by norm,placement")
-        return typer.echo(render(rows_of(path or results_dir, where or (), results_dir), format))
-    from normlab.report.by import Options, summarize_by
-    from normlab.report.by_text import render_report
-
-    options = Options(where=where or (), against=against, lr=lr, target=target, spikes=spikes)
-    report = summarize_by(path or results_dir, [option.strip() for option in by.split(",")], options, results_dir)
-    typer.echo(render_report(report, format))
-    for warning in report.warnings:
-        typer.echo(f"normlab: {one_line(warning)}", err=True)
-
-
-@app.command()
-def compare(
-    paths: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[SWEEP|RUN]...",
-            help="Sweeps, runs or results folders: folder, name, id, or beginning of the id. Default: --results-dir.",
-        ),
-    ] = None,
-    by: Annotated[
-        str | None, typer.Option("--by", help="Options that define a cell. Default: those that differ between runs.")
-    ] = None,
-    where: Where = None,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", help="HTML file to write. Default: compare.html in the sweep's folder."),
-    ] = None,
-    format: Annotated[str, typer.Option("--format", help="html, or png to write the figures too.")] = "html",
-    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    results_dir: ResultsDir = "results",
-) -> None:
-    """Write one self-contained HTML page that compares runs: which is best, how certainly, and what happened inside.
-
-    Prints a summary and the page's path. Damaged records are named and left out.
-    """
-    from normlab.report.compare.write import Options, write_compare
-
-    page = None if output is None else Path(output)
-    options = Options(
-        by=by, where=where or (), output=page, format=format, open=open, results_dir=results_dir, version=__version__
-    )
-    written = write_compare(paths or [], options)
-    for line in written.answer:
-        typer.echo(one_line(line))
-    for path in written.paths:
-        typer.echo(path)
-
-
-@app.command("list")
-def list_(
-    what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, init, stats or runs.")],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME] [plugins=[FILE]]", help="An entry to describe; for runs, their folder."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option.")] = False,
-) -> None:
-    """List the available norms, placements and so on, or the runs; plugins=[my_norm.py] adds your own."""
-    from normlab.report.catalogue import ENTRIES, ROWS
-    from normlab.report.entry import entry_text, one_entry
-    from normlab.report.listing import list_runs
-    from normlab.report.render import render
-
-    plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
-    names = [argument for argument in arguments or [] if argument not in plugins]
-    if len(names) > 1:
-        raise ConfigError(f"list {what} {' '.join(names)}: too many names; choose one")
-    name = names[0] if names else None
-    load_plugins([])
-    if plugins:
-        from normlab.launch import register_plugins
-
-        register_plugins(plugins)
-    kinds = {"runs": lambda: list_runs(name or "results"), **(ENTRIES if json else ROWS)}
-    if what not in kinds:
-        raise ConfigError(unknown("list", what, kinds))
-    if what != "runs" and name is not None:
-        width = shutil.get_terminal_size((100, 24)).columns
-        return typer.echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width))
-    typer.echo(render(kinds[what](), "json" if json else "table"))
-
-
-@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
-def verify(
-    overrides: Annotated[list[str] | None, _overrides("norm=rmsnorm placement=pre, as for train.")] = None,
-    json: Json = False,
-) -> int:
-    """Check the block of a run, or the whole catalogue, against reference implementations and identities.
-
-    With plugins=[FILE] alone, check everything that the plugins register. Exit code 1 if a check fails.
-    """
-    import torch
-
-    from normlab.launch import compose_run, norm_presets, overrides_in, show_config
-    from normlab.report.render import render
-    from normlab.verify.run import of_catalogue, verdict
-    from normlab.verify.words import checks_of
-
-    if show_config(overrides or []):
-        return 0
-    torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
-    results, config = [], compose_run(overrides) if overrides else None
-    presets = norm_presets(None if config is None else [config.norm.preset])
-    checks = of_catalogue(presets) if config is None else checks_of(config, overrides_in(overrides or []), presets)
-    for warning in () if config is None else config.doubts():
-        _warn(warning)
-    for check in checks:
-        results.append(check)
-        if not json:
-            _echo(f"{'ok  ' if check.passed else 'FAIL'}  {check.of}: {check.check}  {check.seen}".rstrip())
-    _echo(render([check.row() for check in results], "json") if json else verdict(results))
-    return int(not all(check.passed for check in results))
-
-
-@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
-def probe(
-    overrides: Annotated[list[str] | None, _overrides("A grid: placement=pre,post model.depth=6,12")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of initialisations and batches to average over.")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with all profiles over depth.")] = False,
-    page: Annotated[str | None, typer.Option("--page", "-o", help="HTML file to write the profiles to.")] = None,
-) -> None:
-    """Measure stream, gradient and update of each block at initialisation, without training."""
-    from normlab import probe as profiles
-    from normlab.launch import compose_grid, show_config
-    from normlab.report.pages.shell import check_page
-    from normlab.report.render import render
-
-    if show_config(overrides or []):
-        return
-    if page is not None:
-        check_page(Path(page), "--page")
-    rows = list(profiles.probe(compose_grid(overrides or []), seeds, _show_progress))
-    typer.echo(render(rows if json else [profiles.table_row(row) for row in rows], "json" if json else "table"))
-    if not json:
-        for law in profiles.power_laws(rows):
-            typer.echo(law)
-    if page is not None:
-        profiles.write_page(rows, Path(page))
-
-
-@app.command()
-def explain(
-    output: Annotated[str, typer.Option("--output", "-o", help="HTML file to write.")] = "explain.html",
-    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-) -> None:
-    """Write a page that explains every norm on a matrix that you edit, and draws every placement."""
-    from normlab.report.pages.shell import check_page
-
-    path = Path(output)
-    check_page(path, "-o")
-    from normlab.explain import page
-
-    page.write(path)
-    typer.echo(path)
-    if open:
-        import webbrowser
-
-        webbrowser.open(path.resolve().as_uri())
-
-
 @app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
 def sweep(
     overrides: Annotated[list[str] | None, _overrides("A grid: norm=rmsnorm,dyt 'seed=range(3)'")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without training.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Train failed runs again.")] = False,
 ) -> int:
-    """Train a grid of runs, or resume it: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'.
+    """Train a grid of runs, or resume it.
 
-    The same command resumes the sweep. Exit code 1 if a run failed; a diverged run is an outcome. Runs that differ in
-    numbers only train stacked, in packs of sweep.pack runs, one process a pack. sweep.pack=auto: 1 on a CPU in fp32, 16
-    in bf16 at width 128 or less; on a GPU 8 up to width 512, 4 up to 1024. The bits of a run depend on the size and
-    members of its pack, which the plan records.
+    The same command resumes the sweep. Exit code 1 if a run failed; a diverged run is an outcome.
+
+    Runs that differ only in numbers train stacked, in packs of sweep.pack runs, one process a pack. sweep.pack=auto: 1
+    on a CPU in fp32, 16 in bf16 at width 128 or less; on a GPU 8 up to width 512, 4 up to 1024. The bits of a run
+    depend on the size and members of its pack, which the plan records.
+
+    Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
     from normlab.launch import compose_sweep, show_config
     from normlab.report.render import render
@@ -392,6 +162,224 @@ def _show_progress(text: str) -> None:
 
 
 @app.command()
+def summarize(
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SWEEP|RUN", help="A sweep, run or results folder: its folder, name, id, or beginning of the id."
+        ),
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
+    by: Annotated[
+        str | None, typer.Option("--by", help="Group runs into cells by these options: norm,placement,model.depth.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", help="With --by: difference to this baseline, as norm=layernorm.")
+    ] = None,
+    where: Where = None,
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="With --by: a learning rate at which to compare all cells too.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="With --by: steps and seconds to this validation loss.")
+    ] = None,
+    spikes: Annotated[
+        bool, typer.Option("--spikes", help="With --by: count loss spikes of runs that have not counted them.")
+    ] = False,
+    results_dir: ResultsDir = "results",
+) -> None:
+    """Print outcome, losses and speed of each run or cell.
+
+    With --by, the runs that agree in these options form a cell, shown with means and intervals over seeds. A cell is
+    shown at its best learning rate, selected on the same validation loss, and at a learning rate that all cells share.
+
+    Outcomes: a run is stuck if its final loss is within 5 % of the corpus's unigram entropy and no evaluation was
+    lower. It has regressed if an evaluation was below this band and the last one is not, if one was in it and the last
+    is above, or if the last is above the initial loss. It has diverged if the loss is not finite, or more than 1
+    nat/token above both ln V and the initial loss. A diverged run is counted, ranks worse than every finite loss, and
+    loses its pair.
+    """
+    from normlab.report.render import render
+    from normlab.report.summary import summarize as rows_of
+
+    if by is None:
+        given = {"--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None}
+        if unused := [option for option, value in given.items() if value is not None]:
+            raise ConfigError(f"{', '.join(unused)}: has no effect without --by; add, for example, --by norm,placement")
+        return typer.echo(render(rows_of(path or results_dir, where or (), results_dir), format))
+    from normlab.report.by import Options, summarize_by
+    from normlab.report.by_text import render_report
+
+    options = Options(where=where or (), against=against, lr=lr, target=target, spikes=spikes)
+    report = summarize_by(path or results_dir, [option.strip() for option in by.split(",")], options, results_dir)
+    typer.echo(render_report(report, format))
+    for warning in report.warnings:
+        typer.echo(f"normlab: {one_line(warning)}", err=True)
+
+
+@app.command()
+def compare(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SWEEP|RUN",
+            help="Sweeps, runs or results folders: folder, name, id, or beginning of the id. Default: --results-dir.",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Options that define a cell. Default: those that differ between runs.")
+    ] = None,
+    where: Where = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="HTML file to write. Default: compare.html in the sweep's folder."),
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="html, or png to write the figures too.")] = "html",
+    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    results_dir: ResultsDir = "results",
+) -> None:
+    """Write an HTML page that compares runs.
+
+    The page shows which cell is best, with intervals and tests, and the statistics of its runs. It needs no other
+    files. The command prints a summary and the page's path. Damaged records are named and left out.
+    """
+    from normlab.report.compare.write import Options, write_compare
+
+    page = None if output is None else Path(output)
+    options = Options(
+        by=by, where=where or (), output=page, format=format, open=open, results_dir=results_dir, version=__version__
+    )
+    written = write_compare(paths or [], options)
+    for line in written.answer:
+        typer.echo(one_line(line))
+    for path in written.paths:
+        typer.echo(path)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, init, stats or runs.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe; for runs, their folder."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option.")] = False,
+) -> None:
+    """List norms, placements, models, runs and more.
+
+    With plugins=[my_norm.py] the list includes what your own files register.
+    """
+    from normlab.report.catalogue import ENTRIES, ROWS
+    from normlab.report.entry import entry_text, one_entry
+    from normlab.report.listing import list_runs
+    from normlab.report.render import render
+
+    plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
+    names = [argument for argument in arguments or [] if argument not in plugins]
+    if len(names) > 1:
+        raise ConfigError(f"list {what} {' '.join(names)}: too many names; choose one")
+    name = names[0] if names else None
+    load_plugins([])
+    if plugins:
+        from normlab.launch import register_plugins
+
+        register_plugins(plugins)
+    kinds = {"runs": lambda: list_runs(name or "results"), **(ENTRIES if json else ROWS)}
+    if what not in kinds:
+        raise ConfigError(unknown("list", what, kinds))
+    if what != "runs" and name is not None:
+        width = shutil.get_terminal_size((100, 24)).columns
+        return typer.echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width))
+    typer.echo(render(kinds[what](), "json" if json else "table"))
+
+
+@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
+def verify(
+    overrides: Annotated[list[str] | None, _overrides("norm=rmsnorm placement=pre, as for train.")] = None,
+    json: Json = False,
+) -> int:
+    """Check norms and placements against references.
+
+    Checks the block of a run, or without overrides the complete catalogue, against reference implementations,
+    identities and closed-form laws. With plugins=[FILE] alone, checks everything that the plugins register. Exit code
+    1 if a check fails.
+    """
+    import torch
+
+    from normlab.launch import compose_run, norm_presets, overrides_in, show_config
+    from normlab.report.render import render
+    from normlab.verify.run import of_catalogue, verdict
+    from normlab.verify.words import checks_of
+
+    if show_config(overrides or []):
+        return 0
+    torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
+    results, config = [], compose_run(overrides) if overrides else None
+    presets = norm_presets(None if config is None else [config.norm.preset])
+    checks = of_catalogue(presets) if config is None else checks_of(config, overrides_in(overrides or []), presets)
+    for warning in () if config is None else config.doubts():
+        _warn(warning)
+    for check in checks:
+        results.append(check)
+        if not json:
+            _echo(f"{'ok  ' if check.passed else 'FAIL'}  {check.of}: {check.check}  {check.seen}".rstrip())
+    _echo(render([check.row() for check in results], "json") if json else verdict(results))
+    return int(not all(check.passed for check in results))
+
+
+@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
+def probe(
+    overrides: Annotated[list[str] | None, _overrides("A grid: placement=pre,post model.depth=6,12")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of initialisations and batches to average over.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with all profiles over depth.")] = False,
+    page: Annotated[str | None, typer.Option("--page", "-o", help="HTML file to write the profiles to.")] = None,
+) -> None:
+    """Measure signal propagation at initialisation.
+
+    Prints profiles over depth of the stream, the branches, the gradient and the first update, without training.
+    """
+    from normlab import probe as profiles
+    from normlab.launch import compose_grid, show_config
+    from normlab.report.pages.shell import check_page
+    from normlab.report.render import render
+
+    if show_config(overrides or []):
+        return
+    if page is not None:
+        check_page(Path(page), "--page")
+    rows = list(profiles.probe(compose_grid(overrides or []), seeds, _show_progress))
+    typer.echo(render(rows if json else [profiles.table_row(row) for row in rows], "json" if json else "table"))
+    if not json:
+        for law in profiles.power_laws(rows):
+            typer.echo(law)
+    if page is not None:
+        profiles.write_page(rows, Path(page))
+
+
+@app.command()
+def explain(
+    output: Annotated[str, typer.Option("--output", "-o", help="HTML file to write.")] = "explain.html",
+    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Write an HTML page that explains norms and placements.
+
+    The page shows what each norm makes of a matrix that you edit, and a diagram of each placement.
+    """
+    from normlab.report.pages.shell import check_page
+
+    path = Path(output)
+    check_page(path, "-o")
+    from normlab.explain import page
+
+    page.write(path)
+    typer.echo(path)
+    if open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+
+
+@app.command()
 def inspect(
     run: Run,
     statistic: Annotated[str | None, typer.Argument(help="One of `normlab list stats`, or spikes.")] = None,
@@ -400,7 +388,10 @@ def inspect(
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:
-    """Print the statistics of a run: activations, gradients, norms and updates, by depth and over training."""
+    """Print the statistics measured in a run.
+
+    These are statistics of activations, gradients, norms and updates, by depth and over training.
+    """
     from normlab.report import inspect as statistics
     from normlab.report.render import render
     from normlab.store.query import examine, resolve_run
@@ -457,7 +448,10 @@ def sample(
 
 @app.command()
 def doctor(results_dir: ResultsDir = "results", json: Json = False) -> int:
-    """Check this machine for training, and print how to fix what is missing; exit code 1 if a run would fail."""
+    """Check this machine for training.
+
+    Prints how to fix what is missing. Exit code 1 if a run would fail.
+    """
     from normlab import doctor as machine
     from normlab.report.render import render
 
@@ -473,7 +467,10 @@ def doctor(results_dir: ResultsDir = "results", json: Json = False) -> int:
 
 @app.command()
 def completion(shell: Annotated[str, typer.Argument(help="bash or zsh.")]) -> None:
-    """Print a script for tab completion. Add to ~/.bashrc: eval "$(normlab completion bash)"; zsh likewise."""
+    """Print a script for tab completion.
+
+    Add to ~/.bashrc: eval "$(normlab completion bash)". For zsh, add the same with zsh to ~/.zshrc.
+    """
     from normlab.completion import SCRIPTS
 
     if shell not in SCRIPTS:
@@ -544,3 +541,34 @@ def _message_of(error: Exception) -> str | None:
     if (where := line_of_plugin(error)) is not None:
         return f"plugins: {where}: {type(error).__name__}: {error}; fix the file (--debug prints the traceback)"
     return None
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device for a stream that was closed at the start (`>&-`): Python has None for it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115
+
+
+def _replace_interrupt_handler(old: Any, new: Any) -> None:
+    """Replace Python's own handler only: a caller's handler stays, and a background job still ignores Ctrl-C."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is old:
+        signal.signal(signal.SIGINT, new)
+
+
+def _echo(line: str) -> None:
+    """Print a line; a reader that has closed the pipe does not make the run fail."""
+    try:
+        typer.echo(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+
+
+def _discard_output() -> None:
+    """Send standard output to the null device, so that Python does not complain about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _warn(message: object) -> None:
+    typer.echo(f"warning: {one_line(message)}", err=True)

@@ -49,12 +49,11 @@ from normlab.sweep.options import SweepOptions
 from normlab.words import (
     GROUPS,
     SECTIONS,
+    check_grid,
     explain_error,
     find_override,
     no_such_option,
     normalize_overrides,
-    reject_large_grid,
-    try_parse,
 )
 
 _registered: dict[tuple[str | None, str], Any] = {}
@@ -84,7 +83,7 @@ def _plugin_files(overrides: Sequence[str]) -> list[str]:
     """Return the files of the last `plugins=[...]`, which must be loaded before Hydra composes."""
     named = [text for text in overrides if re.match(r"\+{0,2}plugins=", text)]
     files: list[str] = []
-    for text, override in zip(named, try_parse(normalize_overrides(named)), strict=True):
+    for text, override in zip(named, _parse_overrides(normalize_overrides(named)), strict=True):
         value = override.value()
         if not isinstance(value, list):
             example = text.partition("=")[2] if isinstance(value, str | QuotedString) and str(value) else "my_norm.py"
@@ -294,7 +293,7 @@ def _expand_grid(line: _CommandLine) -> list[list[str]]:
     overrides = _parse_overrides(line.overrides)
     values: dict[str, list[str]] = {}
     with _explaining_errors(line.typed):
-        reject_large_grid(overrides)
+        check_grid(overrides)
         for override in overrides:
             is_sweep = override.is_sweep_override()
             choices = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
@@ -319,12 +318,13 @@ def _compose_jobs(line: _CommandLine, jobs: Sequence[Sequence[str]]) -> Iterator
         for job in jobs:
             overrides = _parse_overrides(job)
             choices = tuple(str(override.input_line) for override in overrides if not _sets_value(override))
-            with _explaining_errors(line.typed if len(jobs) == 1 else job):
+            shown = line.typed if len(jobs) == 1 else job  # in a message a single run has its overrides as typed
+            with _explaining_errors(shown):
                 if choices not in composed:
                     composed[choices] = compose(line.config_name, overrides=list(choices))
                 cfg = copy.deepcopy(composed[choices])
                 _set_values(cfg, [override for override in overrides if _sets_value(override)])
-                config = to_config(cfg, line.typed if len(jobs) == 1 else job)
+                config = to_config(cfg, shown)
             yield job, config
 
 

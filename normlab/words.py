@@ -35,8 +35,6 @@ SECTIONS = frozenset(field.name for field in dataclasses.fields(RunConfig))
 """The top-level fields of a run's config. Any other key is Hydra's, or chooses from a config group of the user."""
 
 _FOLDERS_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.subdir", "hydra.output_subdir")
-_LONGEST_NAME = 200
-"""Most characters of a name in a config group: Hydra looks for a file of that name."""
 MOST_RUNS = 10_000
 """Most runs of one grid: every run is composed before the first one starts."""
 
@@ -75,8 +73,6 @@ def _normalize(text: str, texts: set[str], flags: set[str]) -> str:
         raise ConfigError(f"{text}: ??? is not a value; set one, or leave out this override")
     if option in flags and re.fullmatch(r"['\"]?[+-]?[\d_.]+['\"]?", value) and value not in ("0", "1"):
         raise ConfigError(f"{text}: not a boolean; set true or false")  # OmegaConf reads any number as true
-    if option in GROUPS and len(value) > _LONGEST_NAME:
-        raise ConfigError(f"{text}: longer than any name; normlab train --help lists the choices")
     if option in GROUPS and value.startswith(("[", "{")):
         return f"{key}={quote(value)}"
     return f"{key}={_quote_where_needed(value, option in texts, option in GROUPS)}"
@@ -84,7 +80,7 @@ def _normalize(text: str, texts: set[str], flags: set[str]) -> str:
 
 def _quote_where_needed(value: str, is_text: bool, is_group: bool) -> str:
     """Quote a value, or each element of a list or sweep, that Hydra cannot parse or would read as a number."""
-    parsed = try_parse([f"x={value}"])
+    parsed = _try_parse([f"x={value}"])
     is_sweep = bool(parsed) and parsed[0].is_sweep_override()
     if is_sweep and not parsed[0].is_choice_sweep():
         return value
@@ -108,7 +104,7 @@ def quote(text: str) -> str:
     return QuotedString(text, Quote.single).with_quotes()
 
 
-def try_parse(overrides: Sequence[str]) -> list[Override]:
+def _try_parse(overrides: Sequence[str]) -> list[Override]:
     """Parse overrides by Hydra's grammar; return none of them if it cannot read one."""
     try:
         return OverridesParser.create().parse_overrides(list(overrides))
@@ -116,10 +112,12 @@ def try_parse(overrides: Sequence[str]) -> list[Override]:
         return []
 
 
-def reject_large_grid(overrides: Iterable[Override]) -> None:
-    """Raise ConfigError for a grid of more than `MOST_RUNS` runs, without listing them."""
+def check_grid(overrides: Iterable[Override]) -> None:
+    """Raise ConfigError for a grid that cannot be listed, or has more than `MOST_RUNS` runs."""
     count = 1
     for override in overrides:
+        if override.is_interval_sweep():
+            raise ConfigError(f"{override.input_line}: an interval is not a list of values; use a range or a list")
         if override.is_range_sweep():
             span: Any = override.value()
             count *= max(1, int((span.stop - span.start) / span.step)) if span.step else 1

@@ -29,7 +29,7 @@ LITTLE_DISK = 2**30
 20 MB for the default model."""
 
 Check = dict[str, str]
-"""`check` (its name), `state`, `seen` (what was found), and `do` (what to do, empty if nothing)."""
+"""`check` (its name), `state`, `seen` (the finding), and `do` (what to do, empty if nothing)."""
 
 
 def checks(results_dir: str) -> Iterator[Check]:
@@ -46,10 +46,10 @@ def checks(results_dir: str) -> Iterator[Check]:
     }
     for name, function in functions.items():
         try:
-            state, seen, do = function()
+            state, finding, do = function()
         except Exception as error:  # a failed check must not hide the others
-            state, seen, do = NOTE, f"the check failed: {type(error).__name__} {error}", "fix what the error names"
-        yield {"check": name, "state": state, "seen": " ".join(seen.split()), "do": do}
+            state, finding, do = NOTE, f"the check failed: {type(error).__name__} {error}", "fix what the error names"
+        yield {"check": name, "state": state, "seen": " ".join(finding.split()), "do": do}
 
 
 def _versions() -> tuple[str, str, str]:
@@ -69,26 +69,30 @@ def _versions() -> tuple[str, str, str]:
         versions.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
             wrong[package] = f"{requirement.name} should be {requirement.specifier}"
-    seen = ", ".join(versions)
+    finding = ", ".join(versions)
     if wrong:
-        return BAD, f"{seen}; {', '.join(wrong.values())}", f"pip install {' '.join(map(repr, wrong))}"
-    return GOOD, seen, ""
+        return BAD, f"{finding}; {', '.join(wrong.values())}", f"pip install {' '.join(map(repr, wrong))}"
+    return GOOD, finding, ""
 
 
 def _device() -> tuple[str, str, str]:
     import torch
 
     if not torch.cuda.is_available():
-        seen = f"CPU ({torch.backends.cpu.get_cpu_capability()}), fp32"
+        finding = f"CPU ({torch.backends.cpu.get_cpu_capability()}), fp32"
         if not (Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi")):
-            return GOOD, f"{seen}; no GPU", ""
+            return GOOD, f"{finding}; no GPU", ""
         if torch.version.cuda is None and torch.version.hip is None:
-            return NOTE, f"{seen}; the NVIDIA GPU is not used: torch is built without CUDA", "install torch with CUDA"
-        return NOTE, f"{seen}; torch cannot use the NVIDIA GPU", "update the driver (nvidia-smi)"
+            return (
+                NOTE,
+                f"{finding}; the NVIDIA GPU is not used: torch is built without CUDA",
+                "install torch with CUDA",
+            )
+        return NOTE, f"{finding}; torch cannot use the NVIDIA GPU", "update the driver (nvidia-smi)"
     precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     free, total = torch.cuda.mem_get_info()
-    seen = f"{torch.cuda.get_device_name()}, {precision}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
-    return GOOD, seen, ""
+    finding = f"{torch.cuda.get_device_name()}, {precision}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+    return GOOD, finding, ""
 
 
 def _threads() -> tuple[str, str, str]:
@@ -96,12 +100,12 @@ def _threads() -> tuple[str, str, str]:
 
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
-    seen = f"{threads} threads on {cores} cores, load {load:.1f}, {wait_policy()}"
+    finding = f"{threads} threads on {cores} cores, load {load:.1f}, {wait_policy()}"
     if threads > cores:
-        return NOTE, seen, f"set OMP_NUM_THREADS={cores}: more threads than cores slow each other down"
+        return NOTE, finding, f"set OMP_NUM_THREADS={cores}: more threads than cores slow each other down"
     if load > cores / 2:
-        return NOTE, f"{seen}: the machine is busy", "end other processes, or train later"
-    return GOOD, seen, ""
+        return NOTE, f"{finding}: the machine is busy", "end other processes, or train later"
+    return GOOD, finding, ""
 
 
 def _compiler() -> tuple[str, str, str]:
@@ -172,17 +176,17 @@ def _disk(folder: Path, remedy: str) -> tuple[str, str, str]:
     if not parent.is_dir():
         return BAD, f"{parent}: is a file", remedy
     free = shutil.disk_usage(parent).free
-    seen = f"{folder}: {free / 2**30:.1f} GiB free"
+    finding = f"{folder}: {free / 2**30:.1f} GiB free"
     try:
         with tempfile.TemporaryFile(dir=parent) as file:
             file.write(b"x")
             file.flush()
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return BAD, f"{seen}; cannot be written and locked ({error.strerror})", remedy
+        return BAD, f"{finding}; cannot be written and locked ({error.strerror})", remedy
     if free < LITTLE_DISK:
-        return NOTE, f"{seen}: the disk is nearly full", f"free some space, or {remedy}"
-    return GOOD, seen, ""
+        return NOTE, f"{finding}: the disk is nearly full", f"free some space, or {remedy}"
+    return GOOD, finding, ""
 
 
 def line(check: Check) -> str:

@@ -398,8 +398,14 @@ def test_a_terminal_is_given_no_orders(run_command: Command) -> None:
     ["a b", "it's", 'say "so"', "a=b", "é", "日本 語", "2024_01_05", "1e5", "007", "true", "a:b", "(x", "a]b", "\\"],
 )
 def test_plain_text_needs_no_quotes(text: str) -> None:
-    words = ["data=files", f"data.path={text}", f"run.name={text}", f"results_dir={text}", f"tracking.tags=[x,{text}]"]
-    config = compose_run(words)
+    overrides = [
+        "data=files",
+        f"data.path={text}",
+        f"run.name={text}",
+        f"results_dir={text}",
+        f"tracking.tags=[x,{text}]",
+    ]
+    config = compose_run(overrides)
     data: Any = config.data
     assert (config.run.name, config.results_dir, data.path) == (text, text, [text])
     if not set(text) & set(']"'):
@@ -500,15 +506,15 @@ def test_an_unknown_name_is_answered_with_the_choices(arguments: list[str], run_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "word", "kinds"),
+    ("kind", "name", "kinds"),
     [("placements", "layernorm", ["norms"]), ("norms", "peri", ["placements"]), ("models", "xavier", ["init"])],
 )
 def test_a_name_of_another_kind_refers_to_that_list(
-    kind: str, word: str, kinds: list[str], run_command: Command
+    kind: str, name: str, kinds: list[str], run_command: Command
 ) -> None:
-    code, out, err = run_command("list", kind, word)
+    code, out, err = run_command("list", kind, name)
     assert (code, err) == (0, "")
-    assert out.splitlines() == [f"{word!r} is none of the {kind}; see", *(f"  normlab list {k} {word}" for k in kinds)]
+    assert out.splitlines() == [f"{name!r} is none of the {kind}; see", *(f"  normlab list {k} {name}" for k in kinds)]
 
 
 def test_a_placement_is_described_in_full(run_command: Command) -> None:

@@ -1,4 +1,4 @@
-"""The command line. Hands `train`'s words on untouched; imports what a command needs when it is called."""
+"""The command line. Imports what a command needs when the command is called."""
 
 from __future__ import annotations
 
@@ -23,22 +23,33 @@ from normlab.source import line_of_plugin, load_plugins
 if TYPE_CHECKING:
     from normlab.config import RunConfig
 
-TRUST = typer.Option("--trust", help="Execute the code (plugins) that lies in the run's folder.")
+ResultsDir = Annotated[str, typer.Option(help="Folder of the results.")]
+Run = Annotated[str, typer.Argument(help="A run: its folder, id, beginning of the id, or name.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute the plugins in the run's folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", help="Select runs: 'model.depth>=8,norm!=none'. Operators: = != < <= > >="),
+]
+
+
+def _overrides(help: str) -> Any:
+    return typer.Argument(metavar="OVERRIDE", help=help)
 
 
 class _HydraCommand(TyperCommand):
-    """A command that hands Hydra's flags on. In their long form: click reads -cd=home as -c -d -= -h."""
+    """A command that takes Hydra's flags. Short ones are spelt out, since click reads -cd=x as -c -d -= -x."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, with Hydra's short flags of two letters or with a value spelt out."""
-        spelt = {"-cd": "--config-dir", "-cn": "--config-name", "-c": "--cfg", "-p": "--package", "-i": "--info"}
-        parts = [word.partition("=") for word in args]
-        return super().parse_args(ctx, [spelt.get(flag, flag) + equals + value for flag, equals, value in parts])
+        """Parse the arguments."""
+        long = {"-cd": "--config-dir", "-cn": "--config-name", "-c": "--cfg", "-p": "--package", "-i": "--info"}
+        parts = [argument.partition("=") for argument in args]
+        return super().parse_args(ctx, [long.get(flag, flag) + equals + value for flag, equals, value in parts])
 
 
 app = typer.Typer(
     name="normlab",
-    help="A laboratory for normalisation in transformers.",
+    help="Train transformers with different norms and placements, and compare them.",
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
@@ -50,7 +61,7 @@ app = typer.Typer(
 def _options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
 ) -> None:
     if version:
         typer.echo(f"normlab {__version__}")
@@ -63,72 +74,91 @@ def _options(
     add_help_option=False,
 )
 def train(
-    words: Annotated[list[str] | None, typer.Argument(help="norm=... placement=... model.depth=...")] = None,
+    overrides: Annotated[list[str] | None, _overrides("norm=rmsnorm placement=pre model.depth=8")] = None,
 ) -> None:
-    """Train a run: normlab train norm=rmsnorm placement=pre model.depth=8.
+    """Train a run, or resume it.
 
-    The same words again go on with it. Every Hydra flag works: --help, --cfg job, --multirun.
+    The same command resumes an interrupted run. Every Hydra flag works: --help, --cfg job, --multirun.
+
+    Example: normlab train norm=rmsnorm placement=pre model.depth=8
     """
-    # A reader that closes the pipe (`| head`) is no error; Hydra prints through logging.
+    # Hydra prints through logging, which would report a pipe that its reader closed (`| head`).
     logging.raiseExceptions = False
-    from normlab.launch import main as launch
+    from normlab.launch import run_job
 
-    launch(words or [], _train)
+    run_job(overrides or [], _train)
 
 
 def _train(config: RunConfig) -> None:
-    """Train one run and say how it ended; a signal that stopped it stops a whole --multirun."""
-    from normlab.store.outcome import describe_divergence, final_losses, format_loss, outcome_of
+    """Train one run and print its outcome; exit if a signal stopped it, so that a --multirun stops too."""
+    from normlab.store.outcome import describe_divergence, final_losses, outcome_of, format_loss
     from normlab.train.start import train
 
-    _let_signals_be_handled()
+    _replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # train stops at a signal by itself
     outcome = train(config, ends_process=True)
-    where = os.path.relpath(outcome.folder.path)
     status = outcome.status
     if outcome.already:
-        ended = outcome_of(outcome.folder.run(), outcome.state, status) or outcome.state
-        loss, _ = final_losses(ended, status)
+        name = outcome_of(outcome.folder.run(), outcome.state, status) or outcome.state
+        loss, _ = final_losses(name, status)
         ending = "" if loss is None else f", validation loss {format_loss(loss)}"
-        _echo(f"{ended} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another)")
+        _echo(f"{name} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another run)")
     if outcome.state == "diverged":
         _echo(f"diverged at step {status['diverged']['step']}: {describe_divergence(status['diverged'])}")
     if outcome.state == "interrupted":
-        _echo(f"interrupted at step {status['step']}: the same command goes on from there")
-    _echo(where)
+        _echo(f"interrupted at step {status['step']}: the same command resumes it")
+    _echo(os.path.relpath(outcome.folder.path))
     if outcome.signal:
         sys.exit(128 + outcome.signal)
 
 
-def _replace_closed_streams() -> None:
-    """Python has None for a stream that was closed before it began (`>&-`); what is said there goes nowhere."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            setattr(sys, name, os.fdopen(nowhere, "w", encoding="utf-8", errors="replace"))
+@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
+def sweep(
+    overrides: Annotated[list[str] | None, _overrides("A grid: norm=rmsnorm,dyt 'seed=range(3)'")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without training.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Train failed runs again.")] = False,
+) -> int:
+    """Train a grid of runs, or resume it.
+
+    The same command resumes the sweep. Exit code 1 if a run failed; a diverged run is an outcome.
+
+    Runs that differ only in numbers train stacked, in packs of sweep.pack runs, one process a pack. sweep.pack=auto: 1
+    on a CPU in fp32, 16 in bf16 at width 128 or less; on a GPU 8 up to width 512, 4 up to 1024. The bits of a run
+    depend on the size and members of its pack, which the plan records.
+
+    Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
+    """
+    from normlab.launch import compose_sweep, show_config
+    from normlab.report.render import render
+    from normlab.sweep import show
+    from normlab.sweep.plan import make_plan
+    from normlab.sweep.progress import Progress
+    from normlab.sweep.supervisor import supervise
+
+    if show_config(overrides or []):
+        return 0
+    options, runs = compose_sweep(overrides or [], _show_progress)
+    planned = make_plan(options, runs, _show_progress)
+    for warning in planned.doubts:
+        _warn(warning)
+    plan, folder = planned.plan, planned.folder
+    for line in show.plan_lines(plan, folder):
+        _echo(line)
+    if dry_run:
+        if rows := show.pack_rows(plan, folder):
+            _echo(render(rows))
+        return 0
+
+    outcome = supervise(folder, plan, options, Progress(folder), retry_failed=retry_failed)
+    _echo(render(show.end_rows(outcome.plan, folder, outcome.failed)))
+    for line in show.closing_lines(outcome.plan, folder, outcome.failed):
+        _echo(line)
+    return outcome.code
 
 
-def _let_signals_end_it() -> None:
-    """Until a run begins Ctrl-C ends the process: an exception in the middle of an import may be lost there."""
-    _replace_handler(signal.default_int_handler, signal.SIG_DFL)
-
-
-def _let_signals_be_handled() -> None:
-    _replace_handler(signal.SIG_DFL, signal.default_int_handler)
-
-
-def _replace_handler(old: Any, new: Any) -> None:
-    """Python's own handlers only: a caller's, and a background job's order to ignore it, stay as they are."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is old:
-        signal.signal(signal.SIGINT, new)
-
-
-def _echo(line: str) -> None:
-    """Print a line of a run's end; a reader that has gone does not make a failure of the run."""
-    try:
-        typer.echo(line)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _show_progress(text: str) -> None:
+    """Replace the current line of a terminal; an empty text clears it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="\r\x1b[K" if not text else "", file=sys.stderr, flush=True)
 
 
 @app.command()
@@ -136,51 +166,52 @@ def summarize(
     path: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SWEEP|RUN]", help="A sweep, a run or a results folder: by folder, name, id or its beginning."
+            metavar="SWEEP|RUN", help="A sweep, run or results folder: its folder, name, id, or beginning of the id."
         ),
     ] = None,
     format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
     by: Annotated[
-        str | None, typer.Option("--by", help="One line a cell of these words: norm,placement,model.depth.")
+        str | None, typer.Option("--by", help="Group runs into cells by these options: norm,placement,model.depth.")
     ] = None,
     against: Annotated[
-        str | None, typer.Option("--against", help="With --by: each cell less this baseline, as norm=layernorm.")
+        str | None, typer.Option("--against", help="With --by: difference to this baseline, as norm=layernorm.")
     ] = None,
-    where: Annotated[
-        list[str] | None, typer.Option("--where", help="Only these runs: 'model.depth>=8,norm!=none'. = != < <= > >=")
-    ] = None,
+    where: Where = None,
     lr: Annotated[
-        float | None, typer.Option("--lr", help="With --by: the learning rate that all cells are also shown at.")
+        float | None, typer.Option("--lr", help="With --by: a learning rate at which to compare all cells too.")
     ] = None,
     target: Annotated[
         float | None, typer.Option("--target", help="With --by: steps and seconds to this validation loss.")
     ] = None,
     spikes: Annotated[
-        bool, typer.Option("--spikes", help="With --by: count spikes of runs whose status has no count of them.")
+        bool, typer.Option("--spikes", help="With --by: count loss spikes of runs that have not counted them.")
     ] = False,
-    results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
+    results_dir: ResultsDir = "results",
 ) -> None:
-    """One line a run: how it ended, its losses, its speed. With --by one line a cell: means over seeds, intervals.
+    """Print outcome, losses and speed of each run or cell.
 
-    A cell is shown at its own best learning rate, selected by the same validation loss, and at one that all share. A
-    diverged run is an outcome: it is counted, it is worse than every number, and a pair with it is lost. Stuck: the
-    final loss is in the band of 5 % around the corpus's unigram entropy, and no evaluation was below. Regressed: an
-    evaluation was below the band and the last is not, or one was in it and the last is above, or the last is above
-    the initial loss. Diverged: not finite, or more than 1 nat above both ln V and the initial loss.
+    With --by, the runs that agree in these options form a cell, format_loss with means and intervals over seeds. A cell is
+    format_loss at its best learning rate, selected on the same validation loss, and at a learning rate that all cells share.
+
+    Outcomes: a run is stuck if its final loss is within 5 % of the corpus's unigram entropy and no evaluation was
+    lower. It has regressed if an evaluation was below this band and the last one is not, if one was in it and the last
+    is above, or if the last is above the initial loss. It has diverged if the loss is not finite, or more than 1
+    nat/token above both ln V and the initial loss. A diverged run is counted, ranks worse than every finite loss, and
+    loses its pair.
     """
     from normlab.report.render import render
     from normlab.report.summary import summarize as rows_of
 
     if by is None:
         given = {"--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None}
-        if idle := [option for option, value in given.items() if value is not None]:
-            raise ConfigError(f"{', '.join(idle)}: has no effect without --by; add --by norm,placement, for one")
+        if unused := [option for option, value in given.items() if value is not None]:
+            raise ConfigError(f"{', '.join(unused)}: has no effect without --by; add, for example, --by norm,placement")
         return typer.echo(render(rows_of(path or results_dir, where or (), results_dir), format))
     from normlab.report.by import Options, summarize_by
     from normlab.report.by_text import render_report
 
-    asked = Options(where=where or (), against=against, lr=lr, target=target, spikes=spikes)
-    report = summarize_by(path or results_dir, [word.strip() for word in by.split(",")], asked, results_dir)
+    options = Options(where=where or (), against=against, lr=lr, target=target, spikes=spikes)
+    report = summarize_by(path or results_dir, [option.strip() for option in by.split(",")], options, results_dir)
     typer.echo(render_report(report, format))
     for warning in report.warnings:
         typer.echo(f"normlab: {one_line(warning)}", err=True)
@@ -188,39 +219,38 @@ def summarize(
 
 @app.command()
 def compare(
-    words: Annotated[
+    paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SWEEP|RUN]...",
-            help="Sweeps, runs, results folders: by folder, name, id or its beginning; all of --results-dir if none.",
+            metavar="SWEEP|RUN",
+            help="Sweeps, runs or results folders: folder, name, id, or beginning of the id. Default: --results-dir.",
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", help="One cell for each choice of these words; those that differ if not set.")
+        str | None, typer.Option("--by", help="Options that define a cell. Default: those that differ between runs.")
     ] = None,
-    where: Annotated[
-        list[str] | None, typer.Option("--where", help="Only these runs: 'model.depth>=8,norm!=none'. = != < <= > >=")
-    ] = None,
+    where: Where = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", help="The page (HTML); compare.html in the sweep's folder if not set."),
+        typer.Option("--output", "-o", help="HTML file to write. Default: compare.html in the sweep's folder."),
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="html, or png: its figures too, beside the page.")] = "html",
-    open: Annotated[bool, typer.Option("--open", help="Show it in a browser.")] = False,
-    results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
+    format: Annotated[str, typer.Option("--format", help="html, or png to write the figures too.")] = "html",
+    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    results_dir: ResultsDir = "results",
 ) -> None:
-    """Runs side by side on one page that stands alone: which is best, how surely, and what happened inside.
+    """Write an HTML page that compares runs.
 
-    Prints the answer and the page's path. Reads the records only; what is damaged is named and left out.
+    The page shows which cell is best, with intervals and tests, and the statistics of its runs. It needs no other
+    files. The command prints a summary and the page's path. Damaged records are named and left out.
     """
     from normlab.report.compare.write import Options, write_compare
 
     page = None if output is None else Path(output)
-    asked = Options(
+    options = Options(
         by=by, where=where or (), output=page, format=format, open=open, results_dir=results_dir, version=__version__
     )
-    written = write_compare(words or [], asked)
-    for line in written.summary:
+    written = write_compare(paths or [], options)
+    for line in written.answer:
         typer.echo(one_line(line))
     for path in written.paths:
         typer.echo(path)
@@ -229,22 +259,25 @@ def compare(
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, init, stats or runs.")],
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME] [plugins=[FILE]]", help="One of them, whole; for runs, where they are."),
+        typer.Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe; for runs, their folder."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option and its meaning.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option.")] = False,
 ) -> None:
-    """What there is to choose from, and what was run; with plugins=[my_norm.py] what your own files register too."""
+    """List norms, placements, models, runs and more.
+
+    With plugins=[my_norm.py] the list includes what your own files register.
+    """
     from normlab.report.catalogue import ENTRIES, ROWS
     from normlab.report.entry import entry_text, one_entry
     from normlab.report.listing import list_runs
     from normlab.report.render import render
 
-    plugins = [word for word in words or [] if word.startswith("plugins=")]
-    names = [word for word in words or [] if word not in plugins]
+    plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
+    names = [argument for argument in arguments or [] if argument not in plugins]
     if len(names) > 1:
-        raise ConfigError(f"list {what} {' '.join(names)}: takes one name; leave out the others")
+        raise ConfigError(f"list {what} {' '.join(names)}: too many names; choose one")
     name = names[0] if names else None
     load_plugins([])
     if plugins:
@@ -262,12 +295,14 @@ def list_(
 
 @app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
 def verify(
-    words: Annotated[list[str] | None, typer.Argument(help="norm=... placement=..., as for train.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    overrides: Annotated[list[str] | None, _overrides("norm=rmsnorm placement=pre, as for train.")] = None,
+    json: Json = False,
 ) -> int:
-    """Prove that the block of a run, or with no words the whole catalogue, is what it is said to be.
+    """Check norms and placements against references.
 
-    Of words that are plugins alone, everything that they register. Exit code 1 where a check fails.
+    Checks the block of a run, or without overrides the complete catalogue, against reference implementations,
+    identities and closed-form laws. With plugins=[FILE] alone, checks everything that the plugins register. Exit code
+    1 if a check fails.
     """
     import torch
 
@@ -276,54 +311,60 @@ def verify(
     from normlab.verify.run import of_catalogue, verdict
     from normlab.verify.words import checks_of
 
-    if show_config(words or []):
+    if show_config(overrides or []):
         return 0
-    torch.set_num_threads(1)  # what is checked is small: threads would wait for each other
-    found, config = [], compose_run(words) if words else None
+    torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
+    results, config = [], compose_run(overrides) if overrides else None
     presets = norm_presets(None if config is None else [config.norm.preset])
-    checks = checks_of(config, overrides_in(words or []), presets) if config is not None else of_catalogue(presets)
-    for doubt in config.warnings() if config is not None else ():
-        typer.echo(f"warning: {one_line(doubt)}", err=True)
+    checks = of_catalogue(presets) if config is None else checks_of(config, overrides_in(overrides or []), presets)
+    for warning in () if config is None else config.warnings():
+        _warn(warning)
     for check in checks:
-        found.append(check)
+        results.append(check)
         if not json:
             _echo(f"{'ok  ' if check.passed else 'FAIL'}  {check.of}: {check.check}  {check.seen}".rstrip())
-    _echo(render([check.row() for check in found], "json") if json else verdict(found))
-    return int(not all(check.passed for check in found))
+    _echo(render([check.row() for check in results], "json") if json else verdict(results))
+    return int(not all(check.passed for check in results))
 
 
 @app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
 def probe(
-    words: Annotated[list[str] | None, typer.Argument(help="placement=pre,post model.depth=6,12: a grid.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many initial weights and batches to average over.")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with the profiles whole.")] = False,
-    page: Annotated[str | None, typer.Option("--page", "-o", help="Write the profiles as a page (HTML).")] = None,
+    overrides: Annotated[list[str] | None, _overrides("A grid: placement=pre,post model.depth=6,12")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of initialisations and batches to average over.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with all profiles over depth.")] = False,
+    page: Annotated[str | None, typer.Option("--page", "-o", help="HTML file to write the profiles to.")] = None,
 ) -> None:
-    """Signal propagation at initialisation: stream, gradient and update, block by block, without training."""
-    from normlab import probe as look
+    """Measure signal propagation at initialisation.
+
+    Prints profiles over depth of the stream, the branches, the gradient and the first update, without training.
+    """
+    from normlab import probe as profiles
     from normlab.launch import compose_grid, show_config
     from normlab.report.pages.shell import check_page
     from normlab.report.render import render
 
-    if show_config(words or []):
+    if show_config(overrides or []):
         return
     if page is not None:
         check_page(Path(page), "--page")
-    rows = list(look.probe(compose_grid(words or []), seeds, _progress_line))
-    typer.echo(render(rows if json else [look.table_row(row) for row in rows], "json" if json else "table"))
+    rows = list(profiles.probe(compose_grid(overrides or []), seeds, _show_progress))
+    typer.echo(render(rows if json else [profiles.table_row(row) for row in rows], "json" if json else "table"))
     if not json:
-        for law in look.laws(rows):
+        for law in profiles.power_laws(rows):
             typer.echo(law)
     if page is not None:
-        look.write_page(rows, Path(page))
+        profiles.write_page(rows, Path(page))
 
 
 @app.command()
 def explain(
-    output: Annotated[str, typer.Option("--output", "-o", help="The page to write (HTML).")] = "explain.html",
-    open_it: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="HTML file to write.")] = "explain.html",
+    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Write a page that teaches: a matrix to edit, what each norm makes of it, and every placement drawn."""
+    """Write an HTML page that explains norms and placements.
+
+    The page shows what each norm makes of a matrix that you edit, and a diagram of each placement.
+    """
     from normlab.report.pages.shell import check_page
 
     path = Path(output)
@@ -332,113 +373,71 @@ def explain(
 
     page.write(path)
     typer.echo(path)
-    if open_it:
+    if open:
         import webbrowser
 
         webbrowser.open(path.resolve().as_uri())
 
 
-@app.command(cls=_HydraCommand, context_settings={"ignore_unknown_options": True})
-def sweep(
-    words: Annotated[list[str] | None, typer.Argument(help="norm=rmsnorm,dyt 'seed=range(3)': a grid.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; train nothing, leave nothing.")] = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
-) -> int:
-    """Train a grid of runs, each in a process that can end alone: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'.
-
-    The same command resumes it. Exit code 1 where a run failed; one that diverged is an outcome. Runs that differ only
-    in numbers train in packs of sweep.pack runs; auto: 1 on a CPU in fp32, 16 in bf16 at width 128 or less; on a GPU 8
-    up to width 512, 4 up to 1024. A run's bits depend on the size and the members of its pack, which the plan names.
-    """
-    from normlab.launch import compose_sweep, show_config
-    from normlab.report.render import render
-    from normlab.sweep import show
-    from normlab.sweep.plan import make_plan
-    from normlab.sweep.progress import ProgressDisplay
-    from normlab.sweep.supervisor import supervise
-
-    if show_config(words or []):
-        return 0
-    options, asked = compose_sweep(words or [], _progress_line)
-    planned = make_plan(options, asked, _progress_line)
-    for warning in planned.warnings:
-        typer.echo(f"warning: {one_line(warning)}", err=True)
-    plan, folder = planned.plan, planned.folder
-    for line in show.plan_lines(plan, folder):
-        _echo(line)
-    if dry_run:
-        if rows := show.pack_rows(plan, folder):
-            _echo(render(rows))
-        return 0
-
-    outcome = supervise(folder, plan, options, ProgressDisplay(folder), retry_failed=retry_failed)
-    _echo(render(show.run_rows(outcome.plan, folder, outcome.failed)))
-    for line in show.result_lines(outcome.plan, folder, outcome.failed):
-        _echo(line)
-    return outcome.code
-
-
-def _progress_line(text: str) -> None:
-    """One moving line, on a terminal only."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="\r\x1b[K" if not text else "", file=sys.stderr, flush=True)
-
-
 @app.command()
 def inspect(
-    run: Annotated[str, typer.Argument(help="A run: its folder, its id, the beginning of it, or its name.")],
+    run: Run,
     statistic: Annotated[str | None, typer.Argument(help="One of `normlab list stats`, or spikes.")] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Probe its checkpoints now: curvature and the like.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every step and place.")] = False,
-    trust: Annotated[bool, TRUST] = False,
-    results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
+    probe: Annotated[bool, typer.Option("--probe", help="Measure its checkpoints now, for example curvature.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every step and layer.")] = False,
+    trust: Trust = False,
+    results_dir: ResultsDir = "results",
 ) -> None:
-    """What happened inside a run: activations, gradients, norms and updates, by depth and over training."""
-    from normlab.report import inspect as look
+    """Print the statistics measured in a run.
+
+    These are statistics of activations, gradients, norms and updates, by depth and over training.
+    """
+    from normlab.report import inspect as statistics
     from normlab.report.render import render
     from normlab.store.query import examine, resolve_run
 
     folder = resolve_run(run, results_dir)
-    look.check_statistic(statistic, probe=probe)
+    statistics.check(statistic, probe=probe)
     if trust and not probe:
-        raise ConfigError("--trust: has no effect without --probe, which alone builds the model; leave it out")
+        raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
     if not probe and (problem := examine(folder).problem):
         typer.echo(f"normlab: {one_line(problem)}", err=True)
-    if statistic == look.SPIKES:
-        found = look.spike_rows(folder)
-        return typer.echo(render(found, "json") if json else render(look.spike_table(found)))
+    if statistic == statistics.SPIKES:
+        spikes = statistics.spike_rows(folder)
+        return typer.echo(render(spikes, "json") if json else render(statistics.spike_table(spikes)))
     if probe:
         from normlab.train.load import LoadedRun
         from normlab.train.probed import probe_checkpoints
 
-        rows = look.rows_of(list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic)), statistic)
+        probed = list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic))
+        rows = statistics.rows_of(probed, statistic)
     else:
-        rows = look.inspect(folder, statistic)
+        rows = statistics.inspect(folder, statistic)
     if json:
         return typer.echo(render(rows, "json"))
     if statistic is None:
-        typer.echo(render(look.overview_rows(rows)))
-        if steps := look.overview_steps(rows):
+        typer.echo(render(statistics.overview_rows(rows)))
+        if steps := statistics.overview_steps(rows):
             typer.echo(steps)
-        one = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
-        return typer.echo(f"{one} shows one of them whole; normlab list stats names them all")
-    typer.echo(look.heading(statistic))
-    typer.echo(render(look.table_rows(rows)))
-    for note in look.notes(rows):
+        command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
+        return typer.echo(f"{command} shows a statistic in full; normlab list stats lists them")
+    typer.echo(statistics.heading(statistic))
+    typer.echo(render(statistics.table_rows(rows)))
+    for note in statistics.notes(rows):
         typer.echo(note)
-    if more := look.left_out(rows):
+    if more := statistics.left_out(rows):
         typer.echo(more)
 
 
 @app.command()
 def sample(
-    run: Annotated[str, typer.Argument(help="A run: its folder, its id, the beginning of it, or its name.")],
-    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "def ",
-    tokens: Annotated[int, typer.Option(help="How many tokens to add.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="The same seed, the same text.")] = 0,
-    trust: Annotated[bool, TRUST] = False,
-    results_dir: Annotated[str, typer.Option(help="Where the runs are.")] = "results",
+    run: Run,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
+    tokens: Annotated[int, typer.Option(help="Number of tokens to generate.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 takes the likeliest token.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    trust: Trust = False,
+    results_dir: ResultsDir = "results",
 ) -> None:
     """Continue a text with a run's model."""
     from normlab.train.load import load
@@ -448,27 +447,30 @@ def sample(
 
 
 @app.command()
-def doctor(
-    results_dir: Annotated[str, typer.Option(help="Where runs would be kept.")] = "results",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> int:
-    """What this machine has for training, and what to do about what is missing; exit code 1 where a run would fail."""
-    from normlab import doctor as look
+def doctor(results_dir: ResultsDir = "results", json: Json = False) -> int:
+    """Check this machine for training.
+
+    Prints how to fix what is missing. Exit code 1 if a run would fail.
+    """
+    from normlab import doctor as machine
     from normlab.report.render import render
 
-    found = []
-    for check in look.checks(results_dir):
-        found.append(check)
+    results = []
+    for check in machine.checks(results_dir):
+        results.append(check)
         if not json:
-            typer.echo(look.line(check))
+            typer.echo(machine.line(check))
     if json:
-        typer.echo(render(found, "json"))
-    return int(any(check["state"] == look.BAD for check in found))
+        typer.echo(render(results, "json"))
+    return int(any(check["state"] == machine.BAD for check in results))
 
 
 @app.command()
 def completion(shell: Annotated[str, typer.Argument(help="bash or zsh.")]) -> None:
-    """Tab completion: eval "$(normlab completion bash)" in ~/.bashrc; zsh likewise."""
+    """Print a script for tab completion.
+
+    Add to ~/.bashrc: eval "$(normlab completion bash)". For zsh, add the same with zsh to ~/.zshrc.
+    """
     from normlab.completion import SCRIPTS
 
     if shell not in SCRIPTS:
@@ -478,7 +480,7 @@ def completion(shell: Annotated[str, typer.Argument(help="bash or zsh.")]) -> No
 
 @app.command(hidden=True)
 def complete(line: str) -> None:
-    """What the last word of a command line could go on as: for the shells' scripts."""
+    """Print the completions of a command line, for the scripts of `normlab completion`."""
     from normlab.completion import candidates
 
     command = typer.main.get_command(app)
@@ -491,53 +493,82 @@ def complete(line: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The entry point: 0 done, 1 a failure of ours, 2 a mistake in the words, 128 + n stopped by signal n."""
+    """Run a command and exit: 0 success, 1 failed runs or checks, 2 an error in the input, 128 + n on signal n."""
     limit_spinning()
     _replace_closed_streams()
-    words = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in words
-    _let_signals_end_it()
-    words = [word for word in words if word != "--debug"]
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    # Until a run starts Ctrl-C ends the process: Python could lose an exception that is raised during an import.
+    _replace_interrupt_handler(signal.default_int_handler, signal.SIG_DFL)
     try:
-        code = app(args=words, prog_name="normlab", standalone_mode=False)
-    except NormlabError as error:
-        if debug:
-            raise
-        _fail(str(error))
+        arguments = [argument for argument in arguments if argument != "--debug"]
+        code = app(args=arguments, prog_name="normlab", standalone_mode=False)
     except BrokenPipeError:
-        # Whoever read our output has gone; keep the interpreter from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
-    except OSError as error:
-        if debug:
-            raise
-        if error.filename is not None:
-            from normlab.store.files import io_error
-
-            _fail(io_error(Path(str(error.filename)), "opened", error))
-        if error.errno != errno.ENOSPC:
-            raise
-        # Where the output goes; what a run writes is spoken of by name.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _fail(f"the output cannot be written ({error.strerror}); make room, or send it elsewhere")
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
-        # Typer's own errors for words that it does not know; it keeps their class to itself.
-        if not hasattr(error, "format_message"):
-            where = None if debug else line_of_plugin(error)
-            if where is None:
-                raise
-            _fail(f"plugins: {where}: {type(error).__name__}: {error}; mend the file (--debug shows how it got there)")
-        context = getattr(error, "ctx", None)
-        helped = context.command_path if context else "normlab"
-        _fail(f"{error.format_message().rstrip('.')}; {helped} --help lists what there is")  # pyright: ignore[reportAttributeAccessIssue]
+        message = _message_of(error)
+        if debug or message is None:
+            raise
+        if isinstance(error, OSError) and error.filename is None:
+            _discard_output()
+        print(f"error: {one_line(message)}", file=sys.stderr)
+        sys.exit(2)
     else:
         sys.exit(code if isinstance(code, int) else 0)
     finally:
-        _let_signals_be_handled()
+        _replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)
 
 
-def _fail(message: Any) -> None:
-    print(f"error: {one_line(message)}", file=sys.stderr)
-    sys.exit(2)
+def _message_of(error: Exception) -> str | None:
+    """Return what to print about an error of the user's input, files or plugins; None for any other error."""
+    if isinstance(error, NormlabError):
+        return str(error)
+    if isinstance(error, OSError):
+        if error.filename is not None:
+            from normlab.store.files import io_error
+
+            return str(io_error(Path(str(error.filename)), "opened", error))
+        if error.errno == errno.ENOSPC:  # without a file name: standard output
+            return f"the output cannot be written ({error.strerror}); free some space, or redirect it"
+        return None
+    if hasattr(error, "format_message"):  # typer's errors about arguments, whose class is not public
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "normlab"
+        return f"{error.format_message().rstrip('.')}; {command} --help lists the options"  # pyright: ignore[reportAttributeAccessIssue]
+    if (where := line_of_plugin(error)) is not None:
+        return f"plugins: {where}: {type(error).__name__}: {error}; fix the file (--debug prints the traceback)"
+    return None
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device for a stream that was closed at the start (`>&-`): Python has None for it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115
+
+
+def _replace_interrupt_handler(old: Any, new: Any) -> None:
+    """Replace Python's own handler only: a caller's handler stays, and a background job still ignores Ctrl-C."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is old:
+        signal.signal(signal.SIGINT, new)
+
+
+def _echo(line: str) -> None:
+    """Print a line; a reader that has closed the pipe does not make the run fail."""
+    try:
+        typer.echo(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+
+
+def _discard_output() -> None:
+    """Send standard output to the null device, so that Python does not complain about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _warn(message: object) -> None:
+    typer.echo(f"warning: {one_line(message)}", err=True)

@@ -1,7 +1,7 @@
-"""What this machine has for training, and what to do about what is missing: `normlab doctor`.
+"""Check what this machine has for training: `normlab doctor`.
 
-Each check looks for itself and never raises; what a check says is what a run would meet. Nothing is sent
-anywhere, and nothing is left behind but the folder that W&B makes for its logs.
+A check reports what a run would meet, and never raises. Checks send nothing, and leave nothing behind but the folder
+that W&B makes for its logs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from normlab import __version__
 from normlab.errors import NormlabError
@@ -23,76 +22,77 @@ from normlab.openmp import wait_policy
 from normlab.paths import cache_dir
 
 GOOD, NOTE, BAD = "ok", "note", "bad"
-"""Fine; fine, but something could be better; something will not work."""
+"""A check's state: fine, could be better, does not work."""
 
 LITTLE_DISK = 2**30
-"""Free bytes below which a disk is called nearly full: two checkpoints of a 124M model and its moments are 3 GB,
-those of the default model 20 MB."""
+"""Free bytes below which a disk is nearly full. Two checkpoints with optimizer moments take 3 GB for a 124M model, and
+20 MB for the default model."""
 
 Check = dict[str, str]
-"""`check`, `state`, `seen`, and `do`: what to do, empty where there is nothing."""
+"""`check` (its name), `state`, `seen` (the finding), and `do` (what to do, empty if nothing)."""
 
 
 def checks(results_dir: str) -> Iterator[Check]:
-    """Every check, each as soon as it is made."""
-    looks: list[tuple[str, Callable[[], tuple[str, str, str]]]] = [
-        ("normlab", _versions),
-        ("device", _device),
-        ("threads", _threads),
-        ("compile", _compiler),
-        ("corpus", _corpus),
-        ("W&B", _wandb),
-        ("results", lambda: _disk(Path(results_dir), "choose another results_dir=...")),
-        ("cache", lambda: _disk(cache_dir(), "set NORMLAB_CACHE to another folder")),
-    ]
-    for name, look in looks:
+    """Make the checks, and yield each as soon as it is made."""
+    functions: dict[str, Callable[[], tuple[str, str, str]]] = {
+        "normlab": _versions,
+        "device": _device,
+        "threads": _threads,
+        "compile": _compiler,
+        "corpus": _corpus,
+        "W&B": _wandb,
+        "results": lambda: _disk(Path(results_dir), "choose another results_dir=..."),
+        "cache": lambda: _disk(cache_dir(), "set NORMLAB_CACHE to another folder"),
+    }
+    for name, function in functions.items():
         try:
-            state, seen, do = look()
-        except Exception as error:  # what is broken in one place is no reason to be silent about the others
-            state, seen, do = NOTE, f"could not be looked at: {type(error).__name__} {error}", "mend what it names"
-        yield {"check": name, "state": state, "seen": " ".join(seen.split()), "do": do}
+            state, finding, do = function()
+        except Exception as error:  # a failed check must not hide the others
+            state, finding, do = NOTE, f"the check failed: {type(error).__name__} {error}", "fix what the error names"
+        yield {"check": name, "state": state, "seen": " ".join(finding.split()), "do": do}
 
 
 def _versions() -> tuple[str, str, str]:
     from packaging.requirements import Requirement
 
-    seen = [f"{__version__} on Python {platform.python_version()}"]
+    versions = [f"{__version__} on Python {platform.python_version()}"]
     wrong: dict[str, str] = {}
     for requirement in map(Requirement, metadata.requires("normlab") or []):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        wanted = f"{requirement.name}{requirement.specifier}"
+        package = f"{requirement.name}{requirement.specifier}"
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            wrong[wanted] = f"{requirement.name} is missing"
+            wrong[package] = f"{requirement.name} is missing"
             continue
-        seen.append(f"{requirement.name} {version}")
+        versions.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
-            wrong[wanted] = f"{requirement.name} should be {requirement.specifier}"
+            wrong[package] = f"{requirement.name} should be {requirement.specifier}"
+    finding = ", ".join(versions)
     if wrong:
-        return BAD, f"{', '.join(seen)}; {', '.join(wrong.values())}", f"pip install {' '.join(map(repr, wrong))}"
-    return GOOD, ", ".join(seen), ""
+        return BAD, f"{finding}; {', '.join(wrong.values())}", f"pip install {' '.join(map(repr, wrong))}"
+    return GOOD, finding, ""
 
 
 def _device() -> tuple[str, str, str]:
     import torch
 
     if not torch.cuda.is_available():
-        seen = f"CPU ({torch.backends.cpu.get_cpu_capability()}), fp32"
-        if torch.version.cuda is None and torch.version.hip is None and _has_nvidia():
-            return NOTE, f"{seen}; there is an NVIDIA GPU, and torch is a build without CUDA", "install torch with CUDA"
-        if _has_nvidia():
-            return NOTE, f"{seen}; there is an NVIDIA GPU that torch cannot use", "update the driver (nvidia-smi)"
-        return GOOD, f"{seen}; no GPU", ""
+        finding = f"CPU ({torch.backends.cpu.get_cpu_capability()}), fp32"
+        if not (Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi")):
+            return GOOD, f"{finding}; no GPU", ""
+        if torch.version.cuda is None and torch.version.hip is None:
+            return (
+                NOTE,
+                f"{finding}; the NVIDIA GPU is not used: torch is built without CUDA",
+                "install torch with CUDA",
+            )
+        return NOTE, f"{finding}; torch cannot use the NVIDIA GPU", "update the driver (nvidia-smi)"
     precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     free, total = torch.cuda.mem_get_info()
-    seen = f"{torch.cuda.get_device_name()}, {precision}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
-    return GOOD, seen, ""
-
-
-def _has_nvidia() -> bool:
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    finding = f"{torch.cuda.get_device_name()}, {precision}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+    return GOOD, finding, ""
 
 
 def _threads() -> tuple[str, str, str]:
@@ -100,12 +100,12 @@ def _threads() -> tuple[str, str, str]:
 
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
-    seen = f"{threads} threads on {cores} cores, load {load:.1f}, {wait_policy()}"
+    finding = f"{threads} threads on {cores} cores, load {load:.1f}, {wait_policy()}"
     if threads > cores:
-        return NOTE, seen, f"set OMP_NUM_THREADS={cores}: more threads than cores wait for each other"
+        return NOTE, finding, f"set OMP_NUM_THREADS={cores}: more threads than cores slow each other down"
     if load > cores / 2:
-        return NOTE, f"{seen}: the machine is busy", "a run is slower beside other processes; end them, or train later"
-    return GOOD, seen, ""
+        return NOTE, f"{finding}: the machine is busy", "end other processes, or train later"
+    return GOOD, finding, ""
 
 
 def _compiler() -> tuple[str, str, str]:
@@ -122,7 +122,7 @@ def _compiler() -> tuple[str, str, str]:
     if compiler is None:
         do = "install g++, or set CXX to a compiler (compile=off is the default on a CPU)"
         return NOTE, f"no C++ compiler {cpp_compiler()!r}, so compile=on does not work", do
-    # A compiler without its headers is found and does not work; this is the one way to know.
+    # Only a compilation shows whether the headers are installed too.
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [compiler, "-x", "c++", "-shared", "-fPIC", "-fopenmp", "-o", f"{folder}/x.so", "-"],
@@ -132,8 +132,8 @@ def _compiler() -> tuple[str, str, str]:
             timeout=60,
         )
     if done.returncode:
-        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0]
-        return NOTE, f"{compiler} does not work: {said}", "install g++ whole, or set CXX to a compiler"
+        message = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0]
+        return NOTE, f"{compiler} does not work: {message}", "install g++ with its headers, or set CXX to a compiler"
     return GOOD, compiler, ""
 
 
@@ -153,44 +153,43 @@ def _wandb() -> tuple[str, str, str]:
     from normlab.tracking.wandb import wandb_environment
 
     try:
-        seen = wandb_environment()
-    except ValueError as error:  # pydantic's, over several lines
+        settings = outlook()
+    except ValueError as error:  # from pydantic, over several lines
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        told = " ".join(lines[1:3])
-        return NOTE, f"its settings are refused ({told}): runs are kept here only", "mend the WANDB_ variables"
-    if seen.mode == "online":
-        return GOOD, f"online at {seen.host}", ""
-    if not seen.has_login and seen.mode == "offline" and "WANDB_MODE" not in os.environ:
-        kept = "runs are kept offline, and the end of each names the command that sends it later"
-        return NOTE, f"no login at {seen.host}: {kept}", "wandb login"
-    return GOOD, f"{seen.mode}, as it was set", ""
+        reason = " ".join(lines[1:3])
+        return NOTE, f"invalid W&B settings ({reason}): runs are not sent", "fix the WANDB_ variables"
+    if settings.mode == "online":
+        return GOOD, f"online at {settings.host}", ""
+    if not settings.has_login and settings.mode == "offline" and "WANDB_MODE" not in os.environ:
+        offline = "runs are kept offline, and each prints the command that uploads it"
+        return NOTE, f"no login at {settings.host}: {offline}", "wandb login"
+    return GOOD, f"{settings.mode}, as set by the user", ""
 
 
-def _disk(folder: Path, otherwise: str) -> tuple[str, str, str]:
-    # The folder need not be there yet: what counts is where it will be.
-    there = folder.absolute()
+def _disk(folder: Path, remedy: str) -> tuple[str, str, str]:
+    parent = folder.absolute()
     try:
-        while not there.exists():
-            there = there.parent
-    except OSError as error:  # a name that is too long; a folder that may not be looked into
-        return BAD, f"{there}: cannot be looked at ({error.strerror})", otherwise
-    if not there.is_dir():
-        return BAD, f"{there}: is a file", otherwise
-    free = shutil.disk_usage(there).free
-    seen = f"{folder}: {free / 2**30:.1f} GiB free"
+        while not parent.exists():
+            parent = parent.parent
+    except OSError as error:  # a name that is too long, or a folder without permission
+        return BAD, f"{parent}: cannot be accessed ({error.strerror})", remedy
+    if not parent.is_dir():
+        return BAD, f"{parent}: is a file", remedy
+    free = shutil.disk_usage(parent).free
+    finding = f"{folder}: {free / 2**30:.1f} GiB free"
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=parent) as file:
             file.write(b"x")
             file.flush()
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return BAD, f"{seen}; cannot be written and locked ({error.strerror})", otherwise
+        return BAD, f"{finding}; cannot be written and locked ({error.strerror})", remedy
     if free < LITTLE_DISK:
-        return NOTE, f"{seen}, which is little", f"make room, or {otherwise}"
-    return GOOD, seen, ""
+        return NOTE, f"{finding}: the disk is nearly full", f"free some space, or {remedy}"
+    return GOOD, finding, ""
 
 
-def line(check: dict[str, Any]) -> str:
-    """A check as lines for a terminal."""
+def line(check: Check) -> str:
+    """Return a check as one line for a terminal, with a second one if there is something to do."""
     do = f"\n{'':14}-> {check['do']}" if check["do"] else ""
     return f"{check['check']:8} {check['state']:5}{check['seen']}{do}"

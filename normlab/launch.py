@@ -1,8 +1,8 @@
-"""From a command line to RunConfigs, by Hydra. Only this module and `words.py` know it.
+"""Compose the RunConfigs of a command line with Hydra. Only this module and `words.py` import Hydra.
 
-`train`, `sweep`, `verify` and `probe` read the same command line (`_Line`) and compose in the same way (`_composing`).
-Every run is composed and validated before anything starts, so that a mistake leaves nothing behind; then, for `train`,
-Hydra runs the job as it would any other application's, and its flags work.
+`train`, `sweep`, `verify` and `probe` parse their arguments and compose in the same way. Every run is composed and
+validated before the first one starts, so that an error leaves no files behind. Whatever is wrong with a command line
+is raised as a ConfigError with the override, the value and what to do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import copy
 import dataclasses
 import errno
+import itertools
 import os
 import re
 import sys
@@ -23,9 +24,7 @@ from typing import Any, NoReturn
 import hydra
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.utils import get_args_parser
+from hydra._internal.utils import get_args_parser  # Hydra has no public list of its flags
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -38,7 +37,6 @@ from omegaconf import BooleanNode, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from normlab import __version__, memory
-from normlab import words as reading
 from normlab.config import OPTIMIZERS, RunConfig
 from normlab.corpora import DATA, FilesData
 from normlab.errors import ConfigError, NormlabError, one_line
@@ -48,68 +46,89 @@ from normlab.paths import config_dir
 from normlab.placements.base import load_all as load_placements
 from normlab.source import load_plugins
 from normlab.sweep.options import SweepOptions
+from normlab.words import (
+    GROUPS,
+    SECTIONS,
+    check_grid,
+    explain_error,
+    find_override,
+    no_such_option,
+    normalize_overrides,
+)
 
-_stored: dict[tuple[str | None, str], Any] = {}
-"""What the config store holds, by group and name."""
+_registered: dict[tuple[str | None, str], Any] = {}
+"""The nodes of Hydra's config store, by (group, name)."""
 
 
 def register(plugins: Sequence[str] = ()) -> None:
-    """Tell Hydra's config store of every norm, placement, corpus and optimiser, the plugins' included."""
+    """Register every norm, placement, corpus and optimizer, and those of plugin files, in Hydra's config store."""
     norms, placements = load_norms(), load_placements()
     load_plugins(plugins)
     nodes: dict[tuple[str | None, str], Any] = {(None, "run_schema"): RunConfig}
     for group, known in (("norm", norms), ("placement", placements), ("data", DATA), ("optim", OPTIMIZERS)):
         nodes |= {(group, name): node for name, node in known.items()}
     for (group, name), node in nodes.items():
-        # Storing makes a config of the node, which takes a third of the time that a composition takes.
-        if _stored.get((group, name)) is not node:
+        # Storing a node again would take a third of the time of a composition.
+        if _registered.get((group, name)) is not node:
             ConfigStore.instance().store(group=group, name=name, node=node)
-            _stored[group, name] = node
+            _registered[group, name] = node
 
 
-def register_plugins(words: Sequence[str]) -> None:
-    """Load the files that `plugins=[...]` names.
-
-    Raises:
-        ConfigError: An override is no list of files, or a file cannot be loaded.
-    """
-    register(_plugins_in(words))
+def register_plugins(overrides: Sequence[str]) -> None:
+    """Register what the files in `plugins=[...]` define."""
+    register(_plugin_files(overrides))
 
 
-def to_config(cfg: DictConfig, words: Sequence[str] = ()) -> RunConfig:
-    """The typed, validated config of a composed one; `words` made it.
+def _plugin_files(overrides: Sequence[str]) -> list[str]:
+    """Return the files of the last `plugins=[...]`, which must be loaded before Hydra composes."""
+    named = [text for text in overrides if re.match(r"\+{0,2}plugins=", text)]
+    files: list[str] = []
+    for text, override in zip(named, _parse_overrides(normalize_overrides(named)), strict=True):
+        value = override.value()
+        if not isinstance(value, list):
+            example = text.partition("=")[2] if isinstance(value, str | QuotedString) and str(value) else "my_norm.py"
+            raise ConfigError(f"{text}: not a list of files; write plugins=[{example}]")
+        files = [str(file) for file in value]
+    return files
 
-    Raises:
-        ConfigError: Naming the word, what was seen, and what to do.
-    """
-    _refuse_additions(cfg)
+
+def to_config(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
+    """Return the validated RunConfig of a config that was composed from these overrides."""
+    _reject_unknown_options(cfg)
     try:
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
-        raise reading.explain(error, words) from error
+        raise explain_error(error, overrides) from error
     if not isinstance(config, RunConfig):
-        raise ConfigError("--config-name: the config is not one of a run; let its defaults list begin with train")
+        raise ConfigError("--config-name: not a config of a run; start its defaults list with train")
     config.validate()
     config.reject_unused_options()
     return config
 
 
-def _refuse_additions(node: DictConfig, prefix: str = "") -> None:
-    """`+word=value` can put anything anywhere; only what a config knows may be there."""
+def _reject_unknown_options(node: DictConfig, prefix: str = "") -> None:
+    """Raise ConfigError for an option that `+option=value` added and no dataclass has."""
     kind = OmegaConf.get_type(node)
     for key in node:
-        word = f"{prefix}{key}"
+        option = f"{prefix}{key}"
         if dataclasses.is_dataclass(kind) and key not in (known := {field.name for field in dataclasses.fields(kind)}):
-            raise reading.no_such_option(word, word, sorted(known))
+            raise no_such_option(option, option, sorted(known))
         if not OmegaConf.is_missing(node, key) and isinstance(child := node[key], DictConfig):
-            _refuse_additions(child, f"{word}.")
+            _reject_unknown_options(child, f"{option}.")
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A command line: the overrides as they were typed and as Hydra reads them, and Hydra's flags."""
+class _CommandLine:
+    """A parsed command line.
 
-    words: list[str]
+    Attributes:
+        typed: The overrides as the user typed them, for messages.
+        overrides: The same overrides in the form that Hydra reads.
+        flags: Hydra's flags and their values, unparsed.
+        args: The parsed flags.
+    """
+
+    typed: list[str]
     overrides: list[str]
     flags: list[str]
     args: argparse.Namespace
@@ -120,211 +139,238 @@ class _Line:
         return self.args.config_name or "train"
 
 
-def _read_line(words: Sequence[str]) -> _Line:
-    """Split a command line, register its plugins, and refuse the flags that no command of normlab has.
-
-    Raises:
-        ConfigError: A flag or an override cannot be read, or a plugin cannot be loaded.
-    """
+def _parse_command_line(arguments: Sequence[str]) -> _CommandLine:
+    """Parse arguments, register the plugins among them, and reject flags that a run cannot have."""
     parser = argparse.ArgumentParser(parents=[get_args_parser()], add_help=False, conflict_handler="resolve")
     parser.add_argument("--version", action="version", version=f"normlab {__version__}")
-    parser.error = _refuse_flag
-    args = parser.parse_intermixed_args(list(words))
+    parser.error = _reject_flag
+    args = parser.parse_intermixed_args(list(arguments))
     _check_flags(args)
-    register(_plugins_in(args.overrides))
-    # Hydra's own help may be asked for beside overrides of any kind.
-    overrides = [] if args.hydra_help else reading.read(args.overrides)
-    return _Line(args.overrides, overrides, [word for word in words if word not in args.overrides], args)
+    register(_plugin_files(args.overrides))
+    overrides = [] if args.hydra_help else normalize_overrides(args.overrides)
+    return _CommandLine(args.overrides, overrides, [text for text in arguments if text not in args.overrides], args)
 
 
-def _read_line_without_job(words: Sequence[str]) -> _Line:
-    """The command line of `sweep`, `verify` and `probe`, which compose runs and hand no job to Hydra.
+def _reject_flag(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; normlab train --hydra-help lists Hydra's flags")
 
-    Raises:
-        ConfigError: As `_read_line`; or a flag or an override only changes how Hydra runs a job.
-    """
-    line = _read_line(words)
-    jobs = ("run", "hydra_help", "shell_completion")
-    if idle := next((flag for flag in jobs if getattr(line.args, flag)), None):
-        raise ConfigError(f"--{idle.replace('_', '-')}: has no effect here; leave it out, or use normlab train")
-    if idle := next((word for word in line.words if re.match(r"\+*hydra(?!\.searchpath)\b", word)), None):
-        raise ConfigError(f"{idle}: has no effect here, only normlab train hands its job to Hydra; leave it out")
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raise ConfigError for flags of Hydra that normlab does not support, or that exclude each other."""
+    if args.experimental_rerun is not None:
+        raise ConfigError(
+            f"--experimental-rerun={args.experimental_rerun}: not supported; repeat the command in the run's run.json"
+        )
+    if args.config_path is not None:
+        raise ConfigError(
+            f"--config-path={args.config_path}: not supported; add a folder of your own configs with --config-dir"
+        )
+    if args.config_dir is not None and not os.path.isdir(args.config_dir):
+        raise ConfigError(f"--config-dir={args.config_dir}: no such folder; choose the folder with your configs")
+    exclusive = ("run", "multirun", "cfg", "info", "shell_completion")
+    if len(given := [f"--{flag.replace('_', '-')}" for flag in exclusive if getattr(args, flag)]) > 1:
+        raise ConfigError(f"{' '.join(given)}: exclude each other; choose one")
+    if args.shell_completion and not any(re.match(r"(un)?install=|query=", text) for text in args.overrides):
+        raise ConfigError("--shell-completion: no action; add install=bash, or another shell")
+    if (args.resolve or args.package is not None) and not (args.cfg or args.help or args.info):
+        flag = "--resolve" if args.resolve else f"--package={args.package}"
+        raise ConfigError(f"{flag}: has an effect only when a config is printed; use it with --cfg job")
+
+
+def _parse_command_line_without_job(arguments: Sequence[str]) -> _CommandLine:
+    """Parse the arguments of `sweep`, `verify` or `probe`, and reject what concerns only a job that Hydra starts."""
+    line = _parse_command_line(arguments)
+    if flag := next((flag for flag in ("run", "hydra_help", "shell_completion") if getattr(line.args, flag)), None):
+        raise ConfigError(f"--{flag.replace('_', '-')}: has no effect here; leave it out, or use normlab train")
+    if override := next((text for text in line.typed if re.match(r"\+*hydra(?!\.searchpath)\b", text)), None):
+        raise ConfigError(f"{override}: has no effect here; leave it out, or use normlab train")
     return line
 
 
-def compose_run(words: Sequence[str]) -> RunConfig:
-    """Return the validated config that a command line makes.
-
-    Raises:
-        ConfigError: Naming the override, the value seen, and what to do.
-    """
-    line = _read_line_without_job(words)
+def compose_run(arguments: Sequence[str]) -> RunConfig:
+    """Return the validated config of a single run."""
+    line = _parse_command_line_without_job(arguments)
     if line.args.multirun:
-        raise ConfigError("--multirun: has no effect here, where there is one run; leave it out")
-    with _composing(line):
-        return to_config(compose(line.config_name, overrides=line.overrides), line.words)
+        raise ConfigError("--multirun: has no effect on a single run; leave it out")
+    ((_, config),) = _compose_jobs(line, _single_job(line))
+    return config
 
 
-def compose_grid(words: Sequence[str]) -> list[RunConfig]:
-    """Return the configs of a grid, `norm=rmsnorm,dyt model.depth=6,12`: every combination, as `train --multirun`.
-
-    Raises:
-        ConfigError: Naming the override, the value seen, and what to do.
-    """
-    line = _read_line_without_job(words)
-    with _composing(line):
-        return [config for _, config in _composed(line)]
+def compose_grid(arguments: Sequence[str]) -> list[RunConfig]:
+    """Return the configs of every combination in a grid such as `norm=rmsnorm,dyt model.depth=6,12`."""
+    line = _parse_command_line_without_job(arguments)
+    return [config for _, config in _compose_jobs(line, _expand_grid(line))]
 
 
 def compose_sweep(
-    words: Sequence[str], tell: Callable[[str], None] = lambda _: None
+    arguments: Sequence[str], report_progress: Callable[[str], None] = lambda _: None
 ) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
-    """Return the options of a sweep, and of each job the overrides that differ between jobs, and its validated config.
+    """Return the options of a sweep, and for each run its overrides that vary in the grid, and its config.
 
     Args:
-        words: The command line: a grid, and the options of the sweep, which begin with `sweep.`.
-        tell: Is called with the progress, as text.
-
-    Raises:
-        ConfigError: Naming the override, the value seen, and what to do.
+        arguments: A grid, and the options of the sweep (`sweep.option=value`).
+        report_progress: Receives the progress as text.
     """
-    own = _of_sweep(words)
-    options = _sweep_options(own)
-    line = _read_line_without_job([word for word in words if word not in own])
-    with _composing(line):
-        count, varied = len(_jobs(line.overrides)), _varied(line)
-        found: list[tuple[list[str], RunConfig]] = []
-        for job, config in _composed(line):
-            tell(f"composing: {len(found) + 1} of {count} runs")
-            _check_machine(config, options)
-            found.append(([word for word in job if word.partition("=")[0] in varied], config))
-    tell("")
-    return options, found
+    options = _sweep_options(_sweep_overrides(arguments))
+    line = _parse_command_line_without_job([text for text in arguments if text not in _sweep_overrides(arguments)])
+    jobs, varied = _expand_grid(line), _varied_keys(line)
+    runs: list[tuple[list[str], RunConfig]] = []
+    for job, config in _compose_jobs(line, jobs):
+        report_progress(f"composing: {len(runs) + 1} of {len(jobs)} runs")
+        _check_machine(config, options)
+        runs.append(([text for text in job if text.partition("=")[0] in varied], config))
+    report_progress("")
+    return options, runs
 
 
-def overrides_in(words: Sequence[str]) -> list[str]:
-    """Return the overrides of a command line, without Hydra's flags; empty where no run is named at all."""
-    line = _read_line_without_job(words)
-    return [*line.words, *([f"--config-name={line.config_name}"] if line.args.config_name else [])]
+def overrides_in(arguments: Sequence[str]) -> list[str]:
+    """Return the overrides of a command line, and its --config-name if it has one, without Hydra's other flags."""
+    line = _parse_command_line_without_job(arguments)
+    return [*line.typed, *([f"--config-name={line.config_name}"] if line.args.config_name else [])]
 
 
-def show_config(words: Sequence[str]) -> bool:
-    """Print what --cfg or --info asks for, of each run of a grid, as `train` prints it of one.
-
-    Returns:
-        Whether either was asked for.
-
-    Raises:
-        ConfigError: The command line cannot be read or composed.
-    """
-    line = _read_line_without_job([word for word in words if word not in _of_sweep(words)])
+def show_config(arguments: Sequence[str]) -> bool:
+    """Print what --cfg or --info selects, for each run of a grid; return whether either flag is set."""
+    line = _parse_command_line_without_job([text for text in arguments if text not in _sweep_overrides(arguments)])
     if not (line.args.cfg or line.args.info):
         return False
-    with _composing(line):
-        jobs, varied = _jobs(line.overrides), _varied(line)
-    for number, job in enumerate(jobs):
+    varied = _varied_keys(line)
+    for number, job in enumerate(_expand_grid(line)):
         if varied:
-            print("---\n" * (number > 0) + f"# {' '.join(word for word in job if word.partition('=')[0] in varied)}")
+            print("---\n" * (number > 0) + f"# {' '.join(text for text in job if text.partition('=')[0] in varied)}")
         _run_hydra(line, job, lambda _: None)
     return True
 
 
-def _of_sweep(words: Sequence[str]) -> list[str]:
-    return [word for word in words if re.match(r"[+~]*sweep\.", word)]
-
-
-def _varied(line: _Line) -> set[str]:
-    """The keys that a grid gives several values."""
-    return {override.get_key_element() for override in reading.parse(line.overrides) if override.is_sweep_override()}
-
-
-def _sweep_options(words: Sequence[str]) -> SweepOptions:
-    """What the words after `sweep.` say."""
-    parsed = [_parsed(word) for word in reading.read(words)]
-    if several := next((one for one in parsed if one.is_sweep_override()), None):
-        raise ConfigError(f"{several.input_line}: is more than one value, and there is one sweep; give one of them")
-    cfg = OmegaConf.create({"sweep": OmegaConf.structured(SweepOptions)})
-    OmegaConf.set_struct(cfg, True)
-    with _explained(words):
-        ConfigLoaderImpl._apply_overrides_to_config(parsed, cfg)
-        options = OmegaConf.to_object(cfg.sweep)
-    assert isinstance(options, SweepOptions)
-    options.validate()
-    if options.on != "slurm" and (idle := next((word for word in words if "sweep.slurm." in word.split("=")[0]), None)):
-        raise ConfigError(f"{idle}: has no effect with sweep.on={options.on}; leave it out, or say sweep.on=slurm")
-    return options
-
-
-def _parsed(word: str) -> Override:
-    with _explained([word]):
-        return OverridesParser.create().parse_override(word)
-
-
-def _composed(line: _Line) -> Iterator[tuple[Sequence[str], RunConfig]]:
-    """Each job of a grid, and its config: what is chosen by name is composed once, the values are set in copies of it.
-
-    Composing is nearly all in the choices. The values are set by Hydra's own function, which does it after them.
-    """
-    chosen: dict[tuple[str, ...], DictConfig] = {}
-    for job in _jobs(line.overrides):
-        choices = tuple(word for word in job if _is_choice(word))
-        with _explained(job):
-            if choices not in chosen:
-                chosen[choices] = compose(line.config_name, overrides=list(choices))
-            cfg = copy.deepcopy(chosen[choices])
-            ConfigLoaderImpl._apply_overrides_to_config([_parsed(word) for word in job if not _is_choice(word)], cfg)
-            config = to_config(cfg, job)
-        yield job, config
-
-
-def _is_choice(word: str) -> bool:
-    """Whether an override chooses a config by name, one of the user's too, or is Hydra's; the others set a value."""
-    key = word.partition("=")[0].lstrip("+")
-    return key in reading.GROUPS or key.partition(".")[0] not in reading.FIELDS
-
-
-def _jobs(overrides: Sequence[str]) -> list[list[str]]:
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    reading.refuse_too_many(parsed)
-    return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
-
-
 def norm_presets(names: Sequence[str] | None = None) -> list[NormConfig]:
-    """The presets of norms by these names, or every one; whatever is known is registered then."""
+    """Return the norm presets of these names, or all of them, and register every known norm."""
     known = sorted(path.stem for path in (config_dir() / "norm").glob("*.yaml"))
     return [compose_run([f"norm={name}"]).norm for name in known if names is None or name in names]
 
 
-def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
-    """Run `job` on the config of a command line; with --multirun, on each of its configs.
+def _sweep_overrides(arguments: Sequence[str]) -> list[str]:
+    return [text for text in arguments if re.match(r"[+~]*sweep\.", text)]
 
-    A line without Hydra's flags and options is composed once, here; any other is handed to Hydra, which composes it
-    three times.
 
-    Raises:
-        ConfigError: An override is wrong; nothing was written. What `job` raises is raised too.
+def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
+    parsed = _parse_overrides(normalize_overrides(overrides))
+    if override := next((override for override in parsed if override.is_sweep_override()), None):
+        text = find_override(override.key_or_group, overrides)
+        raise ConfigError(f"{text}: a sweep has one value of each sweep option; choose one")
+    cfg = OmegaConf.create({"sweep": OmegaConf.structured(SweepOptions)})
+    OmegaConf.set_struct(cfg, True)
+    with _explaining_errors(overrides):
+        _set_values(cfg, parsed)
+        options = OmegaConf.to_object(cfg.sweep)
+    assert isinstance(options, SweepOptions)
+    options.validate()
+    if options.on != "slurm" and (unused := [text for text in overrides if "sweep.slurm." in text.partition("=")[0]]):
+        raise ConfigError(f"{unused[0]}: has no effect with sweep.on={options.on}; leave it out, or set sweep.on=slurm")
+    return options
+
+
+def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    """Parse overrides by Hydra's grammar; raise ConfigError for the first that it cannot read."""
+    with _explaining_errors(overrides):
+        return OverridesParser.create().parse_overrides(list(overrides))
+
+
+def _single_job(line: _CommandLine) -> list[list[str]]:
+    """Return the overrides of the only run of a command line; raise ConfigError for several values of an option."""
+    for override in _parse_overrides(line.overrides):
+        if override.is_sweep_override():
+            text = find_override(override.key_or_group, line.typed)
+            key, _, value = text.partition("=")
+            raise ConfigError(
+                f"{text}: several values; train each of them with --multirun, or quote a text with commas: "
+                f"{key}='\"{value}\"'"
+            )
+    return [line.overrides]
+
+
+def _expand_grid(line: _CommandLine) -> list[list[str]]:
+    """Return the overrides of each run of a grid: every combination, the last option varying fastest."""
+    overrides = _parse_overrides(line.overrides)
+    values: dict[str, list[str]] = {}
+    with _explaining_errors(line.typed):
+        check_grid(overrides)
+        for override in overrides:
+            is_sweep = override.is_sweep_override()
+            choices = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
+            key = override.get_key_element()
+            values[key] = [f"{key}={choice}" for choice in choices]
+    return [list(job) for job in itertools.product(*values.values())]
+
+
+def _varied_keys(line: _CommandLine) -> set[str]:
+    """Return the keys that have several values in a grid."""
+    return {override.get_key_element() for override in _parse_overrides(line.overrides) if override.is_sweep_override()}
+
+
+def _compose_jobs(line: _CommandLine, jobs: Sequence[Sequence[str]]) -> Iterator[tuple[Sequence[str], RunConfig]]:
+    """Yield the overrides and the config of each run.
+
+    Loading and merging the config groups takes nearly all the time of a composition. So each combination of choices is
+    composed once, and the values of a run are set in a copy of it.
     """
-    line = _read_line(words)
-    if not (line.flags or any(re.match(r"[+~]*hydra\b", word) for word in line.words)):
-        with _composing(line):
-            config = to_config(compose(line.config_name, overrides=line.overrides), line.words)
+    composed: dict[tuple[str, ...], DictConfig] = {}
+    with _hydra_initialized(line.args.config_dir):
+        for job in jobs:
+            overrides = _parse_overrides(job)
+            choices = tuple(str(override.input_line) for override in overrides if not _sets_value(override))
+            shown = line.typed if len(jobs) == 1 else job  # in a message a single run has its overrides as typed
+            with _explaining_errors(shown):
+                if choices not in composed:
+                    composed[choices] = compose(line.config_name, overrides=list(choices))
+                cfg = copy.deepcopy(composed[choices])
+                _set_values(cfg, [override for override in overrides if _sets_value(override)])
+                config = to_config(cfg, shown)
+            yield job, config
+
+
+def _sets_value(override: Override) -> bool:
+    """Return whether an override sets a value of a run; the others choose from a group, add one, or are Hydra's."""
+    key = override.key_or_group
+    return key not in GROUPS and key.partition(".")[0] in SECTIONS and not (override.is_add() or override.is_delete())
+
+
+def _set_values(cfg: DictConfig, overrides: Sequence[Override]) -> None:
+    """Set values in a composed config, as Hydra does after it has merged the config groups."""
+    for override in overrides:
+        force = override.is_add() or override.is_force_add()
+        OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=force)
+
+
+def run_job(arguments: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
+    """Run `job` on the config of a command line; with --multirun, on each config of the grid.
+
+    Without flags and options of Hydra the config is composed once. With one of them Hydra starts the job, so that
+    launchers and flags work as in any Hydra application.
+    """
+    line = _parse_command_line(arguments)
+    args = line.args
+    prints_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
+    configs: list[RunConfig] = []
+    if not prints_only:
+        jobs = _expand_grid(line) if args.multirun else _single_job(line)
+        for _, config in _compose_jobs(line, jobs):
             _check_machine(config)
-        job(config)
+            configs.append(config)
+    if not (line.flags or any(re.match(r"[+~]*hydra\b", text) for text in line.typed)):
+        job(configs[0])
         return
-    if not (line.args.help or line.args.hydra_help or line.args.cfg or line.args.info or line.args.shell_completion):
-        _check_all(line)
     failures: list[BaseException] = []
     owner = os.getpid()
 
     def task(cfg: DictConfig) -> Any:
         try:
-            register(list(cfg.plugins))  # a launcher may have brought the job to a process that knows none yet
+            register(list(cfg.plugins))  # a launcher may have started a process that has not loaded the plugins
             return job(to_config(cfg, line.overrides))
         except Exception as error:
             failures.append(error)
-            if os.getpid() != owner:  # a launcher's process: only what is raised comes back from there
+            if os.getpid() != owner:  # from the process of a launcher, only an exception reaches this one
                 raise
-            return None  # Hydra would print a line of its own around it; and a sweep's other runs are trained
+            return None  # Hydra would stop the other runs of the grid, and print a line of its own
 
     try:
         _run_hydra(line, line.overrides, task)
@@ -332,7 +378,7 @@ def main(words: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
         if not failures:
             raise
     if failures:
-        # A mistake of ours, if there is one, for its traceback; the others in a line each.
+        # An error without a message of normlab is raised for its traceback; the others are printed in a line each.
         raised = next((error for error in failures if not isinstance(error, NormlabError)), failures[-1])
         for error in failures:
             if error is not raised:
@@ -344,18 +390,18 @@ _WRITE_NOTHING = (
     *("hydra.run.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null", "hydra.job.chdir=false"),
     *("hydra.job_logging.root=null", "hydra.hydra_logging.root.handlers=[]"),
 )
-"""Overrides that keep Hydra from making folders and logs, whatever a config of the user's has: a run makes its own
-folder once its config is valid."""
+"""Overrides that keep Hydra from making folders and logs: a run makes its own folder once its config is valid."""
 
 
-def _run_hydra(line: _Line, overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
-    """Hand overrides and the flags of a command line to Hydra, which runs the task or prints what a flag asks for."""
+def _run_hydra(line: _CommandLine, overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
+    """Let Hydra run the task, or print what a flag selects."""
     arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    # The flags last: one that takes a value or none must not take an override for it.
+    # Hydra reads its flags and launcher from sys.argv only. The flags come last: one with an optional value must not
+    # take an override for it.
     sys.argv = ["normlab train", *([] if line.args.hydra_help else _WRITE_NOTHING), *overrides, *line.flags]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise errors instead of printing them and exiting
     try:
-        with _refusing(line.words), _explained(line.words):
+        with _explaining_errors(line.typed):
             hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
     finally:
         sys.argv = arguments
@@ -365,50 +411,8 @@ def _run_hydra(line: _Line, overrides: Sequence[str], task: Callable[[DictConfig
             os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
-def _refuse_flag(message: str) -> NoReturn:
-    """What Hydra's parser of flags says, in one line."""
-    raise ConfigError(f"{message}; normlab train --hydra-help lists Hydra's flags")
-
-
-def _check_flags(args: Any) -> None:
-    """Refuse what Hydra takes for its own programs and a run cannot be made of."""
-    if args.experimental_rerun is not None:
-        raise ConfigError(
-            f"--experimental-rerun={args.experimental_rerun}: a run is no pickle; give the words that made it, "
-            "its run.json has them under command"
-        )
-    if args.config_path is not None:
-        raise ConfigError(
-            f"--config-path={args.config_path}: normlab's own configs are always read; "
-            "--config-dir adds a folder of yours to them"
-        )
-    if args.config_dir is not None and not os.path.isdir(args.config_dir):
-        raise ConfigError(f"--config-dir={args.config_dir}: there is no such folder; name one that has your configs")
-    one = ("run", "multirun", "cfg", "info", "shell_completion")
-    if len(given := [f"--{flag.replace('_', '-')}" for flag in one if getattr(args, flag)]) > 1:
-        raise ConfigError(f"{' '.join(given)}: exclude each other; choose one")
-    if args.shell_completion and not any(re.match(r"(un)?install=|query=", word) for word in args.overrides):
-        raise ConfigError("--shell-completion: wants to know what to do; add install=bash, or another shell")
-    if (args.resolve or args.package is not None) and not (args.cfg or args.help or args.info):
-        flag = "--resolve" if args.resolve else f"--package={args.package}"
-        raise ConfigError(f"{flag}: only says how a config is shown; use it with --cfg job")
-
-
-def _check_all(line: _Line) -> None:
-    """Compose and validate every job of a command line, before the first one starts."""
-    with _composing(line):
-        if line.args.multirun:
-            for _, config in _composed(line):
-                _check_machine(config)
-        else:
-            _check_machine(to_config(compose(line.config_name, overrides=line.overrides), line.words))
-
-
 def _check_machine(config: RunConfig, options: SweepOptions | None = None) -> None:
-    """Refuse what the machine cannot do: a device or a text that it lacks, more memory than it has.
-
-    Under Slurm it is another machine, of which is known what the sweep asks for.
-    """
+    """Raise an error if this machine, or the Slurm task of a sweep, lacks the device, the memory or the corpus."""
     import torch
 
     from normlab.data.sources import find_sources
@@ -417,7 +421,7 @@ def _check_machine(config: RunConfig, options: SweepOptions | None = None) -> No
     slurm = options.slurm if options is not None and options.on == "slurm" else None
     if slurm is not None and config.device == ("cpu" if slurm.gpus else "cuda"):
         raise ConfigError(
-            f"device={config.device}: each task would have {slurm.gpus or 'no'} GPU; say "
+            f"device={config.device}: each Slurm task has {slurm.gpus or 'no'} GPU; set "
             f"sweep.slurm.gpus={1 - slurm.gpus}, or another device"
         )
     resolved = resolve(config, None if slurm is None else slurm.gpus > 0)
@@ -434,7 +438,7 @@ def _check_machine(config: RunConfig, options: SweepOptions | None = None) -> No
 
 
 class _ConfigDir(SearchPathPlugin):
-    """Puts the folder of --config-dir where Hydra's own command line puts it: behind normlab's configs."""
+    """Appends the folder of --config-dir to the search path, where Hydra's own command line has it."""
 
     folder: str | None = None
 
@@ -445,81 +449,66 @@ class _ConfigDir(SearchPathPlugin):
 
 
 @contextlib.contextmanager
-def _composing(line: _Line) -> Iterator[None]:
-    """Compose configs from normlab's and the user's folders; what is wrong with them is raised in one line."""
+def _hydra_initialized(config_folder: str | None) -> Iterator[None]:
+    """Prepare Hydra to compose from normlab's configs and those in the folder of --config-dir."""
     GlobalHydra.instance().clear()
     Plugins.instance().register(_ConfigDir)
-    _ConfigDir.folder = line.args.config_dir
+    _ConfigDir.folder = config_folder
     try:
-        composing = initialize_config_dir(str(config_dir()), version_base="1.3")
-        with composing, _refusing(line.words), _explained(line.words), _numbers_are_no_switches():
+        with initialize_config_dir(str(config_dir()), version_base="1.3"), _strict_booleans():
             yield
     finally:
         _ConfigDir.folder = None
 
 
 @contextlib.contextmanager
-def _numbers_are_no_switches() -> Iterator[None]:
-    """OmegaConf takes any number in a config file for true; here only 0 and 1 are switches."""
-    lenient = BooleanNode._validate_and_convert_impl
+def _strict_booleans() -> Iterator[None]:
+    """Make OmegaConf reject numbers other than 0 and 1 as booleans.
 
-    def strict(self: BooleanNode, value: Any) -> bool:
+    OmegaConf converts the number while it merges a config file, so a check of the composed config comes too late.
+    """
+    convert = BooleanNode._validate_and_convert_impl
+
+    def convert_strictly(self: BooleanNode, value: Any) -> bool:
         if isinstance(value, int) and value not in (0, 1):
             raise ValidationError(f"Value '{value}' is not a valid bool")
-        return lenient(self, value)
+        return convert(self, value)
 
-    BooleanNode._validate_and_convert_impl = strict
+    BooleanNode._validate_and_convert_impl = convert_strictly
     try:
         yield
     finally:
-        BooleanNode._validate_and_convert_impl = lenient
+        BooleanNode._validate_and_convert_impl = convert
 
 
 @contextlib.contextmanager
-def _refusing(words: Sequence[str]) -> Iterator[None]:
-    """Say in one line what Hydra stumbles over, around `_explained`: some of what that explains is an OSError too."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EPIPE):  # the output's, which is not ours to explain
-            raise
-        if error.errno is None:  # OmegaConf's, for a file that holds no config
-            raise ConfigError(f"{' '.join(words)}: {_first_line(error)}; mend the words or the config file") from error
-        raise ConfigError(f"{error.filename}: {error.strerror}; name a folder that can be made and read") from error
-    except (ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-        # Hydra's own, for sweeps and config files that it does not expect.
-        raise ConfigError(f"{' '.join(words)}: {_first_line(error)}; mend the words or the config file") from error
-
-
-@contextlib.contextmanager
-def _explained(words: Sequence[str]) -> Iterator[None]:
-    """Say in one line, in the user's words, what Hydra raises; what it warns of is refused or harmless."""
+def _explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
+    """Raise what Hydra, OmegaConf or YAML raise as a ConfigError of one line, and hide Hydra's warnings."""
+    remedy = "fix the overrides or the config file"
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra")
             yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise reading.explain(error, words) from error
+        raise explain_error(error, overrides) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{mark.name} line {mark.line + 1}" if mark else "a config file"
-        raise ConfigError(f"{where}: is no YAML ({getattr(error, 'problem', None) or error}); mend it") from error
+        raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error}); fix it") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"a config file is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EPIPE):  # raised for standard output, which cli.py handles
+            raise
+        if error.errno is None:  # OmegaConf's error for a file that holds no config
+            raise ConfigError(f"{' '.join(overrides)}: {_first_line(error)}; {remedy}") from error
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}; choose a folder that can be created and read"
+        ) from error
+    except (ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+        # Hydra raises these for some malformed sweeps and config files.
+        raise ConfigError(f"{' '.join(overrides)}: {_first_line(error)}; {remedy}") from error
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or "Hydra cannot use this").splitlines()[0].rstrip(".")
-
-
-def _plugins_in(words: Sequence[str]) -> list[str]:
-    """The files that `plugins=[...]` names: they must be known before anything can be composed."""
-    named = [word for word in words if re.match(r"\+{0,2}plugins=", word)]
-    paths: list[str] = []
-    for word, override in zip(named, reading.parse(reading.read(named)), strict=True):
-        value = override.value()
-        if not isinstance(value, list):
-            example = word.partition("=")[2] if isinstance(value, str | QuotedString) and str(value) else "my_norm.py"
-            raise ConfigError(f"{word}: give a list of files: plugins=[{example}]")
-        paths = [str(path) for path in value]
-    return paths
+    return (str(error).strip() or "Hydra cannot read this").splitlines()[0].rstrip(".")

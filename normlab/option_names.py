@@ -1,4 +1,4 @@
-"""Find the option that a short or foreign name means: `lr` means `optim.lr`, `n_layer` means `model.depth`."""
+"""Resolve short names and names from other code to options: `lr` to `optim.lr`, `n_layer` to `model.depth`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,11 @@ ALIASES = {
     "wd": "optim.weight_decay",
     "experiment": "+experiment",
 }
-"""What other code calls an option, by the last part of the name."""
+"""Options by their names in other code (the last part of a dotted name)."""
 
 
 def meanings(name: str, options: Iterable[str]) -> list[str]:
-    """Return the options that a name means: itself, the option of an alias, or every option that ends in the name.
-
-    Args:
-        name: As typed; only its last part counts where the whole is no option.
-        options: The dotted names of the options that exist.
-    """
+    """Return the options that a name may mean: itself, its alias, or every option whose last part is the name."""
     options = set(options)
     if name in options:
         return [name]
@@ -45,9 +40,8 @@ def meanings(name: str, options: Iterable[str]) -> list[str]:
 
 
 def hint(name: str, options: Iterable[str]) -> str:
-    """Return `" (did you mean 'optim.lr'?)"`, with every option that a name means, or the one spelt most like it."""
+    """Return `" (did you mean 'optim.lr'?)"` with the options that a name may mean, or else the closest spelling."""
     options = list(options)
-    found = meanings(name, options)
-    if not found:
-        return did_you_mean(name, options)
-    return f" (did you mean {' or '.join(map(repr, found))}?)"
+    if found := meanings(name, options):
+        return f" (did you mean {' or '.join(map(repr, found))}?)"
+    return did_you_mean(name, options)

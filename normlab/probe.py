@@ -1,7 +1,7 @@
-"""Signal propagation at initialisation: `normlab probe`. One pass forward and back, one update, no training.
+"""Signal propagation at initialisation: `normlab probe`. One forward and backward pass and one update, no training.
 
-For each choice of norm, placement and depth the profile over the blocks of: the stream's RMS, what each sub-layer adds
-over what its block is given, the gradient, and the size of the optimiser's first update; the mean over seeds of each.
+For each config the profiles over the blocks of the stream, the branches, the gradient and the first update, averaged
+over seeds. `PROFILES` defines them.
 """
 
 from __future__ import annotations
@@ -29,62 +29,93 @@ PROFILES = {
     "mlp_ratio": "RMS of what the MLP adds to the stream, over the RMS of the stream that enters the block",
     "gradient": "L2 norm of the gradient of each block's mlp.down.weight",
     "block_gradient": "L2 norm of the gradient of all of a block's parameters",
-    "update": "L2 norm of the first update of a block's matrices at the peak learning rate, over theirs",
+    "update": "L2 norm of the first update of a block's matrices at the peak learning rate, over that of the matrices",
 }
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
-def probe(configs: Sequence[RunConfig], seeds: int, progress: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
-    """A row for each config: what it is, and its profiles; what is not finite is None.
+def probe(
+    configs: Sequence[RunConfig], seeds: int, report_progress: Callable[[str], None] = lambda _: None
+) -> Iterator[Row]:
+    """Yield a row for each config: its settings and its profiles, with None for a value that is not finite.
 
     Args:
-        configs: What to look at. Corpus, steps and schedule have no effect.
-        seeds: How many initial weights and batches to average over, from the config's seed on.
-        progress: Is told of each row before it is measured.
+        configs: Corpus, steps and schedule have no effect.
+        seeds: Number of initialisations and batches to average over, counted from the config's seed.
+        report_progress: Receives the name of each row before it is measured.
     """
-    for config, words in zip(configs, _telling_words(configs), strict=True):
-        progress(f"{config.norm.label} {config.placement.name} depth {config.model.depth}")
-        seen = [_once(dataclasses.replace(config, seed=config.seed + number)) for number in range(seeds)]
+    for config, options in zip(configs, _varied_options(configs), strict=True):
+        report_progress(f"{config.norm.label} {config.placement.name} depth {config.model.depth}")
+        samples = [_measure(dataclasses.replace(config, seed=config.seed + number)) for number in range(seeds)]
         yield {
             "norm": config.norm.label,
             "placement": config.placement.name,
             "depth": config.model.depth,
             "width": config.model.width,
             "init": config.init_rule,
-            "words": words,
+            "words": options,
             "seeds": seeds,
-            "loss": _mean([one["loss"] for one in seen]),
-            "embedded": _mean([one["embedded"] for one in seen]),
-            **{name: [_mean(values) for values in zip(*(one[name] for one in seen), strict=True)] for name in PROFILES},
+            **{name: _mean([sample[name] for sample in samples]) for name in ("loss", "embedded")},
+            **{
+                name: [_mean(values) for values in zip(*(sample[name] for sample in samples), strict=True)]
+                for name in PROFILES
+            },
         }
 
 
-def _telling_words(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
-    """For each config the options that tell it from others of its norm, placement and init, besides the depth.
+def _varied_options(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
+    """Return for each config the options that distinguish configs of the same norm, placement, init and depth.
 
-    An option that tells no more apart than those before it, as one that was derived from them, is not among them.
+    An option that distinguishes no more configs than the options before it, such as one derived from them, is left out.
     """
     flat = [flatten_options(config) for config in configs]
-    told: list[tuple[Any, ...]] = [(one.norm.label, one.placement.name, one.init_rule) for one in configs]
-    words: list[str] = []
-    for word in {word: None for tree in flat for word in tree if word not in ("init", "model.depth", "data.seed")}:
-        further = [(*known, repr(tree.get(word))) for known, tree in zip(told, flat, strict=True)]
-        if len(set(further)) > len(set(told)):
-            words.append(word)
-            told = further
-    return [{word: tree.get(word) for word in words} for tree in flat]
+    known: list[tuple[Any, ...]] = [(config.norm.label, config.placement.name, config.init_rule) for config in configs]
+    varied: list[str] = []
+    for option in {option: None for tree in flat for option in tree}:
+        if option not in ("init", "model.depth", "data.seed"):
+            refined = [(*values, repr(tree.get(option))) for values, tree in zip(known, flat, strict=True)]
+            if len(set(refined)) > len(set(known)):
+                varied.append(option)
+                known = refined
+    return [{option: tree.get(option) for option in varied} for tree in flat]
+
+
+def _measure(config: RunConfig) -> Row:
+    """Return the loss and the profiles of one initialisation and batch."""
+    signal, model, grads = measure(config)
+    params = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    before = {name: parameter.clone() for name, parameter in params.items()}
+    decayed = [name for name, parameter in params.items() if is_decayed(config.optim, parameter)]
+    optimizer = build_optimizer(config.optim, params, decayed)
+    peak = hyper_of(config.optim, config.train.steps, config.optim.warmup_steps or 0)
+    with torch.no_grad():
+        optimizer.update(params, grads, peak, torch.tensor(True))
+        config.placement.project(params)
+    update = []
+    for layer in range(config.model.depth):
+        names = [name for name in params if name.startswith(f"blocks.{layer}.") and params[name].dim() == 2]
+        moved = sum((params[name] - before[name]).double().square().sum().item() for name in names)
+        size = sum(before[name].double().square().sum().item() for name in names)
+        update.append((moved / size) ** 0.5 if size else math.inf)  # weights that are 0 have no relative update
+    return {**dataclasses.asdict(signal), "update": update}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean, or None if it is not finite: JSON has no number for it."""
+    mean = sum(values) / len(values)
+    return mean if math.isfinite(mean) else None
 
 
 def table_row(row: Row) -> Row:
-    """A row as a person reads it: the ends of the profiles, and the shape of two."""
+    """Return a row as texts for a table: first and last values of the profiles, and the shape of two of them."""
     first, last = row["gradient"][0], row["gradient"][-1]
     return {
         **{name: row[name] for name in ("norm", "placement", "depth")},
-        **{word: str(value) for word, value in row["words"].items()},
+        **{option: str(value) for option, value in row["words"].items()},
         **{name: row[name] for name in ("init", "seeds")},
         "loss": _number(row["loss"], ".3f"),
-        "stream": _number(row["stream"][-1]),
-        "its profile": _sparkline(row["stream"]),
+        "stream, last": _number(row["stream"][-1]),
+        "stream profile": _sparkline(row["stream"]),
         "attn/stream, last": _number(row["attn_ratio"][-1]),
         "mlp/stream, last": _number(row["mlp_ratio"][-1]),
         "grad, first": _number(first),
@@ -103,94 +134,71 @@ def _sparkline(profile: Sequence[float | None]) -> str:
     return sparkline([math.nan if value is None else value for value in profile])
 
 
-def laws(rows: Sequence[Row]) -> Iterator[str]:
-    """The powers of L by which things grow, for what was seen at several depths; and where a row stops being finite."""
+def power_laws(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the first block that is not finite in each row, and each group's growth as a power of the depth L."""
+    groups: dict[str, list[Row]] = {}
     for row in rows:
+        groups.setdefault(_label(row), []).append(row)
         for name in PROFILES:
             if None in row[name]:
                 block = row[name].index(None) + 1
-                yield f"{_called(row)}, L = {row['depth']}: the {name} of block {block} is the first that is not finite"
+                yield f"{_label(row)}, L = {row['depth']}: the {name} is not finite from block {block} on"
                 break
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(_called(row), []).append(row)
-    for called, group in groups.items():
+    for label, group in groups.items():
         depths = [row["depth"] for row in group]
         if len(set(depths)) < 2:
             continue
-        powers = []
-        for name, at, said in (
-            ("stream", -1, "stream"), ("gradient", 0, "first gradient"), ("gradient", -1, "last gradient")
-        ):  # fmt: skip
-            values = [row[name][at] for row in group]
-            if all(value is not None and value > 0 for value in values):
-                powers.append(f"{said} ~ L^{slope(depths, values):.2f}")
+        series = {
+            "stream": [row["stream"][-1] for row in group],
+            "first gradient": [row["gradient"][0] for row in group],
+            "last gradient": [row["gradient"][-1] for row in group],
+        }
+        powers = [
+            f"{name} ~ L^{slope(depths, values):.2f}"
+            for name, values in series.items()
+            if all(value is not None and value > 0 for value in values)
+        ]
         if powers:
-            yield f"{called}, L = {', '.join(map(str, depths))}: {', '.join(powers)}"
+            yield f"{label}, L = {', '.join(map(str, depths))}: {', '.join(powers)}"
 
 
-def _called(row: Row) -> str:
-    """What a row has in common with those of other depths, and with no others."""
-    words = "".join(f" {word}={value}" for word, value in row["words"].items())
-    return f"{row['norm']} {row['placement']}{words} (init {row['init']})"
+def _label(row: Row) -> str:
+    """Return the label of a row and of the rows that differ from it in depth only."""
+    options = "".join(f" {option}={value}" for option, value in row["words"].items())
+    return f"{row['norm']} {row['placement']}{options} (init {row['init']})"
 
 
 def write_page(rows: Sequence[Row], path: Path) -> None:
-    """One HTML file that needs nothing else: each profile over depth, a line a row, colour for kind and dash for depth.
+    """Write one HTML file with each profile over depth: a line for each row, its dash showing the depth.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     import plotly.graph_objects as go
     from plotly.colors import qualitative
     from plotly.subplots import make_subplots
 
     figure = make_subplots(rows=len(PROFILES), cols=1, subplot_titles=list(PROFILES.values()), vertical_spacing=0.06)
-    colours = qualitative.Safe  # told apart by the colour-blind
-    kinds = list(dict.fromkeys(_called(row) for row in rows))
+    colours = qualitative.Safe  # distinguishable with colour blindness
+    labels = list(dict.fromkeys(_label(row) for row in rows))
     depths = sorted({row["depth"] for row in rows})
     for row in rows:
-        words = {"L": row["depth"], "init": row["init"], **row["words"]}
-        label = f"{row['norm']} {row['placement']} " + " ".join(f"{word}={value}" for word, value in words.items())
+        options = {"L": row["depth"], "init": row["init"], **row["words"]}
+        name = " ".join([row["norm"], row["placement"], *(f"{option}={value}" for option, value in options.items())])
         style = {
-            "color": colours[kinds.index(_called(row)) % len(colours)],
+            "color": colours[labels.index(_label(row)) % len(colours)],
             "dash": DASHES[depths.index(row["depth"]) % len(DASHES)],
         }
-        at = [(block + 1) / row["depth"] for block in range(row["depth"])]
-        for place, name in enumerate(PROFILES, start=1):
+        relative_depth = [(block + 1) / row["depth"] for block in range(row["depth"])]
+        for number, profile in enumerate(PROFILES, start=1):
             line = go.Scatter(
-                x=at, y=row[name], name=label, legendgroup=label, showlegend=place == 1, mode="lines+markers",
-                line=style, marker={"size": 4},
+                x=relative_depth, y=row[profile], name=name, legendgroup=name, showlegend=number == 1,
+                mode="lines+markers", line=style, marker={"size": 4},
             )  # fmt: skip
-            figure.add_trace(line, row=place, col=1)
+            figure.add_trace(line, row=number, col=1)
     figure.update_yaxes(type="log", exponentformat="power")
     figure.update_xaxes(title_text="block / depth", row=len(PROFILES), col=1)
     seeds = rows[0]["seeds"]
-    title = "At initialisation, " + ("one seed" if seeds == 1 else f"the mean of {seeds} seeds")
+    title = "At initialisation, " + ("one seed" if seeds == 1 else f"mean of {seeds} seeds")
     figure.update_layout(height=340 * len(PROFILES), template="plotly_white", title=title)
     pages.write_page(path, figure.to_html(include_plotlyjs=True, full_html=True))
-
-
-def _once(config: RunConfig) -> Row:
-    signal, model, grads = measure(config)
-    params = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    before = {name: parameter.clone() for name, parameter in params.items()}
-    decayed = [name for name, parameter in params.items() if is_decayed(config.optim, parameter)]
-    optimizer = build_optimizer(config.optim, params, decayed)
-    peak = hyper_of(config.optim, config.train.steps, config.optim.warmup_steps or 0)
-    with torch.no_grad():
-        optimizer.update(params, grads, peak, torch.tensor(True))
-        config.placement.project(params)
-    update = []
-    for layer in range(config.model.depth):
-        names = [name for name in params if name.startswith(f"blocks.{layer}.") and params[name].dim() == 2]
-        moved = sum((params[name] - before[name]).double().square().sum().item() for name in names)
-        size = sum(before[name].double().square().sum().item() for name in names)
-        update.append((moved / size) ** 0.5 if size else math.inf)  # of weights that start at 0 no step is small
-    return {**dataclasses.asdict(signal), "update": update}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    """Nothing where it is not finite, which JSON has no number for."""
-    mean = sum(values) / len(values)
-    return mean if math.isfinite(mean) else None

@@ -61,7 +61,8 @@ LEAKS = re.compile(
 """What a message must not hold: Python's own words."""
 TO_DO = re.compile(
     r"choose|let |give|set |sets |leave|use |put |delete|mend|update|did you mean|must (be|not)|make |free |quote|"
-    r"name |try|start|wait|lower|raise|convert|lists|write|add|exclude|unpack|needs|trains|keep|sweep|find|run "
+    r"fix |repeat |name |try|start|wait|lower|raise|convert|lists|write|add|exclude|unpack|needs|"
+    r"trains|keep|sweep|find|run "
 )
 """A word of which the end of every refusal has one."""
 

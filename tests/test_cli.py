@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it refuses, what it leaves behind, what it loads."""
+"""The command line: output, error messages, files it leaves, modules it loads."""
 
 from __future__ import annotations
 
@@ -25,108 +25,110 @@ from normlab.verify.init_rules import BELONGS
 Command = Callable[..., tuple[int, str, str]]
 
 
-def everything_below(folder: Path) -> set[str]:
+def files_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("overrides", "message"),
     [
-        ("norm=rmsnrm", ["norm=rmsnrm", "batchnorm, ", "did you mean 'rmsnorm'"]),
-        ("norm.epps=1", ["norm.epps=1", "eps_mode", "did you mean 'eps'"]),
-        ("norm.momentum=0.5", ["norm.momentum=0.5", "norm has no option 'momentum'", "eps"]),
-        ("placement=prre", ["placement=prre", "post, pre", "did you mean 'pre'"]),
-        ("model=gpt2_tny", ["model=gpt2_tny", "did you mean 'gpt2_tiny'"]),
-        ("model.heads=5", ["model.heads=5", "model.width=32", "1, 2, 4, 8"]),
-        ("train.steps=-3", ["train.steps=-3", "at least 1"]),
-        ("train.steps=many", ["train.steps=many", "could not be converted"]),
-        ("train.accumulation=3", ["train.accumulation=3", "train.batch_size=4"]),
-        ("nrom=rmsnorm", ["nrom=rmsnorm", "did you mean 'norm'"]),
-        ("model.dpth=3", ["model.dpth=3", "did you mean 'depth'"]),
-        ("optim.lr=nan", ["optim.lr=nan", "finite"]),
-        ("optim.schedule=cosin", ["optim.schedule=cosin", "did you mean 'cosine'"]),
-        ("optim.decay_fraction=0.5", ["optim.decay_fraction=0.5", "no effect", "wsd"]),
-        ("optim.warmup_steps=99", ["optim.warmup_steps=99", "train.steps=12"]),
-        ("model.rope_theta=10", ["model.rope_theta=10", "no effect"]),
-        ("init=xaver", ["init", "xaver", "did you mean 'xavier'"]),
-        ("device=tpu", ["device=tpu", "auto, cuda, cpu"]),
-        ("plugins=[no_such.py]", ["no_such.py", "plugins"]),
-        ("plugins=no_such.py", ["plugins=[no_such.py]"]),
-        ("data.path=no_such.txt", ["no_such.txt"]),
-        ("tracking.wandb=maybe", ["tracking.wandb=maybe", "auto, online, offline, off"]),
-        ("norm.eps=", ["norm.eps="]),
-        ("norm=rmsnorm norm.bias", ["norm.bias"]),
-        ("--multirun seed=0,1 norm=rmsnorm,rmsnrm", ["rmsnrm", "did you mean 'rmsnorm'"]),
-        ("--multirun model.heads=2,5", ["model.heads=5"]),
-        ("--multirun seed=0,1 data.path=no_such.txt", ["data.path=no_such.txt", "no such file"]),
-        ("--config-name=trian", ["trian"]),
-        ("+foo=1", ["foo", "no such option"]),
-        ("++norm.epps=1", ["norm.epps", "did you mean 'eps'"]),
-        ("--nope", ["--nope"]),
-        ("--config-dir=nowhere", ["--config-dir=nowhere"]),
-        ("data.path=", ["data.path"]),
-        ("data.path=3", ["data.path"]),
-        ("data.path=/dev/zero", ["/dev/zero"]),
-        ("data.seed=99999999999999999999", ["data.seed"]),
-        ("--multirun seed=range(0,3,0)", ["seed=range(0,3,0)"]),
-        ("placement.name=post", ["placement.name", "placement=... chooses"]),
-        ("norm.preset=5", ["norm.preset=5", "norm=... chooses"]),
-        ("model.preset=mine", ["model.preset=mine", "model=... chooses"]),
-        ("~model", ["~model", "left out"]),
-        ("~seed", ["~seed", "left out"]),
-        ("run.name=", ["run.name=", "empty"]),
-        ("run.name=\x01", ["run.name='\\x01'", "cannot be shown"]),
-        ("tracking.tags=['']", ["tracking.tags", "empty"]),
-        (f"tracking.tags=[{'a' * 65}]", ["tracking.tags", "at most 64"]),
-        ("tracking.tags=a", ["tracking.tags=[a]"]),
-        ("results_dir=", ["results_dir=", "empty"]),
-        ("train.batch_size=100000000000", ["train.batch_size", "at most 1048576"]),
-        ("train.batch_size=1e11", ["train.batch_size=1e11", "whole number"]),
-        ("model.depth=9999 model.width=65536", ["model.width=65536", "PiB", "lower model.depth"]),
-        ("train.batch_size=1048576 model.context=1024", ["train.batch_size=1048576", "this machine", "lower"]),
-        (f"seed={'1' * 5000}", ["seed=1111", "whole number"]),
-        ("--experimental-rerun=foo", ["--experimental-rerun=foo", "the words"]),
-        ("--config-path=foo", ["--config-path=foo", "--config-dir"]),
-        ("--resolve", ["--resolve", "--cfg job"]),
-        ("--package=foo", ["--package=foo", "--cfg job"]),
-        ("--cfg job --multirun", ["--cfg", "--multirun", "choose one"]),
-        ("--shell-completion", ["--shell-completion", "install=bash"]),
-        ("--multirun seed=range(0,10000000000)", ["seed=range(0,10000000000)", "at most 10000", "fewer"]),
-        ("norm=[a,b]", ["norm=[a,b]", "choose one of batchnorm"]),
-        ("norm=null", ["norm=null", "choose one of batchnorm"]),
-        ("norm.eps=???", ["norm.eps=???", "give one"]),
-        ("=", ["=: is no option=value"]),
-        ("rmsnorm", ["rmsnorm: is no option=value", "write norm=rmsnorm"]),
-        ("init=foo", ["init=foo"]),
-        ("compile=true", ["compile=true", "auto, on, off", "did you mean 'on'"]),
-        ("plugins=null", ["plugins=null", "plugins=[my_norm.py]"]),
-        ("norm=rmsnorm,none", ["norm=rmsnorm,none", "--multirun"]),
-        ("norm@eval=rmsnorm", ["norm@eval=rmsnorm", "write norm=rmsnorm"]),
-        ("+norm=rmsnorm", ["+norm=rmsnorm", "once"]),
-        ("model.heads=5 model.width=128", ["model.heads=5", "did you mean 4"]),
-        ("model.bias=2", ["model.bias=2", "true or false"]),
-        ("train=3", ["train=3", "train.word=value"]),
-        ("--multirun hydra.sweep.dir=/proc/none seed=0,1", ["/proc/none", "can be made"]),
-        ("results_dir=/proc/none", ["/proc/none/runs", "(No such file or directory); choose another results_dir"]),
-        (f"results_dir={__file__}", [f"{__file__}/runs", "(Not a directory); choose another results_dir"]),
+        ("norm=rmsnrm", "did you mean 'rmsnorm'"),
+        ("norm.epps=1", "norm.epps=1: norm has no option 'epps': choose one of "),
+        ("norm.momentum=0.5", "norm has no option 'momentum'"),
+        ("placement=prre", "did you mean 'pre'"),
+        ("model=gpt2_tny", "did you mean 'gpt2_tiny'"),
+        ("model.heads=5", "1, 2, 4, 8"),
+        ("train.steps=-3", "at least 1"),
+        ("train.steps=many", "train.steps=many: Value 'many' of type 'str' could not be converted"),
+        ("train.accumulation=3", "train.batch_size=4"),
+        ("nrom=rmsnorm", "did you mean 'norm'"),
+        ("model.dpth=3", "did you mean 'depth'"),
+        ("optim.lr=nan", "finite"),
+        ("optim.schedule=cosin", "did you mean 'cosine'"),
+        ("optim.decay_fraction=0.5", "no effect"),
+        ("optim.warmup_steps=99", "train.steps=12"),
+        ("model.rope_theta=10", "no effect"),
+        ("init=xaver", "did you mean 'xavier'"),
+        ("device=tpu", "auto, cuda, cpu"),
+        ("plugins=[no_such.py]", "no_such.py"),
+        ("plugins=no_such.py", "plugins=no_such.py: not a list of files; write plugins=[no_such.py]"),
+        ("data.path=no_such.txt", "no_such.txt"),
+        ("tracking.wandb=maybe", "auto, online, offline, off"),
+        ("norm.eps=", "norm.eps="),
+        ("norm=rmsnorm norm.bias", "norm.bias"),
+        ("--multirun seed=0,1 norm=rmsnorm,rmsnrm", "did you mean 'rmsnorm'"),
+        ("--multirun model.heads=2,5", "model.heads=5"),
+        ("--multirun seed=0,1 data.path=no_such.txt", "data.path=no_such.txt"),
+        ("--config-name=trian", "--config-name=trian: no such config"),
+        ("+foo=1", "foo: no such option"),
+        ("++norm.epps=1", "did you mean 'eps'"),
+        ("--nope", "--nope"),
+        ("--config-dir=nowhere", "--config-dir=nowhere: no such folder"),
+        ("data.path=", "data.path"),
+        ("data.path=3", "data.path"),
+        ("data.path=/dev/zero", "/dev/zero"),
+        ("data.seed=99999999999999999999", "data.seed"),
+        ("--multirun seed=range(0,3,0)", "seed=range(0,3,0)"),
+        ("placement.name=post", "placement.name cannot be set; placement=... chooses"),
+        ("norm.preset=5", "norm.preset cannot be set; norm=... chooses"),
+        ("model.preset=mine", "model.preset cannot be set; model=... chooses"),
+        ("~model", "~model: options of a run cannot be removed"),
+        ("~seed", "~seed: options of a run cannot be removed"),
+        ("run.name=", "run.name="),
+        ("run.name=\x01", "run.name='\\x01'"),
+        ("tracking.tags=['']", "tracking.tags"),
+        (f"tracking.tags=[{'a' * 65}]", "at most 64"),
+        ("tracking.tags=a", "tracking.tags=[a]"),
+        ("results_dir=", "results_dir="),
+        ("train.batch_size=100000000000", "at most 1048576"),
+        (
+            "train.batch_size=1e11",
+            "train.batch_size=1e11: Value '100000000000.0' of type 'float' could not be converted",
+        ),
+        ("model.depth=9999 model.width=65536", "PiB"),
+        ("train.batch_size=1048576 model.context=1024", "this machine"),
+        (f"seed={'1' * 5000}", "whole number"),
+        ("--experimental-rerun=foo", "--experimental-rerun=foo: not supported"),
+        ("--config-path=foo", "with --config-dir"),
+        ("--resolve", "--resolve: has an effect only when a config is printed; use it with --cfg job"),
+        ("--package=foo", "--package=foo: has an effect only when a config is printed; use it with --cfg job"),
+        ("--cfg job --multirun", "--multirun --cfg: exclude each other"),
+        ("--shell-completion", "add install=bash"),
+        ("--multirun seed=range(0,10000000000)", "at most 10000"),
+        ("norm=[a,b]", "choose one of batchnorm"),
+        ("norm=null", "choose one of batchnorm"),
+        ("norm.eps=???", "??? is not a value"),
+        ("=", "=: not an override option=value"),
+        ("rmsnorm", "rmsnorm: not an override option=value; write, for example, norm=rmsnorm"),
+        ("init=foo", "init=foo"),
+        ("compile=true", "did you mean 'on'"),
+        ("plugins=null", "write plugins=[my_norm.py]"),
+        ("norm=rmsnorm,none", "norm=rmsnorm,none: several values; train each of them with --multirun"),
+        ("seed=range(3)", "seed=range(3): several values; train each of them with --multirun"),
+        ("norm@eval=rmsnorm", "write norm=rmsnorm"),
+        ("+norm=rmsnorm", "+norm=rmsnorm: norm is set already; write norm=... once"),
+        ("model.heads=5 model.width=128", "did you mean 4"),
+        ("model.bias=2", "model.bias=2: not a boolean; set true or false"),
+        ("train=3", "train.option=value"),
+        ("--multirun hydra.sweep.dir=/proc/none seed=0,1", "/proc/none: No such file or directory; choose a folder"),
+        ("results_dir=/proc/none", "/proc/none/runs"),
+        (f"results_dir={__file__}", f"{__file__}/runs"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(
-    word: str,
-    told: list[str],
+def test_an_error_is_one_line_and_leaves_no_files(
+    overrides: str,
+    message: str,
     words: list[str],
     run_command: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = run_command("train", *words, *word.split())
-    assert code == 2
-    assert out == ""
+    code, out, err = run_command("train", *words, *overrides.split())
+    assert (code, out) == (2, "")
     assert err.count("\n") == 1, err
-    for part in told:
-        assert part in err
-    assert everything_below(tmp_path) == set()
+    assert message in err
+    assert files_below(tmp_path) == set()
 
 
 @pytest.mark.parametrize(
@@ -144,21 +146,21 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
         ["--nonsense"],
     ],
 )
-def test_other_mistakes_are_one_line_too(
+def test_errors_of_other_commands_are_one_line(
     arguments: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = run_command(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert everything_below(tmp_path) == set()
+    assert files_below(tmp_path) == set()
 
 
-def test_a_mistake_shows_its_traceback_on_request(run_command: Command) -> None:
+def test_debug_raises_the_error(run_command: Command) -> None:
     with pytest.raises(normlab.errors.ConfigError):
         run_command("--debug", "list", "nroms")
 
 
-def test_a_run_from_words_to_summary(
+def test_train_resume_summarize_list_and_sample_a_run(
     words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -168,7 +170,7 @@ def test_a_run_from_words_to_summary(
     assert "bigram" in err
     folder = tmp_path / out.splitlines()[-1]
     assert (folder / "run.json").is_file()
-    # Hydra, and everybody else, wrote nothing beside the results.
+    # Neither Hydra nor anything else writes outside of the results.
     assert {path.name for path in tmp_path.iterdir()} == {"results"}
 
     code, out, _ = run_command("train", "norm=rmsnorm", "placement=pre", *words)
@@ -184,7 +186,7 @@ def test_a_run_from_words_to_summary(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("unreadable", "arguments", "told"),
+    ("unreadable", "arguments", "message"),
     [
         ("results/runs", "summarize", "results/runs: cannot be read (Permission denied); make it readable"),
         ("results/runs", "sample x", "results/runs: cannot be read (Permission denied); make it readable"),
@@ -195,10 +197,10 @@ def test_a_run_from_words_to_summary(
         ("own", "train data.tokenizer=own", "data.tokenizer=own: cannot be read (Permission denied)"),
     ],
 )
-def test_what_may_not_be_read_is_one_line(
+def test_an_unreadable_file_is_a_one_line_error(
     unreadable: str,
     arguments: str,
-    told: str,
+    message: str,
     words: list[str],
     run_bound: Command,
     tmp_path: Path,
@@ -216,11 +218,11 @@ def test_what_may_not_be_read_is_one_line(
     code, out, err = run_bound(command, *(words if command == "train" else []), *more)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("error: ")
-    assert told in err
+    assert message in err
 
 
 @pytest.mark.slow
-def test_checkpoints_that_may_not_be_read_are_one_line(
+def test_unreadable_checkpoints_are_a_one_line_error(
     words: list[str], run_command: Command, run_bound: Command, tmp_path: Path
 ) -> None:
     assert run_command("train", *words, "train.steps=1")[0] == 0
@@ -231,7 +233,7 @@ def test_checkpoints_that_may_not_be_read_are_one_line(
     assert "checkpoints: cannot be read (Permission denied); make it readable" in err
 
 
-def test_what_no_text_can_be_drawn_from_is_one_line(
+def test_sampling_errors_are_one_line(
     words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -240,15 +242,15 @@ def test_what_no_text_can_be_drawn_from_is_one_line(
         code, out, err = run_command("sample", "sound", "--seed", seed)
         assert (code, out) == (2, "")
         assert err == f"error: seed={seed}: must be at least 0 and at most 9223372036854775807\n"
-    # So low a temperature takes the likeliest, as 0 does.
-    coldest, cold = (run_command("sample", "sound", "--temperature", word, "--tokens=5") for word in ("0", "1e-310"))
-    assert coldest == cold
+    # A very low temperature takes the likeliest token, as 0 does.
+    greedy, cold = (run_command("sample", "sound", "--temperature", text, "--tokens=5") for text in ("0", "1e-310"))
+    assert greedy == cold
     assert cold[0] == 0
 
     diverging = ["optim.lr=1e30", "optim.clip=null", "optim.warmup_steps=1", "run.name=wild"]
     code, out, _ = run_command("train", *words, *diverging)
     assert code == 0
-    # In the words of `summarize`.
+    # The message is the note of `summarize`.
     assert out.splitlines()[0] in json.loads(run_command("summarize", "results", "--format=json")[1])[1]["note"]
     assert "{" not in out
     for temperature in ("0", "0.8"):
@@ -259,7 +261,7 @@ def test_what_no_text_can_be_drawn_from_is_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_a_run_needs_nobody_to_speak_to(closed: str, words: list[str], tmp_path: Path) -> None:
+def test_a_run_finishes_with_closed_streams(closed: str, words: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "normlab", "train", *words, "train.steps=1"]
     done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -277,40 +279,40 @@ def test_output_that_cannot_be_written_is_one_line(command: list[str], tmp_path:
     assert done.returncode == 2
     assert (
         done.stderr
-        == "error: the output cannot be written (No space left on device); make room, or send it elsewhere\n"
+        == "error: the output cannot be written (No space left on device); free some space, or redirect it\n"
     )
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_gone_fails_no_run(words: list[str], tmp_path: Path) -> None:
+def test_a_closed_pipe_does_not_fail_a_run(words: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "normlab", "train", *words, "--multirun", "seed=0,1", "train.steps=2"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
-        said = process.stderr.read().decode()
-    assert process.returncode == 0, said
-    assert "rror" not in said
+        err = process.stderr.read().decode()
+    assert process.returncode == 0, err
+    assert "rror" not in err
 
 
-def test_a_config_file_that_holds_none_is_one_line(run_command: Command, tmp_path: Path) -> None:
+def test_a_config_file_without_a_config_is_a_one_line_error(run_command: Command, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("7\n")
     code, out, err = run_command("train", "--config-dir", str(tmp_path), "model=mine")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "Invalid loaded object type: int; mend the words or the config file" in err
+    assert "Invalid loaded object type: int; fix the overrides or the config file" in err
 
 
-def test_a_number_in_a_config_file_is_no_switch(run_command: Command, tmp_path: Path) -> None:
+def test_a_number_in_a_config_file_is_not_a_boolean(run_command: Command, tmp_path: Path) -> None:
     (tmp_path / "norm").mkdir()
     (tmp_path / "norm" / "mine.yaml").write_text("defaults: [rmsnorm, _self_]\npreset: mine\ngain: 1_000\n")
     code, out, err = run_command("train", "--config-dir", str(tmp_path), "norm=mine")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "norm/mine.yaml: Value '1000' is not a valid bool; mend that file" in err
+    assert "norm/mine.yaml: Value '1000' is not a valid bool; fix this file" in err
 
 
 @pytest.mark.slow
-def test_every_failure_of_a_multirun_is_told(words: list[str], run_command: Command, tmp_path: Path) -> None:
+def test_every_failure_of_a_multirun_is_printed(words: list[str], run_command: Command, tmp_path: Path) -> None:
     for seed in (1, 2):
         run = compose_run([*words, f"seed={seed}"])
         folder = tmp_path / "results" / "runs" / describe(run, resolve(run), open_corpus(run.data))["run_id"]
@@ -318,13 +320,13 @@ def test_every_failure_of_a_multirun_is_told(words: list[str], run_command: Comm
         (folder / "run.json").write_text("no JSON")
     code, _, err = run_command("train", *words, "--multirun", "seed=0,1,2")
     assert code == 2
-    told = [line for line in err.splitlines() if line.startswith(("error", "Error"))]
-    assert ["error: " in line and "run.json: is damaged" in line for line in told] == [True, True]
+    errors = [line for line in err.splitlines() if line.startswith(("error", "Error"))]
+    assert ["error: " in line and "run.json: is damaged" in line for line in errors] == [True, True]
     assert [entry.state for entry in find_runs(tmp_path / "results")].count("finished") == 1
 
 
 @pytest.mark.slow
-def test_every_hydra_flag_is_alive(
+def test_every_hydra_flag_works(
     words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -336,7 +338,7 @@ def test_every_hydra_flag_is_alive(
     assert code == 0
     assert "rmsnorm_llama" in out
     assert run_command("train", "--hydra-help")[0] == 0
-    assert everything_below(tmp_path) == set()
+    assert files_below(tmp_path) == set()
 
     own = tmp_path / "own configs"
     (own / "norm").mkdir(parents=True)
@@ -363,28 +365,27 @@ def test_multirun_trains_each_job(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
-        ("eps: [", ["mine.yaml", "is no YAML"]),
-        ("defaults:\n  - &a [*a]\n", ["norm=mine", "mend"]),
-        ("defaults:\n  - rmsnorm\nepps: 1\n", ["norm/mine.yaml", "epps"]),
-        ("defaults:\n  - rmsnorm\neps: much\n", ["norm/mine.yaml", "'much'"]),
-        ("defaults:\n  - rmsnrm\n", ["rmsnrm", "did you mean 'rmsnorm'"]),
-        ("", ["norm=mine", "names no norm"]),
-        ("eps: \udcff", ["not UTF-8"]),
+        ("eps: [", "mine.yaml line 1: not valid YAML"),
+        ("defaults:\n  - &a [*a]\n", "fix the overrides or the config file"),
+        ("defaults:\n  - rmsnorm\nepps: 1\n", "norm/mine.yaml: Key 'epps'"),
+        ("defaults:\n  - rmsnorm\neps: much\n", "norm/mine.yaml: Value 'much'"),
+        ("defaults:\n  - rmsnrm\n", "did you mean 'rmsnorm'"),
+        ("", "norm=mine: sets no norm"),
+        ("eps: \udcff", "not UTF-8"),
     ],
 )
-def test_a_mistake_in_a_config_file_is_one_line_too(
-    content: str, told: list[str], words: list[str], run_command: Command, tmp_path: Path
+def test_an_error_in_a_config_file_is_one_line(
+    content: str, message: str, words: list[str], run_command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "own" / "norm").mkdir(parents=True)
     (tmp_path / "own" / "norm" / "mine.yaml").write_text(content, errors="surrogateescape")
-    before = everything_below(tmp_path)
+    before = files_below(tmp_path)
     code, out, err = run_command("train", "--config-dir", str(tmp_path / "own"), *words, "norm=mine")
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert everything_below(tmp_path) == before
-    for part in told:
-        assert part in err
+    assert files_below(tmp_path) == before
+    assert message in err
 
 
 def test_a_terminal_is_given_no_orders(run_command: Command) -> None:
@@ -396,10 +397,15 @@ def test_a_terminal_is_given_no_orders(run_command: Command) -> None:
     "text",
     ["a b", "it's", 'say "so"', "a=b", "é", "日本 語", "2024_01_05", "1e5", "007", "true", "a:b", "(x", "a]b", "\\"],
 )
-def test_a_text_is_taken_as_it_stands(text: str) -> None:
-
-    words = ["data=files", f"data.path={text}", f"run.name={text}", f"results_dir={text}", f"tracking.tags=[x,{text}]"]
-    config = compose_run(words)
+def test_plain_text_needs_no_quotes(text: str) -> None:
+    overrides = [
+        "data=files",
+        f"data.path={text}",
+        f"run.name={text}",
+        f"results_dir={text}",
+        f"tracking.tags=[x,{text}]",
+    ]
+    config = compose_run(overrides)
     data: Any = config.data
     assert (config.run.name, config.results_dir, data.path) == (text, text, [text])
     if not set(text) & set(']"'):
@@ -407,12 +413,11 @@ def test_a_text_is_taken_as_it_stands(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "value"),
+    ("text", "value"),
     [("'a,b'", "a,b"), ('"é"', "é"), ("null", None), ("a${seed}", "a0"), ("a\\,b", "a,b"), ("'it\\'s'", "it's")],
 )
-def test_quotes_and_interpolations_mean_what_they_mean_to_hydra(word: str, value: str | None) -> None:
-
-    assert compose_run([f"run.name={word}"]).run.name == value
+def test_quotes_and_interpolations_keep_hydras_meaning(text: str, value: str | None) -> None:
+    assert compose_run([f"run.name={text}"]).run.name == value
 
 
 @pytest.mark.slow
@@ -424,7 +429,9 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
     assert entries
     for entry in entries:
         extra = {"files": ["data.path=x"], "hub": ["data.name=x"]}.get(entry["name"], [])
-        config = compose_run(alone(entry["name"]) if group == "placement" else [f"{group}={entry['name']}", *extra])
+        config = compose_run(
+            placement_overrides(entry["name"]) if group == "placement" else [f"{group}={entry['name']}", *extra]
+        )
         for option in entry.get("options", []):
             if f"{group}.{option['option']}=x" in extra:
                 continue
@@ -438,29 +445,29 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
 @pytest.mark.slow
 def test_every_init_rule_is_listed_as_it_is_defined(run_command: Command) -> None:
     listed = {entry["name"]: entry for entry in json.loads(run_command("list", "init", "--json")[1])}
-    configs = {of: compose_run(alone(of)) for of in BELONGS}
+    configs = {of: compose_run(placement_overrides(of)) for of in BELONGS}
     assert listed.keys() == INIT_RULES.keys()
     table = run_command("list", "init")[1]
     for name, rule in INIT_RULES.items():
-        told = " ".join((rule.__doc__ or "").split())
-        assert told == f"{listed[name]['formula']}. Source: {listed[name]['source']}.", name
+        docstring = " ".join((rule.__doc__ or "").split())
+        assert docstring == f"{listed[name]['formula']}. Source: {listed[name]['source']}.", name
         assert set(listed[name]["placements"]) == {of for of, config in configs.items() if config.init_rule == name}
-        doubted = {of for of, config in configs.items() if dataclasses.replace(config, init=name).warnings()}
-        assert set(listed[name]["wrong_for"]) == doubted
+        warned = {of for of, config in configs.items() if dataclasses.replace(config, init=name).warnings()}
+        assert set(listed[name]["wrong_for"]) == warned
         assert name in table
-    whole = " ".join(run_command("list", "init", "deepnorm")[1].split())  # each takes seconds, and shows the same
-    assert listed["deepnorm"]["formula"] in whole
-    assert listed["deepnorm"]["source"] in whole
+    entry = " ".join(run_command("list", "init", "deepnorm")[1].split())  # one rule is enough, each takes seconds
+    assert listed["deepnorm"]["formula"] in entry
+    assert listed["deepnorm"]["source"] in entry
 
 
-def alone(placement: str) -> list[str]:
-    """The words of a placement, with no norm where it has no place for one."""
+def placement_overrides(placement: str) -> list[str]:
+    """Return the overrides of a placement, without a norm if the placement holds none."""
     return [f"placement={placement}", *([] if load_placements()[placement].holds_norm(4) else ["norm=none"])]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "word", "meant"),
+    ("kind", "name", "entries"),
     [
         ("placements", "hybrid", {"hybridnorm", "hybridnorm_star", "peri"}),
         ("placements", "Hybrid-Norm", {"hybridnorm", "hybridnorm_star", "peri"}),
@@ -475,46 +482,45 @@ def alone(placement: str) -> list[str]:
     ],
 )
 def test_a_name_that_means_several_things_is_explained(
-    kind: str, word: str, meant: set[str], run_command: Command
+    kind: str, name: str, entries: set[str], run_command: Command
 ) -> None:
-    code, out, err = run_command("list", kind, word)
+    code, out, err = run_command("list", kind, name)
     assert (code, err) == (0, "")
-    assert out.startswith(f"{word!r} is not one of the {kind}; it may mean:\n")
+    assert out.startswith(f"{name!r} is none of the {kind}; it may mean:\n")
     known = {entry["name"]: entry for entry in json.loads(run_command("list", kind, "--json")[1])}
     lines = out.splitlines()[2:]
-    # A single row stands upright, and its name in the first line.
-    named = {lines[0].split()[-1]} if len(meant) == 1 else {line.partition(" ")[0] for line in lines}
-    assert named & known.keys() == meant
+    # A table of one row has a line for each column, the name first.
+    named = {lines[0].split()[-1]} if len(entries) == 1 else {line.partition(" ")[0] for line in lines}
+    assert named & known.keys() == entries
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["placements", "pree"], ["placements", "ln"], ["placements", "hybrid", "--json"]])
-def test_what_names_nothing_is_answered_with_the_choices(words: list[str], run_command: Command) -> None:
-    code, out, err = run_command("list", *words)
+@pytest.mark.parametrize(
+    "arguments", [["placements", "pree"], ["placements", "ln"], ["placements", "hybrid", "--json"]]
+)
+def test_an_unknown_name_is_answered_with_the_choices(arguments: list[str], run_command: Command) -> None:
+    code, out, err = run_command("list", *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "choose one of b2t, " in err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "word", "kinds"),
+    ("kind", "name", "kinds"),
     [("placements", "layernorm", ["norms"]), ("norms", "peri", ["placements"]), ("models", "xavier", ["init"])],
 )
-def test_the_name_of_another_kind_says_where_it_is(
-    kind: str, word: str, kinds: list[str], run_command: Command
+def test_a_name_of_another_kind_refers_to_that_list(
+    kind: str, name: str, kinds: list[str], run_command: Command
 ) -> None:
-    code, out, err = run_command("list", kind, word)
+    code, out, err = run_command("list", kind, name)
     assert (code, err) == (0, "")
-    assert out.splitlines() == [
-        f"{word!r} is not one of the {kind}; see",
-        *(f"  normlab list {k} {word}" for k in kinds),
-    ]
+    assert out.splitlines() == [f"{name!r} is none of the {kind}; see", *(f"  normlab list {k} {name}" for k in kinds)]
 
 
-def test_a_placement_is_shown_with_what_is_known_of_it(run_command: Command) -> None:
+def test_a_placement_is_described_in_full(run_command: Command) -> None:
     out = " ".join(run_command("list", "placements", "deepnorm")[1].split())
-    for said in ("causal as its norm is", "learns 0 numbers", "pitfalls - pixeli99/MixLN", "(8L)^(+1/4)"):
-        assert said in out
+    for text in ("causal as its norm is", "learns 0 numbers", "pitfalls - pixeli99/MixLN", "(8L)^(+1/4)"):
+        assert text in out
     assert "equals pre where every factor is 1" in " ".join(run_command("list", "placements", "layerscale")[1].split())
     for entry in json.loads(run_command("list", "placements", "--json")[1]):
         assert {"formula", "parameters", "causal", "equals", "source", "pitfalls"} <= entry.keys()
@@ -543,7 +549,7 @@ def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
         ["compare", "."],
     ],
 )
-def test_what_needs_no_torch_loads_none(arguments: list[str], tmp_path: Path) -> None:
+def test_light_commands_load_no_heavy_package(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "runs" / "x").mkdir(parents=True)
     (tmp_path / "runs" / "x" / "run.json").write_text("{}")
     code = (
@@ -557,8 +563,8 @@ def test_what_needs_no_torch_loads_none(arguments: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_run_that_compiles_nothing_loads_no_compiler(words: list[str]) -> None:
-    """It takes as long to load as the rest of torch."""
+def test_a_run_without_compile_loads_no_compiler(words: list[str]) -> None:
+    """Loading the compiler takes as long as loading the rest of torch."""
     code = (
         "import sys\nfrom normlab.cli import main\n"
         f"try: main({['train', *words, 'compile=off']!r})\nexcept SystemExit: pass\n"

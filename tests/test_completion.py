@@ -1,4 +1,4 @@
-"""Tab completion: the candidates, and what a real shell makes of them."""
+"""Tab completion: the candidates, and how real shells complete them."""
 
 from __future__ import annotations
 
@@ -79,24 +79,24 @@ def test_candidates(line: str, expected: list[str]) -> None:
 def test_every_registered_name_is_offered() -> None:
     load_all()
     for group, names in (("norm", NORMS), ("placement", PLACEMENTS), ("data", DATA), ("optim", OPTIMIZERS)):
-        ours = [name for name in names if file_of_plugin(group, name) is None]  # other tests register others
-        assert {f"{group}={name}" for name in ours} <= set(candidates(f"normlab train {group}="))
+        built_in = [name for name in names if file_of_plugin(group, name) is None]  # other tests register plugins
+        assert {f"{group}={name}" for name in built_in} <= set(candidates(f"normlab train {group}="))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [[], pytest.param(["norm=batchnorm", "optim=sgd", "data=files", "data.path=x"], marks=pytest.mark.slow)],
 )
-def test_every_option_is_offered(words: list[str]) -> None:
-    """And the defaults here are those of conf/train.yaml."""
-    for leaf in flatten_options(compose_run(words)):
-        section, _, name = leaf.rpartition(".")
+def test_every_option_is_offered(overrides: list[str]) -> None:
+    """Without overrides this also compares the defaults with conf/train.yaml."""
+    for option in flatten_options(compose_run(overrides)):
+        section, _, name = option.rpartition(".")
         if name not in ("name", "preset") or section == "run":
-            assert f"{leaf}=" in candidates(f"normlab train {' '.join(words)} {leaf}")
+            assert f"{option}=" in candidates(f"normlab train {' '.join(overrides)} {option}")
 
 
-def test_it_is_quick_to_load() -> None:
+def test_completion_loads_no_heavy_package() -> None:
     script = "import sys, normlab.completion; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "hydra", "wandb", "datasets"} & set(loaded)
@@ -110,7 +110,7 @@ SHELLS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("typed", "becomes"),
+    ("typed", "completed"),
     [
         ("normlab tra\t", "normlab train "),
         ("normlab train norm=layernorm_g\t", "normlab train norm=layernorm_gpt2 "),
@@ -120,33 +120,33 @@ SHELLS = {
     ],
 )
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_real_shell(shell: str, typed: str, becomes: str, tmp_path: Path) -> None:
+def test_a_real_shell_completes(shell: str, typed: str, completed: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     (tmp_path / "a_text.txt").touch()
     command, setup = SHELLS[shell]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "TERM": "dumb", "HOME": str(tmp_path)}
-    # What is typed becomes the arguments of `said`, which a Return writes down.
-    keep = "said() { printf '%s ' \"$@\" > line; }"
+    # The completed line becomes the arguments of `save`, which writes them to a file.
+    define = "save() { printf '%s ' \"$@\" > line; }"
     master, slave = pty.openpty()
     with subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, env=environment, start_new_session=True
     ) as process:
         try:
-            _type(master, f"{setup}; {keep}; touch ready\n")
+            _type(master, f"{setup}; {define}; touch ready\n")
             _wait_for(master, tmp_path / "ready")
             _type(master, typed)
             time.sleep(1.5)
-            _type(master, "x")  # after a space where the word is whole, and right behind an = or a dot
-            # Back to the beginning of the line, and this in front of it.
-            _type(master, "\x01said \n")
+            _type(master, "x")  # the shell adds a space before it if the argument is complete
+            # Control-A moves to the start of the line.
+            _type(master, "\x01save \n")
             _wait_for(master, tmp_path / "line")
         finally:
             process.kill()
     os.close(master)
     os.close(slave)
-    assert (tmp_path / "line").read_text() == becomes + "x "
+    assert (tmp_path / "line").read_text() == completed + "x "
 
 
 def _type(terminal: int, text: str) -> None:
@@ -154,10 +154,10 @@ def _type(terminal: int, text: str) -> None:
 
 
 def _wait_for(terminal: int, path: Path) -> None:
-    """Read what the shell shows until a file is there and has content."""
-    since = time.monotonic()
-    shown = b""
+    """Read the shell's output until a file exists and has content."""
+    start = time.monotonic()
+    output = b""
     while not path.exists() or (path.name == "line" and not path.read_text()):
-        assert time.monotonic() - since < 300, shown.decode(errors="replace")
+        assert time.monotonic() - start < 300, output.decode(errors="replace")
         if select.select([terminal], [], [], 0.05)[0]:
-            shown += os.read(terminal, 4096)
+            output += os.read(terminal, 4096)

@@ -1,4 +1,4 @@
-"""`normlab doctor`: each thing that can be missing is really taken away."""
+"""`normlab doctor`: each test takes away what a check looks for."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 def check(name: str, results: Path | str = "results") -> dict[str, str]:
-    return {found["check"]: found for found in doctor.checks(str(results))}[name]
+    return {result["check"]: result for result in doctor.checks(str(results))}[name]
 
 
-def test_it_says_what_is_here(run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_this_machine(run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = run_command("doctor")
     assert (code, err) == (0, "")
     assert f"torch {torch.__version__}" in out
     assert f"{torch.get_num_threads()} threads" in out
-    code, told, _ = run_command("doctor", "--json")
-    found = json.loads(told)
+    code, text, _ = run_command("doctor", "--json")
+    results = json.loads(text)
     assert code == 0
-    assert {each["state"] for each in found} <= {"ok", "note"}
-    # Whatever is not well has something to do beside it, and nothing else has.
-    assert all(bool(each["do"]) == (each["state"] != "ok") for each in found)
-    assert [line.split()[0] for line in out.splitlines() if "->" not in line] == [each["check"] for each in found]
+    assert {result["state"] for result in results} <= {"ok", "note"}
+    # A check says what to do exactly if something is not in order.
+    assert all(bool(result["do"]) == (result["state"] != "ok") for result in results)
+    assert [line.split()[0] for line in out.splitlines() if "->" not in line] == [row["check"] for row in results]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,23 +57,23 @@ def test_versions(
     real = metadata.version
 
     def version(name: str) -> str:
-        found = versions[name] if name in versions else real(name)
-        if found is None:
+        installed = versions[name] if name in versions else real(name)
+        if installed is None:
             raise metadata.PackageNotFoundError(name)
-        return found
+        return installed
 
     monkeypatch.setattr(metadata, "version", version)
-    found = check("normlab")
-    assert found["state"] == state
-    assert seen in found["seen"]
-    assert do in found["do"]
+    result = check("normlab")
+    assert result["state"] == state
+    assert seen in result["seen"]
+    assert do in result["do"]
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = check("compile")
-    assert (found["state"], found["seen"]) == ("note", "no C++ compiler 'g++', so compile=on does not work")
+    result = check("compile")
+    assert (result["state"], result["seen"]) == ("note", "no C++ compiler 'g++', so compile=on does not work")
 
 
 def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,21 +81,21 @@ def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path
     broken.write_text("#!/bin/sh\necho fatal error: cmath: No such file or directory >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    found = check("compile")
-    assert found["state"] == "note"
-    assert "cmath: No such file" in found["seen"]
+    result = check("compile")
+    assert result["state"] == "note"
+    assert "cmath: No such file" in result["seen"]
 
 
 @pytest.mark.parametrize("compiler", ["env g++", "no_such_compiler", ""])
-def test_a_compiler_that_torch_would_not_find(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_torch_does_not_find(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", compiler)
     assert f"no C++ compiler {compiler!r}" in check("compile")["seen"]
     with pytest.raises(ConfigError, match=r"compile=on: the C.. compiler .* was not found; install"):
         resolve(compose_run(["compile=on", "device=cpu"]))
 
 
-def test_a_compiler_that_is_on_no_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Torch compiles with $CXX, so doctor and a run both take it."""
+def test_a_compiler_outside_of_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Torch compiles with $CXX, so doctor and a run use it too."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++")
@@ -111,12 +111,12 @@ def test_more_threads_than_cores() -> None:
     cores, before = len(os.sched_getaffinity(0)), torch.get_num_threads()
     torch.set_num_threads(cores + 1)
     try:
-        found = check("threads")
+        result = check("threads")
     finally:
         torch.set_num_threads(before)
-    assert found["state"] == "note"
-    assert f"{cores + 1} threads on {cores} cores" in found["seen"]
-    assert f"OMP_NUM_THREADS={cores}" in found["do"]
+    assert result["state"] == "note"
+    assert f"{cores + 1} threads on {cores} cores" in result["seen"]
+    assert f"OMP_NUM_THREADS={cores}" in result["do"]
 
 
 @pytest.mark.slow
@@ -125,9 +125,9 @@ def test_more_threads_than_cores() -> None:
     [
         ({}, ("note", "no login")),
         ({"WANDB_API_KEY": "a" * 40}, ("ok", "online at")),
-        ({"WANDB_MODE": "offline"}, ("ok", "offline, as it was set")),
-        ({"WANDB_MODE": "disabled"}, ("ok", "disabled, as it was set")),
-        ({"WANDB_MODE": "foo"}, ("note", "its settings are refused (mode")),
+        ({"WANDB_MODE": "offline"}, ("ok", "offline, as set by the user")),
+        ({"WANDB_MODE": "disabled"}, ("ok", "disabled, as set by the user")),
+        ({"WANDB_MODE": "foo"}, ("note", "invalid W&B settings (mode")),
     ],
 )
 def test_wandb(variables: dict[str, str], expected: tuple[str, str], tmp_path: Path) -> None:
@@ -145,40 +145,38 @@ def test_wandb(variables: dict[str, str], expected: tuple[str, str], tmp_path: P
 
 def test_results_that_cannot_be_written(tmp_path: Path, run_command: Command) -> None:
     (tmp_path / "file").touch()
-    found = check("results", tmp_path / "file" / "results")
-    assert (found["state"], found["seen"]) == ("bad", f"{tmp_path / 'file'}: is a file")
+    result = check("results", tmp_path / "file" / "results")
+    assert (result["state"], result["seen"]) == ("bad", f"{tmp_path / 'file'}: is a file")
     code, out, _ = run_command("doctor", "--results-dir", "/proc/results")
     assert code == 1
     assert "cannot be written" in out
 
 
-def test_a_name_that_is_too_long_for_a_file(
-    tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_name_that_is_too_long(tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 300)
     code, out, _ = run_command("doctor", "--results-dir", str(long))
     assert code == 1
-    assert "cannot be looked at (File name too long)" in out
+    assert "cannot be accessed (File name too long)" in out
     assert check("results", long)["do"] == "choose another results_dir=..."
     monkeypatch.setenv("NORMLAB_CACHE", str(long))
-    found = check("cache")
-    assert (found["state"], found["do"]) == ("bad", "set NORMLAB_CACHE to another folder")
+    result = check("cache")
+    assert (result["state"], result["do"]) == ("bad", "set NORMLAB_CACHE to another folder")
 
 
 def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True).returncode:
         pytest.skip("needs the right to mount a file system")
     try:
-        found = check("results", tmp_path / "results")
-        assert found["state"] == "note"
-        assert "which is little" in found["seen"]
+        result = check("results", tmp_path / "results")
+        assert result["state"] == "note"
+        assert "nearly full" in result["seen"]
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
 @pytest.mark.slow
-def test_a_compiler_that_fails_in_the_middle_is_a_line(tmp_path: Path, words: list[str]) -> None:
-    """One that is there and makes nothing is met by torch, at the first step."""
+def test_a_compiler_that_fails_is_a_one_line_error(tmp_path: Path, words: list[str]) -> None:
+    """A compiler that exists and fails is only found by torch, at the first step."""
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\necho no assembler >&2\nexit 1\n")
     broken.chmod(0o755)

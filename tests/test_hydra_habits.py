@@ -1,4 +1,4 @@
-"""Every Hydra habit works in `train`, `sweep`, `verify` and `probe`, and leaves no folder."""
+"""Hydra's flags and ways to choose configs work in `train`, `sweep`, `verify` and `probe`, and write no files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("normlab.verify.words", "of_run"),
     "probe": ("normlab.probe", "probe"),
 }
-"""Of each command the function that is given the config, or the configs."""
+"""For each command the function that receives the config or configs."""
 
 HABITS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "a preset in --config-dir": (["norm=mine", "--config-dir", "own"], {"norm.eps": 0.5}),
@@ -48,8 +48,8 @@ HABITS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def _own_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of configs, in the folder in which the command is called."""
+def _config_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write folders of configs, and make their parent the working directory."""
     monkeypatch.chdir(tmp_path)
     configs = {f"own/{name}": content for name, content in CONFIGS.items()}
     configs["other/experiment/wide.yaml"] = {"model": {"width": 64}}
@@ -64,19 +64,24 @@ def files_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def configs_of(command: str, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
-    """The configs that a command hands to what does its work, which is not done."""
+def collect_configs(command: str, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """Return a list that receives the configs that a command would work on; the command exits then."""
     module, name = COMMANDS[command]
-    seen: list[RunConfig] = []
+    configs: list[RunConfig] = []
 
-    def take(*arguments: Any, **_: Any) -> Any:
-        for argument in arguments:
-            for one in argument if isinstance(argument, list) else [argument]:
-                seen.extend(each for each in (one if isinstance(one, tuple) else [one]) if isinstance(each, RunConfig))
+    def collect(value: Any) -> None:
+        if isinstance(value, RunConfig):
+            configs.append(value)
+        elif isinstance(value, list | tuple):
+            for element in value:
+                collect(element)
+
+    def replacement(*arguments: Any, **_: Any) -> Any:
+        collect(arguments)
         raise SystemExit(0)
 
-    monkeypatch.setattr(f"{module}.{name}", take)
-    return seen
+    monkeypatch.setattr(f"{module}.{name}", replacement)
+    return configs
 
 
 def value_of(config: RunConfig, option: str) -> Any:
@@ -88,29 +93,29 @@ def value_of(config: RunConfig, option: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("habit", HABITS)
-def test_a_habit_composes_the_same_run_in_every_command(
+def test_every_command_composes_the_same_run(
     habit: str, command: str, run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, before = configs_of(command, monkeypatch), files_below(tmp_path)
-    words, expected = HABITS[habit]
-    code, _, err = run_command(command, *(word.replace("{own}", str(tmp_path / "own")) for word in words))
+    configs, before = collect_configs(command, monkeypatch), files_below(tmp_path)
+    arguments, expected = HABITS[habit]
+    code, _, err = run_command(command, *(text.replace("{own}", str(tmp_path / "own")) for text in arguments))
     assert (code, err) == (0, "")
-    assert [{option: value_of(config, option) for option in expected} for config in seen] == [expected]
+    assert [{option: value_of(config, option) for option in expected} for config in configs] == [expected]
     assert files_below(tmp_path) == before
 
 
 @pytest.mark.parametrize("command", ["sweep", "probe"])
-def test_a_grid_of_configs_of_the_users(
+def test_a_grid_of_configs_in_config_dir(
     command: str, run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = configs_of(command, monkeypatch)
+    configs = collect_configs(command, monkeypatch)
     assert run_command(command, "-m", "-cd=own", "-cn=myrun", "norm=mine,none", "+experiment=deep", "seed=0,1")[0] == 0
-    made = [(config.norm.label, config.placement.name, config.model.depth, config.seed) for config in seen]
-    assert made == [(norm, "peri", 3, seed) for norm in ("mine", "none") for seed in (0, 1)]
+    composed = [(config.norm.label, config.placement.name, config.model.depth, config.seed) for config in configs]
+    assert composed == [(norm, "peri", 3, seed) for norm in ("mine", "none") for seed in (0, 1)]
 
 
 @pytest.mark.slow
-def test_train_multirun_over_configs_of_the_users(run_command: Command, words: list[str], tmp_path: Path) -> None:
+def test_train_multirun_over_configs_in_config_dir(run_command: Command, words: list[str], tmp_path: Path) -> None:
     short = [*words, "train.steps=1", f"results_dir={tmp_path / 'kept'}"]
     code, _, err = run_command("train", "-m", "-cd=own", "-cn=myrun", *short, "norm=mine,none", "+experiment=deep")
     assert code == 0, err
@@ -124,12 +129,12 @@ def test_train_multirun_over_configs_of_the_users(run_command: Command, words: l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_cfg_job_prints_the_config_and_does_nothing(command: str, run_command: Command, tmp_path: Path) -> None:
+def test_cfg_job_prints_the_config_without_running(command: str, run_command: Command, tmp_path: Path) -> None:
     before = files_below(tmp_path)
     code, out, err = run_command(command, "--cfg", "job", "-cd=own", "-cn=myrun", "+experiment=deep", "seed=3")
     assert (code, err) == (0, "")
-    shown = OmegaConf.create(out)
-    assert (shown.norm.name, shown.model.depth, shown.seed, shown.optim.lr) == ("layernorm", 3, 3, 0.002)
+    config = OmegaConf.create(out)
+    assert (config.norm.name, config.model.depth, config.seed, config.optim.lr) == ("layernorm", 3, 3, 0.002)
     assert run_command(command, "-c", "job", "-p", "optim", "optim=sgd")[1].startswith("# @package optim\nname: sgd\n")
     assert files_below(tmp_path) == before
 
@@ -137,12 +142,12 @@ def test_cfg_job_prints_the_config_and_does_nothing(command: str, run_command: C
 def test_cfg_job_of_a_grid_prints_each_run(run_command: Command) -> None:
     code, out, _ = run_command("sweep", "norm=rmsnorm,none", "sweep.jobs=2", "--cfg", "job")
     assert code == 0
-    found = [(text.splitlines()[0], OmegaConf.create(text).norm.name) for text in out.split("---\n")]
-    assert found == [("# norm=rmsnorm", "rmsnorm"), ("# norm=none", "none")]
+    printed = [(text.splitlines()[0], OmegaConf.create(text).norm.name) for text in out.split("---\n")]
+    assert printed == [("# norm=rmsnorm", "rmsnorm"), ("# norm=none", "none")]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_version_is_normlabs_and_help_is_the_commands(command: str, run_command: Command) -> None:
+def test_version_and_help_are_normlabs(command: str, run_command: Command) -> None:
     assert run_command(command, "--version") == (0, f"normlab {__version__}\n", "")
     for flag in ("--help", "-h") if command != "train" else ():
         code, out, _ = run_command(command, flag)
@@ -152,9 +157,7 @@ def test_version_is_normlabs_and_help_is_the_commands(command: str, run_command:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("option", ["hydra.run.dir", "hydra.output_subdir", "hydra.sweep.subdir"])
-def test_a_folder_that_hydra_would_make_is_refused(
-    option: str, command: str, run_command: Command, tmp_path: Path
-) -> None:
+def test_folders_of_hydra_are_rejected(option: str, command: str, run_command: Command, tmp_path: Path) -> None:
     before = files_below(tmp_path)
     code, out, err = run_command(command, *SMALL, f"{option}=made")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -165,20 +168,20 @@ def test_a_folder_that_hydra_would_make_is_refused(
 
 @pytest.mark.parametrize("command", ["sweep", "verify", "probe"])
 @pytest.mark.parametrize(
-    "word", ["hydra/launcher=basic", "hydra.job.chdir=true", "--hydra-help", "--run", "--config-path=x", "--nope"]
+    "argument", ["hydra/launcher=basic", "hydra.job.chdir=true", "--hydra-help", "--run", "--config-path=x", "--nope"]
 )
-def test_what_only_hydras_own_jobs_have_is_refused(word: str, command: str, run_command: Command) -> None:
-    code, out, err = run_command(command, word)
+def test_options_of_hydras_jobs_are_rejected(argument: str, command: str, run_command: Command) -> None:
+    code, out, err = run_command(command, argument)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert word in err
+    assert argument in err
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_config_that_is_none_is_named_in_one_line(command: str, run_command: Command) -> None:
+def test_a_missing_config_is_a_one_line_error(command: str, run_command: Command) -> None:
     code, _, err = run_command(command, "-cd=own", "-cn=mine")
     assert (code, err.count("\n")) == (2, 1)
-    assert "--config-name=mine: there is no such config; put mine.yaml into --config-dir" in err
+    assert "--config-name=mine: no such config; put mine.yaml into --config-dir" in err
     code, _, err = run_command(command, "-cd=own", "experiment=deep")
     assert (code, err.count("\n")) == (2, 1)
-    assert "experiment=deep: the config chooses no experiment yet; write +experiment=deep to add one" in err
+    assert "experiment=deep: the defaults list has no experiment; write +experiment=deep to add it" in err

@@ -1,4 +1,4 @@
-"""What other code calls an option is answered with normlab's name of it, wherever options are typed."""
+"""A name from other code is answered with normlab's name of the option, wherever options are typed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NEAR = {
 }
 
 
-def test_every_alias_means_an_option() -> None:
+def test_every_alias_resolves_to_an_option() -> None:
     assert set(ALIASES.values()) <= all_options()
     assert not set(ALIASES) & all_options()
 
@@ -53,33 +53,35 @@ def test_meanings() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "sweep"])
-@pytest.mark.parametrize("word", NEAR)
-def test_a_near_miss_gets_the_right_hint(word: str, command: str, run_command: Command) -> None:
-    code, out, err = run_command(command, word)
+@pytest.mark.parametrize("override", NEAR)
+def test_an_unknown_option_gets_the_right_hint(override: str, command: str, run_command: Command) -> None:
+    code, out, err = run_command(command, override)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"did you mean '{NEAR[word]}'" in err
+    assert f"did you mean '{NEAR[override]}'" in err
 
 
 def test_an_experiment_is_added_not_set(run_command: Command) -> None:
     assert "experiment=mine: no such option (did you mean '+experiment'?)" in run_command("train", "experiment=mine")[2]
 
 
-def test_sweeps_own_options_too(run_command: Command) -> None:
+def test_an_option_of_sweep_gets_a_hint(run_command: Command) -> None:
     assert "did you mean 'sweep.pack'" in run_command("sweep", "pack=4")[2]
 
 
-@pytest.mark.parametrize(("name", "meant"), [("lr", "optim.lr"), ("n_layer", "model.depth"), ("steps", "train.steps")])
-def test_by_and_where_hint_too(name: str, meant: str, make_run_at: Callable[..., Path], run_command: Command) -> None:
+@pytest.mark.parametrize(("name", "option"), [("lr", "optim.lr"), ("n_layer", "model.depth"), ("steps", "train.steps")])
+def test_by_and_where_give_the_same_hints(
+    name: str, option: str, make_run_at: Callable[..., Path], run_command: Command
+) -> None:
     results = make_run_at("one")
-    for option in (["--by", name], ["--where", f"{name}=3"], ["--by", "norm", "--where", f"{name}>3"]):
-        code, _, err = run_command("summarize", str(results), *option)
+    for arguments in (["--by", name], ["--where", f"{name}=3"], ["--by", "norm", "--where", f"{name}>3"]):
+        code, _, err = run_command("summarize", str(results), *arguments)
         assert (code, err.count("\n")) == (2, 1)
-        assert f"{name}: no run has such an option (did you mean '{meant}'?)" in err
+        assert f"{name}: no run has such an option (did you mean '{option}'?)" in err
 
 
 @pytest.fixture
 def make_run_at(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a record of a run into a results folder and returns that folder."""
+    """Return a function that writes records of runs into a results folder and returns the folder."""
     from normlab.store.runs import RunFolder
 
     def make(*run_ids: str, **run: object) -> Path:
@@ -96,17 +98,17 @@ def make_run_at(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_every_command_finds_a_run_by_the_same_words(
+def test_every_command_finds_a_run_by_id_name_or_folder(
     make_run_at: Callable[..., Path], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run_at("abc-1", "abd-2").rename(tmp_path / "results")
     monkeypatch.chdir(tmp_path)
-    for word in ("abc-1", "abc", "name of abc-1", "results/runs/abc-1"):
-        code, out, err = run_command("summarize", word, "--format=csv")
+    for run in ("abc-1", "abc", "name of abc-1", "results/runs/abc-1"):
+        code, out, err = run_command("summarize", run, "--format=csv")
         assert (code, err) == (0, "")
         assert [line.split(",")[1] for line in out.splitlines()[1:]] == ["abc-1"]
-        assert "abc-1" in run_command("list", "runs", word)[1]
-        assert run_command("summarize", word, "--by=norm")[0] == 0
+        assert "abc-1" in run_command("list", "runs", run)[1]
+        assert run_command("summarize", run, "--by=norm")[0] == 0
     (tmp_path / "results").rename(tmp_path / "elsewhere")
     assert "abc-1" in run_command("summarize", "abc", "--results-dir=elsewhere")[1]
     assert "abd-2" in run_command("summarize", "--results-dir=elsewhere")[1]

@@ -419,7 +419,7 @@ def test_open_shows_the_page_in_a_browser(
     urls: list[str] = []
     monkeypatch.setattr("webbrowser.open", urls.append)
     path = tmp_path / "page.html"
-    explain(str(path), open_it=True)
+    explain(str(path), open=True)
     assert urls == [path.as_uri()]
     assert capsys.readouterr().out == f"{path}\n"
 

@@ -6,7 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import hydra
 import pytest
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from normlab.config import config_from_record
 from normlab.errors import ConfigError, StoreError
@@ -30,6 +33,7 @@ from normlab.store.schema import PLAN_FILE
 from normlab.sweep.packs import group_by_key, pack_key
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.train.start import train
+from normlab.words import normalize_overrides
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -56,13 +60,15 @@ def test_grid_composed_once_equals_one_composition_per_job(grid: list[str], monk
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from normlab.words import read
+    from normlab.words import normalize_overrides
 
-    parsed = OverridesParser.create().parse_overrides(read(grid))
+    parsed = OverridesParser.create().parse_overrides(normalize_overrides(grid))
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     assert len(jobs) > 1
-    monkeypatch.setattr("normlab.launch.compose", hydra.compose)  # not that of conftest.py
-    assert [plain_tree(config) for config in compose_grid(grid)] == [plain_tree(compose_run(job)) for job in jobs]
+    monkeypatch.setattr("normlab.launch.compose", hydra.compose)  # without the cache of conftest.py
+    configs = [plain_tree(config) for config in compose_grid(grid)]
+    with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+        assert configs == [plain_tree(to_config(hydra.compose("train", overrides=job))) for job in jobs]
 
 
 def test_value_with_quotes_spaces_and_commas_is_one_value(words: list[str], tmp_path: Path) -> None:
@@ -134,7 +140,7 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
         ("sweep.nam=x", ["sweep.nam=x", "jobs, name, on, pack, slurm, timeout_minutes", "did you mean 'name'?"]),
         ("sweep.pack=of", ["sweep.pack=of", "auto, off", "did you mean 'off'?"]),
         ("sweep.pack=0", ["sweep.pack=0", "auto, off"]),
-        ("sweep.pack=2,3", ["sweep.pack", "more than one value"]),
+        ("sweep.pack=2,3", ["sweep.pack=2,3: a sweep has one value"]),
         ("sweep.on=slrm", ["sweep.on=slrm", "local, slurm", "did you mean 'slurm'?"]),
         ("sweep.jobs=0", ["sweep.jobs=0", "at least 1"]),
         ("sweep.jobs=many", ["sweep.jobs=many", "whole number"]),

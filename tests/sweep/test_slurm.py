@@ -432,8 +432,8 @@ def test_without_submitit_or_slurm(
     ("words", "events"),
     [
         (["sweep.slurm.cpus=4"], r"sweep.slurm.cpus=4: has no effect with sweep.on=local"),
-        (["sweep.on=slurm", "device=cpu"], r"device=cpu: each task would have 1 GPU; say sweep.slurm.gpus=0"),
-        (["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"], r"device=cuda: each task would have no GPU"),
+        (["sweep.on=slurm", "device=cpu"], r"device=cpu: each Slurm task has 1 GPU; set sweep.slurm.gpus=0"),
+        (["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"], r"device=cuda: each Slurm task has no GPU"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.gpu_type=a100"], r"gpu_type=a100: has no effect"),
         (["sweep.on=slurm", "sweep.slurm.extra=[--qos=high]"], r"extra=--qos=high: is not an option of sbatch"),
         (["sweep.on=slurm", "sweep.slurm.extra=[time=3]"], r"extra=time=3: time is set by the sweep"),

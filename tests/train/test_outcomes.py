@@ -28,7 +28,7 @@ def test_a_finite_final_loss_far_above_a_guess_is_a_divergence(
     assert 7 < row["last_val_loss"] < math.inf
     assert row["note"] == first
     again = run_command("train", *words, *BAD)[1].splitlines()
-    assert again == ["diverged at step 12: nothing to do (run.fresh=true starts another)", first, place]
+    assert again == ["diverged at step 12: nothing to do (run.fresh=true starts another run)", first, place]
 
 
 def test_a_short_run_is_finished_and_its_message_says_how_far_it_is(

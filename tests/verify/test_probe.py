@@ -1,4 +1,4 @@
-"""`normlab probe`: what it measures, against hooks and a step that others take."""
+"""`normlab probe`: its measurements, compared with hooks and with a step of torch's optimizer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from normlab.init_rules import INIT_RULES
 from normlab.launch import compose_grid, compose_run
 from normlab.model.init import build_model
-from normlab.probe import laws, probe, table_row, write_page
-from normlab.report.table import render_table
+from normlab.probe import power_laws, probe, table_row, write_page
+from normlab.report.table import table
 from normlab.verify.signal import VOCAB, measure, slope, zipf_tokens
 
 Command = Callable[..., tuple[int, str, str]]
@@ -24,21 +24,21 @@ SMALL = ["model.depth=3", "model.width=32", "model.heads=2", "model.context=16",
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "siamese"])
-def test_a_signal_is_what_hooks_see(placement: str) -> None:
+def test_a_signal_equals_what_hooks_measure(placement: str) -> None:
     config = compose_run([*SMALL, f"placement={placement}", "norm=layernorm"])
     signal, _, _ = measure(config)
     model = build_model(config, VOCAB).double()
-    seen: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
 
-    def note(module: object, inputs: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
-        seen.append(output if isinstance(output, torch.Tensor) else output[0])
+    def record(module: object, inputs: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        outputs.append(output if isinstance(output, torch.Tensor) else output[0])
 
     for segment in (model.embed, *model.blocks):
-        segment.register_forward_hook(note)
+        segment.register_forward_hook(record)
     tokens = zipf_tokens(4, 17, config.seed)
     loss = cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    rms = [x.square().mean().sqrt().item() for x in seen]
+    rms = [x.square().mean().sqrt().item() for x in outputs]
     assert signal.loss == pytest.approx(loss.item(), rel=1e-5)
     assert [signal.embedded, *signal.stream] == pytest.approx(rms, rel=1e-5)
     for layer, block in enumerate(model.blocks):
@@ -53,8 +53,8 @@ def test_a_signal_is_what_hooks_see(placement: str) -> None:
     ("placement", "added", "factor"),
     [
         ("pre", "{}", None),
-        ("post", "{}", None),  # not what the norm on the stream makes of it
-        ("deepnorm", "{}", None),  # nor the factor on the stream
+        ("post", "{}", None),  # before the norm of the stream
+        ("deepnorm", "{}", None),  # without the factor on the stream
         ("peri", "wiring.{}.norms.out", None),
         ("siamese", "{}", lambda layer: (2 * layer) ** -0.5),
         ("parallel", "{}", None),
@@ -74,7 +74,7 @@ def test_a_branch_is_compared_with_the_stream_that_enters_its_block(
 
     for block in model.blocks:
         block.register_forward_pre_hook(
-            lambda _, given: streams.append(rms(given[0] if isinstance(given[0], torch.Tensor) else given[0][0]))
+            lambda _, inputs: streams.append(rms(inputs[0] if isinstance(inputs[0], torch.Tensor) else inputs[0][0]))
         )
         for name, sizes in branches.items():
             module = block.get_submodule(added.format(name))
@@ -86,9 +86,9 @@ def test_a_branch_is_compared_with_the_stream_that_enters_its_block(
         assert getattr(signal, f"{name}_ratio") == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("words", [[], ["norm=none", "placement=ngpt"]])
-def test_the_update_is_that_of_torchs_own_optimiser(words: list[str]) -> None:
-    config = compose_run([*SMALL, "optim.lr=1e-2", "optim.weight_decay=0.5", *words])
+@pytest.mark.parametrize("overrides", [[], ["norm=none", "placement=ngpt"]])
+def test_the_update_equals_that_of_torchs_optimizer(overrides: list[str]) -> None:
+    config = compose_run([*SMALL, "optim.lr=1e-2", "optim.weight_decay=0.5", *overrides])
     (row,) = probe([config], 1)
     _, model, grads = measure(config)
     matrices = {name: p for name, p in model.named_parameters() if name.startswith("blocks.1.") and p.dim() == 2}
@@ -104,17 +104,17 @@ def test_the_update_is_that_of_torchs_own_optimiser(words: list[str]) -> None:
     assert row["update"][1] == pytest.approx(math.sqrt(moved / size), rel=1e-4)
 
 
-def test_weights_that_start_at_zero_have_no_size_to_compare_with(
+def test_weights_of_zero_have_no_relative_update(
     run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(INIT_RULES, "zeros", lambda weight: 0.0)
-    words = [*SMALL, "init=zeros"]
-    code, out, err = run_command("probe", *words, "--json")
-    (row,) = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    overrides = [*SMALL, "init=zeros"]
+    code, out, err = run_command("probe", *overrides, "--json")
+    (row,) = json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
     assert (code, err) == (0, "")
     assert row["update"] == row["attn_ratio"] == row["mlp_ratio"] == [None] * 3
     assert row["stream"] == row["gradient"] == [0.0] * 3
-    code, out, err = run_command("probe", *words, "-o", str(tmp_path / "page.html"))
+    code, out, err = run_command("probe", *overrides, "-o", str(tmp_path / "page.html"))
     assert (code, err) == (0, "")
     assert "update, last" in out
     assert "not finite" in out
@@ -135,26 +135,26 @@ def test_tokens_follow_zipfs_law() -> None:
     assert ((counts - expected).abs() < 6 * expected.sqrt()).all()
 
 
-def test_a_slope_is_a_power() -> None:
+def test_the_slope_is_the_exponent() -> None:
     assert slope([6, 12, 24], [2 * depth**-0.5 for depth in (6, 12, 24)]) == pytest.approx(-0.5)
 
 
 def test_a_grid_is_every_combination(run_command: Command) -> None:
-    words = [*SMALL[1:], "placement=pre,post", "model.depth=1,2,4", "init=xavier"]
-    assert len(compose_grid(words)) == 6
-    code, out, err = run_command("probe", *words, "--json")
+    overrides = [*SMALL[1:], "placement=pre,post", "model.depth=1,2,4", "init=xavier"]
+    assert len(compose_grid(overrides)) == 6
+    code, out, err = run_command("probe", *overrides, "--json")
     rows = json.loads(out)
     assert (code, err) == (0, "")
     assert [(row["placement"], row["depth"]) for row in rows] == [(p, d) for p in ("pre", "post") for d in (1, 2, 4)]
     assert all(len(row["stream"]) == row["depth"] for row in rows)
-    code, out, _ = run_command("probe", *words)
+    code, out, _ = run_command("probe", *overrides)
     assert code == 0
     assert re.search(r"rmsnorm post \(init xavier\), L = 1, 2, 4: stream ~ L\^-?0.00, first gradient ~ L\^", out)
-    assert [line.split(":")[0] for line in laws(rows)] == [line.split(":")[0] for line in out.splitlines()[-2:]]
+    assert [line.split(":")[0] for line in power_laws(rows)] == [line.split(":")[0] for line in out.splitlines()[-2:]]
 
 
 @pytest.mark.parametrize(
-    ("grid", "word", "values"),
+    ("grid", "option", "values"),
     [
         (["model.width=16,32"], "model.width", [16, 32]),
         (["norm.eps=1e-6,1e-1"], "norm.eps", [1e-6, 0.1]),
@@ -162,53 +162,53 @@ def test_a_grid_is_every_combination(run_command: Command) -> None:
         (["seed=0,1", "norm=rmsnorm,layernorm"], "seed", [0, 1]),
     ],
 )
-def test_rows_that_differ_in_a_word_are_told_apart(
-    grid: list[str], word: str, values: list[float | None], tmp_path: Path
+def test_rows_show_the_option_that_differs(
+    grid: list[str], option: str, values: list[float | None], tmp_path: Path
 ) -> None:
     rows = list(probe(compose_grid([*SMALL[2:], "model.depth=1,2", "model.heads=2", *grid]), 1))
-    assert {tuple(row["words"]) for row in rows} == {(word,)}
-    assert {row["words"][word] for row in rows} == set(values)
-    assert {table_row(row)[word] for row in rows} == {str(value) for value in values}
-    told = list(laws(rows))
-    assert len(told) == len(rows) // 2
-    assert all(any(f"{word}={value} (" in line for line in told) for value in values)
-    assert all(": stream" in line and ", L = 1, 2:" in line for line in told)
+    assert {tuple(row["words"]) for row in rows} == {(option,)}
+    assert {row["words"][option] for row in rows} == set(values)
+    assert {table_row(row)[option] for row in rows} == {str(value) for value in values}
+    lines = list(power_laws(rows))
+    assert len(lines) == len(rows) // 2
+    assert all(any(f"{option}={value} (" in line for line in lines) for value in values)
+    assert all(": stream" in line and ", L = 1, 2:" in line for line in lines)
     write_page(rows, page := tmp_path / "page.html")
-    assert all(f"{word}={value}" in page.read_text() for value in values)
+    assert all(f"{option}={value}" in page.read_text() for value in values)
 
 
-def test_a_word_that_says_at_one_depth_what_is_so_anyway_does_not_break_a_grid() -> None:
-    words = [*SMALL[2:], "placement=mix_ln", "model.depth=4,8"]
-    asked, bare = (list(probe(compose_grid([*words, *more]), 1)) for more in (["placement.early_blocks=2"], []))
-    assert [row["words"] for row in asked] == [{}, {}]
-    assert asked[0] != bare[0]
-    assert asked[1] == bare[1]  # two of eight blocks are those that mix_ln has
+def test_an_option_that_equals_its_default_at_one_depth() -> None:
+    grid = [*SMALL[2:], "placement=mix_ln", "model.depth=4,8"]
+    two, default = (list(probe(compose_grid([*grid, *more]), 1)) for more in (["placement.early_blocks=2"], []))
+    assert [row["words"] for row in two] == [{}, {}]
+    assert two[0] != default[0]
+    assert two[1] == default[1]  # of eight blocks two are mix_ln's default
 
 
-def test_a_narrow_table_keeps_what_tells_its_rows_apart() -> None:
+def test_a_narrow_table_keeps_norm_placement_and_depth() -> None:
     rows = [table_row(row) for row in probe(compose_grid([*SMALL[1:], "model.depth=1,2", "placement=pre,post"]), 1)]
     for width in (80, 100, 120):
         heading = render_table(rows, width).splitlines()[0].split()
         assert heading[:3] == ["norm", "placement", "depth"]
 
 
-def test_a_stream_that_overflows_is_said_with_the_block(run_command: Command) -> None:
-    words = [*SMALL[1:], "norm=none", "placement=keel", "model.depth=16", "init=smallinit"]
-    code, out, _ = run_command("probe", *words)
-    (row,) = json.loads(run_command("probe", *words, "--json")[1])
-    (config,) = compose_grid(words)
+def test_a_stream_that_overflows_is_reported_with_its_block(run_command: Command) -> None:
+    overrides = [*SMALL[1:], "norm=none", "placement=keel", "model.depth=16", "init=smallinit"]
+    code, out, _ = run_command("probe", *overrides)
+    (row,) = json.loads(run_command("probe", *overrides, "--json")[1])
+    (config,) = compose_grid(overrides)
     finite = [math.isfinite(size) for size in measure(config)[0].stream]
     block = finite.index(False) + 1
     assert 0 < block < 16
     assert row["stream"].index(None) + 1 == block
     assert row["loss"] is None
     assert code == 0
-    said = f"L = 16: the stream of block {block} is the first that is not finite"
-    assert out.splitlines()[-1] == f"none keel (init smallinit), {said}"
+    line = f"none keel (init smallinit), L = 16: the stream is not finite from block {block} on"
+    assert out.splitlines()[-1] == line
     assert "nan" not in out
 
 
-def test_the_page_needs_nothing_else(run_command: Command, tmp_path: Path) -> None:
+def test_the_page_loads_no_other_files(run_command: Command, tmp_path: Path) -> None:
     page = tmp_path / "a folder" / "profiles.html"
     code, _, err = run_command("probe", *SMALL, "placement=pre,peri", "-o", str(page))
     assert (code, err) == (0, "")
@@ -219,10 +219,10 @@ def test_the_page_needs_nothing_else(run_command: Command, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [["--seeds", "0"], ["placement=pre,pst"], ["model.depth=0"], ["-o", "/proc/x/y.html"]]
+    "overrides", [["--seeds", "0"], ["placement=pre,pst"], ["model.depth=0"], ["-o", "/proc/x/y.html"]]
 )
-def test_a_mistake_is_one_line(words: list[str], run_command: Command) -> None:
-    code, _, err = run_command("probe", *SMALL[1:], *words)
+def test_an_error_is_one_line(overrides: list[str], run_command: Command) -> None:
+    code, _, err = run_command("probe", *SMALL[1:], *overrides)
     assert code == 2
     assert err.startswith("error: ")
     assert err.count("\n") == 1

@@ -337,7 +337,7 @@ def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Pa
     code, _, err = run_command(command, *words)
     (line,) = (line for line in err.splitlines() if line.startswith("error"))
     assert code == 2
-    assert re.search(r"plugins: mine\.py line \d+: ValueError: boom; mend the file", line)
+    assert re.search(r"plugins: mine\.py line \d+: ValueError: boom; fix the file", line)
     assert "Traceback" not in err
 
 

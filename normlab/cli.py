@@ -273,21 +273,23 @@ def verify(
 
     from normlab.launch import compose_run, norm_presets, overrides_in, show_config
     from normlab.report.render import render
-    from normlab.verify.run import of_catalogue, verdict
-    from normlab.verify.words import checks_of
+    from normlab.verify.run import checks_of_catalogue, select_checks, verdict
 
     if show_config(words or []):
         return 0
     torch.set_num_threads(1)  # what is checked is small: threads would wait for each other
     found, config = [], compose_run(words) if words else None
     presets = norm_presets(None if config is None else [config.norm.preset])
-    checks = checks_of(config, overrides_in(words or []), presets) if config is not None else of_catalogue(presets)
+    if config is None:
+        checks = checks_of_catalogue(presets)
+    else:
+        checks = select_checks(config, overrides_in(words or []), presets)
     for doubt in config.doubts() if config is not None else ():
         typer.echo(f"warning: {one_line(doubt)}", err=True)
     for check in checks:
         found.append(check)
         if not json:
-            _echo(f"{'ok  ' if check.passed else 'FAIL'}  {check.of}: {check.check}  {check.seen}".rstrip())
+            _echo(str(check))
     _echo(render([check.row() for check in found], "json") if json else verdict(found))
     return int(not all(check.passed for check in found))
 

@@ -20,7 +20,7 @@ from normlab.placements.base import load_all as load_placements
 from normlab.store.query import find_runs
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
-from normlab.verify.init_rules import BELONGS
+from normlab.verify.init_rules import INIT_OF_PLACEMENT
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -438,7 +438,7 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
 @pytest.mark.slow
 def test_every_init_rule_is_listed_as_it_is_defined(run_command: Command) -> None:
     listed = {entry["name"]: entry for entry in json.loads(run_command("list", "init", "--json")[1])}
-    configs = {of: compose_run(alone(of)) for of in BELONGS}
+    configs = {of: compose_run(alone(of)) for of in INIT_OF_PLACEMENT}
     assert listed.keys() == INIT_RULES.keys()
     table = run_command("list", "init")[1]
     for name, rule in INIT_RULES.items():

@@ -163,9 +163,8 @@ def main() -> int:
         limit = "" if command.limit_s is None else f"{command.limit_s:.1f}"
         median, cpu = statistics.median(command.seconds), statistics.median(command.cpu_seconds)
         mark = "  TOO SLOW" if command.failed else ""
-        print(
-            f"{command.label:28} {min(command.seconds):7.3f} {median:7.3f} {cpu:6.2f} {limit:>5}  {command.loaded}{mark}"
-        )
+        times = f"{min(command.seconds):7.3f} {median:7.3f} {cpu:6.2f} {limit:>5}"
+        print(f"{command.label:28} {times}  {command.loaded}{mark}")
     print(f"load after: {os.getloadavg()[0]:.1f}")
     return int(options.check and any(command.failed for command in commands))
 

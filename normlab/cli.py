@@ -190,8 +190,8 @@ def summarize(
 ) -> None:
     """Print outcome, losses and speed of each run or cell.
 
-    With --by, the runs that agree in these options form a cell, format_loss with means and intervals over seeds. A cell is
-    format_loss at its best learning rate, selected on the same validation loss, and at a learning rate that all cells share.
+    With --by, the runs that agree in these options form a cell, shown with means and intervals over seeds. A cell is
+    shown at its best learning rate, selected on the same validation loss, and at a learning rate that all cells share.
 
     Outcomes: a run is stuck if its final loss is within 5 % of the corpus's unigram entropy and no evaluation was
     lower. It has regressed if an evaluation was below this band and the last one is not, if one was in it and the last
@@ -308,21 +308,23 @@ def verify(
 
     from normlab.launch import compose_run, norm_presets, overrides_in, show_config
     from normlab.report.render import render
-    from normlab.verify.run import of_catalogue, verdict
-    from normlab.verify.words import checks_of
+    from normlab.verify.run import checks_of_catalogue, select_checks, verdict
 
     if show_config(overrides or []):
         return 0
     torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
     results, config = [], compose_run(overrides) if overrides else None
     presets = norm_presets(None if config is None else [config.norm.preset])
-    checks = of_catalogue(presets) if config is None else checks_of(config, overrides_in(overrides or []), presets)
+    if config is None:
+        checks = checks_of_catalogue(presets)
+    else:
+        checks = select_checks(config, overrides_in(overrides or []), presets)
     for warning in () if config is None else config.warnings():
         _warn(warning)
     for check in checks:
         results.append(check)
         if not json:
-            _echo(f"{'ok  ' if check.passed else 'FAIL'}  {check.of}: {check.check}  {check.seen}".rstrip())
+            _echo(str(check))
     _echo(render([check.row() for check in results], "json") if json else verdict(results))
     return int(not all(check.passed for check in results))
 

@@ -243,9 +243,18 @@ def show_config(arguments: Sequence[str]) -> bool:
 
 
 def norm_presets(names: Sequence[str] | None = None) -> list[NormConfig]:
-    """Return the norm presets of these names, or all of them, and register every known norm."""
-    known = sorted(path.stem for path in (config_dir() / "norm").glob("*.yaml"))
-    return [compose_run([f"norm={name}"]).norm for name in known if names is None or name in names]
+    """Return the norm presets of conf/norm by their names, or all of them, and register the catalogue.
+
+    A preset is a norm's defaults with some options replaced, so that it needs no composition of a whole run by Hydra.
+    """
+    register()
+    presets = []
+    for path in sorted((config_dir() / "norm").glob("*.yaml")):
+        if names is None or path.stem in names:
+            options = yaml.safe_load(path.read_text(encoding="utf-8"))
+            norm, _ = options.pop("defaults")
+            presets.append(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(load_norms()[norm]), options)))
+    return presets
 
 
 def _sweep_overrides(arguments: Sequence[str]) -> list[str]:

@@ -1,15 +1,14 @@
-"""How long `normlab compare` takes over 200 runs of 2,000 points, how large its page is, how soon it shows a picture.
+"""Time `normlab compare` on 200 runs of 2,000 steps, and measure its page's size and time to the first figure.
 
     python scripts/bench_compare.py            # a minute or two on two CPU cores
-    python scripts/bench_compare.py --check    # exit 1 above a bar: 15 s to write, 12 MB, 3 s to the first picture
+    python scripts/bench_compare.py --check    # exit 1 above a limit: 15 s to write, 12 MB, 3 s to the first figure
 
-The folders are those of `records.py`, with statistics: five norms, two placements, two depths, two learning rates, five
-seeds; one in fifty diverged, one in ten has a spike. They are not trained: what reading and drawing cost does not
-depend on what the numbers are.
+`records.py` writes the folders, with statistics: five norms, two placements, two depths, two learning rates, five
+seeds; one in fifty diverged, one in ten has a spike. The runs are not trained, since the times to read and draw numbers
+do not depend on them.
 
-Every time to write is that of a fresh process, from its start to its end, as a shell sees it. The first picture's is
-that of a fresh browser, from the start of the navigation until the page's own mark `first-picture`, which it sets when
-its first picture is drawn.
+Every time to write is the wall time of a new process. The time to the first figure runs in a new browser from the
+start of the navigation to the page's mark `first-picture`, which the page sets when it has drawn its first figure.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ RATES = (1e-3, 3e-3)
 SEEDS = 5
 STEPS = 2000
 MB = 10**6
-PATIENCE_S = 60
-"""How long a page may take to its first picture before it is held to have none."""
+TIMEOUT_S = 60
+"""The time limit for the first figure."""
 
-WRITE, SIZE, PICTURE = "written, s", "size, MB", "first picture, s"
-BARS = {WRITE: 15.0, SIZE: 12.0, PICTURE: 3.0}
-"""Of the medians."""
+WRITE, SIZE, PICTURE = "write, s", "size, MB", "first figure, s"
+LIMITS = {WRITE: 15.0, SIZE: 12.0, PICTURE: 3.0}
+"""Limits of the medians."""
 
 
 def records() -> list[Record]:
-    """The 200 runs."""
+    """Return the 200 runs."""
     grid = itertools.product(range(SEEDS), RATES, DEPTHS, PLACEMENTS, NORMS)
     return [
         Record(
@@ -59,21 +58,23 @@ def records() -> list[Record]:
 
 
 def first_picture(page: Path, program: str) -> float:
-    """Seconds from the start of the navigation until a fresh browser has drawn the page's first picture."""
+    """Return the seconds from the start of the navigation to the first figure, in a new browser."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
         tab = context.new_page()
-        told: list[str] = []
-        tab.on("pageerror", lambda error: told.append(str(error)))
+        errors: list[str] = []
+        tab.on("pageerror", lambda error: errors.append(str(error)))
         try:
-            tab.goto(page.as_uri(), timeout=PATIENCE_S * 1000)
-            until = time.monotonic() + PATIENCE_S
-            while time.monotonic() < until:  # asked from outside: the page's policy lets nobody wait inside it
+            tab.goto(page.as_uri(), timeout=TIMEOUT_S * 1000)
+            deadline = time.monotonic() + TIMEOUT_S
+            while time.monotonic() < deadline:  # polled, since the page's content policy forbids waiting inside it
                 if marks := tab.evaluate("performance.getEntriesByName('first-picture').map((mark) => mark.startTime)"):
                     return marks[0] / 1000
                 tab.wait_for_timeout(50)
-            raise SystemExit(f"{page}: no first picture in {PATIENCE_S} s ({'; '.join(told) or 'no error was told'})")
+            raise SystemExit(
+                f"{page}: no first figure in {TIMEOUT_S} s ({'; '.join(errors) or 'no error on the console'})"
+            )
         except Error as error:
             raise SystemExit(f"{page}: cannot be opened ({error.message.splitlines()[0]})") from error
         finally:
@@ -82,34 +83,34 @@ def first_picture(page: Path, program: str) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--times", type=int, default=3, help="fresh processes, and fresh browsers (3)")
-    parser.add_argument("--check", action="store_true", help="exit 1 above a bar")
+    parser.add_argument("--times", type=int, default=3, help="processes and browsers (default: 3)")
+    parser.add_argument("--check", action="store_true", help="exit 1 above a limit")
     options = parser.parse_args()
     program = find_browser()
     if program is None:
-        raise SystemExit("there is no browser: apt-get install chromium")
+        raise SystemExit("no browser found; install one: apt-get install chromium")
 
     with tempfile.TemporaryDirectory(prefix="normlab-bench-") as folder:
-        since, runs = time.perf_counter(), records()
+        start, runs = time.perf_counter(), records()
         sweep, page = write_sweep(Path(folder), "bench", runs), Path(folder, "page.html")
-        told = f"{len(runs)} runs of {STEPS} points with statistics"
-        print(f"{told}, written in {time.perf_counter() - since:.0f} s", flush=True)
+        text = f"{len(runs)} runs of {STEPS} points with statistics"
+        print(f"{text}, written in {time.perf_counter() - start:.0f} s", flush=True)
         print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
-        seen: dict[str, list[float]] = {what: [] for what in BARS}
+        measured: dict[str, list[float]] = {what: [] for what in LIMITS}
         for _ in range(options.times):
-            seen[WRITE].append(time_once(["compare", str(sweep), "-o", str(page)]))
-            seen[SIZE].append(page.stat().st_size / MB)
+            measured[WRITE].append(time_once(["compare", str(sweep), "-o", str(page)]))
+            measured[SIZE].append(page.stat().st_size / MB)
         for _ in range(options.times):
-            seen[PICTURE].append(first_picture(page, program))
+            measured[PICTURE].append(first_picture(page, program))
 
-    print(f"\n{'normlab compare':20} {'least':>7} {'median':>7} {'bar':>5}")
-    kept = True
-    for what, values in seen.items():
+    print(f"\n{'normlab compare':20} {'min':>7} {'median':>7} {'limit':>5}")
+    passed = True
+    for what, values in measured.items():
         median = statistics.median(values)
-        kept &= median <= BARS[what]
-        verdict = "kept" if median <= BARS[what] else "NOT KEPT"
-        print(f"{what:20} {min(values):7.2f} {median:7.2f} {BARS[what]:5g}  {verdict}")
-    return int(options.check and not kept)
+        passed &= median <= LIMITS[what]
+        verdict = "ok" if median <= LIMITS[what] else "ABOVE THE LIMIT"
+        print(f"{what:20} {min(values):7.2f} {median:7.2f} {LIMITS[what]:5g}  {verdict}")
+    return int(options.check and not passed)
 
 
 if __name__ == "__main__":

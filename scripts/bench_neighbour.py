@@ -1,11 +1,11 @@
-"""What a busy neighbour costs a run on a CPU: milliseconds a step, alone and beside one busy process.
+"""Measure how much a busy process slows a run on a CPU: ms/step alone and beside it.
 
     python scripts/bench_neighbour.py            # two minutes on two CPU cores
-    python scripts/bench_neighbour.py --check    # exit 1 where a ratio is over its bar
+    python scripts/bench_neighbour.py --check    # exit 1 if a ratio exceeds its limit
 
-One process for each way in which OpenMP's threads wait: libgomp's own, normlab's (`normlab/openmp.py`) and PASSIVE.
-The processes take turns of a few steps, so that a machine whose speed drifts slows all of them alike. The neighbour is
-a loop of one thread. The times are medians over the turns.
+There is one process for each wait policy of OpenMP's threads: libgomp's default, normlab's (`normlab/openmp.py`) and
+PASSIVE. The processes take turns of a few steps, so that a drift of the machine's speed affects all of them. The busy
+process is a loop in one thread. The times are medians over the turns.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import sys
 import time
 from statistics import median
 
-WAYS = {"libgomp's own": {"GOMP_SPINCOUNT": "300000"}, "normlab's": {}, "passive": {"OMP_WAIT_POLICY": "PASSIVE"}}
-"""Environments; with none of the variables set, `limit_spinning` decides."""
-ALONE_BAR, BESIDE_BAR = 1.03, 2.0
-"""normlab's way alone over libgomp's own alone; and beside a busy process over alone."""
+POLICIES = {"libgomp": {"GOMP_SPINCOUNT": "300000"}, "normlab": {}, "passive": {"OMP_WAIT_POLICY": "PASSIVE"}}
+"""Environment variables; without any, `limit_spinning` sets the policy."""
+ALONE_LIMIT, BESIDE_LIMIT = 1.03, 2.0
+"""Limits of normlab's time alone over libgomp's, and of its time beside a busy process over alone."""
 STEPS = 5
-"""Steps of a turn."""
+"""Steps in a turn."""
 
 
 def take_turns(overrides: list[str]) -> None:
-    """Take STEPS steps for each line of standard input, and print the milliseconds of one."""
+    """Take STEPS steps for each line of standard input, and print the ms/step."""
     from normlab.openmp import limit_spinning
 
     limit_spinning()
@@ -40,49 +40,49 @@ def take_turns(overrides: list[str]) -> None:
     config = compose_run(overrides)
     resolved = resolve(config)
     apply(resolved)
-    # A loop that is never run, for its steps; it writes nothing before it is run.
+    # Only the steps of this loop are called; it writes nothing before `run`.
     loop = Loop([Member(config, RunFolder("nowhere"))], resolved, open_corpus(config.data))
     for step in range(3):
         loop.one_step(step)
     print("ready", flush=True)
     for _ in sys.stdin:
-        since = time.perf_counter()
+        start = time.perf_counter()
         for step in range(STEPS):
             loop.one_step(step)
-        print(1e3 * (time.perf_counter() - since) / STEPS, flush=True)
+        print(1e3 * (time.perf_counter() - start) / STEPS, flush=True)
 
 
 def measure(runs: dict[str, subprocess.Popen[str]], turns: int) -> dict[str, float]:
-    """Return each way's median milliseconds a step, the ways taking turns."""
-    times: dict[str, list[float]] = {way: [] for way in runs}
+    """Return the median ms/step of each policy, measured in turns."""
+    times: dict[str, list[float]] = {policy: [] for policy in runs}
     for _ in range(turns):
-        for way, run in runs.items():
+        for policy, run in runs.items():
             assert run.stdin is not None
             assert run.stdout is not None
             run.stdin.write("\n")
             run.stdin.flush()
-            times[way].append(float(run.stdout.readline()))
-    return {way: median(own) for way, own in times.items()}
+            times[policy].append(float(run.stdout.readline()))
+    return {policy: median(values) for policy, values in times.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--turns", type=int, default=15, help="turns of each way, alone and beside (15)")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a ratio is over its bar")
+    parser.add_argument("--turns", type=int, default=15, help="turns of each policy, alone and beside (default: 15)")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a ratio exceeds its limit")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="of the run, as for `normlab train` (the defaults)")
-    asked = parser.parse_args()
-    overrides = [*asked.overrides, "device=cpu", "compile=off", "stats=off", "tracking.wandb=off"]
-    if asked.child:
+    parser.add_argument("overrides", nargs="*", help="overrides of the run, as for `normlab train`")
+    options = parser.parse_args()
+    overrides = [*options.overrides, "device=cpu", "compile=off", "stats=off", "tracking.wandb=off"]
+    if options.child:
         take_turns(overrides)
         return 0
     plain = {name: text for name, text in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     runs = {
-        way: subprocess.Popen(
-            [sys.executable, __file__, "--child", *asked.overrides],
+        policy: subprocess.Popen(
+            [sys.executable, __file__, "--child", *options.overrides],
             env=plain | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )
-        for way, variables in WAYS.items()
+        for policy, variables in POLICIES.items()
     }  # fmt: skip
     neighbour = None
     try:
@@ -90,21 +90,21 @@ def main() -> int:
             assert run.stdout is not None
             run.stdout.readline()
         print(f"{os.cpu_count()} cores, load before: {os.getloadavg()[0]:.1f}")
-        alone = measure(runs, asked.turns)
+        alone = measure(runs, options.turns)
         neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        beside = measure(runs, asked.turns)
+        beside = measure(runs, options.turns)
     finally:
         for process in [*runs.values(), *([neighbour] if neighbour else [])]:
             process.kill()
             process.wait()
-    print(f"{'threads wait':14} {'ms/step alone':>14} {'beside':>8} {'beside/alone':>13} {'alone/own':>10}")
-    own = alone["libgomp's own"]
-    for way in WAYS:
-        ratios = f"{beside[way] / alone[way]:13.2f} {alone[way] / own:10.2f}"
-        print(f"{way:14} {alone[way]:14.1f} {beside[way]:8.1f} {ratios}")
-    kept = alone["normlab's"] <= ALONE_BAR * own and beside["normlab's"] <= BESIDE_BAR * alone["normlab's"]
-    print(f"bars: alone {ALONE_BAR:g}, beside {BESIDE_BAR:g}: {'kept' if kept else 'not kept'}")
-    return int(asked.check and not kept)
+    print(f"{'wait policy':14} {'ms/step alone':>14} {'beside':>8} {'beside/alone':>13} {'alone/libgomp':>14}")
+    libgomp = alone["libgomp"]
+    for policy in POLICIES:
+        ratios = f"{beside[policy] / alone[policy]:13.2f} {alone[policy] / libgomp:14.2f}"
+        print(f"{policy:14} {alone[policy]:14.1f} {beside[policy]:8.1f} {ratios}")
+    passed = alone["normlab"] <= ALONE_LIMIT * libgomp and beside["normlab"] <= BESIDE_LIMIT * alone["normlab"]
+    print(f"limits: alone {ALONE_LIMIT:g}, beside {BESIDE_LIMIT:g}: {'ok' if passed else 'TOO SLOW'}")
+    return int(options.check and not passed)
 
 
 if __name__ == "__main__":

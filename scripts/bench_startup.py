@@ -1,16 +1,14 @@
-"""How long `normlab` takes to answer: its help, its lists, a summary of 200 runs, and a run of one step.
+"""Time the start-up of `normlab`: its help, its lists, a summary of 200 runs, and a run of one step.
 
     python scripts/bench_startup.py            # one to two minutes on two CPU cores
-    python scripts/bench_startup.py --check    # exit 1 above the bars: 0.4 s for the help, 1 s for the summary
+    python scripts/bench_startup.py --check    # exit 1 above the limits: 0.4 s for the help, 1 s for the summary
 
-Every time is that of a fresh process, from its start to its end, as a shell sees it: the least and the median
-of ten, the commands in turns, so that a busy minute of the machine falls on all of them. `CPU` is the median
-of what the process computed, which waiting for a core does not touch. The bars are held against the least:
-other programs can only make it more. `loaded` is what of the heavy packages one more process found among its
-modules at the end.
+Every time is the wall time of a new process: the minimum and the median of ten, with the commands in turns so that a
+busy minute affects all of them. `CPU` is the median CPU time. The limits apply to the minimum, since other programs
+can only add time. `loaded` lists the heavy packages that the command imports.
 
-The runs are real ones: 200 trainings of two steps each, of several norms, placements, depths, learning rates
-and seeds, in this process. The first `normlab train` makes the corpus and is not timed.
+The runs are real: 200 runs of two steps with several norms, placements, depths, learning rates and seeds, trained in
+this process. The first `normlab train` makes the corpus and is not timed.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HEAVY = ("torch", "wandb", "datasets", "pandas", "hydra", "numpy", "rich", "pydantic", "torch._inductor")
-HELP_BAR, SUMMARY_BAR = 0.4, 1.0
-"""Seconds."""
+HELP_LIMIT_S, SUMMARY_LIMIT_S = 0.4, 1.0
+"""Limits of the minimum."""
 
 PROBE = f"""
 import sys
@@ -38,46 +36,46 @@ from normlab.cli import main
 try:
     main(sys.argv[1:])
 finally:
-    print(", ".join(name for name in {HEAVY} if name in sys.modules) or "none of them", file=sys.stderr)
+    print(", ".join(name for name in {HEAVY} if name in sys.modules) or "none", file=sys.stderr)
 """
 
 
 @dataclass(slots=True)
 class Command:
-    """A command line, and the times that it took."""
+    """A command line and its times."""
 
     label: str
-    words: Sequence[str]
+    arguments: Sequence[str]
     times: int
-    """How many processes."""
-    bar: float | None = None
-    """Seconds that the least may be."""
+    """The number of processes."""
+    limit_s: float | None = None
+    """The limit of the minimum."""
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
     loaded: str = ""
-    """The heavy packages that it loaded."""
+    """The heavy packages that it imports."""
 
     @property
     def failed(self) -> bool:
-        """Whether it is above its bar."""
-        return self.bar is not None and min(self.seconds) > self.bar
+        """Whether the minimum exceeds the limit."""
+        return self.limit_s is not None and min(self.seconds) > self.limit_s
 
     def measure(self) -> None:
-        """Run it once in a fresh process."""
+        """Run it once in a new process."""
         script = Path(sys.executable).with_name("normlab")
         normlab = [str(script)] if script.exists() else [sys.executable, "-m", "normlab"]
-        cpu, since = children_cpu(), time.perf_counter()
-        run([*normlab, *self.words])
-        self.seconds.append(time.perf_counter() - since)
+        cpu, start = children_cpu(), time.perf_counter()
+        run([*normlab, *self.arguments])
+        self.seconds.append(time.perf_counter() - start)
         self.cpu_seconds.append(children_cpu() - cpu)
 
-    def look(self) -> None:
-        """Run it once more to see what it loads."""
-        self.loaded = run([sys.executable, "-c", PROBE, *self.words]).splitlines()[-1]
+    def find_imports(self) -> None:
+        """Run it once more to find what it imports."""
+        self.loaded = run([sys.executable, "-c", PROBE, *self.arguments]).splitlines()[-1]
 
 
 def run(command: Sequence[str]) -> str:
-    """Run a command that must succeed, and return what it wrote to stderr."""
+    """Run a command, which must succeed, and return its stderr."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr}")
@@ -85,7 +83,7 @@ def run(command: Sequence[str]) -> str:
 
 
 def children_cpu() -> float:
-    """CPU seconds of the processes that have ended and were waited for."""
+    """Return the CPU seconds of finished child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -97,7 +95,7 @@ def train_many(results: Path, text: Path, count: int) -> None:
     from normlab.launch import compose_run
     from normlab.train.start import train
 
-    # They are far too small for more, and a second thread only waits where the machine is busy.
+    # A second thread does not speed up such small models, and waits on a busy machine.
     torch.set_num_threads(1)
     bases = [
         compose_run(
@@ -123,51 +121,50 @@ def train_many(results: Path, text: Path, count: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--times", type=int, default=10, help="fresh processes for each command (10)")
-    parser.add_argument("--runs", type=int, default=200, help="runs to summarize (200)")
-    parser.add_argument("--check", action="store_true", help="exit 1 above the bars")
+    parser.add_argument("--times", type=int, default=10, help="processes for each command (default: 10)")
+    parser.add_argument("--runs", type=int, default=200, help="runs to summarize (default: 200)")
+    parser.add_argument("--check", action="store_true", help="exit 1 above the limits")
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory(prefix="normlab-bench-") as folder:
         results, text = Path(folder, "results"), Path(folder, "text.txt")
-        # Real text, long enough for every context, and short enough not to be what takes the time.
+        # Real text, longer than every context and short enough not to dominate the time.
         text.write_text(Path(argparse.__file__).read_text(encoding="utf-8"), encoding="utf-8")
         os.environ["NORMLAB_CACHE"] = str(Path(folder, "cache"))
         print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
 
-        since = time.perf_counter()
+        start = time.perf_counter()
         train_many(results, text, options.runs)
-        print(f"{options.runs} runs of two steps trained in {time.perf_counter() - since:.0f} s", flush=True)
+        print(f"{options.runs} runs of two steps trained in {time.perf_counter() - start:.0f} s", flush=True)
 
-        # The same corpus, so that it is in the cache; elsewhere, so that the summary is of as many runs as said.
+        # The corpus is in the cache; another results folder keeps the number of summarized runs.
         train = ["train", "model=gpt2_nano", "train.steps=1", "data=files", f"data.path={text}"]
         train += [f"results_dir={folder}/more", "run.fresh=true"]
-        some = max(1, options.times // 3)
+        few = max(1, options.times // 3)
         commands = [
-            Command("--help", ["--help"], options.times, bar=HELP_BAR),
+            Command("--help", ["--help"], options.times, limit_s=HELP_LIMIT_S),
             Command("--version", ["--version"], options.times),
             Command("list norms", ["list", "norms"], options.times),
             Command("list runs", ["list", "runs", str(results)], options.times),
-            Command("summarize", ["summarize", str(results)], options.times, bar=SUMMARY_BAR),
+            Command("summarize", ["summarize", str(results)], options.times, limit_s=SUMMARY_LIMIT_S),
             Command("summarize --format json", ["summarize", str(results), "--format", "json"], options.times),
-            Command("train, 1 step, W&B off", [*train, "tracking.wandb=off"], some),
-            Command("train, 1 step, W&B offline", [*train, "tracking.wandb=offline"], some),
+            Command("train, 1 step, W&B off", [*train, "tracking.wandb=off"], few),
+            Command("train, 1 step, W&B offline", [*train, "tracking.wandb=offline"], few),
         ]
         for command in commands:
-            command.look()
+            command.find_imports()
         for turn in range(options.times):
             for command in commands:
                 if turn < command.times:
                     command.measure()
 
-    print(f"\n{'normlab':28} {'least':>7} {'median':>7} {'CPU':>6} {'bar':>4}  loaded")
+    print(f"\n{'normlab':28} {'min':>7} {'median':>7} {'CPU':>6} {'limit':>5}  loaded")
     for command in commands:
-        bar = "" if command.bar is None else f"{command.bar:.1f}"
+        limit = "" if command.limit_s is None else f"{command.limit_s:.1f}"
         median, cpu = statistics.median(command.seconds), statistics.median(command.cpu_seconds)
-        mark = "  ABOVE ITS BAR" if command.failed else ""
-        print(
-            f"{command.label:28} {min(command.seconds):7.3f} {median:7.3f} {cpu:6.2f} {bar:>4}  {command.loaded}{mark}"
-        )
+        mark = "  TOO SLOW" if command.failed else ""
+        times = f"{min(command.seconds):7.3f} {median:7.3f} {cpu:6.2f} {limit:>5}"
+        print(f"{command.label:28} {times}  {command.loaded}{mark}")
     print(f"load after: {os.getloadavg()[0]:.1f}")
     return int(options.check and any(command.failed for command in commands))
 

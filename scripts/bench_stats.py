@@ -1,27 +1,26 @@
-"""What statistics cost: the step that measures against the plain one, and against what one would otherwise use.
+"""Measure the cost of statistics: normlab's, hooks, and torch-module-monitor, over the same step without them.
 
     python scripts/bench_stats.py              # some minutes on a CPU
-    python scripts/bench_stats.py --check      # exit 1 above the bars: 1.10 every step, 1.02 at the default cadence
+    python scripts/bench_stats.py --check      # exit 1 above the limits: 1.10 every step, 1.02 at the default cadence
 
-Every figure is a step's time with statistics over that of the same step without them, so 1 is free. All sides run in
-one process and one thread, on the same batches, by turns; a ratio is taken of each pair of turns, and the median of the
-pairs is shown with its quartiles. On a CPU two turns are run at once, a step of one, two of the other and one of the
-first again, so that neither what slows the machine down for a second nor what a measured step leaves behind (it is
-followed by a step of its own turn) is counted to the wrong one; time is CPU time, which waiting for a core does not
-touch. On a GPU one turn follows the other, timed from event to event.
+Every number is a step's time with statistics over the time of the same step without them: 1 is free. All sides run in
+one process and one thread, on the same batches, in turns. Each pair of turns gives a ratio; the table shows the median
+and the quartiles. On a CPU the steps of two turns are interleaved (one of the first, two of the second, one of the
+first), so that neither a slow second nor the cache after a measured step counts for the wrong side; time is CPU time,
+which excludes waiting for a core. On a GPU one turn follows the other, timed between events.
 
-- *core*: every core statistic (`normlab list stats`) in every step, and the copy of them to the host; turns of two.
-- *core at the default*: turns of ten steps, of which one is measured.
+- *core*: every core statistic (`normlab list stats`) in every step, copied to the host; turns of two steps.
+- *core at the default*: turns of ten steps, one of them measured.
 - *hooks and .item()*: a plain PyTorch loop with forward hooks on blocks, sub-layers and norms, hooks on the gradient
-  of the stream, and loops over the parameters: the same numbers but for those of the head's input and the logits, which
-  it does without, each brought to the host by `.item()`, as most loggers do. Over the same loop without them.
-- *torch-module-monitor*: the same sites and statistics by that library (`pip install torch-module-monitor`; left out
-  where it is not there). It sees no gradient of the stream, no norm's input, no gain, no angle and no update.
+  of the stream, and loops over the parameters. The numbers are the same, except those of the head's input and the
+  logits, which it leaves out; each is copied to the host by `.item()`, as in most loggers.
+- *torch-module-monitor*: the same sites and statistics by that library (`pip install torch-module-monitor`; skipped if
+  it is not installed). It has no gradient of the stream, no norm's input, no gain, no angle and no update.
 
-With compile on, blocks are compiled in all of them. Hooks then break graphs; their guards are switched on
-(`skip_nnmodule_hook_guards=False`), for without that they silently do nothing.
+With compile on, blocks are compiled on all sides. Hooks then break graphs, and need their guards
+(`skip_nnmodule_hook_guards=False`); without these they silently do nothing.
 
-On a GPU also: how often a step, and an interval of ten steps with its copy, makes the host wait.
+On a GPU the script also counts how often the host waits in a step, and in ten steps with one copy.
 
 Shapes: B batch, T context.
 """
@@ -56,7 +55,7 @@ from normlab.train.resolve import apply, resolve
 from normlab.train.step import Step
 
 VOCAB = 512
-BARS = {"core": 1.10, "core at the default": 1.02}
+LIMITS = {"core": 1.10, "core at the default": 1.02}
 EVERY = 10
 MODELS = {
     "6x384": ["model=gpt2_mini", "model.context=128", "train.batch_size=4"],
@@ -71,11 +70,11 @@ Turn = Callable[[Tensor, Tensor], Any]
 """One step on tokens and targets, (B, T)."""
 
 
-# What is compared.
+# The sides.
 
 
 def ours(config: RunConfig, device: torch.device, compiled: bool) -> Callable[[bool], Turn]:
-    """Normlab's step: measured, its numbers copied to the host, or not."""
+    """Return normlab's step: with statistics, copied to the host, or without."""
     bound = Alone(build_model(config, VOCAB).to(device), compiled=compiled)
     decayed = [name for name, p in bound.params.items() if is_decayed(config.optim, p)]
     optimizer = build_optimizer(config.optim, bound.params, decayed)
@@ -88,8 +87,8 @@ def ours(config: RunConfig, device: torch.device, compiled: bool) -> Callable[[b
 
     def turn(measured: bool) -> Turn:
         def once(tokens: Tensor, targets: Tensor) -> Any:
-            seen = step(tokens, targets, hyper, measured=measured).measured
-            return None if seen is None else seen.values.cpu()
+            statistics = step(tokens, targets, hyper, measured=measured).measured
+            return None if statistics is None else statistics.values.cpu()
 
         return once
 
@@ -97,7 +96,7 @@ def ours(config: RunConfig, device: torch.device, compiled: bool) -> Callable[[b
 
 
 class Loop:
-    """A training loop as anyone would write it; `before` and `after` are what a logger adds."""
+    """A plain training loop; a logger overrides `before`, `after_backward` and `after`."""
 
     def __init__(self, config: RunConfig, device: torch.device, compiled: bool) -> None:
         self.model: GPT = build_model(config, VOCAB).to(device)
@@ -107,22 +106,22 @@ class Loop:
         self.values: list[float] = []
 
     def compile(self) -> Loop:
-        """Compile the blocks, once hooks are on them."""
+        """Compile the blocks, after hooks are registered."""
         for block in self.model.blocks if self.compiled else ():
             block.compile()
         return self
 
     def before(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def after_backward(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def after(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def __call__(self, tokens: Tensor, targets: Tensor) -> None:
-        """One update."""
+        """Make one update."""
         self.values.clear()
         self.before()
         with self.autocast():
@@ -136,8 +135,8 @@ class Loop:
         self.after()
 
 
-def of_stream(x: Tensor) -> list[Tensor]:
-    """RMS, kurtosis, largest, non-finite, and the share of the vector of ones."""
+def stream_statistics(x: Tensor) -> list[Tensor]:
+    """Return RMS, kurtosis, maximum, fraction of non-finite tokens, and fraction along the vector of ones."""
     x = x.detach().float()
     square = x.square().mean(-1)
     kurt = (x.pow(4).mean(-1) / square.square()).mean()
@@ -146,59 +145,57 @@ def of_stream(x: Tensor) -> list[Tensor]:
 
 
 class Hooked(Loop):
-    """The core statistics by hooks, each brought to the host when it is computed."""
+    """The core statistics by hooks, each copied to the host when it is computed."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         for block in self.model.blocks:
-            block.register_forward_hook(self.of_block)
+            block.register_forward_hook(self.on_block)
             for name in ("attn", "mlp"):
-                block.get_submodule(name).register_forward_hook(self.of_branch)
+                block.get_submodule(name).register_forward_hook(self.on_branch)
         for module in self.model.modules():
             if isinstance(module, Watched):
-                module.register_forward_hook(self.of_norm)
+                module.register_forward_hook(self.on_norm)
 
-    def keep(self, values: Sequence[Tensor]) -> None:
-        """To the host."""
+    def log(self, values: Sequence[Tensor]) -> None:
+        """Copy values to the host."""
         self.values += [value.item() for value in values]
 
-    def of_block(self, module: nn.Module, args: Any, after: Tensor) -> None:
-        """The stream before a block, the angle to that after it, and the gradient's."""
+    def on_block(self, module: nn.Module, args: Any, after: Tensor) -> None:
+        """Measure the stream before a block, its angle to the stream after it, and its gradient."""
         x = args[0]
-        self.keep([*of_stream(x), F.cosine_similarity(x.detach(), after.detach(), dim=-1).mean()])
+        self.log([*stream_statistics(x), F.cosine_similarity(x.detach(), after.detach(), dim=-1).mean()])
         if x.requires_grad:
-            x.register_hook(lambda grad: self.keep([grad.float().square().mean().sqrt()]))
+            x.register_hook(lambda grad: self.log([grad.float().square().mean().sqrt()]))
 
-    def of_branch(self, module: nn.Module, args: Any, y: Tensor) -> None:
-        """What a sub-layer writes."""
-        self.keep(of_stream(y)[:4])
+    def on_branch(self, module: nn.Module, args: Any, y: Tensor) -> None:
+        """Measure the output of a sub-layer."""
+        self.log(stream_statistics(y)[:4])
 
-    def of_norm(self, module: nn.Module, args: Any, y: Tensor) -> None:
-        """What enters and leaves a norm."""
+    def on_norm(self, module: nn.Module, args: Any, y: Tensor) -> None:
+        """Measure the input and output of a norm."""
         x, y = args[0].detach().float(), y.detach().float()
         uniform = x.shape[-1] * (x.mean(-1).square() / x.square().mean(-1)).mean()
-        self.keep([x.square().mean().sqrt(), y.square().mean().sqrt(), uniform])
+        self.log([x.square().mean().sqrt(), y.square().mean().sqrt(), uniform])
 
     def after_backward(self) -> None:
-        """Gradients, parameters and gains; copies for the updates."""
+        """Measure gradients, parameters and gains; copy parameters for the updates."""
         self.copies = [p.detach().clone() for p in self.model.parameters()]
         for name, p in self.model.named_parameters():
             assert p.grad is not None
-            self.keep([p.grad.norm(), p.detach().norm()])
+            self.log([p.grad.norm(), p.detach().norm()])
             if name.endswith(".gain"):
                 g = p.detach()
-                self.keep(
-                    [g.square().mean().sqrt(), g.min(), g.abs().max(), g.std() / g.mean(), (g < 0).float().mean()]
-                )
+                self.log([g.square().mean().sqrt(), g.min(), g.abs().max(), g.std() / g.mean(), (g < 0).float().mean()])
 
     def after(self) -> None:
-        """Updates."""
+        """Measure the updates."""
         for p, copy in zip(self.model.parameters(), self.copies, strict=True):
-            self.keep([(p.detach() - copy).norm()])
+            self.log([(p.detach() - copy).norm()])
 
 
 class Monitored(Loop):
-    """The same sites and statistics by torch-module-monitor."""
+    """The same sites and statistics, by torch-module-monitor."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -208,23 +205,23 @@ class Monitored(Loop):
         self.monitor.set_module(self.model)
         sites = r"blocks\.\d+(\.attn|\.mlp)?$|.*norms\.\w+$|head\.close$"
         for number, name in enumerate(("rms", "kurt", "absmax", "nonfinite", "uniform")):
-            self.monitor.add_activation_metric(name, lambda x, number=number: of_stream(x)[number], sites)
+            self.monitor.add_activation_metric(name, lambda x, number=number: stream_statistics(x)[number], sites)
         self.monitor.add_parameter_metric("norm", lambda p: p.norm())
         self.monitor.add_gradient_metric("norm", lambda g: g.norm())
         self.step = 0
 
     def before(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self.monitor.begin_step(self.step)
         self.step += 1
 
     def after_backward(self) -> None:
-        """Parameters and gradients."""
+        """Measure parameters and gradients."""
         self.monitor.monitor_parameters()
         self.monitor.monitor_gradients()
 
     def after(self) -> None:
-        """The step ends, and its numbers are forgotten: they would only pile up."""
+        """End the step, and drop its numbers, which would accumulate."""
         self.monitor.end_step()
         self.values = list(self.monitor.get_step_metrics().values())
         self.monitor.storage.log_dict.clear()
@@ -235,18 +232,18 @@ class Monitored(Loop):
 
 @dataclass(slots=True)
 class Pair:
-    """A side and what it is compared with."""
+    """A side and the side without statistics."""
 
     name: str
     side: Sequence[Turn]
-    """The steps of a turn."""
+    """Steps of a turn."""
     plain: Sequence[Turn]
     ratios: list[float]
 
 
 def times(pair: Pair, batches: Sequence[tuple[Tensor, Tensor]], on_gpu: bool) -> tuple[float, float]:
-    """What a turn of the side takes and what one of the plain steps does, in seconds."""
-    took = {"side": 0.0, "plain": 0.0}
+    """Return the seconds of one turn with and one without statistics."""
+    seconds = {"side": 0.0, "plain": 0.0}
     both = {"side": pair.side, "plain": pair.plain}
     order = ("plain", "side")
     if on_gpu:
@@ -257,57 +254,62 @@ def times(pair: Pair, batches: Sequence[tuple[Tensor, Tensor]], on_gpu: bool) ->
                 turn(tokens, targets)
             last.record()
             last.synchronize()
-            took[name] = first.elapsed_time(last) / 1000
+            seconds[name] = first.elapsed_time(last) / 1000
     else:
         for number, (tokens, targets) in enumerate(batches):
             for name in order if number % 2 == 0 else reversed(order):
-                since = time.process_time()
+                start = time.process_time()
                 both[name][number](tokens, targets)
-                took[name] += time.process_time() - since
-    return took["side"], took["plain"]
+                seconds[name] += time.process_time() - start
+    return seconds["side"], seconds["plain"]
 
 
-def bench(words: Sequence[str], device: str, compiled: bool, rounds: int) -> dict[str, Pair]:
-    """All sides of one model."""
-    config = compose_run([*words, f"device={device}", f"compile={'on' if compiled else 'off'}", "deterministic=false"])
+def bench(overrides: Sequence[str], device: str, compiled: bool, rounds: int) -> dict[str, Pair]:
+    """Measure all sides of one model."""
+    config = compose_run(
+        [*overrides, f"device={device}", f"compile={'on' if compiled else 'off'}", "deterministic=false"]
+    )
     resolved = resolve(config)
     apply(resolved)
-    where, on_gpu = resolved.torch_device, resolved.device == "cuda"
+    device_here, on_gpu = resolved.torch_device, resolved.device == "cuda"
     torch.compiler.reset()
     torch._dynamo.config.skip_nnmodule_hook_guards = False
-    torch._logging.set_logs(dynamo=logging.ERROR)  # that hooks break graphs is known
-    mine = ours(config, where, compiled)
-    plain, hooked = Loop(config, where, compiled).compile(), Hooked(config, where, compiled).compile()
+    torch._logging.set_logs(dynamo=logging.ERROR)  # hooks are known to break graphs
+    step = ours(config, device_here, compiled)
+    plain, hooked = Loop(config, device_here, compiled).compile(), Hooked(config, device_here, compiled).compile()
     pairs = [
-        Pair("core", [mine(True)] * 2, [mine(False)] * 2, []),
-        Pair("core at the default", [mine(True)] + [mine(False)] * (EVERY - 1), [mine(False)] * EVERY, []),
+        Pair("core", [step(True)] * 2, [step(False)] * 2, []),
+        Pair("core at the default", [step(True)] + [step(False)] * (EVERY - 1), [step(False)] * EVERY, []),
         Pair("hooks and .item()", [hooked] * 2, [plain] * 2, []),
     ]
     try:
-        pairs.append(Pair("torch-module-monitor", [Monitored(config, where, compiled).compile()] * 2, [plain] * 2, []))
+        pairs.append(
+            Pair("torch-module-monitor", [Monitored(config, device_here, compiled).compile()] * 2, [plain] * 2, [])
+        )
     except ImportError:
-        print("torch-module-monitor is not installed and is left out", file=sys.stderr)
+        print("torch-module-monitor is not installed; skipped", file=sys.stderr)
     generator, batches = torch.Generator().manual_seed(0), []
     shape = (2, config.train.batch_size, config.model.context)
     for number in range(-2, rounds):
         for pair in pairs:
-            drawn = [torch.randint(0, VOCAB, shape, generator=generator).to(where) for _ in pair.side]
-            batches = [(one[0], one[1]) for one in drawn]
+            drawn = [torch.randint(0, VOCAB, shape, generator=generator).to(device_here) for _ in pair.side]
+            batches = [(pair_BT[0], pair_BT[1]) for pair_BT in drawn]
             side, plain = times(pair, batches, on_gpu)
-            if number >= 0:  # the first two are for compiling
+            if number >= 0:  # the first two rounds compile
                 pair.ratios.append(side / plain)
-    for loop in (hooked, *(pair.side[0] for pair in pairs[3:])):  # a hook that a compiler left out would be free
+    for loop in (hooked, *(pair.side[0] for pair in pairs[3:])):  # a hook that is compiled away would be free
         assert len(getattr(loop, "values", ())) > 10 * config.model.depth, f"{loop}: the hooks did not run"
     if on_gpu:
-        counts = [waits(turns, batches[:1] * len(turns)) for turns in (pairs[1].plain, pairs[1].side)]
+        counts = [count_waits(turns, batches[:1] * len(turns)) for turns in (pairs[1].plain, pairs[1].side)]
         print(
-            f"{words[0]}, compile {compiled}: host waits in {EVERY} plain steps {counts[0]}, in an interval {counts[1]}"
+            f"{overrides[0]}, compile {compiled}: host waits in {EVERY} steps: "
+            f"{counts[0]} without statistics, {counts[1]} with"
         )
     return {pair.name: pair for pair in pairs}
 
 
-def waits(turns: Sequence[Turn], batches: Sequence[tuple[Tensor, Tensor]]) -> int:
-    """How often the host waits for the GPU in some steps."""
+def count_waits(turns: Sequence[Turn], batches: Sequence[tuple[Tensor, Tensor]]) -> int:
+    """Count how often the host waits for the GPU."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -316,11 +318,11 @@ def waits(turns: Sequence[Turn], batches: Sequence[tuple[Tensor, Tensor]]) -> in
                 turn(tokens, targets)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(one.message) for one in caught)
+    return sum("synchroniz" in str(warning.message) for warning in caught)
 
 
-def shown(pair: Pair) -> str:
-    """The median, and the quartiles."""
+def format_ratios(pair: Pair) -> str:
+    """Return the median and the quartiles."""
     low, middle, high = statistics.quantiles(pair.ratios, n=4)
     return f"{middle:.3f} ({low:.3f}-{high:.3f})"
 
@@ -328,28 +330,30 @@ def shown(pair: Pair) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=20, help="pairs of turns of each side")
-    parser.add_argument("--models", default=None, help="some of them, with commas between")
+    parser.add_argument("--rounds", type=int, default=20, help="pairs of turns of each side (default: 20)")
+    parser.add_argument("--models", default=None, help="models, separated by commas (default: all)")
     parser.add_argument("--compile", default="off,on", help="off, on, or off,on")
-    parser.add_argument("--check", action="store_true", help="exit 1 above the bars")
+    parser.add_argument("--check", action="store_true", help="exit 1 above the limits")
     args = parser.parse_args()
     torch.set_num_threads(1)
     models = MODELS_ON_GPU if args.device == "cuda" else MODELS
     names, switches = args.models.split(",") if args.models else list(models), args.compile.split(",")
-    for word, given, known in (("--models", names, models), ("--compile", switches, ("off", "on"))):
-        if wrong := [one for one in given if one not in known]:
-            parser.error(f"{word} {wrong[0]}: is none of {', '.join(known)}")
+    for flag, values, known in (("--models", names, models), ("--compile", switches, ("off", "on"))):
+        if unknown := [value for value in values if value not in known]:
+            parser.error(f"{flag} {unknown[0]}: unknown; choose from {', '.join(known)}")
     if args.rounds < 2:
-        parser.error(f"--rounds {args.rounds}: quartiles take 2 at least")
+        parser.error(f"--rounds {args.rounds}: too few for quartiles; choose 2 or more")
     rows, above = [], False
     for name in names:
         for switch in switches:
             pairs = bench(models[name], args.device, switch == "on", args.rounds)
-            rows.append({"model": name, "compile": switch, **{key: shown(pair) for key, pair in pairs.items()}})
-            above |= any(statistics.median(pairs[key].ratios) > bar for key, bar in BARS.items())
+            rows.append({"model": name, "compile": switch, **{key: format_ratios(pair) for key, pair in pairs.items()}})
+            above |= any(statistics.median(pairs[key].ratios) > limit for key, limit in LIMITS.items())
             print(render(rows[-1:], "markdown").splitlines()[-1], file=sys.stderr, flush=True)
     print(render(rows, "markdown"))
-    print(f"\nbars: {', '.join(f'{name} {bar}' for name, bar in BARS.items())}: {'above' if above else 'held'}")
+    print(
+        f"\nlimits: {', '.join(f'{name} {limit}' for name, limit in LIMITS.items())}: {'TOO SLOW' if above else 'ok'}"
+    )
     return int(args.check and above)
 
 

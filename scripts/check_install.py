@@ -1,10 +1,10 @@
-"""The wheel and the sdist, each installed in a fresh environment outside the checkout, train a run.
+"""Install the wheel and the sdist in new environments outside the checkout, and train a run with each.
 
-    python scripts/check_install.py                          # with every Python 3.11 to 3.13 on this machine
-    python scripts/check_install.py --python python3.12      # with this one
+    python scripts/check_install.py                          # every Python 3.11 to 3.13 on this machine
+    python scripts/check_install.py --python python3.12      # this Python
 
-Prints a line for each Python and each kind of package: what was installed and what it trained. A Python for
-which pip finds no torch at the pinned version says so; exit 1 where anything else went wrong.
+Prints a line for each Python and package: what was installed and the validation loss. A Python without torch at the
+pinned version is reported and skipped; any other failure exits with 1.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ RUN = [
 ]  # fmt: skip
 
 
-class Failed(Exception):
-    """A command that did not end well; its last lines."""
+class CommandError(Exception):
+    """A command failed; the text is its last lines."""
 
 
 def call(*arguments: str | Path, cwd: Path, **variables: str) -> str:
-    """Run a command and return what it printed."""
+    """Run a command and return its output."""
     done = subprocess.run(
         [str(argument) for argument in arguments],
         cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise Failed("\n".join((done.stdout + done.stderr).strip().splitlines()[-8:]))
+        raise CommandError("\n".join((done.stdout + done.stderr).strip().splitlines()[-8:]))
     return done.stdout
 
 
 def pythons() -> list[str]:
-    """Every Python on this machine that normlab is for."""
+    """Return every supported Python on this machine."""
     found = {}
     for minor in (11, 12, 13):
         name = f"python3.{minor}"
-        places = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))]
-        for place in places:
-            if place and name not in found:
+        candidates = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))]
+        for path in candidates:
+            if path and name not in found:
                 try:
-                    version = call(place, "-c", "import sys, venv; print(*sys.version_info[:2])", cwd=ROOT).split()
-                except (Failed, OSError):
+                    version = call(path, "-c", "import sys, venv; print(*sys.version_info[:2])", cwd=ROOT).split()
+                except (CommandError, OSError):
                     continue
                 if version == ["3", str(minor)]:
-                    found[name] = place
+                    found[name] = path
     return list(found.values())
 
 
 def build(folder: Path) -> list[Path]:
-    """The wheel and the sdist of a copy of the tracked files, so that nothing else gets into them."""
+    """Build the wheel and the sdist from a copy of the tracked files only."""
     source = folder / "source"
     source.mkdir()
     names = call("git", "ls-files", "-z", cwd=ROOT).split("\0")
@@ -71,23 +71,23 @@ def build(folder: Path) -> list[Path]:
 
 
 def check(python: str, package: Path, folder: Path) -> str:
-    """Install a package in a fresh environment, train, and look at the run; what was seen."""
+    """Install a package in a new environment, train and read the run; return the result as text."""
     venv, work = folder / "venv", folder / "some where else"
     work.mkdir(parents=True)
     call(python, "-m", "venv", venv, cwd=folder)
     pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", CONSTRAINTS]
     try:
         call(*pip, "torch", cwd=folder)
-    except Failed as error:
+    except CommandError as error:
         if "No matching distribution found for torch" in str(error):
-            return "no torch for this Python at the pinned version here: not checked"
+            return "skipped: pip finds no torch at the pinned version for this Python"
         raise
     call(*pip, package, cwd=folder)
     normlab = venv / "bin" / "normlab"
     call(normlab, *RUN, cwd=work, NORMLAB_CACHE=str(folder / "cache"))
     summary = call(normlab, "summarize", "--format", "csv", cwd=work)
     if "finished" not in summary or "rmsnorm_llama" not in summary:
-        raise Failed(summary)
+        raise CommandError(summary)
     call(normlab, "doctor", cwd=work)
     loss = call(
         venv / "bin" / "python", "-c", "import normlab; print(normlab.load('rmsnorm').status['val_loss'])", cwd=work
@@ -97,7 +97,7 @@ def check(python: str, package: Path, folder: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--python", action="append", help="which Python; may be given several times")
+    parser.add_argument("--python", action="append", help="a Python to check; may be repeated (default: all)")
     options = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as temporary:
@@ -105,13 +105,13 @@ def main() -> int:
         for python in options.python or pythons():
             version = call(python, "-V", cwd=ROOT).strip()
             for package in packages:
-                since = time.monotonic()
+                start = time.monotonic()
                 with tempfile.TemporaryDirectory() as folder:
                     try:
-                        seen = check(python, package, Path(folder))
-                    except Failed as error:
-                        failed, seen = True, f"FAILED: {error}"
-                print(f"{version:15} {package.name:28} {seen} ({time.monotonic() - since:.0f} s)", flush=True)
+                        result = check(python, package, Path(folder))
+                    except CommandError as error:
+                        failed, result = True, f"FAILED: {error}"
+                print(f"{version:15} {package.name:28} {result} ({time.monotonic() - start:.0f} s)", flush=True)
     return int(failed)
 
 

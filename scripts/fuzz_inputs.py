@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Mutate everything that a user or a disk hands to normlab, and see that nothing is believed that should not be.
+"""Mutate every input of normlab, and test that it is either refused in one line or used as written.
 
-    .venv/bin/python scripts/fuzz_inputs.py [--count 1000] [--seed 0] [--kind words,texts] [--only records/17]
+    .venv/bin/python scripts/fuzz_inputs.py [--count 1000] [--seed 0] [--kind overrides,texts] [--only records/17]
 
-A case is one or more calls of the command line, in this process, in a folder of its own; every 50th runs in a
-process of its own too. Kinds: `words` of the command line, `configs` (the YAML of --config-dir), `texts` (text,
+A case is one or more calls of the command line, in this process and in a folder of its own; every 50th also runs in a
+process of its own. Kinds: `overrides` (the command line), `configs` (YAML files of --config-dir), `texts` (text,
 JSONL, Parquet), `checkpoints`, `records` (run.json, status.json, metrics.jsonl, tokenizer.json, a plugin's copy), and
-`forged` (the same files with absurd sizes under a seal that fits, or a sparse terabyte long). Asked of each:
+`forged` (the same files with absurd sizes under a valid seal, or as a sparse terabyte). Each call must satisfy:
 
-- it ends with 0 or 2, and never in a traceback;
-- a refusal is one line, names what is wrong, ends in something to do, and leaves every file as it was;
-- a word or a config file that is accepted stands in the run's record;
-- of a text that is accepted, every document and every token is counted;
-- a run whose checkpoints are damaged is refused, or ends bit for bit like the undamaged one, and says so;
-- a damaged record is shown as such, or shows nothing that it did not say.
+- it exits with 0 or 2, and never with a traceback;
+- an error is one line, names the input, ends with what to do, and changes no file;
+- an accepted override or config file is in the run's record;
+- every document and every token of an accepted text is counted;
+- a run with damaged checkpoints is refused, or prints a warning and ends bit for bit like the undamaged run;
+- a damaged record is shown as damaged, or shows only what the undamaged record has.
 
-Prints a table and each failure with how to repeat it; exits with 1 where there is one.
+Prints a table, and each failure with how to repeat it; exits with 1 after a failure.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-SHARES = {"words": 40, "configs": 15, "texts": 15, "checkpoints": 15, "records": 12, "forged": 3}
-"""Cases of each kind, of a hundred."""
+SHARES = {"overrides": 40, "configs": 15, "texts": 15, "checkpoints": 15, "records": 12, "forged": 3}
+"""Cases of each kind in a hundred."""
 IN_A_PROCESS = 50
-"""Every so many cases of a kind also run in a process of their own."""
+"""One in this many cases of a kind also runs in a process of its own."""
 STEPS, STOPPED = 6, 4
-"""Steps of the reference run, and where the one that is to be resumed was stopped."""
+"""Steps of the finished run, and the step at which the other run was stopped."""
 
 SMALL = [
     "model=gpt2_nano", "model.depth=1", "model.width=16", "model.context=16", "train.batch_size=2",
@@ -58,52 +58,51 @@ LEAKS = re.compile(
     r"Traceback|\b(Key|Type|Value|Attribute|Index|Runtime|Assertion|Recursion|Overflow|Memory|Name|JSONDecode|"
     r"Unicode(De|En)code|FileNotFound|Validation|Safetensor|Arrow\w*|Config\w+)Error\b|<class '|object at 0x|\x1b"
 )
-"""What a message must not hold: Python's own words."""
-TO_DO = re.compile(
-    r"choose|let |give|set |sets |leave|use |put |delete|mend|update|did you mean|must (be|not)|make |free |quote|"
-    r"fix |repeat |name |try|start|wait|lower|raise|convert|lists|write|add|exclude|unpack|needs|"
-    r"trains|keep|sweep|find|run "
+"""Python's own terms, which a message must not contain."""
+ADVICE = re.compile(
+    r"choose|let |give|set |sets |leave|use |put |delete|mend|fix|pass |update|did you mean|must (be|not)|make |free |"
+    r"quote|name |try|start|wait|lower|raise|convert|lists|write|add|exclude|unpack|needs|trains|keep|sweep|find|run "
 )
-"""A word of which the end of every refusal has one."""
+"""The end of every error message contains one of these words."""
 
 
 # Calling.
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """How a call ended."""
+class Result:
+    """The exit code and output of a call."""
 
     code: int
     out: str
     err: str
     raised: str = ""
-    """The traceback, where it ended in one."""
+    """The traceback, if there is one."""
     configs: tuple[dict[str, Any], ...] = ()
-    """Of each run that was to be trained: its config."""
+    """The config of each run to train."""
 
 
 @dataclass(slots=True)
 class Lab:
-    """What all cases share."""
+    """The corpus and the undamaged runs that all cases share."""
 
     scratch: Path
     corpus: Path
     finished: Path = Path()
-    """A results folder with a run of `STEPS` steps."""
+    """A results folder with a finished run of `STEPS` steps."""
     stopped: Path = Path()
-    """The same, interrupted after `STOPPED`."""
-    words: list[str] = field(default_factory=list)
-    """The words that both were made with."""
+    """The same run, interrupted after `STOPPED` steps."""
+    overrides: list[str] = field(default_factory=list)
+    """The overrides of both runs."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By folder: the row of an undamaged summary."""
+    """The undamaged row of `summarize`, by folder."""
     samples: set[str] = field(default_factory=set)
-    """What the undamaged checkpoints continue the prompt with."""
+    """Texts that the undamaged checkpoints generate."""
 
 
 def small_enough(config: Any) -> bool:
-    """Whether a run takes no time worth mentioning; what is not, is composed and checked, but not trained."""
+    """Return whether a run is fast enough to train; larger runs are only composed and validated."""
     model, train = config.model, config.train
     size = model.depth * model.width * (4 * model.width + 3 * model.mlp_width) + model.width * model.context
     return (
@@ -117,8 +116,8 @@ def small_enough(config: Any) -> bool:
     )
 
 
-def call(*arguments: str, environment: dict[str, str] | None = None) -> Said:
-    """The command line, in this process."""
+def call(*arguments: str, environment: dict[str, str] | None = None) -> Result:
+    """Call the command line in this process."""
     from normlab import cli
     from normlab.options import plain_tree
 
@@ -141,19 +140,19 @@ def call(*arguments: str, environment: dict[str, str] | None = None) -> Said:
         code, raised = 1, traceback.format_exc()
     finally:
         cli._train = real
-    return Said(code, out.getvalue(), err.getvalue(), raised, tuple(configs))
+    return Result(code, out.getvalue(), err.getvalue(), raised, tuple(configs))
 
 
-def call_process(*arguments: str) -> Said:
-    """The command line, in a process of its own."""
-    words = [sys.executable, "-m", "normlab", *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, errors="backslashreplace")
+def call_process(*arguments: str) -> Result:
+    """Call the command line in a process of its own."""
+    command = [sys.executable, "-m", "normlab", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, errors="backslashreplace")
     raised = done.stderr if "Traceback" in done.stderr else ""
-    return Said(done.returncode, done.stdout, done.stderr, raised)
+    return Result(done.returncode, done.stdout, done.stderr, raised)
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Every file and folder below, and the SHA-256 of what it holds, of a huge one its size; but for locks."""
+    """Return every file below with its SHA-256, or its size if it is huge, and every folder; locks are left out."""
 
     def content(path: Path) -> str:
         size = path.stat().st_size
@@ -166,29 +165,29 @@ def files_of(folder: Path) -> dict[str, str]:
     }
 
 
-# What is asked of every call.
+# Conditions of every call.
 
 
-def wrong_ending(said: Said, names: Sequence[str] = ()) -> str:
-    """What is wrong with how a call ended; `names`: one of them must be in a refusal."""
-    if said.raised:
-        return "traceback: " + said.raised.strip().splitlines()[-1][:300]
-    if said.code not in (0, 2):
-        return f"exit {said.code}: {said.err[-300:]}"
-    # What a plugin's own code raises is its author's to read.
-    if (leak := LEAKS.search(said.err)) and "plugins: " not in said.err:
-        line = next(line for line in said.err.splitlines() if leak[0] in line)
+def exit_problem(result: Result, names: Sequence[str] = ()) -> str:
+    """Return what is wrong with the end of a call; an error message must contain one of `names`."""
+    if result.raised:
+        return "traceback: " + result.raised.strip().splitlines()[-1][:300]
+    if result.code not in (0, 2):
+        return f"exit {result.code}: {result.err[-300:]}"
+    # The author of a plugin may read what its code raises.
+    if (leak := LEAKS.search(result.err)) and "plugins: " not in result.err:
+        line = next(line for line in result.err.splitlines() if leak[0] in line)
         return f"leaks {leak[0]!r}: {line[:300]}"
-    if said.code == 0:
+    if result.code == 0:
         return ""
-    lines = [line for line in said.err.splitlines() if not line.startswith("normlab: ")]
+    lines = [line for line in result.err.splitlines() if not line.startswith("normlab: ")]
     if len(lines) != 1 or not lines[0].startswith("error: "):
-        return f"a refusal of {len(lines)} lines: {said.err[:400]}"
-    if said.out:
-        return f"a refusal that prints: {said.out[:200]}"
-    if not TO_DO.search(lines[0].rpartition("; ")[2].lower()):
-        return f"nothing to do: {lines[0]}"
-    # What no terminal can show is told as an escape, and any white space as a blank.
+        return f"an error of {len(lines)} lines: {result.err[:400]}"
+    if result.out:
+        return f"an error with output: {result.out[:200]}"
+    if not ADVICE.search(lines[0].rpartition("; ")[2].lower()):
+        return f"no advice: {lines[0]}"
+    # A message shows control characters as escapes, and any white space as a blank.
     shown = [" ".join(name.encode(errors="backslashreplace").decode().split()) for name in names]
     if names and not any(name in lines[0] for name in shown):
         return f"does not name {' or '.join(names)[:100]}: {lines[0]}"
@@ -197,19 +196,18 @@ def wrong_ending(said: Said, names: Sequence[str] = ()) -> str:
 
 @dataclass(slots=True)
 class Case:
-    """Calls in a folder, and what must hold after them."""
+    """Calls in a folder, and the condition on each."""
 
-    what: str
-    """What was mutated, for people."""
+    description: str
+    """The mutation."""
     calls: list[list[str]]
     prepare: Callable[[Path], Any] = lambda folder: None
     names: list[str] = field(default_factory=list)
-    judge: Callable[[Path, Said, list[str]], str] = lambda folder, said, words: ""
-    """What is wrong with a call that was accepted."""
-    refusal_writes: bool = False
+    judge: Callable[[Path, Result, list[str]], str] = lambda folder, result, arguments: ""
+    """Return what is wrong with an accepted call."""
 
 
-# Bytes and values gone wrong.
+# Mutated bytes and values.
 
 ODD = (
     "", " ", "null", "None", "true", "yes", "0", "-1", "1", "2", "3", "1.5", "1e3", "1e400", "nan", "inf", "-inf",
@@ -234,7 +232,7 @@ ODD_ROWS = (
 
 
 def mutate_text(draw: random.Random, text: str) -> str:
-    """One to three edits of characters."""
+    """Return the text after one to three edits of characters."""
     letters = list(text)
     for _ in range(draw.randint(1, 3)):
         at = draw.randrange(len(letters) + 1)
@@ -253,9 +251,9 @@ def mutate_text(draw: random.Random, text: str) -> str:
 
 
 def mutate_bytes(draw: random.Random, content: bytes) -> tuple[str, bytes]:
-    """How, and what came of it; always other bytes."""
+    """Return a description of the mutation and the mutated bytes, which always differ."""
     size = len(content)
-    # A share of the length, which differs by a few bytes from run to run where the content holds a time.
+    # A fraction of the length, since times in the content change the length by a few bytes.
     at = int(draw.random() * size)
     how = draw.choice(["flip", "cut", "empty", "append", "zeros", "garbage", "drop", "twice"])
     made = {
@@ -272,7 +270,7 @@ def mutate_bytes(draw: random.Random, content: bytes) -> tuple[str, bytes]:
 
 
 def mutate_json(draw: random.Random, tree: Any) -> tuple[str, Any]:
-    """A tree with one leaf or branch taken out or of another kind."""
+    """Return a description, and the tree with one node removed or replaced by another type."""
     tree = json.loads(json.dumps(tree))
     spots: list[tuple[Any, Any, str]] = []
 
@@ -283,7 +281,7 @@ def mutate_json(draw: random.Random, tree: Any) -> tuple[str, Any]:
             walk(value, f"{where}.{key}")
 
     walk(tree, "")
-    # The upper levels, which matter most, as often as all the leaves.
+    # The upper levels matter most: they are chosen as often as all nodes.
     top = [spot for spot in spots if spot[2].count(".") <= 2]
     node, key, where = draw.choice(draw.choice([top, spots]))
     if draw.random() < 0.4:
@@ -297,26 +295,26 @@ def mutate_json(draw: random.Random, tree: Any) -> tuple[str, Any]:
     return f"{where} = {str(node[key])[:20]}", tree
 
 
-# Words.
+# Overrides.
 
 
-def leaf_words(lab: Lab) -> dict[str, Any]:
-    """Every option of the reference run, with its value."""
+def options_of_run(lab: Lab) -> dict[str, Any]:
+    """Return every option of the undamaged run with its value."""
     from normlab.launch import compose_run
     from normlab.options import flatten_options
 
     return flatten_options(compose_run([*SMALL, f"data.path={lab.corpus}"]))
 
 
-def words(draw: random.Random, lab: Lab) -> Case:
-    """A command line with one or two words gone wrong, or one of another command."""
-    known = leaf_words(lab)
+def overrides(draw: random.Random, lab: Lab) -> Case:
+    """Return a case with one or two mutated overrides of `train`, or arguments of another command."""
+    known = options_of_run(lab)
     groups = {
         "norm": ["rmsnorm", "layernorm", "batchnorm", "none", "rmsnorm_gemma"], "placement": ["pre", "post"],
         "model": ["gpt2_nano", "llama_nano"], "data": ["files"], "optim": ["adamw", "sgd"],
     }  # fmt: skip
 
-    def one() -> str:
+    def mutated_override() -> str:
         option = draw.choice([*known, *groups])
         value = draw.choice(groups[option]) if option in groups else str(known[option])
         how = draw.random()
@@ -341,53 +339,53 @@ def words(draw: random.Random, lab: Lab) -> Case:
         flag = draw.choice(
             [*flags.split(), "--hydra-help", "--shell-completion", "--nope", "--multirun", "-c", "--debug"]
         )
-        if flag == "--debug":  # asks for a traceback
+        if flag == "--debug":  # it prints a traceback on purpose
             flag = "--debugg"
         return draw.choice([flag, f"{flag}={draw.choice(['job', 'hydra', 'x', '', 'é', '/nowhere', 'all'])}"])
 
     if draw.random() < 0.12:
         return other_command(draw, lab)
-    mutated = [word for word in (one() for _ in range(draw.choice([1, 1, 1, 2]))) if "\0" not in word]
+    mutated = [text for text in (mutated_override() for _ in range(draw.choice([1, 1, 1, 2]))) if "\0" not in text]
     mutated = mutated or ["norm"]
     base = [*SMALL, f"data.path={lab.corpus}", "train.steps=2"]
-    names = [part for word in mutated for part in named(word)]
-    return Case(" ".join(mutated), [["train", *base, *mutated]], names=names, judge=judge_words)
+    names = [part for override in mutated for part in parts_of(override)]
+    return Case(" ".join(mutated), [["train", *base, *mutated]], names=names, judge=judge_overrides)
 
 
-def named(word: str) -> list[str]:
-    """The parts of a word one of which a refusal must show: its option, or its value."""
-    key, _, value = word.partition("=")
+def parts_of(override: str) -> list[str]:
+    """Return the option and the value of an override; an error message must show one of them."""
+    key, _, value = override.partition("=")
     key = key.strip("+~- @")
     return [part for part in (key, key.rpartition(".")[2], value[:50].strip()) if part.strip("- \n")] or [
-        word.strip() or repr(word)[1:-1]
+        override.strip() or repr(override)[1:-1]
     ]
 
 
-def judge_words(folder: Path, said: Said, arguments: list[str]) -> str:
-    """Each option that was set stands in the config; what only shows something writes nothing."""
-    if not said.configs:
+def judge_overrides(folder: Path, result: Result, arguments: list[str]) -> str:
+    """Check that the config has each option that was set, and that a call without a run writes nothing."""
+    if not result.configs:
         return f"wrote {files_of(folder)}" if files_of(folder) else ""
-    last = {word.partition("=")[0].lstrip("+").strip(): word for word in arguments[1:] if not word.startswith("-")}
-    for config in said.configs:
-        for option, word in last.items():
+    options = {text.partition("=")[0].lstrip("+").strip(): text for text in arguments[1:] if not text.startswith("-")}
+    for config in result.configs:
+        for option, override in options.items():
             if option.startswith("hydra"):
                 continue
             value: Any = config
             for part in option.split("."):
                 if not isinstance(value, dict) or part not in value:
-                    return f"accepted {word!r}, and the config has no {option}"
+                    return f"accepted {override!r}, and the config has no {option}"
                 value = value[part]
             if isinstance(value, dict) and "name" in value:
                 value = {value["name"], value.get("preset")}
             elif isinstance(value, dict) and "preset" in value:
                 value = {value["preset"]}
-            if len(said.configs) == 1 and not means(word.partition("=")[2], value):
-                return f"accepted {word[:80]!r}, and the config says {value!r:.80}"
+            if len(result.configs) == 1 and not means(override.partition("=")[2], value):
+                return f"accepted {override[:80]!r}, and the config has {value!r:.80}"
     return ""
 
 
 def means(text: str, value: Any) -> bool:
-    """Whether a value is what a text says; where that is beyond a few lines, it is believed."""
+    """Return whether a value is what a text sets; interpolations and functions are not evaluated."""
     text = text.strip(" \t")
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -408,7 +406,7 @@ def means(text: str, value: Any) -> bool:
 
 
 def other_command(draw: random.Random, lab: Lab) -> Case:
-    """summarize, list or sample with arguments gone wrong; the run that they look at is sound."""
+    """Return a case with mutated arguments of summarize, list or sample on an undamaged run."""
     results = str(lab.finished / "results")
     command = draw.choice([
         ["summarize", results, "--format", "json"], ["summarize", results, "--format", "table"],
@@ -416,7 +414,7 @@ def other_command(draw: random.Random, lab: Lab) -> Case:
         ["sample", "rmsnorm", "--results-dir", results, "--tokens", "3", "--seed", "1", "--temperature", "0.5"],
     ])  # fmt: skip
     at = draw.randrange(len(command))
-    odd = [word for word in ODD if "\0" not in word and not word.startswith("9999")]
+    odd = [text for text in ODD if "\0" not in text and not text.startswith("9999")]
     command[at] = draw.choice([mutate_text(draw, command[at]), draw.choice(odd)])
     return Case(" ".join(command), [command])
 
@@ -425,7 +423,7 @@ def other_command(draw: random.Random, lab: Lab) -> Case:
 
 
 def configs(draw: random.Random, lab: Lab) -> Case:
-    """A preset of one's own in --config-dir, gone wrong."""
+    """Return a case with a mutated preset of the user's in --config-dir."""
     group, text = draw.choice([
         ("norm", "defaults:\n  - rmsnorm\n  - _self_\npreset: mine\neps: 1.0e-05\ngain: true\neps_mode: inside_ms\n"),
         ("model", "preset: mine\ndepth: 1\nwidth: 16\nheads: 2\ncontext: 16\nmlp: gelu\nbias: true\n"),
@@ -463,43 +461,43 @@ def configs(draw: random.Random, lab: Lab) -> Case:
 
     chosen = [f"{group}=mine"] if group else ["--config-name=mine"]
     base = [
-        word for word in [*SMALL, f"data.path={lab.corpus}", "train.steps=2"] if not (group and word.startswith(group))
+        text for text in [*SMALL, f"data.path={lab.corpus}", "train.steps=2"] if not (group and text.startswith(group))
     ]
-    base = [word for word in base if group != "data" or not word.startswith("data")]
+    base = [text for text in base if group != "data" or not text.startswith("data")]
     if group == "data":
         chosen.append(f"+data.path={lab.corpus}" if b"files" not in content else f"data.path={lab.corpus}")
 
-    def judge(folder: Path, said: Said, arguments: list[str]) -> str:
+    def judge(folder: Path, result: Result, arguments: list[str]) -> str:
         import yaml
 
         tree = yaml.safe_load(content.decode())
-        for config in said.configs:
+        for config in result.configs:
             for key, value in (tree or {}).items():
-                # To OmegaConf ??? leaves an option as the configs before it had it.
+                # OmegaConf keeps the earlier value of an option that is ???.
                 if key in ("defaults", "preset") or isinstance(value, dict) or value == "???":
                     continue
-                seen = config[group].get(key) if group else config.get(key)
-                if (isinstance(value, str) and "${" in value) or value is None or seen == value:
+                found = config[group].get(key) if group else config.get(key)
+                if (isinstance(value, str) and "${" in value) or value is None or found == value:
                     continue
-                if not means(str(value), seen):
-                    return f"accepted {key}: {value!r}, and the config says {seen!r}"
+                if not means(str(value), found):
+                    return f"accepted {key}: {value!r}, and the config has {found!r}"
         return ""
 
-    what = f"{group or 'primary'}: {how}"
-    return Case(what, [["train", "--config-dir", "own", *base, *chosen]], prepare, judge=judge)
+    description = f"{group or 'primary'}: {how}"
+    return Case(description, [["train", "--config-dir", "own", *base, *chosen]], prepare, judge=judge)
 
 
 # Texts.
 
 
 def texts(draw: random.Random, lab: Lab) -> Case:
-    """A corpus of one's own, gone wrong; of one that is accepted, everything is counted."""
+    """Return a case with a mutated corpus of the user's; every document of an accepted one must be counted."""
     kind = draw.choice(["txt", "jsonl", "parquet"])
     sentences = [
         " ".join(draw.choices(["the", "norm", "a", "layer", "scales", "mean", "é", "日本", "stream"], k=9))
         for _ in range(60)
     ]
-    how = "sound"
+    how = "unchanged"
     if kind == "txt":
         content = "\n".join(sentences).encode()
     elif kind == "jsonl":
@@ -537,18 +535,18 @@ def texts(draw: random.Random, lab: Lab) -> Case:
     name = draw.choice(
         [f"my.{kind}"] * 6 + [f"é a.{kind}", f"a=b,c.{kind}", f"it's.{kind}", f"[x].{kind}", f"x.{kind}.gz"]
     )
-    word = f"data.path={name}" if not set(name) & set(",[") else f"data.path=['{name}']" if "'" not in name else ""
+    override = f"data.path={name}" if not set(name) & set(",[") else f"data.path=['{name}']" if "'" not in name else ""
     tokenizer = draw.choice(["bytes", "chars"])
 
     def prepare(folder: Path) -> None:
         (folder / name).write_bytes(content)
 
-    def judge(folder: Path, said: Said, arguments: list[str]) -> str:
+    def judge(folder: Path, result: Result, arguments: list[str]) -> str:
         documents = documents_of(kind if not name.endswith(".gz") else "txt", content)
         runs = list((folder / "results" / "runs").iterdir())
         corpus = json.loads((runs[0] / "run.json").read_bytes())["corpus"]
         if documents is None:
-            return f"accepted what is no {kind}: {corpus}"
+            return f"accepted a file that is not {kind}: {corpus}"
         size = len if tokenizer == "chars" else lambda text: len(text.encode("utf-8", "surrogatepass"))
         total, count = sum(map(size, documents)), len(documents)
         found = corpus["train_tokens"] + corpus["val_tokens"] - total
@@ -557,12 +555,12 @@ def texts(draw: random.Random, lab: Lab) -> Case:
             return f"{count} documents of {total} tokens are recorded as {corpus}"
         return ""
 
-    train = ["train", *SMALL, "train.steps=1", word, f"data.tokenizer={tokenizer}"]
+    train = ["train", *SMALL, "train.steps=1", override, f"data.tokenizer={tokenizer}"]
     return Case(f"{name}: {how}", [train], prepare, [name, "data"], judge)
 
 
 def documents_of(kind: str, content: bytes) -> list[str] | None:
-    """The documents that a file holds, by a reading of our own; None where it holds none that can be read."""
+    """Return the documents of a file, read independently of normlab; None if it cannot be read."""
     try:
         if kind == "parquet":
             import pyarrow.parquet as pq
@@ -581,40 +579,39 @@ def documents_of(kind: str, content: bytes) -> list[str] | None:
 # Checkpoints and records.
 
 
-def the_run(folder: Path) -> Path:
-    """The one run in a folder's results."""
+def only_run(folder: Path) -> Path:
+    """Return the only run in a folder's results."""
     return next((folder / "results" / "runs").iterdir())
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    """The record's rows, without those that hold times."""
+    """Return the record's rows without times."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["kind"] != "pace"]
 
 
 def checkpoints(draw: random.Random, lab: Lab) -> Case:
-    """One or both checkpoints of a stopped run damaged; the run is gone on with, and sampled from."""
+    """Return a case with damaged checkpoints of a stopped run, which is resumed and sampled from."""
     plan: list[tuple[str, str, int]] = []
     for name in draw.choice([["step_00000004"], ["step_00000002"], ["step_00000002", "step_00000004"]]):
         file = draw.choice(["state.safetensors", "state.safetensors", "meta.json", "manifest.json"])
         plan.append((name, draw.choice([file, file, file, "folder"]), draw.randrange(10**9)))
-    told: list[str] = []
+    damages: list[str] = []
 
     def prepare(folder: Path) -> None:
         shutil.copytree(lab.stopped, folder, dirs_exist_ok=True)
         for name, file, seed in plan:
-            own = random.Random(seed)
-            place = the_run(folder) / "checkpoints" / name
+            draw = random.Random(seed)
+            saved = only_run(folder) / "checkpoints" / name
             if file != "folder":
                 kinds = ["bytes", "bytes", "bytes", "missing", "folder instead"]
-                how = own.choice([*kinds, "json", "json"] if file.endswith(".json") else [*kinds, "the other's"])
-                path = place / file
+                how = draw.choice([*kinds, "json", "json"] if file.endswith(".json") else [*kinds, "the other's"])
+                path = saved / file
                 if how == "bytes":
-                    told_how, content = mutate_bytes(own, path.read_bytes())
+                    how, content = mutate_bytes(draw, path.read_bytes())
                     path.write_bytes(content)
-                    how = told_how
                 elif how == "json":
-                    how, tree = mutate_json(own, json.loads(path.read_bytes()))
+                    how, tree = mutate_json(draw, json.loads(path.read_bytes()))
                     path.write_text(json.dumps(tree))
                 elif how == "the other's":
                     other = "step_00000002" if name.endswith("4") else "step_00000004"
@@ -624,61 +621,61 @@ def checkpoints(draw: random.Random, lab: Lab) -> Case:
                     if how == "folder instead":
                         path.mkdir()
             else:
-                how = own.choice(["missing", "renamed", "a file instead", "the other's"])
+                how = draw.choice(["missing", "renamed", "a file instead", "the other's"])
                 if how == "renamed":
-                    place.rename(
-                        place.with_name(own.choice(["step_00000003", "step_00000005", "step_00000009", "step_4"]))
+                    saved.rename(
+                        saved.with_name(draw.choice(["step_00000003", "step_00000005", "step_00000009", "step_4"]))
                     )
                 else:
-                    shutil.rmtree(place)
+                    shutil.rmtree(saved)
                     if how == "a file instead":
-                        place.write_text("x")
+                        saved.write_text("x")
                     elif how == "the other's":
                         other = "step_00000002" if name.endswith("4") else "step_00000004"
-                        shutil.copytree(lab_file(lab, other, "."), place)
-            told.append(f"{name}/{file} {how}")
+                        shutil.copytree(lab_file(lab, other, "."), saved)
+            damages.append(f"{name}/{file} {how}")
 
-    def judge(folder: Path, said: Said, arguments: list[str]) -> str:
+    def judge(folder: Path, result: Result, arguments: list[str]) -> str:
         if arguments[0] == "sample":
-            return "" if said.out in lab.samples else f"sampled {said.out!r}"
-        run = the_run(folder)
+            return "" if result.out in lab.samples else f"sampled {result.out!r}"
+        run = only_run(folder)
         status = json.loads((run / "status.json").read_bytes())
         if status["state"] != "finished" or rows_of(run) != lab.rows:
-            return f"ended otherwise than the undamaged run: {status['state']} at {status['step']}"
+            return f"ended differently from the undamaged run: {status['state']} at {status['step']}"
         final = f"checkpoints/step_{STEPS:08d}/state.safetensors"
-        if (run / final).read_bytes() != (the_run(lab.finished) / final).read_bytes():
-            return "ended with other weights than the undamaged run"
-        damaged = [how for how in told if not re.search(r"folder (missing|renamed)", how)]
-        # Only the newest is looked at where it is whole.
-        if any("00000004" in how for how in damaged) and not re.search("damaged|incomplete|checkpoint", said.err):
-            return f"went on without a word: {said.err[-300:]}"
+        if (run / final).read_bytes() != (only_run(lab.finished) / final).read_bytes():
+            return "ended with different weights from the undamaged run"
+        found = [how for how in damages if not re.search(r"folder (missing|renamed)", how)]
+        # A complete newest checkpoint is used without reading the older one.
+        if any("00000004" in how for how in found) and not re.search("damaged|incomplete|checkpoint", result.err):
+            return f"resumed without a warning: {result.err[-300:]}"
         return ""
 
     sample = ["sample", "rmsnorm", "--trust", "--prompt", "the", "--tokens", "8", "--seed", "1"]
-    case = Case("", [sample, ["train", *lab.words]], prepare, ["checkpoint"], judge)
-    case.what = " + ".join(f"{name}/{file} #{seed}" for name, file, seed in plan)
+    case = Case("", [sample, ["train", *lab.overrides]], prepare, ["checkpoint"], judge)
+    case.description = " + ".join(f"{name}/{file} #{seed}" for name, file, seed in plan)
     return case
 
 
 def lab_file(lab: Lab, step: str, file: str) -> Path:
-    """A file of an undamaged checkpoint."""
-    return the_run(lab.stopped) / "checkpoints" / step / file
+    """Return a file of an undamaged checkpoint."""
+    return only_run(lab.stopped) / "checkpoints" / step / file
 
 
 def records(draw: random.Random, lab: Lab, *, forged: bool = False) -> Case:
-    """A file of a run's record damaged; the run is listed, summarized, sampled from, and gone on with.
+    """Return a case with a damaged file of a run, which is listed, summarized, sampled from and resumed.
 
     Args:
         draw: Draws the damage.
         lab: The undamaged runs.
-        forged: Whether it is what a person does and no disk: an absurd size under a seal that fits, a sparse terabyte.
+        forged: Whether a person made the damage: an absurd size under a valid seal, or a sparse terabyte.
     """
     source = draw.choice(["finished", "stopped"])
     file = draw.choice(
         ["run.json", "run.json", "status.json", "status.json", "metrics.jsonl", "tokenizer.json", "plugin"]
     )
     original = lab.finished if source == "finished" else lab.stopped
-    path = next((the_run(original) / "plugins").iterdir()) if file == "plugin" else the_run(original) / file
+    path = next((only_run(original) / "plugins").iterdir()) if file == "plugin" else only_run(original) / file
     content = path.read_bytes()
     plausible = False
     sparse = 0  # bytes
@@ -695,26 +692,26 @@ def records(draw: random.Random, lab: Lab, *, forged: bool = False) -> Case:
         how, made = mutate_bytes(draw, content)
     if made is not None and file.endswith(".json") and not sparse:
         with contextlib.suppress(ValueError, RecursionError):
-            # Bytes that still are JSON say other digits, or have lost some; so may a tree of the same kinds.
+            # Mutated bytes that are still JSON have other digits; so may a tree of the same types.
             plausible = bool(re.match(r"\w+ at \d+ of", how)) or shape(json.loads(made)) == shape(json.loads(content))
 
     def prepare(folder: Path) -> None:
         shutil.copytree(original, folder, dirs_exist_ok=True)
-        damaged = the_run(folder) / path.relative_to(the_run(original))
+        damaged = only_run(folder) / path.relative_to(only_run(original))
         damaged.unlink() if made is None else damaged.write_bytes(made)
         if sparse:
             os.truncate(damaged, sparse)
 
-    def judge(folder: Path, said: Said, arguments: list[str]) -> str:
+    def judge(folder: Path, result: Result, arguments: list[str]) -> str:
         if plausible:
-            return ""  # another value of the same kind: nothing in the file can tell
+            return ""  # nothing in the file shows another value of the same type
         if arguments[0] == "sample":
-            return "" if said.out in lab.samples else f"sampled {said.out!r}"
+            return "" if result.out in lab.samples else f"sampled {result.out!r}"
         if arguments[:3] == ["summarize", "results", "--format"] and arguments[3] == "json":
-            return wrong_row(json.loads(said.out), lab.summary[source])
+            return wrong_row(json.loads(result.out), lab.summary[source])
         if arguments[0] == "train" and file in ("tokenizer.json", "plugin", "status.json") and source == "stopped":
-            run = the_run(folder)
-            return "" if rows_of(run) == lab.rows else "ended otherwise than the undamaged run"
+            run = only_run(folder)
+            return "" if rows_of(run) == lab.rows else "ended differently from the undamaged run"
         return ""
 
     calls = [
@@ -723,17 +720,17 @@ def records(draw: random.Random, lab: Lab, *, forged: bool = False) -> Case:
         ["list", "runs"],
         ["list", "runs", "results", "--json"],
         ["sample", "rmsnorm", "--trust", "--prompt", "the", "--tokens", "8", "--seed", "1"],
-        ["train", *lab.words],
+        ["train", *lab.overrides],
     ]
-    return Case(f"{source} {file}: {how}", calls, prepare, [file, the_run(original).name, "plugins", "no run"], judge)
+    return Case(f"{source} {file}: {how}", calls, prepare, [file, only_run(original).name, "plugins", "no run"], judge)
 
 
 SIZES = ("context", "width", "mlp_width", "depth", "heads")
-"""Options of a model whose values cost memory."""
+"""Options of a model that determine its memory."""
 
 
 def resealed(draw: random.Random, record: dict[str, Any]) -> tuple[str, bytes]:
-    """A run.json whose config asks for an absurd size, with a seal that fits: what a person may send."""
+    """Return a run.json with an absurd size in its config and a valid seal."""
     from normlab.store.schema import SEAL, seal
 
     name, value = draw.choice(SIZES), draw.choice([-1, 0, 7, 2**17, 2**20, 2**40, 10**30, 1.5, "x", None])
@@ -743,7 +740,7 @@ def resealed(draw: random.Random, record: dict[str, Any]) -> tuple[str, bytes]:
 
 
 def shape(tree: Any) -> Any:
-    """A tree's keys and kinds of leaves."""
+    """Return a tree's keys and the types of its leaves."""
     if isinstance(tree, dict):
         return {key: shape(value) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -751,36 +748,36 @@ def shape(tree: Any) -> Any:
     return "number" if isinstance(tree, int | float) and not isinstance(tree, bool) else type(tree).__name__
 
 
-def wrong_row(rows: list[dict[str, Any]], sound: dict[str, Any]) -> str:
-    """What a summary shows of a damaged run that it should not."""
+def wrong_row(rows: list[dict[str, Any]], undamaged: dict[str, Any]) -> str:
+    """Return what a summary of a damaged run shows and should not."""
     if len(rows) != 1:
         return f"{len(rows)} rows"
     row = rows[0]
     if row["state"] == "damaged":
-        return "" if row["note"] else "damaged, and no note of how"
-    # The note and the name say the rest; a run without a name is called by its id.
-    other = {key for key, value in row.items() if value is not None and value != sound[key]} - {"note", "run"}
-    if row["state"] in ("killed", "running") and row["note"]:  # what a run without a status is
+        return "" if row["note"] else "damaged, without a note"
+    # The note explains the rest; a run without a name is shown by its id.
+    other = {key for key, value in row.items() if value is not None and value != undamaged[key]} - {"note", "run"}
+    if row["state"] in ("killed", "running") and row["note"]:  # a run without a status
         other -= {"state"}
-    blank = {key for key, value in row.items() if value is None and sound[key] is not None}
+    blank = {key for key, value in row.items() if value is None and undamaged[key] is not None}
     if other:
-        return "shows " + ", ".join(f"{key} {row[key]!r} for {sound[key]!r}" for key in sorted(other))
+        return "shows " + ", ".join(f"{key} {row[key]!r} for {undamaged[key]!r}" for key in sorted(other))
     return (
         "" if not blank or row["note"] or row["state"] != "finished" else f"finished without {sorted(blank)}, no note"
     )
 
 
-# The whole.
+# The command.
 
 KINDS: dict[str, Callable[[random.Random, Lab], Case]] = {
-    "words": words, "configs": configs, "texts": texts, "checkpoints": checkpoints, "records": records,
+    "overrides": overrides, "configs": configs, "texts": texts, "checkpoints": checkpoints, "records": records,
     "forged": partial(records, forged=True),
 }  # fmt: skip
 
 
 @contextlib.contextmanager
 def laboratory() -> Iterator[Lab]:
-    """A folder with a corpus, a finished run and a stopped one; the environment is ours until the end."""
+    """Make a folder with a corpus, a finished run and a stopped one, and restore the environment at the end."""
     scratch = Path(tempfile.mkdtemp(prefix="normlab_fuzz_"))
     before, here = dict(os.environ), Path.cwd()
     os.environ.update(
@@ -797,7 +794,7 @@ def laboratory() -> Iterator[Lab]:
 
 
 def prepared(scratch: Path) -> Lab:
-    """The corpus and the runs that are damaged later."""
+    """Make the corpus and the undamaged runs."""
     from normlab.train import checkpoint
 
     draw = random.Random(0)
@@ -810,7 +807,7 @@ def prepared(scratch: Path) -> Lab:
     plugin = scratch / "own.py"
     plugin.write_text("from normlab.norms.rmsnorm import RMSNorm\n\nMINE = RMSNorm\n")
     lab = Lab(scratch, corpus, scratch / "finished", scratch / "stopped")
-    lab.words = [
+    lab.overrides = [
         *SMALL, f"data.path={corpus}", f"train.steps={STEPS}", "train.checkpoint_every=2", "eval.every=3",
         "train.log_every=1", f"plugins=[{plugin}]", "data.tokenizer=chars",
     ]  # fmt: skip
@@ -828,57 +825,59 @@ def prepared(scratch: Path) -> Lab:
         if name == "stopped":
             checkpoint.save = save
         try:
-            said = call("train", *lab.words)
+            result = call("train", *lab.overrides)
         finally:
             checkpoint.save = real
-        if said.code != (0 if name == "finished" else 130):
-            raise RuntimeError(said.err + said.raised)
+        if result.code != (0 if name == "finished" else 130):
+            raise RuntimeError(result.err + result.raised)
         lab.summary[name] = json.loads(call("summarize", "--format", "json").out)[0]
         lab.samples.add(call(*sample).out)
-        run = the_run(scratch / name)
-        # The older checkpoint's sample too: what a run falls back to where the newest is damaged.
+        run = only_run(scratch / name)
+        # The older checkpoint's sample too, which is used if the newest is damaged.
         newest = max((run / "checkpoints").iterdir())
         newest.rename(scratch / "aside")
         lab.samples.add(call(*sample).out)
         (scratch / "aside").rename(newest)
-    lab.rows = rows_of(the_run(lab.finished))
+    lab.rows = rows_of(only_run(lab.finished))
     return lab
 
 
-def run_case(lab: Lab, case: Case, folder: Path, caller: Callable[..., Said] = call) -> tuple[Counter[str], list[str]]:
-    """The calls of a case, and what is wrong with each."""
+def run_case(
+    lab: Lab, case: Case, folder: Path, caller: Callable[..., Result] = call
+) -> tuple[Counter[str], list[str]]:
+    """Run the calls of a case; return counts of their outcomes and the problems."""
     folder.mkdir()
     case.prepare(folder)
     os.chdir(folder)
-    seen: Counter[str] = Counter()
-    wrong: list[str] = []
+    counts: Counter[str] = Counter()
+    problems: list[str] = []
     try:
         for arguments in case.calls:
             before = files_of(folder)
-            said = caller(*arguments)
-            seen["refused" if said.code == 2 else "accepted" if said.code == 0 else "broken"] += 1
-            problem = wrong_ending(said, case.names)
-            if not problem and said.code == 2 and files_of(folder) != before:
+            result = caller(*arguments)
+            counts["refused" if result.code == 2 else "accepted" if result.code == 0 else "broken"] += 1
+            problem = exit_problem(result, case.names)
+            if not problem and result.code == 2 and files_of(folder) != before:
                 changed = {name for name, _ in files_of(folder).items() ^ before.items()}
-                problem = f"refused, and changed {sorted(changed)}: {said.err.strip()[:200]}"
+                problem = f"refused, and changed {sorted(changed)}: {result.err.strip()[:200]}"
             if not problem and (lab.scratch / "cache" / ".normlab-making").exists():
-                problem = "left something half-made in the cache"
-            if not problem and said.code == 0 and caller is call:
+                problem = "left an incomplete corpus in the cache"
+            if not problem and result.code == 0 and caller is call:
                 try:
-                    problem = case.judge(folder, said, arguments)
+                    problem = case.judge(folder, result, arguments)
                 except Exception as error:
-                    problem = f"cannot be judged: {type(error).__name__}: {error}"
+                    problem = f"the judge failed: {type(error).__name__}: {error}"
             if problem:
-                shown = " ".join(word for word in arguments if word not in (*SMALL, *lab.words))
-                wrong.append(f"normlab {shown[:200]}: {problem}".replace(str(lab.scratch), "..."))
+                shown = " ".join(text for text in arguments if text not in (*SMALL, *lab.overrides))
+                problems.append(f"normlab {shown[:200]}: {problem}".replace(str(lab.scratch), "..."))
     finally:
         os.chdir(lab.scratch)
         shutil.rmtree(folder, ignore_errors=True)
-    return seen, wrong
+    return counts, problems
 
 
 def fuzz(seed: int, counts: dict[str, int], only: str = "") -> tuple[dict[str, Counter[str]], list[str]]:
-    """Run cases of each kind: what came of their calls by kind, and what was wrong."""
+    """Run cases of each kind; return counts of outcomes by kind, and the failures."""
     table: dict[str, Counter[str]] = {}
     failures: list[str] = []
     with laboratory() as lab:
@@ -889,43 +888,38 @@ def fuzz(seed: int, counts: dict[str, int], only: str = "") -> tuple[dict[str, C
                 if only and only != f"{kind}/{number}":
                     continue
                 case = KINDS[kind](random.Random(f"{seed}/{kind}/{number}"), lab)
-                seen, wrong = run_case(lab, case, lab.scratch / "case")
-                if not wrong and number % IN_A_PROCESS == IN_A_PROCESS - 1 and "broken" not in seen:
-                    again, wrong = run_case(lab, case, lab.scratch / "case", call_process)
-                    if not wrong and again != seen and all(map(trained, case.calls)):
-                        wrong = [f"{dict(again)} in a process of its own, {dict(seen)} here"]
-                table[kind] += Counter({"cases": 1, "failures": bool(wrong)}) + seen
-                failures += [f"{kind}/{number} [{case.what[:120]!r}] {problem}" for problem in wrong]
+                outcomes, problems = run_case(lab, case, lab.scratch / "case")
+                if not problems and number % IN_A_PROCESS == IN_A_PROCESS - 1 and "broken" not in outcomes:
+                    again, problems = run_case(lab, case, lab.scratch / "case", call_process)
+                    if not problems and again != outcomes and all(arguments[0] != "train" for arguments in case.calls):
+                        problems = [f"{dict(again)} in a process of its own, {dict(outcomes)} here"]
+                table[kind] += Counter({"cases": 1, "failures": bool(problems)}) + outcomes
+                failures += [f"{kind}/{number} [{case.description[:120]!r}] {problem}" for problem in problems]
             table[kind]["seconds"] = round(time.perf_counter() - since)
     return table, failures
 
 
-def trained(arguments: list[str]) -> bool:
-    """Whether a process does what this one does: it trains what is too large here."""
-    return arguments[0] != "train"
-
-
 def main() -> int:
-    """Run everything; the exit status."""
+    """Run the cases and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--count", type=int, default=1000, help="cases in all (default 1000)")
-    parser.add_argument("--seed", type=int, default=0, help="draws the mutations (default 0)")
-    parser.add_argument("--kind", default=",".join(SHARES), help="the kinds, with commas (default all)")
-    parser.add_argument("--only", default="", help="one case, as a failure names it: records/17")
+    parser.add_argument("--count", type=int, default=1000, help="number of cases (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the mutations (default 0)")
+    parser.add_argument("--kind", default=",".join(SHARES), help="kinds, separated by commas (default all)")
+    parser.add_argument("--only", default="", help="one case by its name in a failure: records/17")
     options = parser.parse_args()
-    # What a library ends by an abort would otherwise end in silence: the calls' own outputs are caught.
+    # A library's abort would be silent otherwise, since the outputs of calls are captured.
     faulthandler.enable(os.fdopen(os.dup(2), "w"))
     chosen = [options.only.partition("/")[0]] if options.only else options.kind.split(",")
     if foreign := set(chosen) - set(SHARES):
-        parser.error(f"no kind {', '.join(foreign)}; choose of {', '.join(SHARES)}")
+        parser.error(f"--kind {','.join(foreign)}: unknown kind; choose from {', '.join(SHARES)}")
     share = sum(SHARES[kind] for kind in chosen)
     counts = {kind: max(1, round(options.count * SHARES[kind] / share)) for kind in chosen}
     table, failures = fuzz(options.seed, counts, options.only)
     columns = ("cases", "accepted", "refused", "broken", "failures", "seconds")
     print("".join(["kind".ljust(14), *(column.rjust(10) for column in columns)]))
     total = sum(table.values(), Counter())
-    for kind, seen in {**table, "all": total}.items():
-        print("".join([kind.ljust(14), *(str(seen[column]).rjust(10) for column in columns)]))
+    for kind, counts in {**table, "all": total}.items():
+        print("".join([kind.ljust(14), *(str(counts[column]).rjust(10) for column in columns)]))
     for failure in failures:
         print(f"FAILED {failure.encode(errors='backslashreplace').decode()}")
     if failures:

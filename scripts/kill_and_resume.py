@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Kill training runs, go on with them, and hold them bit for bit against runs that nobody killed.
+"""Kill training runs, resume them, and compare them bit for bit with uninterrupted runs.
 
     .venv/bin/python scripts/kill_and_resume.py [--kills 25] [--in-save 5] [--compiled 5] [--seed 0]
 
-Every run is `python -m normlab train ...` in a process of its own. A kill is SIGKILL: from outside at a
-random step, or inside the write of a checkpoint, where the process kills itself at a chosen point (functions
-are replaced in that process; the package has no hook for it). A run is killed one to three times, then the
-same command finishes it. Equal must be: every tensor of every checkpoint that is left, every row of the
-record but for times, the final status but for times and memory, and the names of all files.
+Every run is `python -m normlab train ...` in a process of its own. A kill is SIGKILL: from outside at a random step,
+or inside the write of a checkpoint, where the process kills itself at a chosen point (functions are replaced in that
+process; the package has no hook for it). A run is killed one to three times, then the same command finishes it.
+Compared are every tensor of every remaining checkpoint, every row of the record without times, the final status
+without times and memory, and the names of all files.
 
-Exits with 1 where anything differs, or where fewer kills came about than were asked for.
+Exits with 1 if anything differs, or if fewer runs were killed than requested.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from normlab.train import checkpoint
 
 STEPS, CHECKPOINT_EVERY = 120, 9
 LAST_TARGET = STEPS - 20
-"""No kill from outside is aimed at a later step: the run might end before it arrives."""
+"""The last step of a kill from outside: later the run might finish first."""
 
 COMMON = (
     "model=gpt2_nano data=files eval.every=16 train.log_every=4 train.batch_size=8 tracking.wandb=off "
@@ -58,13 +58,13 @@ EAGER = {
 COMPILED = {"batchnorm compiled": "norm=batchnorm placement=pre model.depth=1 compile=on"}
 
 TIMES = {"seconds", "tokens_per_s", "peak_memory_bytes", "updated", "metrics"}
-"""What differs between any two runs."""
+"""Keys that differ between any two runs."""
 
 SESSION_SECONDS = 600
-"""The most that one process may take: a machine that is busy with other work compiles slowly."""
+"""Time limit of a process; a busy machine compiles slowly."""
 
 
-# Inside a process that is to die in a save.
+# Inside a process that dies during a save.
 
 POINTS = (
     "before the state",
@@ -78,8 +78,8 @@ POINTS = (
 )
 
 
-def run_to_point(point: str, number: int, words: Sequence[str]) -> None:
-    """Be `normlab`, and SIGKILL this process when it passes `point` for the `number`-th time."""
+def run_to_point(point: str, number: int, arguments: Sequence[str]) -> None:
+    """Run `normlab`, and SIGKILL this process when it passes `point` for the `number`-th time."""
 
     def half_of_state(tensors: Any, path: Path) -> None:
         content = save(tensors)
@@ -91,18 +91,18 @@ def run_to_point(point: str, number: int, words: Sequence[str]) -> None:
     def half_of_folder(folder: Path, **_: Any) -> None:
         (folder / "state.safetensors").unlink()
 
-    # Which function is replaced, for which of its arguments, and what doing half of it means.
-    moment, _, place = point.partition(" the ")
+    # The function to replace, the arguments that count, and how to do half of its work.
+    moment, _, operation = point.partition(" the ")
     owner, name, counts, half = {
         "state": (checkpoint, "save_file", lambda _, path: True, half_of_state),
         "manifest": (Path, "write_bytes", lambda path, _: path.name == "manifest.json", half_of_manifest),
         "rename": (Path, "rename", lambda path, _: path.name.startswith(".step_"), None),
         "pruning": (shutil, "rmtree", lambda path, **_: Path(path).name.startswith("step_"), half_of_folder),
-    }[place]
-    real, passed = getattr(owner, name), itertools.count(1)
+    }[operation]
+    real, calls = getattr(owner, name), itertools.count(1)
 
-    def deadly(*args: Any, **options: Any) -> Any:
-        if not counts(*args, **options) or next(passed) != number:
+    def kill_during(*args: Any, **options: Any) -> Any:
+        if not counts(*args, **options) or next(calls) != number:
             return real(*args, **options)
         if moment == "half of":
             half(*args, **options)
@@ -110,71 +110,71 @@ def run_to_point(point: str, number: int, words: Sequence[str]) -> None:
             real(*args, **options)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(owner, name, deadly)
-    cli.main(list(words))
+    setattr(owner, name, kill_during)
+    cli.main(list(arguments))
 
 
 # Processes.
 
 
 class Processes:
-    """All processes of ours, so that none outlives this one."""
+    """The child processes; none outlives this process."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
-        self._alive: set[subprocess.Popen[bytes]] = set()
+        self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._closed = False
 
     @contextlib.contextmanager
-    def start(self, words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """A Python process, in a session of its own with its compilers; dead at the end of the block."""
+    def start(self, arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a Python process in a session of its own, with its compilers; kill it at the end of the block."""
         with self._lock, log.open("wb") as file:
             if self._closed:
-                raise InterruptedError("no more processes")
+                raise InterruptedError("closed: starts no more processes")
             process = subprocess.Popen(
-                [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 env=self._environment, start_new_session=True,
             )  # fmt: skip
-            self._alive.add(process)
+            self._running.add(process)
         try:
             yield process
         finally:
             with self._lock:
-                self._alive.discard(process)
-                end(process)
+                self._running.discard(process)
+                kill_group(process)
             process.wait()
 
-    def run(self, words: Sequence[str], log: Path) -> int:
-        """Run a process to its end; its exit status, 124 where it takes too long."""
-        with self.start(words, log) as process, contextlib.suppress(subprocess.TimeoutExpired):
+    def run(self, arguments: Sequence[str], log: Path) -> int:
+        """Run a process and return its exit status; 124 on a timeout."""
+        with self.start(arguments, log) as process, contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(SESSION_SECONDS)
         return 124
 
     def close(self) -> None:
-        """Kill those there are, and start no more."""
+        """Kill the running processes and start no more."""
         with self._lock:
             self._closed = True
-            for process in self._alive:
-                end(process)
+            for process in self._running:
+                kill_group(process)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a process and its children, unless it has ended."""
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Send SIGKILL to a process and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-# Looking into a run's folder, also while it is written.
+# Reading a run's folder, also while a process writes it.
 
 
 def run_folder(results: Path) -> Path:
-    """The one run of a results folder, or a path where nothing is."""
+    """Return the only run of a results folder, or a path that does not exist."""
     return next((results / "runs").glob("*"), results / "runs" / "none")
 
 
-def recorded(folder: Path) -> int:
-    """Training steps in the record, whose last line may be torn."""
+def recorded_steps(folder: Path) -> int:
+    """Return the number of training steps in the record, whose last line may be torn."""
     with contextlib.suppress(FileNotFoundError):
         for line in reversed((folder / "metrics.jsonl").read_bytes().splitlines()):
             with contextlib.suppress(ValueError):
@@ -184,12 +184,12 @@ def recorded(folder: Path) -> int:
 
 
 def checkpoints(folder: Path) -> list[int]:
-    """Steps of the checkpoints, whole or not."""
+    """Return the steps of the checkpoints, complete or not."""
     return checkpoint.steps(folder / "checkpoints")
 
 
 def newest(folder: Path) -> int:
-    """Step of the newest whole checkpoint, 0 without any."""
+    """Return the step of the newest complete checkpoint, or 0."""
     saved, _ = checkpoint.newest(folder / "checkpoints")
     return saved.step if saved else 0
 
@@ -199,40 +199,40 @@ def newest(folder: Path) -> int:
 
 @dataclass(slots=True)
 class Kill:
-    """One kill, and how it went."""
+    """One kill and its consequences."""
 
     point: str | None
-    """Where in a checkpoint's write; None: from outside, at a step."""
+    """The point in the write of a checkpoint; None for a kill from outside."""
     recorded: int = 0
-    """Steps in the record when it came."""
+    """Steps in the record at the kill."""
     checkpoints: list[int] = field(default_factory=list)
-    """Steps of the checkpoints that were there then, whole or not."""
+    """Steps of the checkpoints at the kill, complete or not."""
     resumed: int = 0
-    """Step of the checkpoint that the run then went on from."""
+    """Step of the checkpoint that the run resumed from."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """One run that is killed once or more often, and then finished."""
+    """One run that is killed at least once and then finished."""
 
     number: int
     variant: str
     folder: Path
-    """Holds its results, and what its processes printed."""
-    words: list[str]
+    """Holds the results and the logs of its processes."""
+    arguments: list[str]
     planned: list[Kill]
     draw: random.Random
     kills: list[Kill] = field(default_factory=list)
-    """Those that came about."""
+    """The kills that took place."""
     verdict: str = ""
 
     @property
     def results(self) -> Path:
-        """Its results folder."""
+        """Return the results folder."""
         return self.folder / "results"
 
     def run(self, processes: Processes, reference: Path) -> Trial:
-        """Start, kill, start again, ..., finish, compare."""
+        """Start, kill and resume the run, finish it, and compare it."""
         self.folder.mkdir()
         try:
             self.verdict = self._run(processes, reference)
@@ -246,47 +246,47 @@ class Trial:
             log = self.folder / f"session_{session}.log"
             if start > LAST_TARGET:
                 break
-            code = self._die(kill, start, len(self.planned) - session, processes, log)
+            code = self._run_until_kill(kill, start, len(self.planned) - session, processes, log)
             if code not in (0, -signal.SIGKILL):
                 return f"exit {code}, see {log}"
             if problem := wrong_start(log, start):
                 return problem
             if code == 0:
-                break  # it was over before the kill came
+                break  # the run finished before the kill
             folder = run_folder(self.results)
             start = kill.resumed = newest(folder)
-            kill.recorded, kill.checkpoints = recorded(folder), checkpoints(folder)
+            kill.recorded, kill.checkpoints = recorded_steps(folder), checkpoints(folder)
             self.kills.append(kill)
         log = self.folder / "last.log"
-        code = processes.run(self.words, log)
+        code = processes.run(self.arguments, log)
         problems = [f"exit {code}, see {log}"] if code else differences(reference, run_folder(self.results))
         return wrong_start(log, start) or "; ".join(problems[:3]) or "bit for bit"
 
-    def _die(self, kill: Kill, start: int, left: int, processes: Processes, log: Path) -> int:
-        """Run it until the kill, early enough for all that are left of them; the exit status."""
+    def _run_until_kill(self, kill: Kill, start: int, left: int, processes: Processes, log: Path) -> int:
+        """Run until the kill, early enough for the remaining kills, and return the exit status."""
         if kill.point is None:
             last = start + (LAST_TARGET - start) // left
-            return self._killed_at(self.draw.randint(start, last), processes, log)
-        # The saves still to come; all but the first two of a run push out an older checkpoint.
+            return self._kill_at_step(self.draw.randint(start, last), processes, log)
+        # The remaining saves; all but the first two of a run remove an older checkpoint.
         saves = (STEPS - 1) // CHECKPOINT_EVERY - start // CHECKPOINT_EVERY + 1
         if "pruning" in kill.point:
             saves -= max(0, 2 - len(checkpoints(run_folder(self.results))))
         number = str(self.draw.randint(1, -(-saves // left)))
-        # The words begin with `-m normlab`, which the child is instead.
-        return processes.run([__file__, "--child", kill.point, number, *self.words[2:]], log)
+        # The arguments begin with `-m normlab`, which the child replaces.
+        return processes.run([__file__, "--child", kill.point, number, *self.arguments[2:]], log)
 
-    def _killed_at(self, target: int, processes: Processes, log: Path) -> int:
-        """Kill it once `target` steps are in the record; for 0, once it has a folder."""
+    def _kill_at_step(self, target: int, processes: Processes, log: Path) -> int:
+        """Kill the run when its record has `target` steps; for 0, when its folder exists."""
         before, deadline = self._changed(), time.monotonic() + SESSION_SECONDS
-        with processes.start(self.words, log) as process:
+        with processes.start(self.arguments, log) as process:
             while process.poll() is None and time.monotonic() < deadline:
                 folder = run_folder(self.results)
-                # What an earlier process left in the record does not count: it is cut back first.
-                there = self._changed() != before and recorded(folder) >= target
-                if there or (target == 0 and folder.exists()):
+                # The rows of an earlier process do not count: a resumed run truncates them first.
+                reached = self._changed() != before and recorded_steps(folder) >= target
+                if reached or (target == 0 and folder.exists()):
                     break
                 time.sleep(0.002)
-            end(process)
+            kill_group(process)
             return process.wait()
 
     def _changed(self) -> int:
@@ -297,19 +297,19 @@ class Trial:
 
 
 def wrong_start(log: Path, start: int) -> str:
-    """What is wrong with where a process says that it went on from; nothing, if it did not come to say so."""
-    said = log.read_text()
-    match = re.search(r"^resumes +from step (\d+)$", said, re.MULTILINE)
-    found = int(match[1]) if match else 0
+    """Return an error if a process printed that it resumes from another step; empty if it printed no step."""
+    text = log.read_text()
+    match = re.search(r"^resumes +from step (\d+)$", text, re.MULTILINE)
+    step = int(match[1]) if match else 0
     # The line about the first step comes after the header.
-    return f"went on from {found}, not {start}, see {log}" if "\nstep " in said and found != start else ""
+    return f"resumed from {step}, not {start}, see {log}" if "\nstep " in text and step != start else ""
 
 
 # Comparing.
 
 
 def differences(reference: Path, other: Path) -> list[str]:
-    """What two runs' folders differ in, beyond times and memory."""
+    """Return the differences between two runs' folders, beside times and memory."""
     names, other_names = ({str(path.relative_to(f)) for path in f.rglob("*")} for f in (reference, other))
     if names != other_names or reference.name != other.name:
         return [f"files {sorted(names ^ other_names)} of {reference.name} and {other.name}"]
@@ -328,44 +328,44 @@ def differences(reference: Path, other: Path) -> list[str]:
 
 
 def differing_state(reference: Path, other: Path, step: int) -> list[str]:
-    """What two checkpoints of a step differ in."""
+    """Return the differences between two checkpoints of a step."""
     one, two = (checkpoint.read(folder / "checkpoints", step) for folder in (reference, other))
     found = [
         f"step {step}: {name}"
         for name in sorted({*one.tensors, *two.tensors})
         if bits(one.tensors.get(name)) != bits(two.tensors.get(name))
     ]
-    # Times are written in more or fewer characters, so the record's length is no constant.
+    # The record's length varies with the digits of its times.
     metas = [timeless(saved.meta["progress"]) | {"last": saved.meta["last_finite"]} for saved in (one, two)]
     return found + ([f"step {step}: {metas[0]} and {metas[1]}"] if metas[0] != metas[1] else [])
 
 
 def bits(tensor: Any) -> Any:
-    """A tensor as bytes: a NaN equals itself, and 0 is not -0."""
+    """Return a tensor as bytes, so that NaN equals NaN and 0 differs from -0."""
     return tensor if tensor is None else (tensor.dtype, tensor.shape, tensor.contiguous().numpy().tobytes())
 
 
 def rows(folder: Path) -> list[str]:
-    """The record's lines, without those that hold times."""
+    """Return the record's lines without times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [line for line in lines if json.loads(line)["kind"] != "pace"]
 
 
 def statistics(folder: Path) -> list[Path]:
-    """The files of the statistics."""
+    """Return the files of the statistics."""
     return sorted((folder / "stats").glob("*"))
 
 
 def timeless(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Numbers without times and memory."""
+    """Return the numbers without times and memory."""
     return {name: value for name, value in numbers.items() if name not in TIMES}
 
 
-# The whole.
+# The command.
 
 
 def plan(options: argparse.Namespace) -> list[tuple[str, list[Kill]]]:
-    """A variant and one to three kills for each run."""
+    """Return a variant and one to three kills for each run."""
     draw = random.Random(options.seed)
     points = itertools.cycle(draw.sample(POINTS, len(POINTS)))
     eager = [Kill(next(points)) for _ in range(options.in_save)]
@@ -382,38 +382,38 @@ def plan(options: argparse.Namespace) -> list[tuple[str, list[Kill]]]:
 
 
 def run_all(options: argparse.Namespace, scratch: Path) -> list[Trial]:
-    """The references, then the trials, a few processes at a time."""
+    """Run the references, then the trials, a few processes at a time."""
     draw = random.Random(options.seed)
-    words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(1, 7))) for _ in range(60)]
+    vocabulary = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(1, 7))) for _ in range(60)]
     text = scratch / "text.txt"
-    text.write_text("\n".join(" ".join(draw.choices(words, k=10)) for _ in range(300)))
-    own = {
+    text.write_text("\n".join(" ".join(draw.choices(vocabulary, k=10)) for _ in range(300)))
+    environment = {
         "NORMLAB_CACHE": str(scratch / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    processes = Processes(os.environ | own)
+    processes = Processes(os.environ | environment)
 
     def command(variant: str, results: Path) -> list[str]:
-        words = f"-m normlab train {COMMON} {(EAGER | COMPILED)[variant]}".split()
-        return [*words, f"data.path={text}", f"results_dir={results}"]
+        arguments = f"-m normlab train {COMMON} {(EAGER | COMPILED)[variant]}".split()
+        return [*arguments, f"data.path={text}", f"results_dir={results}"]
 
-    def untouched(variant: str) -> Path:
+    def uninterrupted(variant: str) -> Path:
         folder = scratch / f"reference_{variant.replace(' ', '_')}"
         folder.mkdir()
         code = processes.run(command(variant, folder / "results"), folder / "log")
         if code != 0:
-            raise RuntimeError(f"the run of {variant} that nobody killed: exit {code}\n{(folder / 'log').read_text()}")
+            raise RuntimeError(f"the uninterrupted run of {variant}: exit {code}\n{(folder / 'log').read_text()}")
         return run_folder(folder / "results")
 
     trials: list[Trial] = []
     pool = ThreadPoolExecutor(options.jobs)
     try:
         runs = plan(options)
-        # The compiled ones come first in the plan, being the slowest.
-        pending = {variant: pool.submit(untouched, variant) for variant in dict.fromkeys(v for v, _ in runs)}
+        # The compiled runs are the slowest and come first.
+        pending = {variant: pool.submit(uninterrupted, variant) for variant in dict.fromkeys(v for v, _ in runs)}
         references = {variant: future.result() for variant, future in pending.items()}
         for _ in range(5):
             batch = [
@@ -425,7 +425,7 @@ def run_all(options: argparse.Namespace, scratch: Path) -> list[Trial]:
             ]  # fmt: skip
             futures = [pool.submit(trial.run, processes, references[trial.variant]) for trial in batch]
             trials += [future.result() for future in futures]
-            # A kill that a run was too far for is made good by another run.
+            # Another run takes over the kills that came too late.
             runs = [(t.variant, missed) for t in batch if (missed := t.planned[len(t.kills) :])]
             if not runs:
                 break
@@ -436,57 +436,57 @@ def run_all(options: argparse.Namespace, scratch: Path) -> list[Trial]:
 
 
 def report(trials: list[Trial], options: argparse.Namespace) -> bool:
-    """Print the table and the counts; whether everything is as it must be."""
+    """Print the table and the counts; return whether all runs are equal and enough were killed."""
     trials = [trial for trial in trials if trial.kills or trial.verdict != "bit for bit"]
     form = "{:>5}  {:<18}  {:>9}  {:<18}  {:>7}  {:<20}  {}"
-    print(form.format("trial", "variant", "killed at", "checkpoints", "went on", "inside the save", "verdict"))
+    print(form.format("trial", "variant", "killed at", "checkpoints", "resumed", "inside the save", "verdict"))
     for trial in trials:
         for index, kill in enumerate(trial.kills, 1):
-            there = " ".join(map(str, kill.checkpoints)) or "none"
+            steps = " ".join(map(str, kill.checkpoints)) or "none"
             verdict = trial.verdict if index == len(trial.kills) else "killed again"
-            cells = kill.recorded, there, kill.resumed, kill.point or "", verdict
+            cells = kill.recorded, steps, kill.resumed, kill.point or "", verdict
             print(form.format(trial.number, trial.variant, *cells))
     kills = [(trial, kill) for trial in trials for kill in trial.kills]
-    found = {
+    counts = {
         "kills": (len(kills), options.kills),
         "after a checkpoint": (sum(kill.resumed > 0 for _, kill in kills), options.kills * 2 // 5),
         "inside a save": (sum(kill.point is not None for _, kill in kills), options.in_save),
         "compiled": (sum(trial.variant in COMPILED for trial, _ in kills), options.compiled),
     }
-    print(", ".join(f"{number} {name}" for name, (number, _) in found.items()), f"in {len(trials)} runs")
-    lacking = [f"{number} {name}, not {least}" for name, (number, least) in found.items() if number < least]
+    print(", ".join(f"{number} {name}" for name, (number, _) in counts.items()), f"in {len(trials)} runs")
+    missing = [f"{number} {name}, fewer than {least}" for name, (number, least) in counts.items() if number < least]
     differing = [f"trial {trial.number}: {trial.verdict}" for trial in trials if trial.verdict != "bit for bit"]
-    print("\n".join([*lacking, *differing]) or f"all {len(kills)} bit for bit")
-    return not lacking and not differing
+    print("\n".join([*missing, *differing]) or f"all {len(kills)} bit for bit")
+    return not missing and not differing
 
 
 def main() -> int:
-    """Run everything; the exit status."""
+    """Run the trials and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     helps = {
-        "kills": (25, "kills in all"),
-        "in-save": (5, "those of them inside a save"),
-        "compiled": (5, "those of them in compiled runs"),
-        "seed": (0, "draws the steps and the points"),
+        "kills": (25, "number of kills"),
+        "in-save": (5, "kills inside a save"),
+        "compiled": (5, "kills of compiled runs"),
+        "seed": (0, "seed of the steps and points"),
         "jobs": (2, "processes at a time"),
     }
     for name, (default, text) in helps.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default {default})")
     options = parser.parse_args()
     if options.kills < options.in_save + options.compiled:
-        parser.error("--kills counts those of --in-save and --compiled too")
-    # So that the `finally`s run.
+        parser.error("--kills: must be at least --in-save plus --compiled")
+    # SIGTERM must run the `finally` blocks, which kill the children.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     since = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="normlab_kill_"))
-    good = None
+    passed = None
     try:
-        good = report(run_all(options, scratch), options)
-        print(f"{time.monotonic() - since:.0f} s" + ("" if good else f"; everything is kept in {scratch}"))
+        passed = report(run_all(options, scratch), options)
+        print(f"{time.monotonic() - since:.0f} s" + ("" if passed else f"; the files are in {scratch}"))
     finally:
-        if good is not False:
+        if passed is not False:
             shutil.rmtree(scratch, ignore_errors=True)
-    return 0 if good else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,26 +1,23 @@
 #!/usr/bin/env python3
-"""Break every entry of the catalogue, and see that the checks of `normlab verify` that concern it fail.
+"""Put mistakes into every entry of the catalogue, and test that the checks of `normlab verify` detect them.
 
     .venv/bin/python scripts/mutate_catalogue.py [--only rmsnorm,deepnorm] [--list] [--json] [--workers 2]
 
-A mutant is an entry with one thing wrong, as public code has had it wrong:
+A mutant is an entry with one mistake of a kind that public code has made:
 
-- in the code of a norm, a wiring or an init rule: eps dropped, moved through the root or times a width; a term, a
-  factor, a root, a cast or a statement dropped; a sign or an exponent flipped; a mean for a sum; a number changed; an
-  axis or a kind of variance changed; one stream or branch in another's place; a norm skipped or applied twice; a
-  parameter shared that should not be; a stop-gradient dropped; a condition turned round;
-- in a row of the algebra: a norm at another site, one missing, one too many; a factor of depth that is another;
-- in any placement: the init rule of another;
-- of any norm: a default that is another, and twice its output;
-- in a built module: a buffer that is all zeros, as after a round trip through the meta device.
+- in the code of a norm, a wiring or an init rule: eps dropped, moved through the root or multiplied by a width; a
+  term, factor, root, cast or statement dropped; a sign or exponent flipped; a mean for a sum; a changed number, axis
+  or kind of variance; one stream or branch in place of another; a norm skipped or applied twice; a parameter shared
+  by mistake; a stop-gradient dropped; a condition inverted;
+- in a row of the algebra: a norm at another site, a missing norm, an additional norm; another factor of depth;
+- in any placement: the init rule of another placement;
+- in any norm: another default, or twice its output;
+- in a built module: a buffer of zeros, as after a round trip through the meta device.
 
-What a class says of itself, and the reference that it is held against, are left alone: a mutant differs from them.
-Each runs in a process of its own; an exception is a mutant that is seen. So is a minute without an answer, or a process
-that dies; these are killed by no check, and are counted apart. Those that nothing sees are printed, and are an error
-unless `mutants/equivalent.py` says why they compute the same. So is a line there that is no mutant any more, or one
-that is seen.
-
-It does not break the names of things.
+Names, declarations of an entry and references are not mutated. Each mutant runs in a process of its own. An exception
+counts as detection, and so does a minute without an answer or a process that dies; these two are also counted apart.
+Survivors are printed, and are an error unless `mutants/equivalent.py` gives a reason why they compute the same. A
+reason is an error too if its mutant does not exist or is detected.
 """
 
 from __future__ import annotations
@@ -32,37 +29,36 @@ import time
 from collections import Counter
 
 from mutants.entries import catalogue
-from mutants.judging import judge
-from mutants.summary import WRONG, line, verdict
+from mutants.judging import ERRORS, judge, summarise, table_line
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--only", default="", help="entries, separated by commas; all, unless given")
-    parser.add_argument("--list", action="store_true", help="print the mutants and run none")
-    parser.add_argument("--json", action="store_true", help="print a JSON object an entry")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help="entries, separated by commas (default: all)")
+    parser.add_argument("--list", action="store_true", help="list the mutants without running them")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each entry")
+    parser.add_argument("--workers", type=int, default=2, help="processes at a time (default: 2)")
     options = parser.parse_args()
-    begun = time.monotonic()
-    found = catalogue()
-    chosen = [name for name in options.only.split(",") if name] or list(found)
-    if unknown := set(chosen) - set(found):
-        parser.error(f"no entry {', '.join(sorted(unknown))}; there are {', '.join(found)}")
+    started = time.monotonic()
+    entries = catalogue()
+    chosen = [name for name in options.only.split(",") if name] or list(entries)
+    if unknown := set(chosen) - set(entries):
+        parser.error(f"--only {','.join(sorted(unknown))}: unknown entry; choose from {', '.join(entries)}")
     if options.list:
-        print("\n".join(f"{name}: {mutant.text}" for name in chosen for mutant in found[name][0]))
+        print("\n".join(f"{name}: {mutant.text}" for name in chosen for mutant in entries[name][0]))
         return 0
-    bad, total = False, Counter()
+    failed, total = False, Counter()
     if not options.json:
         print(f"{'entry':<28} {'mutants':>8} {'killed':>8} {'survived':>8} {'equivalent':>10}")
     for name in chosen:
-        mutants, checks = found[name]
-        told = verdict(name, mutants, judge([(mutant, checks) for mutant in mutants], options.workers))
-        total.update({key: value for key, value in told.items() if isinstance(value, int)})
-        bad |= any(told[kind] for kind in WRONG)
-        print(json.dumps(told) if options.json else line(told), flush=True)
+        mutants, checks = entries[name]
+        summary = summarise(name, mutants, judge([(mutant, checks) for mutant in mutants], options.workers))
+        total.update({key: value for key, value in summary.items() if isinstance(value, int)})
+        failed |= any(summary[key] for key in ERRORS)
+        print(json.dumps(summary) if options.json else table_line(summary), flush=True)
     if not options.json:
-        print(line({"entry": f"all, in {time.monotonic() - begun:.0f} s", **total}))
-    return int(bad)
+        print(table_line({"entry": f"all, in {time.monotonic() - started:.0f} s", **total}))
+    return int(failed)
 
 
 if __name__ == "__main__":

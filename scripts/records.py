@@ -1,12 +1,12 @@
-"""Run folders as the trainer writes them, of runs that were never trained: what benches and tests read.
+"""Write the folders of synthetic runs, which benchmarks and tests read in place of trained ones.
 
-    python scripts/records.py FOLDER                 # a results folder: the sweep `demo24` and its 24 runs
-    python scripts/records.py FOLDER --runs 200      # the first 200 of a larger grid, as the sweep `demo200`
+    python scripts/records.py FOLDER                 # a results folder with the sweep `demo24` and its 24 runs
+    python scripts/records.py FOLDER --runs 200      # the first 200 runs of a larger grid, as the sweep `demo200`
 
-They are written by `RunFolder`, the product's own writer, with the content of a real run: a run.json as long, a row for
-every step, a pace for every ten of them, evaluations, a status that counts the spikes that there are, and statistics in
-the columns of a real run (`records_inside.py`). The numbers are plausible, smooth but for some noise, and the same for
-the same choice; what a norm, a placement, a depth or a learning rate does to a loss here says nothing about any norm.
+`RunFolder`, normlab's own writer, writes the content of a real run: run.json, a row for every step, a pace for every
+ten, evaluations, a status with the counts of spikes, and statistics in the columns of a real run
+(`records_inside.py`). The numbers are smooth with some noise and depend only on the run's options; their effect on the
+loss is made up and says nothing about any norm.
 
 Shapes: S steps.
 """
@@ -40,7 +40,7 @@ BASELINES = {"uniform": 5.549, "unigram": 3.238, "bigram": 2.512, "targets": 64 
 LOG_EVERY, EVAL_EVERY, CHECKPOINT_EVERY = 10, 100, 200
 TOKENS_PER_S = 7e4
 BLOW_UP = 30
-"""Steps over which a run that diverges does so."""
+"""Steps from the start of a divergence to NaN."""
 
 FORMULAS = {
     "rmsnorm": "x / sqrt(mean(x^2) + eps) * gain",
@@ -51,7 +51,7 @@ FORMULAS = {
 }
 BY_NORM = {"rmsnorm": 0.0, "layernorm": 0.01, "scalenorm": 0.05, "dyt": 0.07, "batchnorm": 0.15}
 BY_PLACEMENT = {"pre": (0.0, 3e-3), "peri": (-0.02, 3e-3), "deepnorm": (0.03, 1e-3), "post": (0.06, 1e-3)}
-"""What a placement adds to the loss, and the learning rate at which it is lowest."""
+"""What a placement adds to the loss, and its best learning rate."""
 
 NORMS, PLACEMENTS, DEPTHS, RATES, SEEDS = ("layernorm", "rmsnorm"), ("pre", "post"), (4, 8), (1e-3,), 3
 """The grid of 24 runs."""
@@ -59,7 +59,7 @@ NORMS, PLACEMENTS, DEPTHS, RATES, SEEDS = ("layernorm", "rmsnorm"), ("pre", "pos
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run: what it was told, and how it came out."""
+    """The options and the outcome of one run."""
 
     norm: str = "rmsnorm"
     placement: str = "pre"
@@ -72,27 +72,26 @@ class Record:
     batch_size: int = 8
     warmup_steps: int = 50
     outcome: str = FINISHED
-    """One of the states that a run writes of itself, or `STUCK`. Who reads a run that says running calls it killed,
-    unless somebody holds its folder's lock."""
+    """A state of `status.json`, or `STUCK`. Readers report a running run as killed unless its lock is held."""
     at: int | None = None
-    """The step at which it diverged, failed or was last seen; half of them unless said."""
+    """The step of the divergence, the failure or the last record; by default half of the steps."""
     spike_at: int | None = None
-    """The step at which the loss jumps; it comes back within some twenty."""
+    """The step at which the loss jumps; it recovers within about twenty."""
     stats_every: int | None = 10
     """None: without statistics."""
 
     @property
     def last(self) -> int:
-        """Updates made."""
+        """Return the number of updates."""
         if self.outcome in (FINISHED, STUCK):
             return self.steps
         return self.steps // 2 if self.at is None else self.at
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What its identity is made of."""
-        part = {"name": self.norm, "gain": True, "unit_offset": False, "bias": False, "eps": 1e-6}
-        part |= {"eps_mode": "inside_ms"}
+        """Return the part of the config that the run's identity contains."""
+        norm = {"name": self.norm, "gain": True, "unit_offset": False, "bias": False, "eps": 1e-6}
+        norm |= {"eps_mode": "inside_ms"}
         model = {"depth": self.depth, "width": self.width, "heads": 4, "context": self.context}
         model |= {"positions": "learned", "rope_theta": None, "mlp": "gelu", "mlp_width": 4 * self.width}
         model |= {"bias": True, "tie_embeddings": True, "qk_norm": "off"}
@@ -102,23 +101,23 @@ class Record:
         optim |= {"decay": "matrices", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
         train = {"steps": self.steps, "batch_size": self.batch_size, "accumulation": 1}
         return {
-            "norm": part, "placement": {"name": self.placement}, "model": model, "data": data, "optim": optim,
+            "norm": norm, "placement": {"name": self.placement}, "model": model, "data": data, "optim": optim,
             "train": train, "eval": {"sequences": 64}, "seed": self.seed, "init": "gpt2_scaled",
         }  # fmt: skip
 
     @cached_property
     def digest(self) -> str:
-        """Of what it was told and how it came out: two records of one choice are two runs."""
-        told = [self.config, self.outcome, self.at, self.spike_at]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        """Return a hash of the options and the outcome, which distinguishes two outcomes of one config."""
+        content = [self.config, self.outcome, self.at, self.spike_at]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property
     def run_id(self) -> str:
-        """The folder's name."""
+        """Return the folder's name."""
         return f"{self.norm}-{self.placement}-d{self.depth}w{self.width}-{self.digest[:10]}"
 
-    def whole_config(self) -> dict[str, Any]:
-        """Every option, as run.json has them."""
+    def complete_config(self) -> dict[str, Any]:
+        """Return every option, as in run.json."""
         config, on = self.config, self.stats_every is not None
         return {
             **config,
@@ -138,19 +137,19 @@ class Record:
             "results_dir": "results", "plugins": [],
         }  # fmt: skip
 
-    def words(self) -> list[str]:
-        """Those that tell it from the others of a sweep."""
+    def overrides(self) -> list[str]:
+        """Return the overrides in which the runs of a sweep differ."""
         return [
             f"norm={self.norm}", f"placement={self.placement}", f"model.depth={self.depth}", f"optim.lr={self.lr}",
             f"seed={self.seed}",
         ]  # fmt: skip
 
     def run(self) -> dict[str, Any]:
-        """A run.json, with what a real one has."""
+        """Return the content of run.json."""
         return {
             "run_id": self.run_id,
             "name": self.run_id,
-            "config": self.whole_config(),
+            "config": self.complete_config(),
             "resolved": {
                 "device": "cpu", "precision": "fp32", "compile": "off", "deterministic": True, "init": "gpt2_scaled",
                 "device_name": "cpu", "threads": 1, "instructions": "AVX2",
@@ -175,7 +174,7 @@ class Record:
                 "normlab": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6", "wandb": "0.31.0",
             },
             "git": {"commit": "c" * 40, "diff": ""},
-            "command": ["normlab train", *self.words()],
+            "command": ["normlab train", *self.overrides()],
             "created": 1_760_000_000.0,
             "fingerprint": "32c244796f76d676",
         }  # fmt: skip
@@ -183,34 +182,34 @@ class Record:
 
 @dataclass(frozen=True)
 class Series:
-    """The numbers of a run, of every step that it has a row of."""
+    """The numbers of a run at every step."""
 
     loss: NDArray[np.float64]
-    """(S,), as the others."""
+    """Shape (S,), as the other arrays."""
     grad_norm: NDArray[np.float64]
     clip: NDArray[np.float64]
     lr: NDArray[np.float64]
     excess: Array
-    """How much too large the inside is, 1 but where the run spikes or blows up."""
+    """Factor of activations and gradients: 1, and more during a spike or divergence."""
     validation: dict[int, float]
-    """By step."""
+    """Validation loss by step."""
 
 
-def series(record: Record, chance: np.random.Generator) -> Series:
-    """What its rows are to say."""
+def series(record: Record, rng: np.random.Generator) -> Series:
+    """Return the numbers of a run."""
     diverges = record.outcome == DIVERGED
-    step = np.arange(record.last + diverges)  # the row of the step that is not finite is written too
+    step = np.arange(record.last + diverges)  # the row of the step with NaN is written too
     excess = np.ones(len(step))
     if diverges:
         excess = np.maximum(1, 10 ** ((step - record.last + BLOW_UP) / (BLOW_UP / 4)))
     if record.spike_at is not None:
         since = step - record.spike_at
         excess = excess + np.where(since >= 0, 9 * np.exp(-np.maximum(since, 0) / 5), 0)
-    smooth = _curve(record, np.arange(record.last + 1), chance)
+    smooth = _curve(record, np.arange(record.last + 1), rng)
     jump = 0.9 * np.log(excess)
-    loss = smooth[: len(step)] + 0.05 * chance.standard_normal(len(step)) + jump
-    usual = 0.4 + 2.5 * np.exp(-_scaled(record, step) / 60)
-    grad_norm = usual * excess * np.exp(0.25 * chance.standard_normal(len(step)))
+    loss = smooth[: len(step)] + 0.05 * rng.standard_normal(len(step)) + jump
+    typical = 0.4 + 2.5 * np.exp(-_scaled(record, step) / 60)
+    grad_norm = typical * excess * np.exp(0.25 * rng.standard_normal(len(step)))
     if diverges:
         loss[-1] = grad_norm[-1] = math.nan
     due = {*range(0, record.last + (not diverges), EVAL_EVERY)}
@@ -220,12 +219,12 @@ def series(record: Record, chance: np.random.Generator) -> Series:
         *(_single(values) for values in (loss, grad_norm, np.minimum(1, 1 / grad_norm))),
         learning_rates(record, step),
         excess,
-        {at: float(np.float32(smooth[at] + 0.02 + 0.004 * chance.standard_normal())) for at in sorted(due)},
+        {at: float(np.float32(smooth[at] + 0.02 + 0.004 * rng.standard_normal())) for at in sorted(due)},
     )
 
 
-def _curve(record: Record, step: NDArray[np.int64], chance: np.random.Generator) -> NDArray[np.float64]:
-    """The loss without its noise: a quick fall, and a slow one after it, whatever the number of steps."""
+def _curve(record: Record, step: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return the loss without noise: a fast fall and then a slow one, scaled to the number of steps."""
     scaled, start = _scaled(record, step), BASELINES["uniform"]
     if record.outcome == STUCK:
         floor = 1.005 * BASELINES["unigram"]
@@ -233,8 +232,8 @@ def _curve(record: Record, step: NDArray[np.int64], chance: np.random.Generator)
     extra, best = BY_PLACEMENT.get(record.placement, (0.05, 3e-3))
     floor = 2.1 + BY_NORM.get(record.norm, 0.1) + extra - 0.06 * math.log2(record.depth / 4)
     floor += 0.25 * math.log10(record.lr / best) ** 2
-    floor += 0.015 * np.random.default_rng(record.seed).standard_normal()  # what all runs of a seed share
-    floor += 0.01 * chance.standard_normal()
+    floor += 0.015 * np.random.default_rng(record.seed).standard_normal()  # shared by all runs of a seed
+    floor += 0.01 * rng.standard_normal()
     return floor + (start - floor) * (0.6 * np.exp(-scaled / 40) + 0.4 * (1 + scaled / 150) ** -0.8)
 
 
@@ -243,12 +242,12 @@ def _scaled(record: Record, step: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _single(values: Array) -> NDArray[np.float64]:
-    """As the trainer has them, in float32."""
+    """Round to float32, as in the trainer."""
     return values.astype(np.float32).astype(np.float64)
 
 
 def learning_rates(record: Record, step: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Warm-up, then a cosine to a tenth."""
+    """Return the schedule: warm-up, then a cosine to a tenth."""
     warmup = record.warmup_steps
     progress = np.clip((step - warmup) / max(1, record.steps - warmup), 0, 1)
     cosine = 0.1 + 0.9 * (1 + np.cos(np.pi * progress)) / 2
@@ -256,69 +255,66 @@ def learning_rates(record: Record, step: NDArray[np.int64]) -> NDArray[np.float6
 
 
 def write_run(runs: Path, record: Record) -> RunFolder:
-    """A run's folder, as a run leaves it.
+    """Write and return the folder of a run.
 
     Raises:
-        StoreError: There is one already, or the system refused.
+        StoreError: The folder exists, or cannot be written.
     """
-    chance = np.random.default_rng(int(record.digest[:16], 16))
+    rng = np.random.default_rng(int(record.digest[:16], 16))
     folder = RunFolder.create(runs / record.run_id, record.run())
-    seen = series(record, chance)
-    speed = TOKENS_PER_S * 4 / record.depth * float(np.exp(0.05 * chance.standard_normal()))
+    numbers = series(record, rng)
+    speed = TOKENS_PER_S * 4 / record.depth * float(np.exp(0.05 * rng.standard_normal()))
     with folder.lock():
-        folder.append(_rows(record, seen, speed))
+        folder.append(_rows(record, numbers, speed))
         if record.stats_every is not None:
             size = records_inside.Size(
-                norm=record.norm,
-                placement=record.placement,
-                depth=record.depth,
-                width=record.width,
+                norm=record.norm, placement=record.placement, depth=record.depth, width=record.width,
                 context=record.context,
+            )  # fmt: skip
+            steps = np.arange(0, len(numbers.loss), record.stats_every)
+            statistics = records_inside.profiles(
+                size, steps, steps / record.steps, numbers.lr[steps], numbers.excess[steps], rng
             )
-            steps = np.arange(0, len(seen.loss), record.stats_every)
-            inside = records_inside.profiles(
-                size, steps, steps / record.steps, seen.lr[steps], seen.excess[steps], chance
-            )
-            folder.statistics.set_cadence(0, {CORE: record.stats_every})
-            folder.statistics.append(CORE, inside)
-        status = _status(record, seen, speed)
-        folder.write_status(
-            status | ({"metrics": folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {})
-        )
+            folder.arrays.begin(0, {CORE: record.stats_every})
+            folder.arrays.append(CORE, statistics)
+        status = _status(record, numbers, speed)
+        folder.write_status(status | ({"metrics": folder.metrics_digest()} if status["state"] in ENDED else {}))
     return folder
 
 
-def _rows(record: Record, seen: Series, speed: float) -> list[dict[str, Any]]:
-    """The rows in the order in which a run writes them."""
+def _rows(record: Record, numbers: Series, speed: float) -> list[dict[str, Any]]:
+    """Return the rows in the order in which a run writes them."""
     per_step = record.batch_size * record.context / speed
-    columns = zip(seen.loss.tolist(), seen.grad_norm.tolist(), seen.clip.tolist(), seen.lr.tolist(), strict=True)
+    columns = zip(
+        numbers.loss.tolist(), numbers.grad_norm.tolist(), numbers.clip.tolist(), numbers.lr.tolist(), strict=True
+    )
     trained = [
         {"kind": "train", "step": step, "loss": loss, "grad_norm": grad_norm, "clip": clip, "lr": lr}
         for step, (loss, grad_norm, clip, lr) in enumerate(columns)
     ]
-    rows: list[dict[str, Any]] = [{"kind": "eval", "step": 0, "loss": seen.validation[0]}]
+    rows: list[dict[str, Any]] = [{"kind": "eval", "step": 0, "loss": numbers.validation[0]}]
     for start in range(0, len(trained), LOG_EVERY):
         rows += trained[start : start + LOG_EVERY]
         done = min(start + LOG_EVERY, record.last)
         rows.append({"kind": "pace", "step": done, "seconds": done * per_step, "tokens_per_s": speed})
-        if done in seen.validation:
-            rows.append({"kind": "eval", "step": done, "loss": seen.validation[done]})
+        if done in numbers.validation:
+            rows.append({"kind": "eval", "step": done, "loss": numbers.validation[done]})
     return rows
 
 
-def _status(record: Record, seen: Series, speed: float) -> dict[str, Any]:
-    finite = seen.loss[: record.last]
+def _status(record: Record, numbers: Series, speed: float) -> dict[str, Any]:
+    finite = numbers.loss[: record.last]
     tokens = record.last * record.batch_size * record.context
-    best = min(seen.validation, key=seen.validation.__getitem__)
-    found = count({"loss": seen.loss, "grad_norm": seen.grad_norm, "clip": seen.clip})
+    best = min(numbers.validation, key=numbers.validation.__getitem__)
+    detections = count({"loss": numbers.loss, "grad_norm": numbers.grad_norm, "clip": numbers.clip})
     state = FINISHED if record.outcome == STUCK else record.outcome
     status = {
         "state": state,
         "step": record.last,
         "train_loss": float(finite[-1]) if len(finite) else None,
-        "val_loss": seen.validation[max(seen.validation)],
+        "val_loss": numbers.validation[max(numbers.validation)],
         "val_loss_batch_statistics": None,
-        "best_val_loss": seen.validation[best],
+        "best_val_loss": numbers.validation[best],
         "best_val_step": best,
         "seconds": tokens / speed,
         "elsewhere": [],
@@ -328,23 +324,26 @@ def _status(record: Record, seen: Series, speed: float) -> dict[str, Any]:
         "peak_memory_bytes": 10**9,
         "checkpoint": record.last if state == FINISHED else record.last // CHECKPOINT_EVERY * CHECKPOINT_EVERY,
     }
-    if state in COMPLETED_STATES:
-        status |= {"initial_val_loss": seen.validation[0], "outcome": record.outcome}
-        status["spikes"] = {one.rule.name: {"spikes": len(one.spikes), "of_steps": one.scored} for one in found}
+    if state in ENDED:
+        status |= {"initial_val_loss": numbers.validation[0], "outcome": record.outcome}
+        status["spikes"] = {
+            detection.rule.name: {"spikes": len(detection.spikes), "of_steps": detection.scored}
+            for detection in detections
+        }
     if state == DIVERGED:
-        before = {"step": record.last - 1, "loss": float(seen.loss[-2]), "grad_norm": float(seen.grad_norm[-2])}
+        before = {"step": record.last - 1, "loss": float(numbers.loss[-2]), "grad_norm": float(numbers.grad_norm[-2])}
         nan = {"loss": math.nan, "grad_norm": math.nan}
         status["diverged"] = {"step": record.last, **nan, "last_finite": before if len(finite) else None}
     if state == FAILED:
-        status["error"] = "RuntimeError: it was to fail"
+        status["error"] = "RuntimeError: a synthetic failure"
     return status
 
 
 def write_sweep(results: Path, name: str, records: Sequence[Record]) -> Path:
-    """A sweep's plan and all its runs; returns the sweep's folder."""
+    """Write a sweep's plan and its runs, and return the sweep's folder."""
     folder = sweep_folder(results, name)
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = [Job(record.run_id, record.words(), record.whole_config()) for record in records]
+    jobs = [Job(record.run_id, record.overrides(), record.complete_config()) for record in records]
     write_plan(folder, Plan(name, "1", jobs, [Pack(index, [index]) for index in range(len(jobs))]))
     for record in records:
         write_run(results / RUNS_FOLDER, record)
@@ -352,7 +351,7 @@ def write_sweep(results: Path, name: str, records: Sequence[Record]) -> Path:
 
 
 def grid(runs: int) -> list[Record]:
-    """So many runs: the grid of 24, or the beginning of one with more norms, placements, depths, rates and seeds."""
+    """Return the grid of 24 runs, or the first runs of a larger grid."""
     norms, placements, depths, rates, seeds = NORMS, PLACEMENTS, DEPTHS, RATES, SEEDS
     if runs > 24:
         norms, placements = tuple(BY_NORM), tuple(BY_PLACEMENT)
@@ -367,8 +366,8 @@ def grid(runs: int) -> list[Record]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="the results folder that is made, or added to")
-    parser.add_argument("--runs", type=int, default=24, help="how many (24)")
+    parser.add_argument("folder", type=Path, help="the results folder to write to")
+    parser.add_argument("--runs", type=int, default=24, help="number of runs (default: 24)")
     options = parser.parse_args()
     print(write_sweep(options.folder, f"demo{options.runs}", grid(options.runs)))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write tests/golden/*.json anew. Only for a change of maths; the commit says what changed and why.
+"""Write tests/golden/*.json. Only for a change of the maths; the commit says what changed and why.
 
 Usage: OMP_NUM_THREADS=1 .venv/bin/python scripts/refresh_goldens.py
 """
@@ -27,14 +27,16 @@ RUNS = {
 
 def main() -> None:
     GOLDEN.mkdir(exist_ok=True)
-    for name, words in RUNS.items():
-        words = [*words, "train.steps=20"]
+    for name, overrides in RUNS.items():
+        overrides = [*overrides, "train.steps=20"]
         with tempfile.TemporaryDirectory() as folder:
             common = small_run(Path(folder))
-            seen = losses([*common, *words])
+            values = losses([*common, *overrides])
         path = GOLDEN / f"{name}.json"
-        path.write_text(json.dumps({"words": words, "environment": environment(), "losses": seen}, indent=1) + "\n")
-        print(path.relative_to(ROOT), float.fromhex(seen[-1]))
+        path.write_text(
+            json.dumps({"words": overrides, "environment": environment(), "losses": values}, indent=1) + "\n"
+        )
+        print(path.relative_to(ROOT), float.fromhex(values[-1]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Pages as a person sees them, light and dark, wide and at phone width.
+"""Take screenshots of pages, light and dark, at desktop and phone width.
 
     python scripts/screenshots.py compare=PAGE.html explain=PAGE.html --to results/pages
 
-Each is the whole page from top to bottom in a headless Chromium without a network: NAME-light-wide.png (1280 pixels),
-NAME-light-phone.png (375 pixels), and both dark; and NAME.png, the first screen. Exit code 1 where a page has something
-to say on its console, or is wider than its window. Needs `pip install '.[images]'`, pillow and chromium.
+Each shows the full page in a headless Chromium without a network: NAME-light-wide.png (1280 pixels),
+NAME-light-phone.png (375 pixels) and both dark; NAME.png is the first screen. Exits with 1 if a page writes to its
+console or is wider than its window. Needs `pip install '.[images]'`, pillow and chromium.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from normlab.report.pages.browser import FLAGS, find_browser
 SIZES = {"wide": (1280, 900), "phone": (375, 812)}
 THEMES = ("light", "dark")
 COLOURS = 256
-"""Of the palette that the file is kept in: a third of the size, and to the eye the same."""
+"""Size of the palette, which makes a file three times smaller without a visible change."""
 
 
 def screenshot(
-    browser: Browser, path: Path, theme: str, size: tuple[int, int], *, whole: bool = True
+    browser: Browser, path: Path, theme: str, size: tuple[int, int], *, full_page: bool = True
 ) -> tuple[bytes, list[str]]:
-    """A page as a PNG, or its first screen, and what is wrong with it."""
+    """Return a page as a PNG, and its problems."""
     width, height = size
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme, offline=True)
     page = context.new_page()
-    wrong: list[str] = []
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(path.absolute().as_uri())
     at = 0
-    while at < page.evaluate("document.body.scrollHeight"):  # pictures are drawn when they come into view
+    while at < page.evaluate("document.body.scrollHeight"):  # figures are drawn when they come into view
         page.evaluate("at => window.scrollTo(0, at)", at)
         page.wait_for_timeout(300)
         at += height // 2
     page.evaluate("window.scrollTo(0, 0)")
     page.wait_for_timeout(300)
-    if (seen := page.evaluate("document.documentElement.scrollWidth")) > width:
-        wrong.append(f"it is {seen} pixels wide")
-    png = page.screenshot(full_page=whole)
+    if (page_width := page.evaluate("document.documentElement.scrollWidth")) > width:
+        problems.append(f"the page is {page_width} pixels wide")
+    png = page.screenshot(full_page=full_page)
     context.close()
-    return png, wrong
+    return png, problems
 
 
 def smaller(png: bytes) -> bytes:
-    """The picture in a palette."""
+    """Return the picture with a palette."""
     content = io.BytesIO()
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    # Of every third pixel: of tens of millions Pillow's sums overflow.
-    few = image.resize((image.width // 3, image.height // 3), Image.Resampling.NEAREST)
-    palette = few.quantize(COLOURS, kmeans=2)
+    # Every third pixel: Pillow's sums overflow on tens of millions.
+    sample = image.resize((image.width // 3, image.height // 3), Image.Resampling.NEAREST)
+    palette = sample.quantize(COLOURS, kmeans=2)
     image.quantize(palette=palette, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
     return content.getvalue()
 
@@ -66,11 +66,11 @@ def smaller(png: bytes) -> bytes:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="+", metavar="NAME=PAGE.html")
-    parser.add_argument("--to", type=Path, default=Path("results/pages"))
+    parser.add_argument("--to", type=Path, default=Path("results/pages"), help="folder (default: results/pages)")
     args = parser.parse_args()
     program = find_browser()
     if program is None:
-        parser.error("there is no browser: apt-get install chromium")
+        parser.error("no browser found; install one: apt-get install chromium")
     args.to.mkdir(parents=True, exist_ok=True)
     code = 0
     with sync_playwright() as playwright:
@@ -83,12 +83,12 @@ def main() -> int:
                 f"{name}-{theme}-{size}": screenshot(browser, Path(path), theme, pixels)
                 for (size, pixels), theme in itertools.product(SIZES.items(), THEMES)
             }
-            pictures[name] = screenshot(browser, Path(path), "light", SIZES["wide"], whole=False)
-            for target, (png, wrong) in pictures.items():
+            pictures[name] = screenshot(browser, Path(path), "light", SIZES["wide"], full_page=False)
+            for target, (png, problems) in pictures.items():
                 file = args.to / f"{target}.png"
                 file.write_bytes(smaller(png))
-                print(file, f"{file.stat().st_size / 1e3:.0f} kB", *wrong, sep="  ")
-                code |= bool(wrong)
+                print(file, f"{file.stat().st_size / 1e3:.0f} kB", *problems, sep="  ")
+                code |= bool(problems)
         browser.close()
     return code
 

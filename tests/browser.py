@@ -1,6 +1,6 @@
-"""A real browser for pages: Debian's Chromium, without a screen and without a network, driven by Playwright.
+"""A browser for tests of pages: headless Chromium without a network, driven by Playwright.
 
-Where `NORMLAB_BROWSER=required` is set, as in CI, its absence is a failure; elsewhere what needs it is skipped.
+Without a browser the tests are skipped, or fail if `NORMLAB_BROWSER=required` is set, as in CI.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ WIDE, PHONE = (1280, 900), (375, 812)
 
 
 def executable() -> str:
-    """The browser's program; skips, or fails where it is required."""
-    found = find_browser()
-    if found is None:
+    """Return the path of the browser; skip or fail the test without one."""
+    path = find_browser()
+    if path is None:
         give_up = pytest.fail if os.environ.get("NORMLAB_BROWSER") == "required" else pytest.skip
-        give_up(f"there is no {NAMES[0]} here: apt-get install chromium")
-    return found
+        give_up(f"{NAMES[0]} is not installed: apt-get install chromium")
+    return path
 
 
 @contextmanager
-def started() -> Iterator[Browser]:
-    """A browser, until the block ends."""
+def start_browser() -> Iterator[Browser]:
+    """Start a browser until the end of the block."""
     program = executable()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
@@ -39,26 +39,23 @@ def started() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, path: Path, size: tuple[int, int] = WIDE, theme: str = "light") -> Iterator[Page]:
-    """A page from the disk, in a browser that has no network.
-
-    At the end of the block it must have asked nothing of any network, and have had nothing to say on its console.
-    """
+    """Open a local page without a network; it must make no request and write nothing to its console."""
     width, height = size
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=theme, offline=True, accept_downloads=True
     )
     page = context.new_page()
-    said: list[str] = []
-    asked: list[str] = []
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(f"error: {error}"))
-    page.on("request", lambda request: asked.append(request.url))
+    messages: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: messages.append(f"error: {error}"))
+    page.on("request", lambda request: requests.append(request.url))
     page.goto(path.absolute().as_uri())
     try:
         yield page
         page.wait_for_timeout(50)
     finally:
         context.close()
-    own = (path.absolute().as_uri(), "data:", "blob:")
-    assert [url for url in asked if not url.startswith(own)] == []
-    assert said == []
+    local = (path.absolute().as_uri(), "data:", "blob:")
+    assert [url for url in requests if not url.startswith(local)] == []
+    assert messages == []

@@ -1,4 +1,4 @@
-"""What all tests share: a cache and a results folder of their own, and the corpus that the repository holds."""
+"""Fixtures of all tests: a cache and a results folder of their own, and the corpus in the repository."""
 
 from __future__ import annotations
 
@@ -18,34 +18,32 @@ from normlab.openmp import limit_spinning
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-# Before anything imports the hub's libraries, which look once.
+# Before any import of the hub's libraries, which read it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Before anything imports torch, as for a run.
+# Before any import of torch, as in a run.
 limit_spinning()
-# A test for each core runs already, and threads would wait for each other; nor may
-# bits depend on how many there are.
+# One test runs on each core, and bits must not depend on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What a page asked for, or said, is to be seen where a test fails.
+# A failed test shows the requests and the console messages of a page.
 pytest.register_assert_rewrite("browser")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Begun in the background by a shell: what the tests start would inherit that, and some of it is sent Ctrl-C.
+    # A shell started the tests in the background. Child processes would inherit that and ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes the user's cache or W&B login; one cache for all of a worker's tests."""
-    own = {
+def _isolated_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the user's cache and W&B login out of the tests; all tests of a worker share one cache."""
+    variables = {
         "NORMLAB_CACHE": str(tmp_path_factory.mktemp("cache")),
         "HOME": str(tmp_path_factory.mktemp("home")),
     }
-    # What torch compiles is worth keeping between runs of the tests; it is keyed by content.
-    before = {name: os.environ.get(name) for name in [*own, "WANDB_API_KEY", "WANDB_MODE"]}
-    os.environ.update(own)
+    before = {name: os.environ.get(name) for name in [*variables, "WANDB_API_KEY", "WANDB_MODE"]}
+    os.environ.update(variables)
     os.environ.pop("WANDB_API_KEY", None)
     os.environ.pop("WANDB_MODE", None)
     yield
@@ -57,7 +55,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def small_run(results: Path) -> list[str]:
-    """The words of a run of seconds on the repository's corpus."""
+    """Return the overrides of a run of seconds on the repository's corpus."""
     return [
         "model=gpt2_nano",
         "data=files",
@@ -97,13 +95,13 @@ def _compose_choices_once() -> Iterator[None]:
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
-    """A small run that writes below the test's own folder."""
+    """Return the overrides of a small run with results in the test's folder."""
     return small_run(tmp_path / "results")
 
 
 @pytest.fixture
 def run_command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Call the command line in this process: exit code, standard output, standard error."""
+    """Return a function that calls the command line in this process and returns (exit code, stdout, stderr)."""
     from normlab.cli import main
 
     def call(*arguments: str) -> tuple[int, str, str]:
@@ -121,12 +119,12 @@ def run_command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, s
 
 @pytest.fixture
 def run_bound() -> Callable[..., tuple[int, str, str]]:
-    """Call the command line in a process that the modes of files bind, as they do not bind root."""
+    """Return a function that calls the command line in a process without root's access to any file."""
     before: list[str] = []
     if os.geteuid() == 0:
         before = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search,-fowner"]
         if shutil.which("setpriv") is None or subprocess.run([*before, "true"], capture_output=True).returncode:
-            pytest.skip("needs the right to give up root's rights")
+            pytest.skip("needs setpriv to drop root's capabilities")
 
     def call(*arguments: str) -> tuple[int, str, str]:
         done = subprocess.run([*before, sys.executable, "-m", "normlab", *arguments], capture_output=True, text=True)
@@ -137,12 +135,11 @@ def run_bound() -> Callable[..., tuple[int, str, str]]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A real browser, for the tests of one module and no longer.
+    """Yield a browser for the tests of one module.
 
-    While Playwright's synchronous driver runs, its event loop is the thread's current one, and whatever calls
-    `asyncio.run` fails: a browser that stayed for the session would take later modules with it.
+    `asyncio.run` fails while Playwright's driver runs, so the browser must not live for the session.
     """
-    from browser import started  # here, so that only what asks for a browser needs Playwright
+    from browser import start_browser  # only these tests need Playwright
 
-    with started() as one:
-        yield one
+    with start_browser() as chromium:
+        yield chromium

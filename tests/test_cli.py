@@ -20,7 +20,7 @@ from normlab.placements.base import load_all as load_placements
 from normlab.store.query import find_runs
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
-from normlab.verify.init_rules import BELONGS
+from normlab.verify.init_rules import INIT_OF_PLACEMENT
 
 Command = Callable[..., tuple[int, str, str]]
 

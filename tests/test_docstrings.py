@@ -1,4 +1,4 @@
-"""What each entry of the catalogue says of itself: shapes, formula, source, units of eps, errors raised."""
+"""Each entry of the catalogue documents its shapes, formula, source, units of eps and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ load_placements()
 PUBLISHED = r"arXiv:\d{4}\.\d{5}|[a-zA-Z-]+/[a-zA-Z-]+"
 """An arXiv id, or a repository."""
 UNPUBLISHED = {"zscore", "minmax", "pre_post"}
-"""A textbook's two, and one that no paper is known of."""
+"""Two from textbooks, and one without a known paper."""
 ENTRIES = {entry["name"]: entry for entry in (*catalogue.norms(), *catalogue.placements()) if "preset_of" not in entry}
 FILES = [
     importlib.import_module(f"normlab.{kind}.{path.stem}")
@@ -34,7 +34,7 @@ FILES = [
 
 
 def functions(module: ModuleType) -> list[ast.FunctionDef]:
-    """Those of a module and of its classes."""
+    """Return the functions of a module and of its classes."""
     tree = ast.parse(inspect.getsource(module))
     nodes = [inner for node in tree.body for inner in [node, *(node.body if isinstance(node, ast.ClassDef) else [])]]
     return [node for node in nodes if isinstance(node, ast.FunctionDef)]
@@ -48,7 +48,7 @@ def test_an_entry_has_a_formula_and_a_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_a_norm_says_the_unit_of_its_eps_and_what_each_option_does(name: str) -> None:
+def test_a_norm_documents_its_options_and_the_unit_of_its_eps(name: str) -> None:
     options = {option["option"]: option for option in ENTRIES[name]["options"]}
     assert options.keys() == {field.name for field in dataclasses.fields(NORMS[name])} - {"name", "preset"}
     assert all(option["about"] for option in options.values())
@@ -57,13 +57,13 @@ def test_a_norm_says_the_unit_of_its_eps_and_what_each_option_does(name: str) ->
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_a_norms_module_says_which_shapes_it_takes(name: str) -> None:
+def test_a_norms_module_documents_its_shapes(name: str) -> None:
     kind = type(NORMS[name]().build(16))  # pyright: ignore[reportCallIssue]
     assert name == "none" or "(*batch, D)" in (kind.__doc__ or "")
 
 
 @pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)
-def test_a_file_has_a_legend_of_its_shapes_and_documents_all_that_is_public(module: ModuleType) -> None:
+def test_a_file_has_a_legend_of_shapes_and_documents_public_functions(module: ModuleType) -> None:
     used = set(re.findall(r"\b[a-z]\w*_([A-Z]+\d?)\b(?!\()", inspect.getsource(module)))
     legend = (module.__doc__ or "").partition("Shapes:")[2]
     assert legend, "no line `Shapes:`"
@@ -74,12 +74,12 @@ def test_a_file_has_a_legend_of_its_shapes_and_documents_all_that_is_public(modu
 
 
 @pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)
-def test_a_function_that_raises_says_so(module: ModuleType) -> None:
+def test_a_function_documents_the_errors_that_it_raises(module: ModuleType) -> None:
     for function in functions(module):
         raised = {
             ast.unparse(node.exc.func)
             for node in ast.walk(function)
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
         } - {"NotImplementedError"}
-        told = (ast.get_docstring(function) or "").partition("Raises:")[2]
-        assert all(error in told for error in raised), function.name
+        documented = (ast.get_docstring(function) or "").partition("Raises:")[2]
+        assert all(error in documented for error in raised), function.name

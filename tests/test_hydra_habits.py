@@ -29,7 +29,7 @@ CONFIGS: dict[str, Any] = {
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("normlab.train.start", "train"),
     "sweep": ("normlab.sweep.plan", "make_plan"),
-    "verify": ("normlab.verify.words", "of_run"),
+    "verify": ("normlab.verify.run", "checks_of_run"),
     "probe": ("normlab.probe", "probe"),
 }
 """For each command the function that receives the config or configs."""

@@ -1,4 +1,4 @@
-"""scripts/init_laws.py: that what does not hold and what was claimed wrongly is said, of profiles that are known."""
+"""scripts/init_laws.py: laws and claims are judged correctly on known profiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def cases_of(**exponents: float) -> Cases:
-    """Every case with numbers that are powers of L."""
+    """Return every case with numbers that are powers of L."""
     curves = {"stream": 0.0, "first": 0.0, "last": 0.0} | exponents
     return {
         case: Case(list(DEPTHS), *([depth ** curves[name] for depth in DEPTHS] for name in ("stream", "first", "last")))
@@ -25,11 +25,11 @@ def cases_of(**exponents: float) -> Cases:
     }
 
 
-def claim(*claimed: float | tuple[float, float] | None, within: float = 0.15) -> Claim:
-    return Claim("a number", claimed, of("pre", "last"), within)
+def claim(*claimed: float | tuple[float, float] | None, tolerance: float = 0.15) -> Claim:
+    return Claim("a number", claimed, of("pre", "last"), tolerance)
 
 
-def test_powers_and_ratios_are_those_of_the_profiles() -> None:
+def test_powers_and_ratios_of_known_profiles() -> None:
     cases = cases_of(last=-0.5, first=0.25)
     assert power(of("pre", "last"))(cases) == [pytest.approx(-0.5)]
     assert power(over(of("post", "last"), of("post", "first")))(cases) == [pytest.approx(-0.75)]
@@ -50,50 +50,50 @@ def test_powers_and_ratios_are_those_of_the_profiles() -> None:
         ((None, 2.0, None, None), "differs at L = 12"),
     ],
 )
-def test_a_claim_agrees_within_its_tolerance_and_says_at_which_depths_it_does_not(
+def test_a_claim_reports_the_depths_outside_its_tolerance(
     claimed: tuple[float | tuple[float, float] | None, ...], where: str
 ) -> None:
     assert claim(*claimed).verdict(cases_of())[2] == where
 
 
-def test_a_claim_of_a_power_agrees_within_a_difference() -> None:
+def test_the_tolerance_of_a_power_is_absolute() -> None:
     one = Claim("a power", (-0.63,), power(of("pre", "last")), 0.1, absolute=True)
     assert one.verdict(cases_of(last=-0.54))[2] == ""
     assert one.verdict(cases_of(last=-0.52))[2] == "differs"
 
 
-def test_what_is_not_finite_agrees_with_no_claim() -> None:
+def test_nan_agrees_with_no_claim() -> None:
     cases = cases_of()
     pre = cases["pre", "xavier"]
     cases["pre", "xavier"] = dataclasses.replace(pre, last=[1.0, 1.0, 1.0, math.nan])
     assert claim(1.0).verdict(cases)[2] == "differs at L = 48"
 
 
-def test_a_claim_of_depths_that_were_not_measured_is_not_compared() -> None:
+def test_depths_without_measurement_are_not_compared() -> None:
     pre = Case([6, 9], [1.0, 1.0], [1.0, 1.0], [1.0, 5.0])
     assert claim(2.0, 1.0, 1.0, 1.0).verdict({("pre", "xavier"): pre}) == ("2", "1", "differs at L = 6")
 
 
-def test_no_law_is_wider_than_a_tenth_of_a_power_or_15_percent_but_the_sign_of_the_trap() -> None:
+def test_tolerances_are_at_most_a_tenth_of_a_power_or_15_percent() -> None:
     for law in LAWS:
-        if not law.says.startswith("the trap"):
-            assert law.high - law.low <= 0.3 + 1e-9, law.says
-            assert law.high - law.low <= 0.2 + 1e-9 or "%" in law.expected, law.says
+        if not law.name.startswith("Xiong's comparison"):
+            assert law.high - law.low <= 0.3 + 1e-9, law.name
+            assert law.high - law.low <= 0.2 + 1e-9 or "%" in law.expected, law.name
 
 
-def test_the_kept_tables_are_those_of_what_was_measured(
+def test_the_stored_tables_match_the_stored_measurements(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = RESULTS / "init_laws.json"
-    monkeypatch.setattr("sys.argv", ["init_laws.py", "--again", str(kept)])
+    stored = RESULTS / "init_laws.json"
+    monkeypatch.setattr("sys.argv", ["init_laws.py", "--again", str(stored)])
     assert init_laws.main() == 0
     printed = capsys.readouterr().out
     assert (RESULTS / "init_laws.md").read_text().endswith(printed)
     cases = {
         (one["placement"], one["init"]): Case(one["depths"], one["stream"], one["first"], one["last"])
-        for one in json.loads(kept.read_text())["cases"]
+        for one in json.loads(stored.read_text())["cases"]
     }
-    told = "\n".join(compared(cases)).partition("## Where the claims differ")[2]
+    differing = "\n".join(compared(cases)).partition("## Where they differ")[2]
     for one in CLAIMS:
         differs = one.verdict(cases)[2]
-        assert (f"- {one.says}: " in told) == bool(differs)
+        assert (f"- {one.name}: " in differing) == bool(differs)

@@ -1,4 +1,4 @@
-"""scripts/matrix.py: what it can be asked, and how it counts."""
+"""scripts/matrix.py: its arguments and its counts."""
 
 from __future__ import annotations
 
@@ -28,53 +28,57 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["--only", "norm=dty", "placement=pre"], "--only norm=dty: unknown norm 'dty': choose one of batchnorm, "),
-        (["--only", "nrom=dyt"], "--only nrom=dyt: unknown word 'nrom': choose one of norm, placement"),
+        (["--only", "nrom=dyt"], "--only nrom=dyt: unknown argument 'nrom': choose one of norm, placement"),
         (["--only", "placement="], "--only placement=: unknown placement ''"),
         (["--only", "norm=dyt", "--write", "x.md"], "leave out --only, or --write"),
     ],
 )
-def test_a_mistake_is_refused(
-    words: list[str], told: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_argument_is_refused(
+    arguments: list[str],
+    message: str,
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["matrix.py", *words])
+    monkeypatch.setattr(sys, "argv", ["matrix.py", *arguments])
     with pytest.raises(SystemExit, match="2"):
         script.main()
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_words_choose_and_none_are_all(script: ModuleType) -> None:
-    assert script.chosen(["norm=dyt", "placement=pre", "norm=derf"]) == (["derf", "dyt"], ["pre"])
-    norms, placements = script.chosen([])
+def test_only_selects_and_no_argument_selects_all(script: ModuleType) -> None:
+    assert script.select(["norm=dyt", "placement=pre", "norm=derf"]) == (["derf", "dyt"], ["pre"])
+    norms, placements = script.select([])
     assert {"rmsnorm", "none"} < set(norms)
     assert {"pre", "ngpt"} < set(placements)
 
 
 @pytest.mark.slow
-def test_nothing_trained_is_a_failure(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_trained_pair_is_a_failure(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["matrix.py", "--only", "norm=dyt", "placement=rezero"])
     assert script.main() == 1
 
 
-def test_what_diverged_before_its_interruption_went_on_with_nothing(script: ModuleType) -> None:
+def test_a_run_that_diverged_before_the_interruption_does_not_count_as_resumed(script: ModuleType) -> None:
     cell = script.Cell
     cells = [
         cell("3.1", resumed=True), cell("diverged at 3"), cell("diverged at 15", resumed=True), cell("-"),
         cell("failed", "OSError"), cell("3.2", "the records differ", resumed=True),
     ]  # fmt: skip
     assert script.summary(cells) == (
-        "5 pairs trained 20 steps, 2 diverged, 1 refused; 2 went on bit for bit after an interruption, "
-        "1 had diverged before it and did so again, 2 went wrong"
+        "5 pairs trained 20 steps, 2 diverged, 1 refused; 2 resumed bit for bit, "
+        "1 diverged before the interruption and again, 2 failed"
     )
 
 
 @pytest.mark.parametrize(("lr", "resumed"), [("1e30", False), ("1e-3", True)])
-def test_a_pair_says_whether_it_was_resumed(
+def test_a_pair_records_whether_it_was_resumed(
     lr: str, resumed: bool, script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "WORDS", [*(w for w in script.WORDS if "optim" not in w), f"optim.lr={lr}"])
+    monkeypatch.setattr(script, "OVERRIDES", [*(w for w in script.OVERRIDES if "optim" not in w), f"optim.lr={lr}"])
     cell = script.pair("none", "pre")
-    assert (cell.wrong, cell.resumed) == ("", resumed)
+    assert (cell.error, cell.resumed) == ("", resumed)
     assert cell.text.startswith("diverged") is not resumed

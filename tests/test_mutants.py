@@ -1,4 +1,4 @@
-"""A sample of scripts/mutate_catalogue.py: what is broken is seen, and what is said to be equivalent is."""
+"""A sample of scripts/mutate_catalogue.py: mutants are detected, and equivalent mutants have a reason."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from typing import Any
 
 import pytest
-from mutants import entries, judging, summary
+from mutants import entries, judging
 from mutants.equivalent import EQUIVALENT
 from mutants.mutant import Mutant
 
-from normlab.verify.init_rules import BELONGS
+from normlab.verify.init_rules import INIT_OF_PLACEMENT
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def catalogue() -> dict[str, Any]:
         ("init deepnorm", "(8 * weight.depth) ** (--0.25)"),
     ],
 )
-def test_what_is_broken_is_seen(catalogue: dict[str, Any], entry: str, text: str) -> None:
+def test_mutants_are_detected(catalogue: dict[str, Any], entry: str, text: str) -> None:
     mutants, checks = catalogue[entry]
     chosen = [mutant for mutant in mutants if text in mutant.text.partition("  ->  ")[2] or text in mutant.text][:1]
     assert chosen, text
@@ -49,47 +49,49 @@ def test_what_is_broken_is_seen(catalogue: dict[str, Any], entry: str, text: str
 
 
 @pytest.mark.slow
-def test_each_placement_is_given_a_wrong_init_once(catalogue: dict[str, Any]) -> None:
+def test_each_placement_has_one_mutant_with_a_wrong_init(catalogue: dict[str, Any]) -> None:
     texts = [(entry, mutant.text) for entry, (mutants, _) in catalogue.items() for mutant in mutants]
     found = [
         entry if text.startswith("row: ") else text.partition(":")[0] for entry, text in texts if ": init=" in text
     ]
-    assert sorted(found) == sorted(BELONGS)
+    assert sorted(found) == sorted(INIT_OF_PLACEMENT)
 
 
 @pytest.mark.slow
-def test_no_process_but_the_mutants_own_is_changed(catalogue: dict[str, Any]) -> None:
+def test_a_mutant_changes_only_its_own_process(catalogue: dict[str, Any]) -> None:
     mutants, checks = catalogue["crmsnorm"]
-    sound = Mutant("crmsnorm", "nothing", lambda: None)
-    assert judging.judge([(mutants[0], checks), (sound, checks)])[1] == ""
+    unchanged = Mutant("crmsnorm", "nothing", lambda: None)
+    assert judging.judge([(mutants[0], checks), (unchanged, checks)])[1] == ""
 
 
-def test_a_reason_is_for_a_mutant_that_is_there_and_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_without_a_surviving_mutant_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     mutants = [Mutant("some", text, lambda: None) for text in ("one", "other")]
-    monkeypatch.setattr(summary, "EQUIVALENT", {("some", "one"): "it is", ("some", "third"): "it was"})
-    told = summary.verdict("some", mutants, ["", "seen"])
-    assert (told["killed"], told["survived"], told["equivalent"]) == (1, 0, 1)
-    assert told["stale"] == ["third"]
-    assert summary.verdict("some", mutants, ["seen", ""])["survivors"] == ["other"]
-    assert summary.verdict("some", mutants, ["seen", ""])["stale"] == ["one", "third"]
+    monkeypatch.setattr(judging, "EQUIVALENT", {("some", "one"): "it is", ("some", "third"): "it was"})
+    result = judging.summarise("some", mutants, ["", "detected"])
+    assert (result["killed"], result["survived"], result["equivalent"]) == (1, 0, 1)
+    assert result["stale"] == ["third"]
+    assert judging.summarise("some", mutants, ["detected", ""])["survivors"] == ["other"]
+    assert judging.summarise("some", mutants, ["detected", ""])["stale"] == ["one", "third"]
 
 
-def test_a_reason_is_for_the_whole_of_a_mutants_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_matches_the_complete_text_of_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
     mutants = [Mutant("some", text, lambda: None) for text in ("a  ->  b", "a  ->  b + c")]
-    monkeypatch.setattr(summary, "EQUIVALENT", {("some", "a  ->  b"): "it is"})
-    told = summary.verdict("some", mutants, ["", ""])
-    assert (told["equivalent"], told["survivors"], told["stale"]) == (1, ["a  ->  b + c"], [])
+    monkeypatch.setattr(judging, "EQUIVALENT", {("some", "a  ->  b"): "it is"})
+    result = judging.summarise("some", mutants, ["", ""])
+    assert (result["equivalent"], result["survivors"], result["stale"]) == (1, ["a  ->  b + c"], [])
 
 
-def test_what_is_killed_by_no_check_is_counted_apart() -> None:
+def test_mutants_killed_by_no_check_are_counted_apart() -> None:
     mutants = [Mutant("some", text, lambda: None) for text in "abcd"]
-    told = summary.verdict("some", mutants, [f"no answer in {judging.SECONDS} s", "its process ended", "a check", ""])
-    assert (told["killed"], told["no_answer"], told["died"]) == (3, 1, 1)
-    assert "of the killed 1 by no answer in 60 s, 1 by a dead process" in summary.line(told)
-    assert "by no answer" not in summary.line(summary.verdict("some", mutants, ["a check"] * 4))
+    result = judging.summarise(
+        "some", mutants, [f"no answer in {judging.TIMEOUT_S} s", "its process ended", "a check", ""]
+    )
+    assert (result["killed"], result["no_answer"], result["died"]) == (3, 1, 1)
+    assert "of the killed 1 by no answer in 60 s, 1 by a dead process" in judging.table_line(result)
+    assert "by no answer" not in judging.table_line(judging.summarise("some", mutants, ["a check"] * 4))
 
 
-def test_every_reason_is_for_a_mutant_that_there_is(catalogue: dict[str, Any]) -> None:
+def test_every_reason_names_an_existing_mutant(catalogue: dict[str, Any]) -> None:
     for entry, text in EQUIVALENT:
         assert [mutant.text for mutant in catalogue[entry][0]].count(text) == 1, (entry, text)
 
@@ -99,7 +101,7 @@ def test_a_mutant_that_never_answers_or_dies_is_killed(monkeypatch: pytest.Monke
         while True:
             pass
 
-    monkeypatch.setattr(judging, "SECONDS", 1)
+    monkeypatch.setattr(judging, "TIMEOUT_S", 1)
     mutants = [Mutant("some", "loops", never), Mutant("some", "dies", lambda: os._exit(1))]
-    told = summary.verdict("some", mutants, judging.judge([(mutant, lambda: iter(())) for mutant in mutants]))
-    assert (told["killed"], told["no_answer"], told["died"]) == (2, 1, 1)
+    result = judging.summarise("some", mutants, judging.judge([(mutant, lambda: iter(())) for mutant in mutants]))
+    assert (result["killed"], result["no_answer"], result["died"]) == (2, 1, 1)

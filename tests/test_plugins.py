@@ -298,12 +298,12 @@ def learned(folder: Path, name: str, starts: str) -> str:
 
 def test_verify_shows_the_line_that_says_where_parameters_start(run_command: Command, tmp_path: Path) -> None:
     out = run_command("verify", learned(tmp_path, "nowhere", ""))[1]
-    (failed,) = (line for line in out.splitlines() if "says where it starts" in line)
+    (failed,) = (line for line in out.splitlines() if "declares where it starts" in line)
     assert "gain, shift: not in `starts`; write in class nowhere: " in failed
     line = failed.partition("class nowhere: ")[2]
     assert line == 'starts: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'
     out = run_command("verify", learned(tmp_path, "somewhere", line))[1]  # as it was copied
-    assert "ok    norm somewhere: starts where it is said to" in out
+    assert "ok    norm somewhere: starts where it declares" in out
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_an_expression_of_starts_that_cannot_be_evaluated_gives_the_reason(
 ) -> None:
     starts = 'starts: ClassVar[dict[str, str]] = {"gain": "ones(D)", "shift": "0"}'
     code, out, err = run_command("verify", learned(tmp_path, "wrong", starts))
-    (failed,) = (line for line in out.splitlines() if "starts where it is said to" in line)
+    (failed,) = (line for line in out.splitlines() if "starts where it declares" in line)
     assert (code, err) == (1, "")
     assert "`ones(D)` cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, " in failed
 

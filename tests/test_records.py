@@ -1,4 +1,4 @@
-"""What benches and tests read in place of trained runs is what a trained run leaves, and says what it is to say."""
+"""scripts/records.py: synthetic run folders have the format of real ones and the requested content."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SMALL = {"depth": 3, "width": 32, "context": 32, "steps": 60, "batch_size": 4, "
     ("norm", "placement"),
     [("rmsnorm", "pre"), ("layernorm", "post"), ("dyt", "peri"), ("scalenorm", "deepnorm"), ("batchnorm", "pre")],
 )
-def test_columns_are_those_of_a_real_run(words, norm, placement):
-    told = [f"norm={norm}", f"placement={placement}", "model.depth=3", "train.steps=1", "stats.every=10"]
-    config = compose_run([*words, *told])
-    real = train(config, sinks=[]).folder.statistics.read(CORE)[0][0].layout
+def test_columns_equal_those_of_a_real_run(words, norm, placement):
+    overrides = [f"norm={norm}", f"placement={placement}", "model.depth=3", "train.steps=1", "stats.every=10"]
+    config = compose_run([*words, *overrides])
+    real = train(config, sinks=[]).folder.arrays.read(CORE)[0][0].layout
     size = Size(
         norm=norm, placement=placement, depth=3, width=config.model.width, context=config.model.context
     )  # fmt: skip
@@ -41,7 +41,7 @@ def test_columns_are_those_of_a_real_run(words, norm, placement):
     assert set(size.parameters()) == set(real.families)
 
 
-def test_a_run_has_what_a_real_one_has(words, tmp_path):
+def test_files_and_keys_equal_those_of_a_real_run(words, tmp_path):
     real = train(compose_run(words), sinks=[]).folder
     made = write_run(tmp_path / "made", Record(**SMALL))
     assert {path.name for path in real.path.iterdir()} - {"checkpoints", "tokenizer.json"} == {
@@ -56,7 +56,7 @@ def test_a_run_has_what_a_real_one_has(words, tmp_path):
     assert not made.statistics.missing_steps(60)
 
 
-def test_a_run_without_statistics_is_as_a_real_one_without(words, tmp_path):
+def test_without_statistics_files_equal_those_of_a_real_run(words, tmp_path):
     real = train(compose_run([*words, "stats=off"]), sinks=[]).folder
     made = write_run(tmp_path / "made", Record(**SMALL, stats_every=None))
     assert made.run()["config"]["stats"] == real.run()["config"]["stats"]
@@ -66,7 +66,7 @@ def test_a_run_without_statistics_is_as_a_real_one_without(words, tmp_path):
     assert made.status().keys() == real.status().keys()
 
 
-def test_rows_steps_and_tokens(tmp_path):
+def test_rows_steps_and_tokens_agree(tmp_path):
     folder = write_run(tmp_path, Record(**SMALL))
     rows = series(folder)
     assert rows["step"].tolist() == list(range(60))
@@ -80,7 +80,7 @@ def test_rows_steps_and_tokens(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "state", "last"),
+    ("options", "state", "last"),
     [
         ({}, "finished", 60),
         ({"outcome": "diverged", "at": 41}, "diverged", 42),
@@ -90,42 +90,42 @@ def test_rows_steps_and_tokens(tmp_path):
         ({"outcome": STUCK}, "finished", 60),
     ],
 )
-def test_outcomes(tmp_path, told, state, last):
-    folder = write_run(tmp_path, Record(**SMALL, **told))
-    seen = examine(folder)
-    assert (seen.state, seen.problem) == (state, "")
+def test_each_outcome_is_read_back(tmp_path, options, state, last):
+    folder = write_run(tmp_path, Record(**SMALL, **options))
+    run = examine(folder)
+    assert (run.state, run.problem) == (state, "")
     assert len(series(folder)["loss"]) == last
     [inside], damaged = folder.statistics.read(CORE)
     assert (inside.steps.tolist(), damaged) == (list(range(0, last, 10)), 0)
-    came_out = read_result(seen)
-    assert came_out is not None
-    assert came_out.state == {"interrupted": "unfinished", "running": "unfinished"}.get(
-        told.get("outcome"), told.get("outcome", "finished")
+    result = outcome(run)
+    assert result is not None
+    assert result.ending == {"interrupted": "unfinished", "running": "unfinished"}.get(
+        options.get("outcome"), options.get("outcome", "finished")
     )
     if state == "diverged":
         assert math.isnan(series(folder)["loss"][-1])
-        assert seen.status["diverged"]["step"] == 41
+        assert run.status["diverged"]["step"] == 41
         assert inside.one("resid_rms")[-1, -1] > 100 * inside.one("resid_rms")[0, -1]
-    elif told == {}:
-        assert came_out.loss < BASELINES["bigram"]
+    elif options == {}:
+        assert result.loss < BASELINES["bigram"]
 
 
-def test_who_holds_the_lock_of_a_running_run_has_it_running(tmp_path):
+def test_a_run_with_a_held_lock_is_running(tmp_path):
     folder = write_run(tmp_path, Record(**SMALL, outcome="running"))
     assert (folder.path / LOCK_FILE).exists()
     with RunFolder(folder.path).lock():
         assert folder.state() == "running"
 
 
-def test_a_spike_is_where_it_was_put(tmp_path):
-    told = {**SMALL, "steps": 400, "spike_at": 300}
-    loss = series(write_run(tmp_path, Record(**told)))["loss"]
+def test_a_spike_is_at_the_requested_step(tmp_path):
+    options = {**SMALL, "steps": 400, "spike_at": 300}
+    loss = series(write_run(tmp_path, Record(**options)))["loss"]
     spikes = np.flatnonzero(OLMO_CORE(loss).spikes)
     assert spikes[0] == 300
     assert spikes[-1] < 320
 
 
-def test_the_same_choice_is_the_same_run(tmp_path):
+def test_equal_records_write_equal_files(tmp_path):
     one, again = (write_run(tmp_path / name, Record(**SMALL)) for name in "ab")
     other = write_run(tmp_path / "a", Record(**SMALL, seed=1))
     assert one.run_id == again.run_id != other.run_id
@@ -134,7 +134,7 @@ def test_the_same_choice_is_the_same_run(tmp_path):
         assert (one.path / name).read_bytes() != (other.path / name).read_bytes()
 
 
-def test_depth_is_told_as_the_field_tells_it(tmp_path):
+def test_streams_and_gradients_follow_known_results(tmp_path):
     inside = {
         placement: write_run(tmp_path, Record(**{**SMALL, "depth": 12}, placement=placement)).statistics.read(CORE)[0][
             0
@@ -156,7 +156,7 @@ def test_a_sweep_is_found_by_its_folder(tmp_path):
     assert waiting == 0
 
 
-def test_the_command_line(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_the_grid(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["records.py", str(tmp_path / "made"), "--runs", "24"])
     main()
     printed = capsys.readouterr().out.strip()

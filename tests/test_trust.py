@@ -1,4 +1,4 @@
-"""A run's folder is data: code that lies in it, or that its plan names, is executed on the user's word alone."""
+"""A run's folder is data: code in it, or named in its plan, is executed only on request."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Mine(NormConfig):
         return nn.Tanh()
 """
 FOREIGN = "\nfrom pathlib import Path\nPath('MARKER').write_text('executed')\n"
-"""What a stranger adds: whoever executes it leaves a file in the current folder."""
+"""Foreign code; executing it leaves a file in the current folder."""
 MARKER = Path("MARKER")
 
 
 @pytest.fixture(autouse=True)
-def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _unregister(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Run each test in a folder of its own, and unregister its norm afterwards."""
     monkeypatch.chdir(tmp_path)
     modules = set(sys.modules)
@@ -57,8 +57,8 @@ def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def own(words: list[str]) -> list[str]:
-    """The overrides of a run of a few steps with a plugin of the user's."""
+def plugin_overrides(words: list[str]) -> list[str]:
+    """Return the overrides of a short run with a plugin of the user's."""
     Path("my_norm.py").write_text(PLUGIN)
     return [
         *words,
@@ -71,9 +71,9 @@ def own(words: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def stranger(own: list[str]) -> RunFolder:
-    """A run whose copy of the plugin holds other code than the user's own file."""
-    folder = train(compose_run([*own, "run.name=mine"]), sinks=[]).folder
+def foreign_run(plugin_overrides: list[str]) -> RunFolder:
+    """Return a run whose copy of the plugin has additional code."""
+    folder = train(compose_run([*plugin_overrides, "run.name=mine"]), sinks=[]).folder
     with copy_of(folder).open("a") as file:
         file.write(FOREIGN)
     return folder
@@ -84,8 +84,8 @@ def copy_of(folder: RunFolder) -> Path:
     return copy
 
 
-def test_no_command_executes_what_lies_in_a_runs_folder(
-    stranger: RunFolder, own: list[str], run_command: Command
+def test_no_command_executes_code_in_a_runs_folder(
+    foreign_run: RunFolder, plugin_overrides: list[str], run_command: Command
 ) -> None:
     reading = [
         ["summarize", "results"],
@@ -94,16 +94,16 @@ def test_no_command_executes_what_lies_in_a_runs_folder(
         ["list", "runs", "results"],
         ["inspect", "mine"],
         ["inspect", "mine", "spikes"],
-        ["sweep", *own, "sweep.pack=off", "--dry-run"],
-        ["train", *own],
+        ["sweep", *plugin_overrides, "sweep.pack=off", "--dry-run"],
+        ["train", *plugin_overrides],
     ]
     for command in reading:
         code, _, err = run_command(*command)
         assert code == 0, (command, err)
         assert not MARKER.exists(), command
-    stranger.write_status({**stranger.status(), "state": "interrupted", "step": 2})
-    shutil.rmtree(stranger.path / "checkpoints" / "step_00000003")
-    code, _, err = run_command("train", *own)
+    foreign_run.write_status({**foreign_run.status(), "state": "interrupted", "step": 2})
+    shutil.rmtree(foreign_run.path / "checkpoints" / "step_00000003")
+    code, _, err = run_command("train", *plugin_overrides)
     assert (code, "resumes from step 2" in err) == (0, True), err
     run = normlab.load("mine")
     assert run.status["state"] == "finished"
@@ -117,18 +117,20 @@ def test_no_command_executes_what_lies_in_a_runs_folder(
     [["sample", "mine", "--tokens", "1"], ["inspect", "mine", "sharpness", "--probe"]],
     ids=["sample", "probe"],
 )
-def test_a_model_with_foreign_code_needs_trust(stranger: RunFolder, command: list[str], run_command: Command) -> None:
-    copy = copy_of(stranger)
+def test_a_model_with_foreign_code_needs_trust(
+    foreign_run: RunFolder, command: list[str], run_command: Command
+) -> None:
+    copy = copy_of(foreign_run)
     code, out, err = run_command(*command)
     assert (code, out, err.count("\n"), MARKER.exists()) == (2, "", 1, False)
     digest = hashlib.sha256(copy.read_bytes()).hexdigest()
-    for told in (f"{copy} (SHA-256 {digest})", f"`less {copy}`", "--trust"):
-        assert told in err
+    for fragment in (f"{copy} (SHA-256 {digest})", f"`less {copy}`", "--trust"):
+        assert fragment in err
     assert run_command(*command, "--trust")[0] == 0
     assert MARKER.exists()
 
 
-def test_in_python(stranger: RunFolder) -> None:
+def test_loading_in_python_needs_trust(foreign_run: RunFolder) -> None:
     for part in ("config", "model"):
         with pytest.raises(StoreError, match="executed only on request"):
             getattr(normlab.load("mine"), part)
@@ -138,17 +140,17 @@ def test_in_python(stranger: RunFolder) -> None:
 
 
 @pytest.mark.slow
-def test_the_copy_of_a_plugin_that_this_process_has_run_needs_no_trust(own: list[str]) -> None:
-    folder = train(compose_run(own), sinks=[]).folder
+def test_a_plugin_that_this_process_has_loaded_needs_no_trust(plugin_overrides: list[str]) -> None:
+    folder = train(compose_run(plugin_overrides), sinks=[]).folder
     assert normlab.load(folder.path).model
     code = "import sys, normlab; normlab.load(sys.argv[1]).model"
     done = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)
     assert "StoreError: run mine-pre" in done.stderr
 
 
-def test_what_is_executed_is_what_can_be_read(stranger: RunFolder) -> None:
-    """Python itself would execute compiled code that lies beside a file, whatever the file says."""
-    copy, other = copy_of(stranger), Path("other.py")
+def test_the_source_is_executed_and_never_a_cached_binary(foreign_run: RunFolder) -> None:
+    """Python would execute the compiled file beside a source without comparing them."""
+    copy, other = copy_of(foreign_run), Path("other.py")
     other.write_text(copy.read_text())
     copy.write_text(f"{PLUGIN}\n# read by a person\n")
     cached = copy.parent / "__pycache__" / f"{copy.stem}.{sys.implementation.cache_tag}.pyc"
@@ -160,18 +162,18 @@ def test_what_is_executed_is_what_can_be_read(stranger: RunFolder) -> None:
     assert not MARKER.exists()
 
 
-def test_trust_without_a_model_is_refused(stranger: RunFolder, run_command: Command) -> None:
+def test_trust_without_a_model_is_refused(foreign_run: RunFolder, run_command: Command) -> None:
     code, _, err = run_command("inspect", "mine", "--trust")
     assert (code, MARKER.exists()) == (2, False)
     assert "--trust: has no effect without --probe" in err
 
 
 @pytest.mark.slow
-def test_a_sweep_executes_the_plugins_of_its_command_and_not_those_of_its_plan(
-    own: list[str], run_command: Command
+def test_a_sweep_executes_the_plugins_of_its_command_but_not_of_its_plan(
+    plugin_overrides: list[str], run_command: Command
 ) -> None:
     Path("foreign.py").write_text(PLUGIN + FOREIGN)
-    command = [*own, "sweep.name=shared", "sweep.pack=off"]
+    command = [*plugin_overrides, "sweep.name=shared", "sweep.pack=off"]
     made = make_plan(*compose_sweep(command)).plan
     (job,) = made.jobs
     folder = sweep_folder("results", "shared")

@@ -1,4 +1,4 @@
-"""The wheel holds all that a run needs: it trains from any folder, with nothing of the checkout in sight."""
+"""The wheel is complete: it trains from any folder without the checkout."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_the_wheel_trains_a_run(tmp_path: Path, words: list[str]) -> None:
 
     site = tmp_path / "site"
     call(*pip, "install", "--quiet", "--no-deps", "--target", str(site), str(wheel), cwd=tmp_path)
-    # -P and PYTHONPATH: the installed copy, before the checkout that the environment knows.
+    # -P and PYTHONPATH select the installed copy before the checkout.
     python = [sys.executable, "-P"]
-    where = call(*python, "-c", "import normlab; print(normlab.__file__)", cwd=tmp_path, PYTHONPATH=str(site))
-    assert where.stdout.startswith(str(site))
+    location = call(*python, "-c", "import normlab; print(normlab.__file__)", cwd=tmp_path, PYTHONPATH=str(site))
+    assert location.stdout.startswith(str(site))
     run = [*words, "norm=layernorm_gpt2", "train.steps=2"]
     call(*python, "-m", "normlab", "train", *run, cwd=tmp_path, PYTHONPATH=str(site))
     done = call(*python, "-m", "normlab", "summarize", "results", cwd=tmp_path, PYTHONPATH=str(site))

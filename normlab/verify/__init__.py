@@ -1,5 +1,5 @@
-"""The proof that what is trained is what is defined: the checks behind `normlab verify`.
+"""Checks that the trained computation is the defined one: what `normlab verify` runs.
 
-Everything here computes in float64 on the CPU, on models so small that the whole catalogue takes a minute or two.
-Nothing here is part of a run's numbers.
+Every check computes in float64 on the CPU, on small models. No run imports this package for its numbers; a run only
+stores the fingerprint of its block.
 """

@@ -1,102 +1,89 @@
-"""A model against its placement's formula, and whether it sees later tokens.
+"""Check a small model against its placement's formula, and which logits later tokens change.
 
 Shapes: B batch, T time, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from normlab.config import RunConfig
-from normlab.model.gpt import GPT
 from normlab.placements.algebra import AlgebraPlacement
-from normlab.verify.by_hand import ByHand, Mismatch
-from normlab.verify.check import Check, Worst
-from normlab.verify.small import BATCH, TIME, VOCAB, built, numbers, tokens
+from normlab.verify.by_hand import FormulaMismatch, ReferenceModel, record_norm_order
+from normlab.verify.check import Check, LargestError
+from normlab.verify.small import BATCH, TIME, VOCAB, SmallModel, hashed_numbers, restored_buffers, tokens
 
-EXACT = 1e-9
-"""Relative tolerance in float64, of a whole model's logits and gradients."""
+TOLERANCE = 1e-9
+"""Relative, in float64, for the logits and gradients of a complete model."""
 
 
-def formula_check(config: RunConfig, of: str) -> Check:
-    """Logits, and the gradient with respect to every parameter, are those of the placement's formula.
-
-    Args:
-        config: Small enough to be computed slowly.
-        of: What the check is said to be of.
-    """
-    model, norms = built(config)
-    worst = Worst(EXACT)
-    # A row of the algebra is an identity of the algebra's own; a scheme that is a class of its own rests on itself.
-    kind = "identity" if isinstance(config.placement, AlgebraPlacement) else "self"
-    told = {"of": of, "check": f"computes {config.placement.formula}", "kind": kind}
+def formula_check(small: SmallModel, subject: str) -> Check:
+    """Check that the logits and every parameter's gradient are those of the placement's formula."""
+    placement, model = small.config.placement, small.gpt
+    # A row of the algebra is an identity of the algebra; any other placement is compared with its own formula.
+    oracle = "identity" if isinstance(placement, AlgebraPlacement) else "self"
+    claim = f"computes {placement.formula}"
+    with record_norm_order(model, small.norms) as norm_order:
+        model_results = _logits_and_gradients(model.train(), model)
     try:
-        by_hand = ByHand(config, model, norms, tokens())
-        pairs = _outcomes(model, by_hand)
-    except Mismatch as error:
-        return Check(**told, passed=False, seen=str(error))
-    # Some gradients are zero but for rounding (keys' biases, to the softmax): they are held to the largest of all.
-    largest = max(float(theirs.abs().max()) for _, _, theirs in pairs)
-    for name, ours, theirs in pairs:
-        scale = max(float(theirs.abs().max()), 1e-3 * largest)
-        worst.add(float((ours - theirs).abs().max()) / scale, name)
-    return Check(**told, passed=worst.passed, seen=str(worst))
+        expected = _logits_and_gradients(ReferenceModel(small.config, model, norm_order), model)
+    except FormulaMismatch as error:
+        return Check(subject=subject, claim=claim, oracle=oracle, passed=False, result=str(error))
+    largest = LargestError(TOLERANCE)
+    # Some gradients are zero up to rounding (key biases, which the softmax cancels): their scale is the largest one's.
+    least_scale = 1e-3 * max(float(value.abs().max()) for value in expected.values())
+    for name, value in expected.items():
+        scale = max(float(value.abs().max()), least_scale)
+        largest.add(float((model_results[name] - value).abs().max()) / scale, name)
+    return Check(subject=subject, claim=claim, oracle=oracle, passed=largest.passed, result=str(largest))
 
 
-def _outcomes(model: GPT, by_hand: ByHand) -> list[tuple[str, Tensor, Tensor]]:
-    weight_BTV = numbers("cotangent", BATCH, TIME, VOCAB)
-    params = dict(model.named_parameters())
-    found = []
-    for forward in (model, by_hand):
-        logits_BTV = forward(tokens())
-        grads = torch.autograd.grad((logits_BTV * weight_BTV).sum(), list(params.values()), allow_unused=True)
-        # One that the formula does not use shows as a gradient that is not there.
-        found.append([logits_BTV.detach(), *(torch.zeros(()) if grad is None else grad for grad in grads)])
-    return list(zip(["the logits", *(f"the gradient of {name}" for name in params)], *found, strict=True))
+def _logits_and_gradients(forward: Callable[[Tensor], Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return the logits and the gradient of a fixed weighted sum of them for each parameter, zero where unused."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    logits_BTV = forward(tokens())
+    loss = (logits_BTV * hashed_numbers("cotangent", BATCH, TIME, VOCAB)).sum()
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    filled = (torch.zeros(()) if gradient is None else gradient for gradient in gradients)
+    named = zip((f"the gradient of {name}" for name in names), filled, strict=True)
+    return {"the logits": logits_BTV.detach(), **dict(named)}
 
 
-def norms_check(config: RunConfig, of: str) -> Check:
-    """There is a norm in the model just where the placement says so."""
-    _, norms = built(config)
-    says = config.placement.holds_norm(config.model.depth)
-    check = f"has {'norms' if says else 'no norm of the run'}"
-    return Check(of=of, check=check, passed=bool(norms) == says, seen=f"{len(norms)} at depth {config.model.depth}")
+def norms_check(small: SmallModel, subject: str) -> Check:
+    """Check that the model has a norm exactly if the placement declares one."""
+    declared = small.config.placement.holds_norm(small.config.model.depth)
+    claim = f"has {'norms' if declared else 'no norm of the run'}"
+    result = f"{len(small.norms)} at depth {small.config.model.depth}"
+    return Check(subject=subject, claim=claim, passed=bool(small.norms) == declared, result=result)
 
 
-def causality_check(config: RunConfig, of: str) -> Check:
-    """In training mode, another token at the end moves no logit before it: unless the norm says that it does."""
-    model, _ = built(config)
-    causal = config.norm.causal
-    check = "no logit moves with a later token" if causal else "later tokens are seen in training, as is said"
-    first = tokens()
-    last = first.clone()
-    last[:, -1] = (last[:, -1] + 1) % VOCAB
+def causality_check(small: SmallModel, subject: str) -> Check:
+    """Check that in training another last token changes an earlier logit only if the norm declares so."""
+    causal = small.config.norm.causal
+    claim = "no logit depends on a later token" if causal else "logits depend on later tokens in training, as declared"
+    before = tokens()
+    after = before.clone()
+    after[:, -1] = (after[:, -1] + 1) % VOCAB
     with torch.no_grad():
-        difference = (logits_of(model, first) - logits_of(model, last))[:, :-1].abs().max().item()
-    moved = difference > 1e-12
-    return Check(of=of, check=check, passed=moved != causal, seen=f"largest change {difference:.1e}")
+        change = (logits_of(small.gpt, before) - logits_of(small.gpt, after))[:, :-1].abs().max().item()
+    passed = (change > 1e-12) != causal
+    return Check(subject=subject, claim=claim, passed=passed, result=f"largest change {change:.1e}")
 
 
-def evaluation_check(config: RunConfig, of: str) -> Iterator[Check]:
-    """In evaluation the logits are those of training, to the last bit: but where the norm is another one then."""
-    if config.norm.batch_statistics:
+def evaluation_check(small: SmallModel, subject: str) -> Iterator[Check]:
+    """Check that logits in evaluation equal those in training bit for bit, unless the norm has batch statistics."""
+    if small.config.norm.batch_statistics:
         return
-    model, _ = built(config)
     with torch.no_grad():
-        trained, evaluated = (logits_of(model, tokens(), training=training) for training in (True, False))
-    difference = float((trained - evaluated).abs().max())
-    check = "computes the same in evaluation"
-    yield Check(of=of, check=check, passed=difference == 0, seen=f"largest difference {difference:.1e}")
+        training, evaluation = (logits_of(small.gpt, tokens(), training=training) for training in (True, False))
+    difference = float((training - evaluation).abs().max())
+    result = f"largest difference {difference:.1e}"
+    yield Check(subject=subject, claim="computes the same in evaluation", passed=difference == 0, result=result)
 
 
 def logits_of(model: nn.Module, tokens_BT: Tensor, *, training: bool = True) -> Tensor:
-    """In training mode, if not told otherwise, buffers put back."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    logits_BTV = model.train(training)(tokens_BT)
-    for name, buffer in before.items():
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, buffer)
-    return logits_BTV
+    """Return the logits in training or evaluation mode, and leave the buffers unchanged."""
+    with restored_buffers(model):
+        return model.train(training)(tokens_BT)

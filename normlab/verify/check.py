@@ -1,8 +1,8 @@
-"""What a check found."""
+"""The result of one check, and the largest of many errors."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -10,46 +10,52 @@ from typing import Any
 class Check:
     """One line of `normlab verify`."""
 
-    of: str
-    """What was checked: `norm rmsnorm`, `placement pre`."""
-    check: str
-    """What is held to hold."""
+    subject: str
+    """What is checked: `norm rmsnorm`, `placement pre`."""
+    claim: str
+    """The property that must hold."""
     passed: bool
-    seen: str
-    """What was seen: the largest error and its tolerance, or what differs."""
-    kind: str = ""
-    """Of a comparison: external, identity or self (`norms.base.NormConfig.oracle_kind`)."""
+    result: str
+    """The largest error and its tolerance, or what differs."""
+    oracle: str = ""
+    """For a comparison: external, identity or self (`norms.base.NormConfig.oracle_kind`)."""
+
+    def __str__(self) -> str:
+        """Return the line that `normlab verify` prints."""
+        return f"{'ok  ' if self.passed else 'FAIL'}  {self.subject}: {self.claim}  {self.result}".rstrip()
 
     def row(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
+        """Return the object that `normlab verify --json` prints."""
+        return {
+            "of": self.subject, "check": self.claim, "passed": self.passed, "seen": self.result, "kind": self.oracle,
+        }  # fmt: skip
 
 
 @dataclass(slots=True)
-class Worst:
-    """The largest of many errors, and where it was."""
+class LargestError:
+    """The largest error of many comparisons, and where it occurs."""
 
     tolerance: float
     error: float = 0.0
-    at: str = ""
+    location: str = ""
     count: int = 0
 
-    def add(self, error: float, at: str) -> None:
-        """Count another one; what is not a number is the largest of all."""
+    def add(self, error: float, location: str) -> None:
+        """Count one more comparison; NaN counts as infinite."""
         self.count += 1
         if error != error:
             error = float("inf")
         if error > self.error:
-            self.error, self.at = error, at
+            self.error, self.location = error, location
 
     @property
     def passed(self) -> bool:
-        """Whether all of them, and at least one, stayed within the tolerance."""
+        """Whether there was a comparison and every error is within the tolerance."""
         return self.count > 0 and self.error <= self.tolerance
 
     def __str__(self) -> str:
-        """The numbers, and where it failed the place."""
+        """Return the error, the number of comparisons and the tolerance; after a failure also the location."""
         if self.count == 0:
             return "nothing was compared"
         text = f"largest error {self.error:.1e} of {self.count} comparisons, tolerance {self.tolerance:.0e}"
-        return text if self.passed else f"{text}, at {self.at}"
+        return text if self.passed else f"{text}, at {self.location}"

@@ -1,17 +1,16 @@
-"""What each norm and preset sets, written a second time: a reference takes the options as it is given them.
+"""Check the defaults of norms and presets against tables with their sources.
 
-Of a norm, every option that it has; of a preset, the norm that it is of and what it sets otherwise. With whose choice
-that is, as in `init_rules.BELONGS`.
+The tables repeat the defaults on purpose: a norm's reference is called with the norm's own options, so that it cannot
+notice a wrong default.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 from normlab.norms.base import NORMS, NormConfig
 from normlab.verify.check import Check
-from normlab.verify.variants import LABELS
+from normlab.verify.variants import option_fields
 
 PLAIN = "our choice: no gain and no bias, a plain normalisation; eps small beside channels of size 1"
 TORCH = "torch's own layer, which has gain, bias and eps=1e-5"
@@ -22,17 +21,17 @@ RUNNING = f"{AFFINE} eps=1e-05 momentum=0.1 running_var=unbiased"
 
 DEFAULTS: dict[str, tuple[str, str]] = {
     "batchnorm": (RUNNING, f"{TORCH}, and momentum=0.1"),
-    "batchnorm_past": (RUNNING, "those of batchnorm"),
-    "batchnorm_position": (RUNNING, "those of batchnorm"),
+    "batchnorm_past": (RUNNING, "as batchnorm"),
+    "batchnorm_position": (RUNNING, "as batchnorm"),
     "bhyt": (
         f"{GAIN} eps=1e-06 lam=2.0 kappa=10.0 learn_lam=True",
         "the authors' code, arXiv:2601.09719: 1 / kappa is 0.1; learnable_lam is True in each of its config files",
     ),
-    "crmsnorm": ("eps=1e-05", "that of the layer norm which it stands for"),
+    "crmsnorm": ("eps=1e-05", "as the layer norm that it replaces"),
     "derf": (f"{AFFINE} alpha=0.5 shift=True", "Chen et al. 2025, arXiv:2512.10938"),
     "dyt": (
         f"{AFFINE} alpha=0.5 shift=False",
-        "Zhu et al. 2025, arXiv:2503.10622: alpha=0.5 where nothing else is said",
+        "Zhu et al. 2025, arXiv:2503.10622: alpha=0.5 by default",
     ),
     "gatednorm": (
         f"{GAIN} eps=1e-06 rank=16 std=0.02 gate_scale=1.0",
@@ -40,29 +39,29 @@ DEFAULTS: dict[str, tuple[str, str]] = {
     ),
     "groupnorm": (
         f"{AFFINE} eps=1e-05 groups=4",
-        f"{TORCH}; groups: our choice, of the 4 to 8 that language models have",
+        f"{TORCH}; groups: our choice, language models use 4 to 8",
     ),
-    "l2norm": ("eps=1e-12 radius=1.0 learn_radius=False", "nGPT, arXiv:2410.01131: length 1; eps as torch's normalize"),
+    "l2norm": ("eps=1e-12 radius=1.0 learn_radius=False", "nGPT, arXiv:2410.01131: length 1; eps of torch's normalize"),
     "layernorm": (f"{AFFINE} eps=1e-05 eps_mode=inside", TORCH),
     "minmax": (f"{BARE} eps=1e-06", PLAIN),
-    "none": ("", "there is nothing to set"),
-    "pointwise": (f"{AFFINE} alpha=0.5 shift=False function=tanh", "those of dyt"),
+    "none": ("", "it has no options"),
+    "pointwise": (f"{AFFINE} alpha=0.5 shift=False function=tanh", "as dyt"),
     "prmsnorm": (
         f"{GAIN} eps=1e-08 fraction=0.0625 count=floor",
         "Zhang & Sennrich's code, arXiv:1910.07467: eps=1e-8 and 6.25 %",
     ),
     "rmsnorm": (
         f"{GAIN} eps=1e-06 eps_mode=inside_ms compute=fp32 rounding=scale_then_cast",
-        "Llama's eps and mean; rounded once, as torch's",
+        "Llama's eps and mean; rounded once, as in torch",
     ),
     "scalenorm": (
         "eps=1e-05 radius=None learn_radius=True",
         "Nguyen & Salazar 2019, arXiv:1910.05895: one learned length, from sqrt(D)",
     ),
-    "seednorm": ("eps=1e-06 alpha=1.0 unit_offset=False", "arXiv:2510.22777, as it was reported: alpha=1"),
+    "seednorm": ("eps=1e-06 alpha=1.0 unit_offset=False", "arXiv:2510.22777, as reported by others: alpha=1"),
     "zscore": (f"{BARE} eps=1e-06 sigma=population", PLAIN),
 }
-"""Every option by norm, and whose choice it is."""
+"""Every option of each norm, and the source of its default."""
 
 SEED_CODE, SEED_FORMULA = "the code of the seed article", "the formula of the seed article"
 PRESETS: dict[str, tuple[str, str]] = {
@@ -98,39 +97,40 @@ PRESETS: dict[str, tuple[str, str]] = {
     "rmsnorm_torch": ("rmsnorm eps=1.1920928955078125e-07", "torch.nn.RMSNorm, whose eps is float32's"),
     "zscore_annotated": ("zscore gain=True bias=True sigma=sample", "The Annotated Transformer's code"),
 }
-"""The norm of each preset and what it sets otherwise, and whose choice it is."""
+"""The norm of each preset with the options that differ from its defaults, and the source."""
 
 
 def default_check(name: str) -> Iterator[Check]:
-    """A norm of the package is by default what the table has for it; of a plugin's there is no other word."""
+    """Check a norm's defaults against `DEFAULTS`; a plugin's norm has no entry there."""
     if name not in DEFAULTS:
         return
-    told, why = DEFAULTS[name]
+    defaults, source = DEFAULTS[name]
     options = NORMS[name]()  # pyright: ignore[reportCallIssue]
-    yield _check(f"norm {name}", "has the defaults of its source", _set(options), _words(told), why)
+    expected = _parse(defaults)
+    yield _check(f"norm {name}", "has the defaults of its source", _options(options), expected, source)
 
 
 def preset_check(preset: NormConfig) -> Check:
-    """A preset sets what the table has for it, and leaves all else as its norm has it."""
-    of = f"norm {preset.preset}"
+    """Check that a preset has the options of `PRESETS`, and the defaults of its norm in every other option."""
+    subject = f"norm {preset.preset}"
     if preset.preset not in PRESETS:
-        return Check(of=of, check="is in the table of presets", passed=False, seen="it is not")
-    told, why = PRESETS[preset.preset]
-    name, *words = told.split()
-    found = {"norm": preset.name} | _set(preset)
-    return _check(of, f"is {told}", found, {"norm": name} | _words(DEFAULTS[name][0]) | _words(" ".join(words)), why)
+        return Check(subject=subject, claim="is in the table of presets", passed=False, result="it is not")
+    text, source = PRESETS[preset.preset]
+    name, _, options = text.partition(" ")
+    expected = {"norm": name} | _parse(DEFAULTS[name][0]) | _parse(options)
+    return _check(subject, f"is {text}", {"norm": preset.name} | _options(preset), expected, source)
 
 
-def _check(of: str, check: str, found: dict[str, str], expected: dict[str, str], why: str) -> Check:
-    differs = [word for word in expected | found if found.get(word) != expected.get(word)]
-    seen = ", ".join(f"{word}={found.get(word)}, not {expected.get(word)}" for word in differs)
-    return Check(of=of, check=check, passed=not differs, seen=f"{seen} ({why})" if differs else why)
+def _check(subject: str, claim: str, found: dict[str, str], expected: dict[str, str], source: str) -> Check:
+    differing = [option for option in expected | found if found.get(option) != expected.get(option)]
+    text = ", ".join(f"{option}={found.get(option)}, not {expected.get(option)}" for option in differing)
+    result = f"{text} ({source})" if differing else source
+    return Check(subject=subject, claim=claim, passed=not differing, result=result)
 
 
-def _set(options: NormConfig) -> dict[str, str]:
-    names = [field.name for field in dataclasses.fields(options) if field.name not in LABELS]
-    return {name: str(getattr(options, name)) for name in names}
+def _options(norm: NormConfig) -> dict[str, str]:
+    return {field.name: str(getattr(norm, field.name)) for field in option_fields(norm)}
 
 
-def _words(text: str) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in text.split())
+def _parse(text: str) -> dict[str, str]:
+    return dict(option.split("=", 1) for option in text.split())

@@ -1,4 +1,4 @@
-"""A norm's module against its own `reference`, in three precisions and at the ends of the range.
+"""Check a norm's module against its own `reference`, in three precisions and for inputs of extreme size.
 
 Shapes: B batch, T time, D width.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -15,227 +16,269 @@ from torch import Tensor, nn
 
 from normlab.norms.affine import Affine
 from normlab.norms.base import NormConfig
-from normlab.verify.check import Check, Worst
-from normlab.verify.small import BATCH, TIME, WIDTHS, fill, numbers
-from normlab.verify.variants import LABELS, allowed, called, others, variants
+from normlab.verify.check import Check, LargestError
+from normlab.verify.small import BATCH, TIME, WIDTHS, fill, hashed_numbers, restored_buffers
+from normlab.verify.variants import is_valid, label_of, option_fields, other_values, variants
 
 SCALES = (1.0, 1e-8, 1e4, 0.0)
-"""What x is multiplied by."""
+"""Factors of the input."""
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1e-2}
-"""Of the largest number in the output, or in the gradient, of the reference in float64 on the same x."""
+"""Relative to the largest number in the reference's output or gradient, in float64 for the same input."""
 
 
-def norm_checks(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
-    """Everything that is checked of one norm, alone."""
-    yield from oracle_checks(norm, of, width)
-    yield from rounding_check(norm, of, width)
-    yield causality_check(norm, of, width)
-    yield parameter_check(norm, of, width)
-    yield from option_checks(norm, of, width)
+def norm_checks(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
+    """Yield the checks of a norm against its reference and its declarations."""
+    yield from oracle_checks(norm, subject, width)
+    yield from rounding_check(norm, subject, width)
+    yield causality_check(norm, subject, width)
+    yield parameter_check(norm, subject, width)
+    yield options_check(norm, subject, width)
 
 
-def sequences(norm: NormConfig) -> int:
-    """How many a norm is tried with: of a batch of two, its mean taken off, -1 and 1 are left whatever they were."""
+def batch_size(norm: NormConfig) -> int:
+    """Return the number of sequences; with two, a batch's centred values are -1 and 1 for every input."""
     return BATCH + 1 if norm.batch_statistics else BATCH
 
 
 def input_of(width: int, scale: float = 1.0, *, batch: int = BATCH, time: int = TIME) -> Tensor:
-    """Tokens whose channels have a mean, shape (B, T, D), in float64."""
-    return (numbers("x", batch, time, width) + 0.5) * scale
+    """Return tokens whose channels have a nonzero mean, shape (B, T, D), in float64."""
+    return (hashed_numbers("x", batch, time, width) + 0.5) * scale
 
 
 def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """The norm's module, its parameters not where they start; they stay in float32 under bfloat16, as in a run."""
+    """Return the norm's module with hashed parameters and buffers: float64, else float32, as in a run."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         module = norm.build(width)
     fill(module, "norm")
     for name, buffer in module.named_buffers():
         if buffer.is_floating_point():
-            buffer.add_(0.3 * numbers(f"buffer/{name}", *buffer.shape).abs().to(buffer.dtype))
+            buffer.add_(0.3 * hashed_numbers(f"buffer/{name}", *buffer.shape).abs().to(buffer.dtype))
     return module.double() if dtype == torch.float64 else module.float()
 
 
 def tolerances(norm: NormConfig) -> dict[torch.dtype, float]:
-    """As `TOLERANCES`; more of a norm that is told to compute in a narrow input's dtype, and so rounds at each step."""
-    rounds = getattr(norm, "compute", "fp32") == "input"
-    return {d: 4 * each if rounds and d == torch.bfloat16 else each for d, each in TOLERANCES.items()}
+    """Return `TOLERANCES`, four times wider where the norm computes in bfloat16 and so rounds at each step."""
+    narrow = getattr(norm, "compute", "fp32") == "input"
+    return {d: 4 * tolerance if narrow and d == torch.bfloat16 else tolerance for d, tolerance in TOLERANCES.items()}
 
 
-def oracle_checks(norm: NormConfig, of: str, width: int, *, alone: bool = False) -> Iterator[Check]:
-    """Values and gradients, training and evaluation, for every variant and scale, in each precision.
+def oracle_checks(norm: NormConfig, subject: str, width: int, *, with_variants: bool = True) -> Iterator[Check]:
+    """Compare values and gradients, in training and evaluation, for every variant and scale in each precision.
 
     Args:
-        norm: The norm, its options as they are.
-        of: What the checks are said to be of.
+        norm: The norm with its options.
+        subject: The subject of the checks.
         width: D.
-        alone: Whether to leave the variants of its options out.
+        with_variants: Whether to compare the norm with other values of its options too.
     """
-    told = {"of": of, "kind": norm.oracle_kind}
     for dtype, tolerance in TOLERANCES.items():
-        precision = str(dtype).removeprefix("torch.")
-        check, worst = f"is {norm.oracle}, in {precision}", Worst(tolerance)
-        wide = Worst(4 * tolerance)
-        for each in [norm] if alone else variants(norm, width):
-            narrow = tolerances(each)[dtype] > tolerance
-            for training in (True, False):
-                for scale in SCALES:
-                    at = f"{called(each)}, x times {scale:g}, {'training' if training else 'evaluation'}"
-                    try:
-                        found = list(errors(each, width, scale, dtype, training))
-                    except NotImplementedError:
-                        # Of no kind: it is not compared, and is not counted among what is.
-                        yield Check(of=of, check="is held against something", passed=False, seen="no reference")
-                        return
-                    for what, error in found:
-                        (wide if narrow else worst).add(error, f"{at}: {what}")
-        seen = str(worst) if wide.passed or not wide.count else f"with compute=input {wide}"
-        yield Check(**told, check=check, passed=worst.passed and (wide.passed or not wide.count), seen=seen)
+        largest, narrow = LargestError(tolerance), LargestError(4 * tolerance)
+        for variant in variants(norm, width) if with_variants else [norm]:
+            compared = Comparison(variant, width, dtype)
+            target = narrow if tolerances(variant)[dtype] > tolerance else largest
+            for training, scale in product((True, False), SCALES):
+                location = f"{label_of(variant)}, x times {scale:g}, {'training' if training else 'evaluation'}"
+                try:
+                    for name, error in compared.errors(scale, training):
+                        target.add(error, f"{location}: {name}")
+                except NotImplementedError:
+                    # Without a reference there is no oracle: the check does not count as a comparison.
+                    claim = "is held against something"
+                    yield Check(subject=subject, claim=claim, passed=False, result="no reference")
+                    return
+        narrow_passed = narrow.passed or not narrow.count
+        yield Check(
+            subject=subject,
+            claim=f"is {norm.oracle}, in {str(dtype).removeprefix('torch.')}",
+            oracle=norm.oracle_kind,
+            passed=largest.passed and narrow_passed,
+            result=str(largest) if narrow_passed else f"with compute=input {narrow}",
+        )
 
 
-def errors(
-    norm: NormConfig,
-    width: int,
-    scale: float,
-    dtype: torch.dtype,
-    training: bool,
-    *,
-    batch: int | None = None,
-    time: int = TIME,
-) -> Iterator[tuple[str, float]]:
-    """How far the output and each gradient are from the reference's, beside their size; of an input of a size."""
-    if getattr(norm, "eps", 1) == 0 and (scale == 0 or width // (getattr(norm, "groups", 1) or 1) < 3):
-        # 0 / 0, by the formula; two channels less their mean are -1 and 1 whatever they were, and the gradient is 0,
-        # of which rounding leaves what a small x is divided by: there is no size to hold an error against.
-        return
-    module = module_of(norm, width, dtype).train(training)
-    x = input_of(width, scale, batch=batch or sequences(norm), time=time).to(dtype)
-    if batch is not None:
-        x[0, 0, 0] = 0  # where a bounded function is steepest: of many numbers some are where nothing is left of it
-    exact = copy.deepcopy(module).double()
-    weights = dict(exact.named_parameters()) | dict(exact.named_buffers())
-    reference = norm.reference if training else norm.reference_evaluated
-    parameters = list(exact.parameters())
-    theirs, nudged = (_outcome(lambda y: reference(y, weights), y, parameters) for y in (x.double(), _nudged(x)))
-    ours = _outcome(module, x, list(module.parameters()))
-    if ours[0].dtype != dtype:
-        yield f"the output is {ours[0].dtype}", float("inf")
-    names = ["the output", "the gradient of x", *(f"the gradient of {name}" for name, _ in module.named_parameters())]
-    rounding = 4 * _working_eps(dtype) * max(1.0, scale)
-    for name, a, b, moved in zip(names, ours, theirs, nudged, strict=True):
-        if not b.isfinite().all():
-            # The reference is not defined here, and an eps is there to mend that.
-            yield f"{name} is not finite", 0.0 if a.isfinite().all() else float("inf")
-            continue
-        # Beside its size: what the formula itself makes of a last digit of x, and a last digit of numbers such as x.
-        unavoidable = rounding + 8 * float((moved - b).abs().nan_to_num(0.0).max())
-        size = float(b.abs().max()) + unavoidable / TOLERANCES[dtype]
-        yield name, float((a.double() - b).abs().max()) / size
+class Comparison:
+    """A norm's module in one precision beside its reference in float64, both with the same weights."""
 
+    def __init__(self, norm: NormConfig, width: int, dtype: torch.dtype):
+        self.norm, self.width, self.dtype = norm, width, dtype
+        self.module = module_of(norm, width, dtype)
+        exact = copy.deepcopy(self.module).double()
+        self.parameters = list(exact.parameters())
+        self.weights = dict(exact.named_parameters()) | dict(exact.named_buffers())
+        self.expected: dict[Any, list[Tensor]] = {}
+        """The reference's output and gradients, by its name, the scale and the shape of x."""
+        self.names = ["the output", "the gradient of x"]
+        self.names += [f"the gradient of {name}" for name, _ in exact.named_parameters()]
 
-def rounding_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
-    """A bfloat16 input is rounded once, at the end: each output is the number next to the reference's.
+    def errors(
+        self, scale: float, training: bool, *, batch: int | None = None, time: int = TIME
+    ) -> Iterator[tuple[str, float]]:
+        """Yield the relative error of the output and of each gradient, with its name.
 
-    One that is told to round before the gain, or to compute in bfloat16, is not so near.
-    """
-    wrong, count = [], 0
-    for each in variants(norm, width):
-        module, x = module_of(each, width, torch.bfloat16).train(), input_of(width).bfloat16()
-        exact = copy.deepcopy(module).double()
-        weights = dict(exact.named_parameters()) | dict(exact.named_buffers())
-        try:
-            theirs = each.reference(x.double(), weights)
-        except NotImplementedError:
+        Args:
+            scale: A factor of the input.
+            training: Whether to compare in training mode.
+            batch: The number of sequences; None for a small input.
+            time: T.
+
+        Raises:
+            NotImplementedError: The norm has no reference.
+        """
+        norm, width, dtype = self.norm, self.width, self.dtype
+        if getattr(norm, "eps", 1) == 0 and (scale == 0 or width // (getattr(norm, "groups", 1) or 1) < 3):
+            # The formula is 0 / 0; or, with two channels, the centred values are -1 and 1 and the gradient is zero, so
+            # that there is no scale to compare an error with.
             return
-        often = getattr(each, "rounding", "") == "cast_then_scale" or getattr(each, "compute", "") == "input"
-        allowed = theirs.abs() / 256 + 1e-4 * theirs.abs().max()
-        count += 1
-        affine = getattr(module, "affine", None)
-        gain = affine.effective_gain(x.dtype) if isinstance(affine, Affine) else None
-        if gain is not None and gain.dtype != x.dtype:
-            wrong.append(f"the gain of {called(each)}")
-        if bool(((module(x).double() - theirs).abs() <= allowed).all()) == often:
-            wrong.append(called(each))
-    seen = f"otherwise: {'; '.join(wrong)}" if wrong else f"{count} variants"
-    yield Check(of=of, check="rounds a bfloat16 input once, or where it is told to", passed=not wrong, seen=seen)
+        x = input_of(width, scale, batch=batch or batch_size(norm), time=time).to(dtype)
+        if batch is not None:
+            x[0, 0, 0] = 0  # a bounded function is steepest here, and flat at most other numbers
+        same = type(norm).reference_evaluated is NormConfig.reference_evaluated
+        reference = norm.reference if training or same else norm.reference_evaluated
+
+        def expected_for(x: Tensor) -> list[Tensor]:
+            return _output_and_gradients(lambda y: reference(y, self.weights), x, self.parameters)
+
+        key = reference.__name__, scale, x.shape
+        if key not in self.expected:
+            self.expected[key] = expected_for(x.double())
+        expected = self.expected[key]
+        with restored_buffers(self.module):
+            found = _output_and_gradients(self.module.train(training), x, list(self.module.parameters()))
+        if found[0].dtype != dtype:
+            yield f"the output is {found[0].dtype}", float("inf")
+        rounding = 4 * _working_eps(dtype) * max(1.0, scale)
+        perturbed: list[Tensor] = []
+        for index, name in enumerate(self.names):
+            value, exact = found[index], expected[index]
+            if not exact.isfinite().all():
+                # The formula is undefined here, and the eps exists to prevent that.
+                yield f"{name} is not finite", 0.0 if value.isfinite().all() else float("inf")
+                continue
+            difference, size = float((value.double() - exact).abs().max()), float(exact.abs().max())
+            error = difference / (size + rounding / TOLERANCES[dtype])
+            if not error <= TOLERANCES[dtype]:
+                # Add what the formula itself makes of a change in the last digit of x.
+                perturbed = perturbed or expected_for(_perturbed(x))
+                change = 8 * float((perturbed[index] - exact).abs().nan_to_num(0.0).max())
+                error = difference / (size + (rounding + change) / TOLERANCES[dtype])
+            yield name, error
 
 
 def _working_eps(dtype: torch.dtype) -> float:
     return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
 
 
-def _nudged(x: Tensor) -> Tensor:
-    """X in float64, the last digit that a norm works with changed at random."""
-    return x.double() * (1 + _working_eps(x.dtype) * numbers("nudge", *x.shape).sign())
+def _perturbed(x: Tensor) -> Tensor:
+    """Return x in float64 with the last digit of the working precision changed at random."""
+    return x.double() * (1 + _working_eps(x.dtype) * hashed_numbers("nudge", *x.shape).sign())
 
 
-def _outcome(forward: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """The output, and the gradients of a fixed sum of it with respect to x and the parameters."""
+def _output_and_gradients(
+    forward: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]
+) -> list[Tensor]:
+    """Return the output, and the gradients of a fixed weighted sum of it for x and the parameters."""
     x = x.detach().requires_grad_()
     y = forward(x)
-    # In few digits, so that it is the same to a narrow output.
-    loss = (y.double() * numbers("cotangent", *y.shape).bfloat16().double()).sum()
+    # bfloat16 weights are exact in every precision.
+    loss = (y.double() * hashed_numbers("cotangent", *y.shape).bfloat16().double()).sum()
     grads = torch.autograd.grad(loss, [x, *parameters], allow_unused=True)
     pairs = zip(grads, [x, *parameters], strict=True)
     return [y.detach(), *(torch.zeros_like(p) if grad is None else grad for grad, p in pairs)]
 
 
-def change_by_last(norm: NormConfig, width: int, batch: int | None = None, time: int = TIME) -> float:
-    """In training mode, the most that another last token changes an earlier output."""
-    x = input_of(width, batch=batch or sequences(norm), time=time)
-    later = x.clone()
-    later[:, -1] = 0.7 - 2 * later[:, -1]  # neither its size nor its mean nor its square is the same
-    first, last = (module_of(norm, width).train()(y).detach() for y in (x, later))
-    return float((first - last)[:, :-1].abs().max())
+def rounding_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
+    """Check that each bfloat16 output is the number next to the reference's, so that it is rounded once.
+
+    Options that round before the gain or compute in bfloat16 must round more often.
+    """
+    wrong, count = [], 0
+    for variant in variants(norm, width):
+        compared, x = Comparison(variant, width, torch.bfloat16), input_of(width).bfloat16()
+        module = compared.module.train()
+        try:
+            expected = variant.reference(x.double(), compared.weights)
+        except NotImplementedError:
+            return
+        often = getattr(variant, "rounding", "") == "cast_then_scale" or getattr(variant, "compute", "") == "input"
+        allowed = expected.abs() / 256 + 1e-4 * expected.abs().max()
+        count += 1
+        affine = getattr(module, "affine", None)
+        gain = affine.effective_gain(x.dtype) if isinstance(affine, Affine) else None
+        if gain is not None and gain.dtype != x.dtype:
+            wrong.append(f"the gain of {label_of(variant)}")
+        if bool(((module(x).double() - expected).abs() <= allowed).all()) == often:
+            wrong.append(label_of(variant))
+    result = f"not so: {'; '.join(wrong)}" if wrong else f"{count} variants"
+    claim = "rounds a bfloat16 input once, or as its options say"
+    yield Check(subject=subject, claim=claim, passed=not wrong, result=result)
 
 
-def causality_check(norm: NormConfig, of: str, width: int) -> Check:
-    """In training mode, another last token changes no earlier output: unless the norm says that it does."""
-    change = 0.0
-    for each in variants(norm, width):
-        if each.causal != norm.causal:
+def change_by_last_token(norm: NormConfig, width: int, batch: int | None = None, time: int = TIME) -> float:
+    """Return the largest change of an earlier output when the last token changes, in training mode."""
+    x = input_of(width, batch=batch or batch_size(norm), time=time)
+    changed = x.clone()
+    changed[:, -1] = 0.7 - 2 * changed[:, -1]  # neither the size nor the mean nor the square stays the same
+    before, after = (module_of(norm, width).train()(y).detach() for y in (x, changed))
+    return float((before - after)[:, :-1].abs().max())
+
+
+def causality_check(norm: NormConfig, subject: str, width: int) -> Check:
+    """Check that in training another last token changes an earlier output only if the norm declares so."""
+    largest = 0.0
+    for variant in variants(norm, width):
+        if variant.causal != norm.causal:
             continue
-        found = change_by_last(each, width)
-        if not each.causal and found == 0:
-            return Check(of=of, check="later tokens are seen", passed=False, seen=f"{called(each)}: they are not")
-        change = max(change, found)
-    check = "no output moves with a later token" if norm.causal else "later tokens are seen in training, as is said"
-    return Check(of=of, check=check, passed=(change == 0) == norm.causal, seen=f"largest change {change:.1e}")
+        change = change_by_last_token(variant, width)
+        if not variant.causal and change == 0:
+            result = f"{label_of(variant)}: they do not"
+            return Check(subject=subject, claim="outputs depend on later tokens", passed=False, result=result)
+        largest = max(largest, change)
+    claim = (
+        "no output depends on a later token"
+        if norm.causal
+        else "outputs depend on later tokens in training, as declared"
+    )
+    passed = (largest == 0) == norm.causal
+    return Check(subject=subject, claim=claim, passed=passed, result=f"largest change {largest:.1e}")
 
 
-def parameter_check(norm: NormConfig, of: str, width: int) -> Check:
-    """It learns as many numbers as it says, with the options that it has by default, at a width that fits these."""
+def parameter_check(norm: NormConfig, subject: str, width: int) -> Check:
+    """Check the declared number of parameters with default options, at a width that these accept."""
     default = type(norm)()  # pyright: ignore[reportCallIssue]
     widths = (width, *range(WIDTHS[0], WIDTHS[-1] + 1))
-    width = next((each for each in widths if allowed(default, each)), width)
+    width = next((candidate for candidate in widths if is_valid(default, candidate)), width)
     count = sum(parameter.numel() for parameter in default.build(width).parameters())
     try:
-        told = eval(norm.parameters, {"__builtins__": {}}, {"D": width})  # noqa: S307
-    except Exception as error:
-        return Check(of=of, check="says how many numbers it learns", passed=False, seen=f"{norm.parameters!r}: {error}")
-    return Check(of=of, check=f"learns {norm.parameters} numbers", passed=count == told, seen=f"{count} at D = {width}")
+        declared = eval(norm.parameters, {"__builtins__": {}}, {"D": width})  # noqa: S307
+    except Exception as error:  # a plugin's expression may raise anything
+        result = f"{norm.parameters!r}: {error}"
+        return Check(subject=subject, claim="declares how many numbers it learns", passed=False, result=result)
+    result = f"{count} at D = {width}"
+    return Check(subject=subject, claim=f"learns {norm.parameters} numbers", passed=count == declared, result=result)
 
 
-def option_checks(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
-    """Every option changes something: what is computed in some precision, what is learned, or what is kept.
+def options_check(norm: NormConfig, subject: str, width: int) -> Check:
+    """Check that every option changes an output in some precision, a parameter or a buffer, from some variant.
 
-    It need not from the defaults alone: a unit offset is one where there is a gain.
+    A unit offset, for example, has an effect only with a gain.
     """
-    fields = [field for field in dataclasses.fields(norm) if field.name not in LABELS]
-    idle = [field.name for field in fields if not any(_has_effect(norm, field, width) for width in (width, 3 * width))]
-    seen = f"without: {', '.join(idle)}" if idle else ", ".join(field.name for field in fields)
-    yield Check(of=of, check="every option has an effect", passed=not idle, seen=seen)
+    fields = option_fields(norm)
+    unused = [f.name for f in fields if not any(_has_effect(norm, f, width) for width in (width, 3 * width))]
+    result = f"without effect: {', '.join(unused)}" if unused else ", ".join(field.name for field in fields)
+    return Check(subject=subject, claim="every option has an effect", passed=not unused, result=result)
 
 
 def _has_effect(norm: NormConfig, field: dataclasses.Field[Any], width: int) -> bool:
     for base in variants(norm, width):
-        before = _everything(base, width)
-        if any(_differ(before, _everything(other, width)) for other in others(base, field, width)):
+        before = _all_numbers(base, width)
+        if any(_differ(before, _all_numbers(changed, width)) for changed in other_values(base, field, width)):
             return True
     return False
 
 
-def _everything(norm: NormConfig, width: int) -> list[Tensor]:
+def _all_numbers(norm: NormConfig, width: int) -> list[Tensor]:
+    """Return all parameters, buffers and outputs of a norm, in each precision and both modes."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         found = [parameter.detach() for parameter in norm.build(width).parameters()]
@@ -249,7 +292,7 @@ def _everything(norm: NormConfig, width: int) -> list[Tensor]:
     return found
 
 
-def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
-    if [each.shape for each in one] != [each.shape for each in other]:
+def _differ(first: list[Tensor], second: list[Tensor]) -> bool:
+    if [tensor.shape for tensor in first] != [tensor.shape for tensor in second]:
         return True
-    return not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -1,8 +1,8 @@
-"""What is learned or kept beside the formulas: where it starts, where it must lie, and how it is updated.
+"""Check learned numbers and buffers: where they start, where they must lie, and how they are updated.
 
-A formula is evaluated with a model's own numbers, and so it does not see where they came from.
+A formula is evaluated with the model's own numbers, so it cannot show where these come from.
 
-Shapes: L blocks, l one of them counted from 1, D width.
+Shapes: L blocks, l the number of a block from 1, D width.
 """
 
 from __future__ import annotations
@@ -17,142 +17,156 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.config import RunConfig
 from normlab.errors import ConfigError
 from normlab.norms.base import NORMS, NormConfig
 from normlab.placements.algebra import ROWS, AlgebraPlacement
 from normlab.placements.base import Placement, projects
 from normlab.placements.wiring import Branch
 from normlab.source import starts_line
-from normlab.verify.check import Check, Worst
-from normlab.verify.small import VOCAB, built, config_of, fill, numbers
-from normlab.verify.variants import allowed, called, variants
+from normlab.verify.check import Check, LargestError
+from normlab.verify.small import (
+    VOCAB,
+    build_small,
+    extra_parameters,
+    fill,
+    hashed_numbers,
+    restored_buffers,
+    small_config,
+)
+from normlab.verify.variants import is_valid, label_of, variants
 
 AXES = {"rows": -1, "columns": -2}
-"""Along which the vectors of a matrix lie."""
+"""The axis along which the vectors of a matrix lie."""
 DEPTHS = (1, 2, 5, 18, 19, 24, 25)
+"""LayerScale's start changes after 18 and after 24 blocks."""
 
 
-def start_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
-    """Where a norm's parameters and buffers start, with each of its options; drawn ones by the same generator."""
-    worst, told, found = Worst(1e-6), norm.all_starts(), set[str]()
-    for each in variants(norm, width):
-        known = {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
+def start_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
+    """Check the initial parameters and buffers of each variant against `starts`, with the same random generator."""
+    largest, declared, found = LargestError(1e-6), norm.all_starts(), set[str]()
+    for variant in variants(norm, width):
+        options = _options(variant)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            module = each.build(width)
+            module = variant.build(width)
             torch.default_generator.manual_seed(0)
-            starting = _numbers_of(module)
-            if missing := {name: _expression(value, width) for name, value in starting if name not in told}:
+            starting = _parameters_and_buffers(module)
+            if missing := {name: _expression(value, width) for name, value in starting if name not in declared}:
                 line = starts_line({**vars(type(norm)).get("starts", {}), **missing})
-                seen = f"{', '.join(missing)}: not in `starts`; write in class {type(norm).__name__}: {line}"
-                yield Check(of=of, check="says where it starts", passed=False, seen=seen)
+                result = f"{', '.join(missing)}: not in `starts`; write in class {type(norm).__name__}: {line}"
+                yield Check(subject=subject, claim="declares where it starts", passed=False, result=result)
                 return
             for name, value in starting:
                 found.add(name)
-                error, reason = _distance(value.detach(), told[name], {**known, "D": width})
-                worst.add(error, f"{name} of {called(each)}{reason}")
-    if told:
-        never = ", ".join(sorted(told.keys() - found))
-        seen = f"there is no {never}, whatever the options" if never else str(worst)
-        yield Check(of=of, check="starts where it is said to", passed=worst.passed and not never, seen=seen)
+                error, reason = _start_error(value.detach(), declared[name], {**options, "D": width})
+                largest.add(error, f"{name} of {label_of(variant)}{reason}")
+    if declared:
+        absent = ", ".join(sorted(declared.keys() - found))
+        result = f"no options give it {absent}" if absent else str(largest)
+        passed = largest.passed and not absent
+        yield Check(subject=subject, claim="starts where it declares", passed=passed, result=result)
 
 
 def _expression(value: Tensor, width: int) -> str:
-    """What `starts` may say of a parameter with one value in all places; `...` is for the author to fill in."""
+    """Suggest an expression for `starts`; `...` is for the author to fill in."""
     same = value.numel() and bool((value == value.flatten()[0]).all())
-    one = f"{float(value.detach().flatten()[0]):g}" if same else "..."
-    return one if value.dim() == 0 else f"[{one}] * D" if value.shape == (width,) and same else "..."
+    number = f"{float(value.detach().flatten()[0]):g}" if same else "..."
+    return number if value.dim() == 0 else f"[{number}] * D" if value.shape == (width,) and same else "..."
 
 
-def kept_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
-    """Running statistics move towards the batch's by the momentum: mean and variance of all its tokens."""
-    worst = Worst(1e-10)
-    for each in variants(norm, width) if norm.batch_statistics else ():
-        options = {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
+def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
+    """Check that running mean and variance move towards those of all tokens of the batch, by the momentum."""
+    largest = LargestError(1e-10)
+    for variant in variants(norm, width) if norm.batch_statistics else ():
+        options = _options(variant)
         if not {"momentum", "running_var"} <= options.keys():
             continue
         for shape in ((3, 5), (1, 1), (1, 2)):
-            module = each.build(width).double().train()
-            x = (numbers("kept", *shape, width) + 0.5).requires_grad_()
+            module = variant.build(width).double().train()
+            x = (hashed_numbers("kept", *shape, width) + 0.5).requires_grad_()
             module(x)
             tokens = x.detach().flatten(0, 1)
             correction = int(options["running_var"] == "unbiased" and len(tokens) > 1)
             batch = {"running_mean": tokens.mean(0), "running_var": tokens.var(0, correction=correction)}
             for start, (name, value) in enumerate(batch.items()):
-                kept = (1 - options["momentum"]) * start + options["momentum"] * value
-                found = module.get_buffer(name)
-                worst.add(float((found - kept).abs().max()), f"{name} of {called(each)}")
-                if found.shape != kept.shape:
-                    worst.add(math.inf, f"the shape of {name} of {called(each)}")
-                if found.requires_grad:
-                    worst.add(math.inf, f"{name} of {called(each)} drags every batch's graph along")
-    if worst.count:
-        yield Check(of=of, check="keeps running statistics of the batch", passed=worst.passed, seen=str(worst))
+                expected = (1 - options["momentum"]) * start + options["momentum"] * value
+                buffer = module.get_buffer(name)
+                largest.add(float((buffer - expected).abs().max()), f"{name} of {label_of(variant)}")
+                if buffer.shape != expected.shape:
+                    largest.add(math.inf, f"the shape of {name} of {label_of(variant)}")
+                if buffer.requires_grad:
+                    largest.add(math.inf, f"{name} of {label_of(variant)} keeps the graph of every batch")
+    if largest.count:
+        claim = "updates its running statistics from the batch"
+        yield Check(subject=subject, claim=claim, passed=largest.passed, result=str(largest))
 
 
-def shape_check(norm: NormConfig, of: str, width: int) -> Iterator[Check]:
-    """Axes before the last are tokens, however many there are; one channel will do; float64 stays float64."""
-    worst = Worst(1e-10)
+def shape_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
+    """Check that all axes before the last are tokens, that one channel is enough, and that float64 is kept."""
+    largest = LargestError(1e-10)
     for size in (width, 1, 2):
-        x = numbers("shapes", 2, 6, size) + 0.5
-        for each in variants(norm, width):
-            if getattr(each, "eps", 1) == 0 or not allowed(each, size):
-                continue  # 0 / 0 where one token has no variance, by the formula
+        x = hashed_numbers("shapes", 2, 6, size) + 0.5
+        for variant in variants(norm, width):
+            if getattr(variant, "eps", 1) == 0 or not is_valid(variant, size):
+                continue  # with eps=0 one token without variance is 0 / 0
+            module = variant.build(size)
+            weights = {name: value.detach().double() for name, value in _parameters_and_buffers(module)}
             for y, training in product((x[0], x.unflatten(1, (3, 2)), x[:, :1]), (True, False)):
-                module = each.build(size).train(training)
-                weights = {name: value.detach().double() for name, value in _numbers_of(module)}
                 try:
-                    theirs = (each.reference if training else each.reference_evaluated)(y, weights)
+                    expected = (variant.reference if training else variant.reference_evaluated)(y, weights)
                 except NotImplementedError:
                     return
-                ours = module(y).detach()
-                # Where the reference is 0 / 0, an eps is there to mend that.
-                error = (ours - theirs).abs().max() if theirs.isfinite().all() else 0 * ours.abs().max()
+                with restored_buffers(module):
+                    found = module.train(training)(y).detach()
+                # Where the formula is 0 / 0, the eps makes the result finite.
+                error = (found - expected).abs().max() if expected.isfinite().all() else 0 * found.abs().max()
                 mode = "training" if training else "evaluation"
-                worst.add(float(error), f"shape {tuple(y.shape)} of {called(each)} in {mode}")
-    yield Check(of=of, check="takes any number of axes, and one channel", passed=worst.passed, seen=str(worst))
+                largest.add(float(error), f"shape {tuple(y.shape)} of {label_of(variant)} in {mode}")
+    claim = "takes any number of axes, and one channel"
+    yield Check(subject=subject, claim=claim, passed=largest.passed, result=str(largest))
 
 
-def _numbers_of(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """All parameters and buffers."""
+def _parameters_and_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def wiring_check(placement: Placement, of: str) -> Iterator[Check]:
-    """A model learns what it is said to beside norms and linear layers, and starts it there, at several depths."""
-    told, worst = placement.starts, Worst(1e-6)
-    for depth in DEPTHS:
-        for norm in _norms_for(placement):
-            config = config_of(norm, placement, depth=depth, mlp="swiglu")
-            model, norms = built(config, filled=False)
-            sizes = {"L": depth, "D": config.model.width, "M": config.model.mlp_width, "H": config.model.heads}
-            options = {
-                field.name: getattr(one, field.name) for one in (placement, norm) for field in dataclasses.fields(one)
-            }
-            known = options | sizes | {"V": VOCAB}
-            theirs = {parameter for each in norms for parameter in each.parameters()}
-            found: set[str] = set()
-            for layer, name, value in _beside_linear(model):
-                if name in told:
-                    error, reason = _distance(value.detach(), told[name], {**known, "l": layer})
-                    worst.add(error, f"{name}, block {layer} of {depth}{reason}")
-                if name in told or value not in theirs:
-                    found.add(name)
-            if found != told.keys():
-                seen = ", ".join(sorted(found ^ told.keys()))
-                yield Check(of=of, check="learns what it is said to", passed=False, seen=seen)
-                return
-    if told:
-        yield Check(of=of, check="starts where it is said to", passed=worst.passed, seen=str(worst))
+def _options(entry: NormConfig | Placement) -> dict[str, Any]:
+    return {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
 
 
-def factor_check(placement: Placement, of: str) -> Iterator[Check]:
-    """A row's factor is in every block if it is not 1 in some, so that all share one graph; and widens no stream."""
+def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
+    """Check which parameters a model has outside norms and linear layers, and where they start, at several depths."""
+    declared, largest = placement.starts, LargestError(1e-6)
+    for depth, norm in product(DEPTHS if declared else DEPTHS[:3], _norms_for(placement)):
+        small = build_small(small_config(norm, placement, depth=depth, mlp="swiglu"), filled=False)
+        model = small.config.model
+        sizes = {"L": depth, "D": model.width, "M": model.mlp_width, "H": model.heads, "V": VOCAB}
+        known = _options(placement) | _options(norm) | sizes
+        of_norms = {parameter for module in small.norms for parameter in module.parameters()}
+        found: set[str] = set()
+        for layer, name, value in extra_parameters(small.gpt):
+            if name in declared:
+                error, reason = _start_error(value.detach(), declared[name], {**known, "l": layer})
+                largest.add(error, f"{name}, block {layer} of {depth}{reason}")
+            if name in declared or value not in of_norms:
+                found.add(name)
+        if found != declared.keys():
+            result = ", ".join(sorted(found ^ declared.keys()))
+            yield Check(subject=subject, claim="learns what it declares", passed=False, result=result)
+            return
+    if declared:
+        yield Check(subject=subject, claim="starts where it declares", passed=largest.passed, result=str(largest))
+
+
+def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
+    """Check a row's factors: in every block if one of them is not 1, since all blocks share a compiled graph.
+
+    A factor must not widen the dtype of the stream.
+    """
     if not isinstance(placement, AlgebraPlacement):
         return
     wrong, count, make_norm = [], 0, _norms_for(placement)[0].build
-    x_BTD = numbers("stream", 1, 2, 16).bfloat16()
+    x_BTD = hashed_numbers("stream", 1, 2, 16).bfloat16()
     for depth in DEPTHS:
         wirings = [placement.wire(layer, depth, 16, make_norm) for layer in range(depth)]
         for layer, (wiring, subs) in enumerate(zip(wirings, placement.layers(depth), strict=True), start=1):
@@ -164,14 +178,14 @@ def factor_check(placement: Placement, of: str) -> Iterator[Check]:
                         wrong.append(f"{part}.{name} of block {layer} of {depth}")
             if wiring(x_BTD, Branch(torch.neg), Branch(torch.neg)).dtype != x_BTD.dtype:
                 wrong.append(f"the stream's dtype after block {layer} of {depth}")
-    seen = f"not so: {', '.join(wrong[:4])}" if wrong else f"{count} factors"
-    yield Check(of=of, check="has a factor where it does something", passed=not wrong, seen=seen)
+    result = f"not so: {', '.join(wrong[:4])}" if wrong else f"{count} factors"
+    yield Check(subject=subject, claim="has a factor where it is not 1", passed=not wrong, result=result)
 
 
-def inside_check(placement: Placement, of: str) -> Iterator[Check]:
-    """What queries, keys, hidden activations and logits pass through keeps their dtype, and rounds as often as it may.
+def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
+    """Check that the modules inside the sub-layers keep the dtype and round no more often than necessary.
 
-    Queries and keys are rounded once; the rest is a factor, which is rounded too.
+    Queries and keys are rounded once; hidden activations and logits twice, because their factor is rounded too.
     """
     parts = {
         "queries and keys": (placement.rotated(2, 8), (2, 2, 6, 8), 1),
@@ -183,50 +197,53 @@ def inside_check(placement: Placement, of: str) -> Iterator[Check]:
         if module is None:
             continue
         fill(module, name)
-        x = numbers(name, *shape).bfloat16()
-        ours = module(x).detach()
-        theirs = copy.deepcopy(module).double()(x.double()).detach()
-        if ours.dtype != x.dtype or bool(((ours - theirs).abs() > roundings / 256 * theirs.abs()).any()):
+        x = hashed_numbers(name, *shape).bfloat16()
+        found = module(x).detach()
+        expected = copy.deepcopy(module).double()(x.double()).detach()
+        allowed = roundings / 256 * expected.abs()
+        if found.dtype != x.dtype or bool(((found - expected).abs() > allowed).any()):
             wrong.append(name)
     if any(module is not None for module, _, _ in parts.values()):
-        seen = f"not so: {', '.join(wrong)}" if wrong else ", ".join(parts)
-        yield Check(of=of, check="keeps bfloat16 inside, and rounds as little as it can", passed=not wrong, seen=seen)
+        claim = "keeps bfloat16 inside, and rounds no more than necessary"
+        result = f"not so: {', '.join(wrong)}" if wrong else ", ".join(parts)
+        yield Check(subject=subject, claim=claim, passed=not wrong, result=result)
 
 
-def ends_check(placement: Placement, of: str) -> Iterator[Check]:
-    """A row has a norm before the head where its stream does not end in one, and it has norms at all; none before.
+def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
+    """Check that a row has a norm before the head exactly if its stream does not end in one, and none before block 1.
 
-    The formula of a row is one block's, and what it says of the two ends is read from the switches that make them.
+    The formula covers one block; the model's ends are set by switches, which this check compares with the formula.
     """
     if placement.name not in {row.name for row in ROWS} or not isinstance(placement, AlgebraPlacement):
         return
     last = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
     needed = "N(" in placement.formula and not last.startswith("N(")
     passed = bool(placement.closes) == needed and not placement.opens
-    check = f"has {'a' if needed else 'no'} norm before the head, and none on the embeddings"
-    seen = f"{placement.opens or 'nothing'}, {placement.closes or 'nothing'}"
-    yield Check(of=of, check=check, passed=passed, seen=seen)
+    claim = f"has {'a' if needed else 'no'} norm before the head, and none on the embeddings"
+    result = f"{placement.opens or 'nothing'}, {placement.closes or 'nothing'}"
+    yield Check(subject=subject, claim=claim, passed=passed, result=result)
 
 
-def unit_check(placement: Placement, of: str) -> Iterator[Check]:
-    """What a placement keeps on the sphere lies there, of each run of a pack, and it moves nothing else."""
+def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
+    """Check that a placement's projection gives its matrices unit length, run by run, and changes no other weight."""
     if not projects(placement):
         return
-    worst = Worst(1e-12)
-    model, _ = built(config_of(_norms_for(placement)[0], placement, depth=2, mlp="swiglu", tie_embeddings=False))
-    weights = {name: numbers(name, 2, *weight.shape) for name, weight in model.named_parameters()}
-    moved = {name: weight.clone() for name, weight in weights.items()}
-    placement.project(moved)
+    largest = LargestError(1e-12)
+    config = small_config(_norms_for(placement)[0], placement, depth=2, mlp="swiglu", tie_embeddings=False)
+    shapes = {name: weight.shape for name, weight in build_small(config).gpt.named_parameters()}
+    weights = {name: hashed_numbers(name, 2, *shape) for name, shape in shapes.items()}
+    projected = {name: weight.clone() for name, weight in weights.items()}
+    placement.project(projected)
     for name, weight in weights.items():
         last = name.removesuffix(".weight").rpartition(".")[2]
         axes = [AXES[which] for which, names in placement.unit_length.items() if last in names.split()]
         length = torch.linalg.vector_norm(weight, dim=axes[0], keepdim=True) if axes else 1.0
-        worst.add(float((moved[name] - weight / length).abs().max()), name)
-    yield Check(of=of, check="keeps its matrices on the sphere", passed=worst.passed, seen=str(worst))
+        largest.add(float((projected[name] - weight / length).abs().max()), name)
+    yield Check(subject=subject, claim="keeps its matrices on the sphere", passed=largest.passed, result=str(largest))
 
 
 def _norms_for(placement: Placement) -> list[NormConfig]:
-    """None, so that all that is learned is the placement's; norms with gains where the placement starts these."""
+    """Return no norm, so that only the placement has parameters; or norms with gains, if it sets where these start."""
     none = NORMS["none"]()  # pyright: ignore[reportCallIssue]
     try:
         placement.fits(none)
@@ -235,34 +252,17 @@ def _norms_for(placement: Placement) -> list[NormConfig]:
     return [none]
 
 
-def starts_of(config: RunConfig) -> dict[str, list[float]]:
-    """The initial values of a small model's parameters, those of linear layers and tables excepted, by name."""
-    model, _ = built(config, filled=False)
-    return {f"{layer} {name}": value.flatten().tolist() for layer, name, value in _beside_linear(model)}
+def _start_error(value: Tensor, text: str, known: Mapping[str, Any]) -> tuple[float, str]:
+    """Return the largest error against an expression of `starts`, relative to the expression's largest number.
 
-
-def _beside_linear(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
-    """The parameters of a model that are of no linear layer and no table: block (0 for none), name in it, value."""
-    for name, parameter in model.named_parameters():
-        if isinstance(model.get_submodule(name.rpartition(".")[0]), (nn.Linear, nn.Embedding)):
-            continue
-        words = name.split(".", 2)
-        yield (int(words[1]) + 1, words[2], parameter) if words[0] == "blocks" else (0, name, parameter)
-
-
-def _distance(value: Tensor, text: str, known: Mapping[str, Any]) -> tuple[float, str]:
-    """Return the largest error of numbers beside their expression in `starts`, relative to its largest number.
-
-    Infinite, and with the reason, where the expression cannot be evaluated or gives another shape.
+    The error is infinite, with the reason, if the expression cannot be evaluated or gives another shape.
     """
     names = {"sqrt": math.sqrt, "max": max, "normal": torch.randn, **known}
     try:
         start = torch.as_tensor(eval(text, {"__builtins__": {}}, names), dtype=torch.float64)  # noqa: S307
     except Exception as error:  # a plugin's expression may raise anything
-        return (
-            math.inf,
-            f": `{text}` cannot be evaluated ({type(error).__name__}: {error}); it may use {', '.join(names)}",
-        )
+        reason = f"`{text}` cannot be evaluated ({type(error).__name__}: {error}); it may use {', '.join(names)}"
+        return math.inf, f": {reason}"
     if value.shape != start.shape:
         return math.inf, f": `{text}` has shape {list(start.shape)}, the parameter {list(value.shape)}"
     return float((value - start).abs().max() / (start.abs().max() or 1.0)), ""

@@ -1,8 +1,9 @@
-"""Which checks are made: of one run's norm and placement, or of the whole catalogue."""
+"""Select the checks of one run, of plugins, or of the whole catalogue."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from normlab.config import RunConfig
@@ -11,206 +12,236 @@ from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
 from normlab.source import file_of_plugin, registered_by_plugins
-from normlab.verify import blocks, norms, parameters, sizes
+from normlab.verify import blocks, norms, parameters
 from normlab.verify.check import Check
-from normlab.verify.contract import contract_check
+from normlab.verify.contract import independence_check, pack_check
 from normlab.verify.defaults import default_check, preset_check
 from normlab.verify.fingerprint import fingerprint
-from normlab.verify.identities import identities, invariance_checks
-from normlab.verify.independence import independence_check
+from normlab.verify.identities import identity_checks, invariance_checks
 from normlab.verify.init_laws import law_checks
-from normlab.verify.init_rules import belongs_check, rule_checks
-from normlab.verify.sizes import size_check
-from normlab.verify.small import config_of, small
-from normlab.verify.variants import LARGE_EPS, called, others
+from normlab.verify.init_rules import placement_init_check, rule_checks
+from normlab.verify.sizes import size_check, size_of_run, sizes_of_norm
+from normlab.verify.small import SmallModel, build_small, shrink, small_config
+from normlab.verify.variants import LARGE_EPS, label_of, option_fields, other_values
 
 DEPTH = 5
-"""Blocks, where nobody says how many: enough for a placement whose layers differ."""
-DEEPER = (8, 40)
-"""Blocks, of other depths: what depends on the depth is tried at each."""
+"""Default number of blocks: enough for a placement whose layers differ."""
+OTHER_DEPTHS = (8, 24)
+"""Further depths, for placements whose blocks depend on the depth."""
 MODELS = (
-    {},
     {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False},
     {"positions": "rope", "qk_norm": "head"},
 )
-"""The kinds of attention and MLP that a placement is tried with."""
+"""Kinds of attention and MLP, beside the defaults, that every placement is checked with."""
+CHECKED_PARTS = ("norm", "placement", "model", "init", "plugins")
+"""The parts of a run's config that `verify` checks."""
 
 
-def of_run(config: RunConfig, presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
-    """The norm, the placement and the block of one run; of norm and placement what is checked of the catalogue's.
+def select_checks(config: RunConfig, overrides: Sequence[str], presets: Sequence[NormConfig]) -> Iterator[Check]:
+    """Return the checks of a run, or of all entries that its plugins register if the overrides name only plugins.
 
     Args:
-        config: The run's.
-        presets: Those of norms, of which the run's may be one.
+        config: The run's config.
+        overrides: The overrides of the command line. One that selects a user's config, as +experiment=mine, is of a
+            run.
+        presets: Presets of norms; the run's may be one of them.
+
+    Raises:
+        ConfigError: An override has no effect on the checks.
     """
-    norm, placement, subject = config.norm, config.placement, small(config)
+    parts = {override: re.split(r"[.=@]", override.lstrip("+"), maxsplit=1)[0].strip() for override in overrides}
+    unchecked = {field.name for field in dataclasses.fields(RunConfig)} - set(CHECKED_PARTS)
+    only_plugins = bool(config.plugins) and set(parts.values()) <= {*unchecked, "model", "init", "plugins", "hydra"}
+    checked, hint = ", ".join(CHECKED_PARTS), "leave it out"
+    if only_plugins:
+        unchecked |= {"model", "init"}
+        checked, hint = "plugins", "choose a norm or a placement, or leave it out"
+    if unused := [override for override, part in parts.items() if part in unchecked]:
+        raise ConfigError(f"{' '.join(unused)}: has no effect on what is verified ({checked}); {hint}")
+    return checks_of_plugins(config.plugins) if only_plugins else checks_of_run(config, presets)
+
+
+def checks_of_run(config: RunConfig, presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
+    """Yield the checks of one run: its norm, its placement and its block, with their options.
+
+    Args:
+        config: The run's config.
+        presets: Presets of norms; the run's may be one of them.
+    """
+    norm, placement, small = config.norm, config.placement, build_small(shrink(config))
     yield from default_check(norm.name)
     yield from (preset_check(preset) for preset in presets if preset.preset == norm.preset)
-    yield from of_norm(norm, subject.model.width)
-    yield from size_check(norm, f"norm {called(norm)}", sizes.of_run(config))
-    label = f"block {called(norm)}, {called(placement)}"
-    yield blocks.formula_check(subject, label)
-    yield blocks.causality_check(subject, label)
-    yield from blocks.evaluation_check(subject, label)
-    yield _fingerprint(config, label)
+    yield from checks_of_norm(norm, small.config.model.width)
+    yield from size_check(norm, f"norm {label_of(norm)}", size_of_run(config))
+    subject = f"block {label_of(norm)}, {label_of(placement)}"
+    yield blocks.formula_check(small, subject)
+    yield blocks.causality_check(small, subject)
+    yield from blocks.evaluation_check(small, subject)
+    yield _fingerprint_check(fingerprint(config), subject)
     plain = PLACEMENTS[placement.name]
-    yield from of_placement(plain)
+    yield from checks_of_placement(plain)
     if placement != plain:
-        yield from _structure_checks(placement, f"placement {called(placement)}")
+        yield from _structure_checks(placement, f"placement {label_of(placement)}")
     yield from rule_checks(config.init_rule)
 
 
-def of_plugins(files: Sequence[str]) -> Iterator[Check]:
-    """Every norm, placement and init rule that the plugins register, as those of the catalogue are checked.
-
-    Args:
-        files: The plugins, which have been loaded.
+def checks_of_plugins(files: Sequence[str]) -> Iterator[Check]:
+    """Yield the checks of every norm, placement and init rule that the loaded plugins register.
 
     Raises:
-        ConfigError: They register none.
+        ConfigError: The plugins register nothing.
     """
-    found = registered_by_plugins()
-    if not found:
+    entries = registered_by_plugins()
+    if not entries:
         raise ConfigError(
             f"plugins=[{','.join(files)}]: no norm, placement or init rule is registered there, so there is nothing "
-            "to verify; register one, or name what is to be verified: norm=..., placement=..."
+            "to verify; register one, or choose norm=... or placement=..."
         )
-    for kind, name in found:
-        yield from _OF_KIND[kind](name)
+    checks: dict[str, Callable[[str], Iterator[Check]]] = {
+        "norm": _checks_of_registered_norm,
+        "placement": lambda name: checks_of_placement(PLACEMENTS[name]),
+        "init rule": rule_checks,
+    }
+    for kind, name in entries:
+        yield from checks[kind](name)
 
 
-def of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
-    """Every norm, every placement, each with each, and what they are to each other.
-
-    Args:
-        presets: Norms with the options of a preset, held to their references too.
-    """
-    pre = PLACEMENTS["pre"]
+def checks_of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
+    """Yield the checks of every norm, preset, placement and init rule, and the identities between them."""
     for name in NORMS:
-        yield from _of_norm_named(name)
+        yield from _checks_of_registered_norm(name)
     for norm in presets:
         yield preset_check(norm)
-        yield from norms.oracle_checks(norm, f"norm {norm.label}", config_of(norm, pre).model.width, alone=True)
+        width = small_config(norm, PLACEMENTS["pre"]).model.width
+        yield from norms.oracle_checks(norm, f"norm {norm.label}", width, with_variants=False)
     for placement in PLACEMENTS.values():
-        yield from of_placement(placement)
+        yield from checks_of_placement(placement)
     for rule in INIT_RULES:
         yield from rule_checks(rule)
-    yield from identities()
+    yield from identity_checks()
 
 
-def _of_norm_named(name: str) -> Iterator[Check]:
+def _checks_of_registered_norm(name: str) -> Iterator[Check]:
     yield from default_check(name)
     norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
-    config = config_of(norm, PLACEMENTS["pre"])
-    yield from of_norm(norm, config.model.width)
-    yield _fingerprint(config, f"norm {name}")
+    config = small_config(norm, PLACEMENTS["pre"])
+    yield from checks_of_norm(norm, config.model.width)
+    yield _fingerprint_check(fingerprint(config), f"norm {name}")
 
 
-def of_norm(norm: NormConfig, width: int) -> Iterator[Check]:
-    """What is checked of a norm alone."""
-    of = f"norm {called(norm)}"
-    yield from norms.norm_checks(norm, of, width)
-    yield from invariance_checks(norm, of, width)
-    yield from parameters.start_check(norm, of, width)
-    yield from parameters.kept_check(norm, of, width)
-    yield from parameters.shape_check(norm, of, width)
-    for size in sizes.of_norm(norm, width):
-        yield from size_check(norm, of, size)
-    yield from independence_check(norm, of, width)
-    yield from contract_check(norm, of, width)
+def checks_of_norm(norm: NormConfig, width: int) -> Iterator[Check]:
+    """Yield the checks of a norm outside a model."""
+    subject = f"norm {label_of(norm)}"
+    yield from norms.norm_checks(norm, subject, width)
+    yield from invariance_checks(norm, subject, width)
+    yield from parameters.start_check(norm, subject, width)
+    yield from parameters.running_statistics_check(norm, subject, width)
+    yield from parameters.shape_check(norm, subject, width)
+    for size in sizes_of_norm(norm, width):
+        yield from size_check(norm, subject, size)
+    yield from independence_check(norm, subject, width)
+    yield from pack_check(norm, subject, width)
 
 
-def of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Check]:
-    """What is checked of a placement: with each kind of model and each option; thoroughly, each norm and laws too."""
-    of = f"placement {placement.name}"
-    plain = config_of(_plain(placement), placement, depth=DEPTH)
+def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Check]:
+    """Yield the checks of a placement with each kind of model and each option.
+
+    Args:
+        placement: The placement.
+        thorough: Whether to check it also with every norm, at a larger depth, and its laws at initialisation.
+    """
+    subject = f"placement {placement.name}"
+    small = build_small(small_config(_visible_norm(placement), placement, depth=DEPTH))
+    # One small model for each value of each option serves the formula and the effect of the option.
+    changed = {
+        field.name: [
+            build_small(small_config(_visible_norm(other), other, depth=DEPTH))
+            for other in other_values(placement, field, 1)
+        ]
+        for field in option_fields(placement)
+    }
     checks: list[Check] = []
-    for check in _formula_checks(placement, of, thorough):
+    for check in _formula_checks(small, [model for models in changed.values() for model in models], subject, thorough):
         checks.append(check)
         if not check.passed:
             yield check
     if all(check.passed for check in checks):
-        seen = f"{len(checks)} models, each of them: {checks[0].seen}"
-        yield dataclasses.replace(checks[0], seen=seen)
-    names = [field.name for field in dataclasses.fields(placement) if field.name != "name"]
-    if options := [name for name in names if placement.has_switches or name not in SWITCHES]:
-        idle = [name for name in options if not _has_effect(placement, name, plain)]
-        seen = f"without: {', '.join(idle)}" if idle else ", ".join(options)
-        yield Check(of=of, check="every option has an effect", passed=not idle, seen=seen)
-    yield from _structure_checks(placement, of)
-    yield from parameters.ends_check(placement, of)
-    yield blocks.norms_check(plain, of)
-    yield blocks.causality_check(plain, of)
-    yield from blocks.evaluation_check(plain, of)
-    yield _fingerprint(plain, of)
+        yield dataclasses.replace(checks[0], result=f"{len(checks)} models, each of them: {checks[0].result}")
+    block = fingerprint(small.config)
+    if options := [name for name in changed if placement.has_switches or name not in SWITCHES]:
+        unused = [
+            name
+            for name in options
+            if not any(m.starts != small.starts or fingerprint(m.config) != block for m in changed[name])
+        ]
+        result = f"without effect: {', '.join(unused)}" if unused else ", ".join(options)
+        yield Check(subject=subject, claim="every option has an effect", passed=not unused, result=result)
+    yield from _structure_checks(placement, subject)
+    yield from parameters.ends_check(placement, subject)
+    yield blocks.norms_check(small, subject)
+    yield blocks.causality_check(small, subject)
+    yield from blocks.evaluation_check(small, subject)
+    yield _fingerprint_check(block, subject)
     if thorough:
         yield from law_checks(placement.name)
 
 
-def _structure_checks(placement: Placement, of: str) -> Iterator[Check]:
-    """What a placement is made of: its init rule, what it learns, its factors, what it keeps on a sphere."""
-    yield from belongs_check(placement)
-    yield from parameters.wiring_check(placement, of)
-    yield from parameters.factor_check(placement, of)
-    yield from parameters.inside_check(placement, of)
-    yield from parameters.unit_check(placement, of)
+def _structure_checks(placement: Placement, subject: str) -> Iterator[Check]:
+    """Yield the checks of a placement's init rule, parameters, factors and projection."""
+    yield from placement_init_check(placement)
+    yield from parameters.wiring_check(placement, subject)
+    yield from parameters.factor_check(placement, subject)
+    yield from parameters.inside_check(placement, subject)
+    yield from parameters.unit_length_check(placement, subject)
 
 
-def _formula_checks(placement: Placement, of: str, each_norm: bool) -> Iterator[Check]:
-    """The formula, in a model of each kind."""
-    rms, plain = NORMS["rmsnorm"](eps=LARGE_EPS), _plain(placement)  # pyright: ignore[reportCallIssue]
-    for model in MODELS:
-        yield blocks.formula_check(config_of(rms if "qk_norm" in model else plain, placement, depth=DEPTH, **model), of)
-    for depth in DEEPER if each_norm else DEEPER[:1]:
-        yield blocks.formula_check(config_of(plain, placement, depth=depth), of)
-    for field in dataclasses.fields(placement):
-        for other in others(placement, field, 1) if field.name != "name" else ():
-            yield blocks.formula_check(config_of(plain, other, depth=DEPTH), f"{of} {called(other)}")
-    ours = [name for name in NORMS if file_of_plugin("norm", name) is None]
-    for name in ours if each_norm else ():
-        norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
+def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: str, each_norm: bool) -> Iterator[Check]:
+    """Check the formula in each kind of model, at other depths, with other options and with each norm."""
+    placement, plain = small.config.placement, small.config.norm
+    yield blocks.formula_check(small, subject)
+    configs: list[tuple[str, RunConfig]] = []
+    rms = NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
+    configs += [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in MODELS]
+    depths = OTHER_DEPTHS if each_norm else OTHER_DEPTHS[:1]
+    configs += [(subject, small_config(plain, placement, depth=depth)) for depth in depths]
+    for name, kind in NORMS.items() if each_norm else ():
+        if file_of_plugin("norm", name) is not None:
+            continue
+        norm = kind()  # pyright: ignore[reportCallIssue]
         try:
-            config = config_of(norm, placement, depth=2)
+            configs.append((f"{subject} with {norm.name}", small_config(norm, placement, depth=2)))
         except ConfigError:
-            continue  # a pair that is refused
-        yield blocks.formula_check(config, f"{of} with {norm.name}")
+            continue  # the pair is not allowed
+    for label, config in configs:
+        yield blocks.formula_check(build_small(config), label)
+    for model in changed:
+        yield blocks.formula_check(model, f"{subject} {label_of(model.config.placement)}")
 
 
-def _has_effect(placement: Placement, option: str, config: RunConfig) -> bool:
-    """Whether some value of an option makes another block or another end of the stream, or starts them elsewhere."""
-    field = next(field for field in dataclasses.fields(placement) if field.name == option)
-    kinds = [config_of(_plain(other), other, depth=DEPTH) for other in others(placement, field, 1)]
-    starts = parameters.starts_of(config)
-    return any(fingerprint(kind) != fingerprint(config) or parameters.starts_of(kind) != starts for kind in kinds)
+def _visible_norm(placement: Placement) -> NormConfig:
+    """Return RMSNorm with a large eps, or no norm where the placement has none."""
+    if placement.holds_norm(DEPTH):
+        return NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
+    return NORMS["none"]()  # pyright: ignore[reportCallIssue]
 
 
-def _plain(placement: Placement) -> NormConfig:
-    """RMS norm with an eps that shows; none where the placement has no place for a norm, which is refused."""
-    return NORMS["rmsnorm"](eps=LARGE_EPS) if placement.holds_norm(DEPTH) else NORMS["none"]()  # pyright: ignore[reportCallIssue]
+def _fingerprint_check(digits: str, subject: str) -> Check:
+    result = digits or "no small model is valid"
+    return Check(subject=subject, claim="has a fingerprint", passed=bool(digits), result=result)
 
 
-def _fingerprint(config: RunConfig, of: str) -> Check:
-    found = fingerprint(config)
-    return Check(of=of, check="has a fingerprint", passed=bool(found), seen=found or "no small model fits")
-
-
-_OF_KIND: dict[str, Callable[[str], Iterator[Check]]] = {
-    "norm": _of_norm_named,
-    "placement": lambda name: of_placement(PLACEMENTS[name]),
-    "init rule": rule_checks,
-}
-"""What is checked of a thing by its name, by what it is."""
-
-
-def verdict(checks: list[Check]) -> str:
-    """How many hold, and how many entries rest on what."""
+def verdict(checks: Sequence[Check]) -> str:
+    """Return one line: how many checks hold, and how many entries rest on which kind of oracle."""
     failed = sum(not check.passed for check in checks)
     text = f"{len(checks)} checks: " + (f"{failed} FAILED" if failed else "all hold")
-    compared: dict[str, str] = {}
+    oracles: dict[str, str] = {}
     for check in checks:
-        if check.kind:
-            compared.setdefault(check.of, check.kind)
-    counts = {kind: [of for of, found in compared.items() if found == kind] for kind in ORACLE_KINDS}
-    held = f"held against code of others {len(counts['external'])}, an identity {len(counts['identity'])}"
-    alone = ", ".join(of.partition(" ")[2] for of in counts["self"])
-    return f"{text}; {held}, our own formula {len(counts['self'])}" + (f" ({alone})" if alone else "")
+        if check.oracle:
+            oracles.setdefault(check.subject, check.oracle)
+    subjects = {kind: [subject for subject, oracle in oracles.items() if oracle == kind] for kind in ORACLE_KINDS}
+    compared = (
+        f"compared with code of others {len(subjects['external'])}, with an identity {len(subjects['identity'])}, "
+        f"with our own formula {len(subjects['self'])}"
+    )
+    names = ", ".join(subject.partition(" ")[2] for subject in subjects["self"])
+    return f"{text}; {compared}" + (f" ({names})" if names else "")

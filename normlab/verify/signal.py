@@ -1,6 +1,6 @@
-"""How a signal goes through a model at its start: forward and back once, no training.
+"""Signal propagation at initialisation: one forward and backward pass, no training.
 
-Shapes: B batch, T time, D width; profiles have one number a block.
+Shapes: B batch, T time, D width; a profile has one number for each block.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from normlab.stats.show import Wanted, looking
 from normlab.stats.tap import first
 
 VOCAB = 512
-"""Tokens that there are, drawn by Zipf's law: the r-th with a probability as 1 / r."""
+"""Vocabulary size. Tokens follow Zipf's law: token r has probability proportional to 1 / r."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """What was seen in one forward and backward pass."""
+    """Measurements of one forward and backward pass."""
 
     loss: float
-    """Cross-entropy in nats per token, of tokens that follow no rule."""
+    """Cross-entropy in nats/token on random tokens."""
     embedded: float
     """RMS of the stream before the first block."""
     stream: list[float]
     """RMS of the stream after each block."""
     attn_ratio: list[float]
-    """RMS of what each block's attention adds to the stream, after norms and factors, over the RMS of the stream that
-    enters the block: the statistic of this name. Not a number where the stream is 0."""
+    """RMS of what attention adds to the stream, after norms and factors, over the RMS of the block's input.
+
+    The statistic of this name; NaN where the stream is 0."""
     mlp_ratio: list[float]
-    """The same of each block's MLP."""
+    """The same ratio for the MLP."""
     gradient: list[float]
-    """L2 norm of the loss's gradient with respect to each block's `mlp.down.weight`."""
+    """L2 norm of the gradient of each block's `mlp.down.weight`."""
     block_gradient: list[float]
-    """L2 norm of the gradient with respect to all of a block's parameters."""
+    """L2 norm of the gradient of all parameters of a block."""
 
 
 def zipf_tokens(batch: int, length: int, seed: int) -> Tensor:
-    """Random tokens, shape (B, T)."""
+    """Return random tokens, shape (B, T)."""
     weights = 1 / np.arange(1, VOCAB + 1)
     generator = np.random.Generator(np.random.Philox(key=seed_of(seed, "probe")))
     drawn = generator.random((batch, length))
@@ -54,28 +55,34 @@ def zipf_tokens(batch: int, length: int, seed: int) -> Tensor:
 
 
 def measure(config: RunConfig) -> tuple[Signal, GPT, dict[str, Tensor]]:
-    """One pass at initialisation on random tokens, a batch of the run's size and context.
+    """Measure one pass at initialisation on random tokens, with the run's batch size and context.
 
     Returns:
-        What was seen, the model, and the gradient of each of its parameters by name.
+        The measurements, the model, and the gradient of each parameter by name.
     """
     model = build_model(config, VOCAB).train()
+    signal, grads = measure_model(model, config)
+    return signal, model, grads
+
+
+def measure_model(model: GPT, config: RunConfig) -> tuple[Signal, dict[str, Tensor]]:
+    """Measure one pass of a model as it is; see `measure`."""
     drawn_BT = zipf_tokens(config.train.batch_size, config.model.context + 1, config.seed)
     stream = model.embed(drawn_BT[:, :-1])
     sizes = [_rms(first(stream)).item()]
     ratios: dict[str, list[float]] = {branch: [] for branch in _BRANCHES}
     for block in model.blocks:
-        with looking(_BRANCHES) as seen:
+        with looking(_BRANCHES) as collected:
             stream = block(stream)
-        names, added = seen.taken()
-        found = dict(zip((branch for branch, _ in names), added.tolist(), strict=True))
+        names, added = collected.taken()
+        sizes_added = dict(zip((branch for branch, _ in names), added.tolist(), strict=True))
         for branch, ratio in ratios.items():
-            ratio.append(found.get(branch, math.nan) / sizes[-1] if sizes[-1] else math.nan)
+            ratio.append(sizes_added.get(branch, math.nan) / sizes[-1] if sizes[-1] else math.nan)
         sizes.append(_rms(first(stream)).item())
     loss = cross_entropy(model.head(stream).flatten(0, 1), drawn_BT[:, 1:].flatten())
     params = dict(model.named_parameters())
-    found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
-    grads = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), found, strict=True)}
+    gradients = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+    grads = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), gradients, strict=True)}
     signal = Signal(
         loss=loss.item(),
         embedded=sizes[0],
@@ -88,11 +95,11 @@ def measure(config: RunConfig) -> tuple[Signal, GPT, dict[str, Tensor]]:
             for layer in range(len(model.blocks))
         ],
     )
-    return signal, model, grads
+    return signal, grads
 
 
 def slope(depths: list[int], values: list[float]) -> float:
-    """The power of L by which values grow: the least-squares slope of log(value) in log(L)."""
+    """Return the power of L by which values grow: the least-squares slope of log(value) over log(L)."""
     x, y = np.log(depths), np.log(values)
     return float(np.polyfit(x, y, 1)[0])
 
@@ -106,4 +113,4 @@ def _norm(tensors: list[Tensor]) -> float:
 
 
 _BRANCHES: Wanted = {branch: ((branch, lambda view: _rms(view.x)),) for branch in ("attn", "mlp")}
-"""The size of what each sub-layer adds, in float64: what float32 cannot square is still seen."""
+"""RMS of what each sub-layer adds, in float64, where squares of large float32 numbers do not overflow."""

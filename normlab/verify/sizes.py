@@ -1,4 +1,4 @@
-"""A norm against its reference at other sizes: what holds of few tokens and channels may not hold of a run's.
+"""Check a norm against its reference at sizes like those of a run.
 
 Shapes: B batch, T time, D width.
 """
@@ -12,61 +12,62 @@ import torch
 
 from normlab.config import RunConfig
 from normlab.norms.base import NormConfig
-from normlab.verify.check import Check, Worst
-from normlab.verify.norms import change_by_last, errors, sequences, tolerances
+from normlab.verify.check import Check, LargestError
+from normlab.verify.norms import Comparison, batch_size, change_by_last_token, tolerances
 from normlab.verify.small import TIME, WIDTHS
-from normlab.verify.variants import allowed
+from normlab.verify.variants import is_valid
 
-LONG, TIMES_WIDER = 40, 20
-"""Tokens, and how many times as many channels as elsewhere: what every norm is tried at."""
+LONG_TIME, WIDTH_FACTOR = 40, 20
+"""The context, and the factor of the width, that every norm is checked at."""
 SCALES = (1.0, 12.0)
-"""What x is multiplied by."""
-MOST = 2**16
-"""Numbers in a batch of a run's size: of a run with more of them, fewer tokens."""
-
+"""Factors of the input."""
+MAX_NUMBERS = 2**16
+"""The most numbers in a batch; a run with more is checked with fewer tokens."""
 
 Size = tuple[int, int, int]
-"""Sequences, tokens of each, channels."""
+"""B, T and D."""
 
 
-def of_norm(norm: NormConfig, width: int) -> list[Size]:
-    """The sizes that every norm is tried at: long and wide, if it takes a larger width; one sequence; one token."""
-    wider = (TIMES_WIDER * width, *reversed(WIDTHS))
-    wide = next((each for each in wider if allowed(norm, each)), width)
-    return [(sequences(norm), LONG, wide), (1, LONG, wide), (1, 1, wide)]
+def sizes_of_norm(norm: NormConfig, width: int) -> list[Size]:
+    """Return the sizes of every norm's checks: long and wide, one sequence, one token."""
+    candidates = (WIDTH_FACTOR * width, *reversed(WIDTHS))
+    wide = next((candidate for candidate in candidates if is_valid(norm, candidate)), width)
+    return [(batch_size(norm), LONG_TIME, wide), (1, LONG_TIME, wide), (1, 1, wide)]
 
 
-def of_run(config: RunConfig) -> Size:
-    """The size of a run's micro-batch: the words' own, of no more tokens than take a second, as long as they can be."""
+def size_of_run(config: RunConfig) -> Size:
+    """Return the size of a run's micro-batch, with at most `MAX_NUMBERS` numbers and sequences as long as possible."""
     model, train = config.model, config.train
-    tokens = max(TIME, MOST // model.width)
+    tokens = max(TIME, MAX_NUMBERS // model.width)
     time = min(model.context, tokens)
     return max(1, min(train.batch_size // train.accumulation, tokens // time)), time, model.width
 
 
-def size_check(norm: NormConfig, of: str, size: Size) -> Iterator[Check]:
-    """Values and gradients in each precision, training and evaluation, and what moves with a later token."""
+def size_check(norm: NormConfig, subject: str, size: Size) -> Iterator[Check]:
+    """Compare values and gradients in each precision, and check which outputs depend on later tokens."""
     batch, time, width = size
     at = f"at B = {batch}, T = {time}, D = {width}"
-    # Of one sequence the first two tokens, their mean taken off, are -1 and 1: of a larger x no gradient is left.
+    # With one sequence the first two tokens, centred, are -1 and 1: a larger x leaves no gradient.
     scales = SCALES if batch > 1 else SCALES[:1]
-    found: list[Worst] = []
+    found: list[LargestError] = []
     try:
         for dtype, tolerance in tolerances(norm).items():
-            worst = Worst(tolerance)
+            largest, compared = LargestError(tolerance), Comparison(norm, width, dtype)
             for training, scale in product((True, False), scales):
-                for what, error in errors(norm, width, scale, dtype, training, batch=batch, time=time):
-                    if time == 1 and dtype != torch.float64 and what.startswith("the gradient"):
-                        continue  # of one token, it may be a small difference of large numbers
-                    mode = "training" if training else "evaluation"
-                    worst.add(error, f"x times {scale:g}, {mode} in {dtype}: {what}")
-            found.append(worst)
+                mode = "training" if training else "evaluation"
+                for name, error in compared.errors(scale, training, batch=batch, time=time):
+                    if time == 1 and dtype != torch.float64 and name.startswith("the gradient"):
+                        continue  # one token's gradient may be a small difference of large numbers
+                    largest.add(error, f"x times {scale:g}, {mode} in {dtype}: {name}")
+            found.append(largest)
     except NotImplementedError:
-        return  # which is said where it is looked for first
-    seen = "; ".join(map(str, [worst for worst in found if not worst.passed] or found[:1]))
-    yield Check(of=of, check=f"is the same {at}", passed=all(worst.passed for worst in found), seen=seen)
+        return  # `oracle_checks` reports the missing reference
+    result = "; ".join(map(str, [largest for largest in found if not largest.passed] or found[:1]))
+    passed = all(largest.passed for largest in found)
+    yield Check(subject=subject, claim=f"is the same {at}", passed=passed, result=result)
     if time == 1:
         return
-    change = change_by_last(norm, width, batch, time)
-    check = f"{'no output moves with' if norm.causal else 'outputs move with'} a later token {at}"
-    yield Check(of=of, check=check, passed=(change == 0) == norm.causal, seen=f"largest change {change:.1e}")
+    change = change_by_last_token(norm, width, batch, time)
+    claim = f"{'no output depends on' if norm.causal else 'outputs depend on'} a later token {at}"
+    passed = (change == 0) == norm.causal
+    yield Check(subject=subject, claim=claim, passed=passed, result=f"largest change {change:.1e}")

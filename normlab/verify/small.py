@@ -1,4 +1,4 @@
-"""The small things that checks are made on: numbers that are the same everywhere, and models to fit them.
+"""Inputs and small models for the checks, the same on every machine.
 
 Shapes: B batch, T time, D width.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -23,75 +26,101 @@ from normlab.placements.base import Placement
 
 BATCH, TIME, VOCAB = 2, 6, 11
 WIDTHS = (16, 24, 32, 48, 64, 96, 128, 256)
-"""Tried in turn: the first that the norm and the placement take."""
+"""Candidate widths; the first that the norm and the placement accept is used."""
 
 
-def numbers(name: str, *shape: int) -> Tensor:
-    """Numbers between -sqrt(3) and sqrt(3), of variance 1, made from a name: the same bits on every machine.
+def hashed_numbers(name: str, *shape: int) -> Tensor:
+    """Return numbers in (-sqrt(3), sqrt(3)) with variance 1 that depend on the name alone, in float64.
 
-    Each is a 53-bit fraction of SHA-256's output: no generator and no function of a library has a part in it.
+    Each number is a 53-bit fraction of a SHA-256 digest, so no random generator and no math library affects its bits.
     """
-    return _numbers(name, shape).clone()
+    return _hashed_numbers(name, shape).clone()
 
 
 @lru_cache(maxsize=4096)
-def _numbers(name: str, shape: tuple[int, ...]) -> Tensor:
+def _hashed_numbers(name: str, shape: tuple[int, ...]) -> Tensor:
     count = math.prod(shape)
-    blocks = [hashlib.sha256(f"{name}/{block}".encode()).digest() for block in range(-(-count // 4))]
-    whole = np.frombuffer(b"".join(blocks), dtype="<u8")[:count]
-    fractions = (whole >> 11).astype(np.float64) * 2.0**-53
+    digests = [hashlib.sha256(f"{name}/{block}".encode()).digest() for block in range(-(-count // 4))]
+    integers = np.frombuffer(b"".join(digests), dtype="<u8")[:count]
+    fractions = (integers >> 11).astype(np.float64) * 2.0**-53
     return torch.from_numpy((fractions - 0.5) * math.sqrt(12)).reshape(shape)
+
+
+def tokens() -> Tensor:
+    """Return token numbers, shape (B, T)."""
+    return ((hashed_numbers("tokens", BATCH, TIME) / math.sqrt(12) + 0.5) * VOCAB).long()
 
 
 @torch.no_grad()
 def fill(module: nn.Module, name: str) -> None:
-    """Give every parameter its own numbers: matrices such as keep their input's size, the rest near its start."""
+    """Give every parameter hashed numbers: matrices keep the scale of their input, others move by 0.3."""
     for leaf, parameter in module.named_parameters():
-        noise = numbers(f"{name}/{leaf}", *parameter.shape)
+        noise = hashed_numbers(f"{name}/{leaf}", *parameter.shape)
         if parameter.dim() == 2:
             parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
         else:
             parameter.add_(0.3 * noise.to(parameter.dtype))
 
 
-def small(config: RunConfig, *, depth: int | None = None) -> RunConfig:
-    """A run's config at a size that takes milliseconds; its norm, its placement and its options as they are.
+@contextmanager
+def restored_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore the module's buffers at the end of the block; norms with running statistics reassign them."""
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    yield
+    for name, buffer in before.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, buffer)
+
+
+def shrink(config: RunConfig) -> RunConfig:
+    """Return the config of a run at a small width and context; norm, placement, depth and other options stay.
 
     Raises:
-        ConfigError: No small width fits.
+        ConfigError: No small width is valid.
     """
     reason: ConfigError | None = None
     for width in (*WIDTHS, config.model.width):
-        model = dataclasses.replace(
-            config.model, width=width, heads=2, mlp_width=2 * width, context=TIME, depth=depth or config.model.depth
-        )
-        fitting = dataclasses.replace(config, model=model, init="auto")
+        model = dataclasses.replace(config.model, width=width, heads=2, mlp_width=2 * width, context=TIME)
+        candidate = dataclasses.replace(config, model=model, init="auto")
         try:
-            fitting.validate()
+            candidate.validate()
         except ConfigError as error:
             reason = error
             continue
-        return fitting
+        return candidate
     raise reason if reason is not None else ConfigError("verify: no width was tried")
 
 
-def config_of(norm: NormConfig, placement: Placement, *, depth: int = 4, **model: object) -> RunConfig:
-    """The small config of a norm and a placement, everything else as it is by default.
+def small_config(norm: NormConfig, placement: Placement, *, depth: int = 4, **model: object) -> RunConfig:
+    """Return a small config with this norm and placement; other options have their defaults.
 
     Raises:
-        ConfigError: The two cannot be had together.
+        ConfigError: The norm and the placement cannot be combined.
     """
     options = ModelConfig(depth=depth, **model)  # pyright: ignore[reportArgumentType]
-    return small(RunConfig(norm=norm, placement=placement, model=options, data=StdlibData(), optim=AdamW()))
+    return shrink(RunConfig(norm=norm, placement=placement, model=options, data=StdlibData(), optim=AdamW()))
 
 
-def built(config: RunConfig, *, alike: bool = False, filled: bool = True) -> tuple[GPT, list[nn.Module]]:
-    """A small model in float64, its parameters filled, and the norms in it.
+@dataclass(frozen=True, slots=True)
+class SmallModel:
+    """A small model in float64."""
+
+    config: RunConfig
+    gpt: GPT
+    norms: list[nn.Module]
+    """The run's norms, in the order in which they are built."""
+    starts: dict[str, list[float]]
+    """Initial values of the parameters outside linear layers and embeddings, by layer and name."""
+
+
+def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) -> SmallModel:
+    """Build the model of a small config.
 
     Args:
-        config: A small one.
+        config: From `shrink` or `small_config`.
         alike: Whether all blocks get the same numbers.
-        filled: Whether they get any, or are left where they start; linear layers are then torch's.
+        filled: Whether parameters get hashed numbers. Otherwise they keep their initial values, and those of linear
+            layers and embeddings are torch's.
     """
     norms: list[nn.Module] = []
 
@@ -102,16 +131,27 @@ def built(config: RunConfig, *, alike: bool = False, filled: bool = True) -> tup
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         model = GPT(config.model, config.placement, make_norm, VOCAB).double()
+    starts = {f"{layer} {name}": value.flatten().tolist() for layer, name, value in extra_parameters(model)}
     for name, segment in model.segments() if filled else ():
         fill(segment, "block" if alike and name.startswith("blocks.") else name)
     with torch.no_grad():
         config.placement.project(dict(model.named_parameters()))
     for block in model.blocks:
         assert isinstance(block, Block)
-        block.attn.fused = False  # the same sums on every machine
-    return model, norms
+        block.attn.fused = False  # torch's fused kernels sum in another order on other machines
+    return SmallModel(config, model, norms, starts)
 
 
-def tokens() -> Tensor:
-    """Token numbers, shape (B, T)."""
-    return ((numbers("tokens", BATCH, TIME) / math.sqrt(12) + 0.5) * VOCAB).long()
+def extra_parameters(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
+    """Yield (layer, name, value) of each parameter outside linear layers and embeddings; layer 0 is no block."""
+    tied: set[Tensor] = set()
+    for prefix, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            tied.update(module.parameters())
+            continue
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if parameter in tied:
+                continue
+            name = f"{prefix}.{leaf}"
+            parts = name.split(".", 2)
+            yield (int(parts[1]) + 1, parts[2], parameter) if parts[0] == "blocks" else (0, name, parameter)

@@ -1,4 +1,4 @@
-"""Every way in which an entry's options can be set, one option at a time."""
+"""Every value of a norm's or placement's options, one option at a time."""
 
 from __future__ import annotations
 
@@ -11,32 +11,37 @@ from normlab.norms.base import NormConfig
 from normlab.options import check
 
 LARGE_EPS = 0.3
-"""An eps that shows where it stands."""
-LABELS = ("name", "preset")
+"""An eps large enough that its position in a formula changes the result."""
+NAME_FIELDS = ("name", "preset")
 
 
-def called(options: Any) -> str:
-    """An entry with the options that differ from their defaults, as words: `rmsnorm eps_mode=clamp`."""
-    words = [
+def label_of(options: Any) -> str:
+    """Return the name and the options that differ from their defaults: `rmsnorm eps_mode=clamp`."""
+    overrides = [
         f"{field.name}={getattr(options, field.name)}"
-        for field in dataclasses.fields(options)
-        if field.name not in LABELS and getattr(options, field.name) != _default(field)
+        for field in option_fields(options)
+        if getattr(options, field.name) != _default(field)
     ]
-    return " ".join([options.name, *words])
+    return " ".join([options.name, *overrides])
 
 
-def others(options: Any, field: dataclasses.Field[Any], width: int) -> Iterator[Any]:
-    """The options with another value in one field, for each value that is allowed there; with eps=0 if it must be."""
-    for value in _values(field, getattr(options, field.name)):
-        other = dataclasses.replace(options, **{field.name: value})
-        if getattr(options, "eps", 0) != 0 and not allowed(other, width):
-            other = dataclasses.replace(other, eps=0.0)
-        if allowed(other, width):
-            yield other
+def option_fields(options: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields that are options, without the names."""
+    return [field for field in dataclasses.fields(options) if field.name not in NAME_FIELDS]
 
 
-def allowed(options: Any, width: int) -> bool:
-    """Whether an entry can be had with these options."""
+def other_values(options: Any, field: dataclasses.Field[Any], width: int) -> Iterator[Any]:
+    """Yield the options with each other valid value of one field; with eps=0 if the value requires it."""
+    for value in _candidates(field, getattr(options, field.name)):
+        changed = dataclasses.replace(options, **{field.name: value})
+        if getattr(options, "eps", 0) != 0 and not is_valid(changed, width):
+            changed = dataclasses.replace(changed, eps=0.0)
+        if is_valid(changed, width):
+            yield changed
+
+
+def is_valid(options: Any, width: int) -> bool:
+    """Return whether the options of a norm or placement are valid at a width."""
     try:
         check(options)
         options.validate()
@@ -48,27 +53,26 @@ def allowed(options: Any, width: int) -> bool:
 
 
 def variants(norm: NormConfig, width: int) -> list[NormConfig]:
-    """The norm as it is, with each option changed by itself, and all of these with an eps that is large."""
-    fields = [field for field in dataclasses.fields(norm) if field.name not in LABELS]
-    found = [norm, *(other for field in fields for other in others(norm, field, width))]
-    if any(field.name == "eps" for field in fields):
-        large = [dataclasses.replace(each, eps=LARGE_EPS) for each in found]  # pyright: ignore[reportCallIssue]
-        found += [each for each in large if allowed(each, width)]
-    return list({called(each): each for each in found}.values())
+    """Return the norm, the norm with each option changed alone, and each of these with a large eps."""
+    found = [norm, *(changed for field in option_fields(norm) for changed in other_values(norm, field, width))]
+    if hasattr(norm, "eps"):
+        large = [dataclasses.replace(variant, eps=LARGE_EPS) for variant in found]  # pyright: ignore[reportCallIssue]
+        found += [variant for variant in large if is_valid(variant, width)]
+    return list({label_of(variant): variant for variant in found}.values())
 
 
-def _values(field: dataclasses.Field[Any], now: Any) -> list[Any]:
+def _candidates(field: dataclasses.Field[Any], current: Any) -> list[Any]:
     choices, kind = field.metadata.get("choices"), str(field.type)
     if choices:
-        return [choice for choice in choices if choice != now]
-    unset = [None] if "None" in kind and now is not None else []
-    if isinstance(now, bool) or "bool" in kind:
-        return [value for value in (True, False) if value is not now]
+        return [choice for choice in choices if choice != current]
+    unset = [None] if "None" in kind and current is not None else []
+    if isinstance(current, bool) or "bool" in kind:
+        return [value for value in (True, False) if value is not current]
     if "int" in kind:
         low = int(field.metadata.get("at_least") or 1)
-        return [value for value in (low, 2, 3, 4, 8) if value != now] + unset
+        return [value for value in (low, 2, 3, 4, 8) if value != current] + unset
     if "float" in kind:
-        return [value for value in (0.0, 0.3, 0.7, 3.0) if value != now] + unset
+        return [value for value in (0.0, 0.3, 0.7, 3.0) if value != current] + unset
     return []
 
 

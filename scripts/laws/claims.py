@@ -1,6 +1,6 @@
-"""The numbers of these laws that the project began with, against what is seen.
+"""The project's first measurements of these laws, compared with the current ones.
 
-They were of two seeds up to L = 12 and of one beyond; single seeds vary by a factor of three in a gradient.
+They used two seeds up to L = 12 and one beyond; gradients of single seeds differ by a factor of three.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from laws.profiles import (
     KEEL_SAME,
     Cases,
-    Seen,
+    Statistic,
     by_depth,
+    format_numbers,
     harmonic,
     last_over_first,
     of,
@@ -21,7 +22,6 @@ from laws.profiles import (
     post_over_pre,
     power,
     root_of_2l,
-    shown,
 )
 
 DEPTHS = (6, 12, 24, 48)
@@ -31,45 +31,45 @@ Number = float | Range | None
 
 @dataclass(frozen=True)
 class Claim:
-    """What was claimed, and how far what is seen may be off to agree."""
+    """An earlier measurement and the tolerance within which the current one agrees."""
 
-    says: str
+    name: str
     claimed: Sequence[Number]
-    """At each of DEPTHS, None where nothing was claimed; or a single one, of every depth or of a power. A pair is a
+    """One number for each of DEPTHS, None without a claim; or one number for all depths or for a power. A pair is a
     range."""
-    seen: Seen
-    within: float
-    """Of a power as it is; of anything else as a part of what was claimed."""
+    statistic: Statistic
+    tolerance: float
+    """Relative to the claimed number, or absolute."""
     absolute: bool = False
 
     def compared(self, cases: Cases) -> Iterator[tuple[int | None, Number, float]]:
-        """Depth, where there is one, what was claimed and what is seen; depths that nothing was claimed of are not."""
-        seen = self.seen(cases)
-        if len(seen) == 1 and len(self.claimed) == 1:
-            yield None, self.claimed[0], seen[0]
+        """Yield (depth or None, claimed, measured) for each depth with a claim."""
+        measured = self.statistic(cases)
+        if len(measured) == 1 and len(self.claimed) == 1:
+            yield None, self.claimed[0], measured[0]
             return
         depths = next(iter(cases.values())).depths
         claimed = dict(zip(DEPTHS, self.claimed if len(self.claimed) > 1 else self.claimed * 4, strict=True))
-        for depth, value in zip(depths, seen, strict=True):
+        for depth, value in zip(depths, measured, strict=True):
             if claimed.get(depth) is not None:
                 yield depth, claimed[depth], value
 
-    def agrees(self, claimed: Number, seen: float) -> bool:
-        """Whether it is within the tolerance of what was claimed."""
+    def agrees(self, claimed: Number, measured: float) -> bool:
+        """Return whether a measurement is within the tolerance of the claim."""
         assert claimed is not None
         low, high = claimed if isinstance(claimed, tuple) else (claimed, claimed)
-        far = (self.within, self.within) if self.absolute else (low * self.within, high * self.within)
-        return low - far[0] <= seen <= high + far[1]
+        below, above = (1, 1) if self.absolute else (low, high)
+        return low - self.tolerance * below <= measured <= high + self.tolerance * above
 
     def verdict(self, cases: Cases) -> tuple[str, str, str]:
-        """What was claimed and what is seen, both as text, and where they differ: nothing where they agree."""
+        """Return the claimed and the measured numbers as text, and where they differ; empty if they agree."""
         compared = list(self.compared(cases))
-        depths = [depth for depth, claimed, seen in compared if not self.agrees(claimed, seen)]
+        depths = [depth for depth, claimed, measured in compared if not self.agrees(claimed, measured)]
         claimed = self.claimed if len(self.claimed) == 1 else [claimed for _, claimed, _ in compared]
         differs = ""
         if depths:
             differs = "differs" if depths == [None] else f"differs at L = {', '.join(map(str, depths))}"
-        return ", ".join(map(_text, claimed)), shown([seen for _, _, seen in compared]), differs
+        return ", ".join(map(_text, claimed)), format_numbers([measured for _, _, measured in compared]), differs
 
 
 def _text(number: Number) -> str:
@@ -84,12 +84,12 @@ def _stream(placement: str, *claimed: Number, init: str = "xavier") -> Claim:
     return Claim(f"{placement}, init={init}: stream's RMS", claimed, of(placement, "stream", init), 0.05)
 
 
-def _ratio(says: str, seen: Seen, *claimed: Number) -> Claim:
-    return Claim(says, claimed, seen, 0.15)
+def _ratio(name: str, statistic: Statistic, *claimed: Number) -> Claim:
+    return Claim(name, claimed, statistic, 0.15)
 
 
-def _power(says: str, seen: Seen, claimed: Number) -> Claim:
-    return Claim(says, (claimed,), seen, 0.1, absolute=True)
+def _power(name: str, statistic: Statistic, claimed: Number) -> Claim:
+    return Claim(name, (claimed,), statistic, 0.1, absolute=True)
 
 
 CLAIMS = (
@@ -100,7 +100,7 @@ CLAIMS = (
     _gradient("pre", "last", 0.126, 0.084, 0.045, 0.034),
     _gradient("pre", "first", 0.40, 0.39, 0.34, 0.36),
     _stream("pre", 2.21, 3.38, 4.83, 6.94),
-    _power("pre: last gradient's power of L, as it was fitted", power(of("pre", "last")), -0.63),
+    _power("pre: last gradient's power of L, fitted", power(of("pre", "last")), -0.63),
     _power("pre: last gradient's power of L, as a law", power(of("pre", "last")), (-2 / 3, -0.5)),
     _power("pre: stream's power of L", power(of("pre", "stream")), 0.5),
     _gradient("peri", "last", 0.155, 0.106, 0.072, 0.049),
@@ -161,30 +161,36 @@ CLAIMS = (
 )
 
 NOT_MEASURED = (
-    "Not compared: what public code calls DeepNorm, with 2.828 for (2L)^(1/4) and a gain of (8L)^(1/4), which is no "
-    "placement here; ranges over the blocks of a model, but for their ends; and that the loss is not finite "
-    "without a norm at L = 48."
+    "Not compared: public code's DeepNorm, with 2.828 for (2L)^(1/4) and a gain of (8L)^(1/4), which is no placement "
+    "here; ranges over the blocks of a model, except their ends; and that the loss is not finite without a norm at "
+    "L = 48."
 )
 
 
 def compared(cases: Cases) -> list[str]:
-    """Every claim as a row of a table; then, in a section of their own, those that differ."""
+    """Return a table of the claims, and a list of those that differ, as lines of Markdown."""
     verdicts = [(claim, *claim.verdict(cases)) for claim in CLAIMS]
     verdicts = [verdict for verdict in verdicts if verdict[2]]
     differing = [verdict for verdict in verdicts if verdict[3]]
     return [
-        "## The claims that the project began with",
+        "## The first measurements",
         "",
-        "They were of two seeds up to L = 12 and of one beyond. Agreement is within 0.1 of a power, 15 % of a gradient "
-        f"or of a ratio of two, and 5 % of the stream's RMS; of a range, from its ends. {NOT_MEASURED}",
+        "They used two seeds up to L = 12 and one beyond. A power agrees within 0.1, a gradient or a ratio of "
+        f"gradients within 15 %, the stream's RMS within 5 %; for a range, from its ends. {NOT_MEASURED}",
         "",
-        "| number | claimed | seen | |",
+        "| number | claimed | measured | |",
         "|---|---|---|---|",
-        *(f"| {claim.says} | {said} | {seen} | {where or 'agrees'} |" for claim, said, seen, where in verdicts),
+        *(
+            f"| {claim.name} | {claimed} | {measured} | {where or 'agrees'} |"
+            for claim, claimed, measured, where in verdicts
+        ),
         "",
-        "## Where the claims differ",
+        "## Where they differ",
         "",
-        f"In {len(differing)} of {len(verdicts)} rows these numbers are not what is seen here:",
+        f"{len(differing)} of {len(verdicts)} rows differ from the current measurements:",
         "",
-        *(f"- {claim.says}: claimed {said}, seen {seen}; {where}." for claim, said, seen, where in differing),
+        *(
+            f"- {claim.name}: claimed {claimed}, measured {measured}; {where}."
+            for claim, claimed, measured, where in differing
+        ),
     ]

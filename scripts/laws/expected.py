@@ -1,4 +1,4 @@
-"""The laws: what is expected of a number, and how far it may be off."""
+"""The laws: the expected value of a statistic and its tolerance."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from laws.profiles import (
     KEEL_SAME,
     Cases,
-    Seen,
+    Statistic,
     by_depth,
+    format_numbers,
     last_over_first,
     less,
     of,
@@ -18,33 +19,33 @@ from laws.profiles import (
     post_over_pre,
     power,
     root_of_2l,
-    shown,
 )
 
 
 @dataclass(frozen=True)
 class Law:
-    """What is expected of a number, and between what it may lie."""
+    """A statistic and the interval that must contain it."""
 
-    says: str
+    name: str
     expected: str
-    seen: Seen
+    statistic: Statistic
     low: float
     high: float
 
     def line(self, cases: Cases) -> tuple[bool, str]:
-        """Whether it holds, and the row of the table."""
-        seen = self.seen(cases)
-        holds = all(self.low <= value <= self.high for value in seen)
-        return holds, f"| {self.says} | {self.expected} | {shown(seen)} | {'holds' if holds else '**does not hold**'} |"
+        """Return whether the law holds, and its row of the table."""
+        values = self.statistic(cases)
+        holds = all(self.low <= value <= self.high for value in values)
+        verdict = "holds" if holds else "**does not hold**"
+        return holds, f"| {self.name} | {self.expected} | {format_numbers(values)} | {verdict} |"
 
 
-def _slope(says: str, expected: str, seen: Seen, exponent: float) -> Law:
-    return Law(says, f"{expected} +- 0.1", seen, exponent - 0.1, exponent + 0.1)
+def _slope(name: str, expected: str, statistic: Statistic, exponent: float) -> Law:
+    return Law(name, f"{expected} +- 0.1", statistic, exponent - 0.1, exponent + 0.1)
 
 
-def _one(says: str, seen: Seen, percent: int) -> Law:
-    return Law(says, f"1 +- {percent} %", seen, 1 - percent / 100, 1 + percent / 100)
+def _one(name: str, statistic: Statistic, percent: int) -> Law:
+    return Law(name, f"1 +- {percent} %", statistic, 1 - percent / 100, 1 + percent / 100)
 
 
 LAWS = (
@@ -63,7 +64,7 @@ LAWS = (
     _slope("lns: stream's power of ln L", "1/2", power(of("lns", "stream"), math.log), 0.5),
     _slope("hybridnorm: last gradient's power of L", "0", power(of("hybridnorm", "last")), 0),
     _one(
-        "residual: last gradient over the sum of post's and pre's, whose ways it has both",
+        "residual: last gradient over the sum of post's and pre's, since it has both paths",
         over(of("residual", "last"), plus(of("post", "last"), of("pre", "last"))),
         15,
     ),
@@ -74,8 +75,8 @@ LAWS = (
         0,
     ),
     Law(
-        "the trap, init=gpt2: post/pre, ratio of last gradients",
-        "below 0.3: of the sign alone, the numbers are below",
+        "Xiong's comparison reversed, init=gpt2: post/pre, ratio of last gradients",
+        "below 0.3; only the sign is a law",
         post_over_pre("gpt2"),
         0.0,
         0.3,

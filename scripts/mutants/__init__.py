@@ -1,1 +1,1 @@
-"""How the catalogue is broken, and what is seen of it: the parts of `scripts/mutate_catalogue.py`."""
+"""Mutants of the catalogue and the checks that detect them: the parts of `scripts/mutate_catalogue.py`."""

@@ -1,4 +1,4 @@
-"""Mutants of code: one node of a module's tree changed in each."""
+"""Mutants of source code: each changes one node of a module's syntax tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from mutants.mutant import AS_IT_IS, Mutant
+from mutants.mutant import UNCHANGED, Mutant
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
 from normlab.source import HELD_AGAINST
@@ -19,33 +19,33 @@ from normlab.source import HELD_AGAINST
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A node of the tree, and how another is put in its place."""
+    """A node of the tree and its position in the parent."""
 
     node: ast.AST
     owner: ast.AST
     field: str
     index: int | None
     line: ast.stmt
-    """The statement that it stands in."""
+    """The statement that contains it."""
     names: frozenset[str]
-    """Those of the function that it stands in."""
+    """The names in the function that contains it."""
 
     def put(self, node: ast.AST) -> None:
-        """Put a node where this one is."""
+        """Replace the node at this position."""
         if self.index is None:
             setattr(self.owner, self.field, node)
         else:
             getattr(self.owner, self.field)[self.index] = node
 
 
-TURNED = {
+OPERATORS = {
     ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,), ast.FloorDiv: (ast.Div,),
     ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Lt: (ast.GtE, ast.LtE), ast.LtE: (ast.Gt, ast.Lt),
     ast.Gt: (ast.LtE, ast.GtE), ast.GtE: (ast.Lt, ast.Gt), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
     ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.And: (ast.Or,), ast.Or: (ast.And,),
 }  # fmt: skip
-"""Operators, and what each is taken for."""
-SWAPPED = {
+"""Operators and their replacements."""
+FUNCTIONS = {
     "mean": ("sum",), "sum": ("mean",), "square": ("abs",), "sqrt": ("square",), "rsqrt": ("sqrt", "reciprocal"),
     "amin": ("amax",), "amax": ("amin",), "zeros": ("ones",), "ones": ("zeros",), "tanh": ("sigmoid", "atan"),
     "erf": ("tanh",), "sigmoid": ("tanh",), "silu": ("relu", "gelu", "sigmoid"), "log1p": ("log",), "expm1": ("exp",),
@@ -53,57 +53,57 @@ SWAPPED = {
     "log": ("log2",), "atan": ("tanh",), "fan_in": ("fan_out",), "fan_out": ("fan_in",), "depth": ("layer", "width"),
     "width": ("depth",), "layer": ("depth",),
 }  # fmt: skip
-"""Functions and sizes by name, and what each is taken for."""
+"""Names of functions and sizes, and their replacements."""
 IDEMPOTENT = ("tuple", "set", "frozenset", "float", "whole", "odd", "unit")
-"""Functions that change nothing the second time."""
+"""Functions with no effect when applied twice."""
 COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
-"""Functions whose arguments have no order."""
-LEFT_ALONE = ("validate", "fits", "reject_unused_options", "reduced", "definition", "register_row", "factors",
-              "numbers", "early", "formula", "starts", "holds_norm", "is_plain_sum", "all_sub_layers", "layers",
-              "all_starts", *HELD_AGAINST)  # fmt: skip
-"""Functions in which nothing is computed that a run computes, or that a mutant is held against."""
+"""Functions that ignore the order of their arguments."""
+EXCLUDED = ("validate", "fits", "refuse_idle", "reduced", "definition", "register_row", "factors", "numbers", "early",
+              "formula", "starts", "holds_norm", "is_plain_sum", "all_sub_layers", "layers", "all_starts",
+              *HELD_AGAINST)  # fmt: skip
+"""Functions outside a run's computation, and functions that mutants are compared with."""
 TABLES = {"normlab.norms.pointwise": ("FUNCTIONS",), "normlab.placements.ngpt": ("ROWS", "COLUMNS")}
 TABLES["normlab.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")
-"""Tables outside functions that decide what is computed."""
+"""Tables outside functions that a run's computation uses."""
 
 
 def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = (), but: Iterable[str] = ()) -> Iterator[Mutant]:
-    """The module's code as it is, and every mutant of it, one node changed in each.
+    """Yield the unchanged module and every mutant of it, with one node changed in each.
 
     Args:
-        entry: What they are said to be of.
-        module: Whose source is mutated.
-        only: Names of functions; all in which something is computed, unless given.
-        but: Those that are left out.
+        entry: The entry of the mutants.
+        module: The module to mutate.
+        only: Names of functions; by default all that compute something.
+        but: Names of functions to leave out.
     """
     tree = ast.parse(Path(inspect.getfile(module)).read_text(encoding="utf-8"))
-    seen = {ast.unparse(tree)}
-    yield Mutant(entry, AS_IT_IS, partial(install, module, ast.unparse(tree)))
+    sources = {ast.unparse(tree)}
+    yield Mutant(entry, UNCHANGED, partial(install, module, ast.unparse(tree)))
     for site in list(_sites(tree, module.__name__, frozenset(only), frozenset(but))):
         before = _text(site.line)
-        for other in _others(site):
-            site.put(other)
-            text = f"{before}  ->  {'pass' if isinstance(other, ast.Pass) else _text(site.line)}"
+        for replacement in _replacements(site):
+            site.put(replacement)
+            text = f"{before}  ->  {'pass' if isinstance(replacement, ast.Pass) else _text(site.line)}"
             source = ast.unparse(ast.fix_missing_locations(tree))
             site.put(site.node)
-            if source not in seen:
-                seen.add(source)
+            if source not in sources:
+                sources.add(source)
                 yield Mutant(entry, text, partial(install, module, source))
 
 
 def _text(line: ast.AST) -> str:
-    """A statement, of one with a body the head."""
+    """Return the first line of a statement."""
     return ast.unparse(line).splitlines()[0]
 
 
 def _sites(tree: ast.Module, module: str, only: frozenset[str], but: frozenset[str]) -> Iterator[Site]:
-    """The nodes that may be changed."""
+    """Yield the nodes to change."""
     for statement in tree.body:
         table = {ast.unparse(target) for target in _targets(statement)} & set(TABLES.get(module, ()))
         if table and (not only or table & only):
             yield from _below(statement, statement, frozenset())
         for function in _functions(statement):
-            if function.name not in {*LEFT_ALONE, *but} and (not only or function.name in only):
+            if function.name not in {*EXCLUDED, *but} and (not only or function.name in only):
                 nodes = list(ast.walk(function))
                 names = {node.id for node in nodes if isinstance(node, ast.Name)}
                 names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -123,7 +123,7 @@ def _functions(statement: ast.stmt) -> Iterator[ast.FunctionDef]:
 
 
 def _lines(owner: ast.AST, names: frozenset[str]) -> Iterator[Site]:
-    """The statements of a body and of the bodies in it, and what each is made of."""
+    """Yield the statements of a body, of nested bodies, and their expressions."""
     for name in ("body", "orelse", "cases"):
         for index, line in enumerate(getattr(owner, name, [])):
             if isinstance(line, ast.match_case):
@@ -140,7 +140,7 @@ def _is_text(line: ast.stmt) -> bool:
 
 
 def _below(node: ast.AST, line: ast.stmt, names: frozenset[str]) -> Iterator[Site]:
-    """The expressions under a node; not those of the statements under it, nor what is there for the types alone."""
+    """Yield the expressions under a node, without those in nested statements and in type annotations."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "ctx", "type_params"):
             continue
@@ -152,18 +152,18 @@ def _below(node: ast.AST, line: ast.stmt, names: frozenset[str]) -> Iterator[Sit
 
 
 def _is_plain(node: ast.AST) -> bool:
-    """Whether a node is a size or a dtype of a tensor: what is asked of one of its kind is asked of all."""
+    """Return whether a node is a property that all tensors of an expression share."""
     return isinstance(node, ast.Attribute) and node.attr in ("shape", "dtype", "device", "numel", "dim")
 
 
-def _others(site: Site) -> Iterator[ast.AST]:
-    """What may stand in a node's place."""
+def _replacements(site: Site) -> Iterator[ast.AST]:
+    """Yield the replacements of a node."""
     node = site.node
     if isinstance(node, ast.stmt):
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr)):
             yield ast.Pass()
         return
-    for kind in TURNED.get(type(node), ()):
+    for kind in OPERATORS.get(type(node), ()):
         yield kind()
     match node:
         case ast.BinOp(left, op, right):
@@ -185,11 +185,11 @@ def _others(site: Site) -> Iterator[ast.AST]:
         case ast.Constant(int(value) | float(value)):
             yield from (ast.Constant(other) for other in {value + 1, -value} - {value})
         case ast.Attribute(owner, name):
-            yield from (ast.Attribute(owner, other, node.ctx) for other in SWAPPED.get(name, ()))
+            yield from (ast.Attribute(owner, other, node.ctx) for other in FUNCTIONS.get(name, ()))
             if name == "eps":
                 yield from (_parsed(text) for text in ("0.0", "self.eps * 16", "self.eps / 16", "self.eps ** 2"))
         case ast.Name(name) if isinstance(node.ctx, ast.Load):
-            yield from (ast.Name(other, node.ctx) for other in _alike(name, site.names))
+            yield from (ast.Name(other, node.ctx) for other in _similar_names(name, site.names))
         case ast.Tuple(values) | ast.List(values) if len(values) > 1 and isinstance(node.ctx, ast.Load):
             yield from (ast.Tuple(values[:at] + values[at + 1 :], node.ctx) for at in range(len(values)))
         case ast.Dict(keys, values):
@@ -201,16 +201,16 @@ def _others(site: Site) -> Iterator[ast.AST]:
 
 
 def _rotated(values: list[ast.expr], at: int) -> list[ast.expr]:
-    """One value of a table taken from its neighbour."""
+    """Replace one value of a table by its neighbour."""
     return [*values[:at], values[at - 1], *values[at + 1 :]]
 
 
 def _calls(call: ast.Call) -> Iterator[ast.expr]:
-    """Not called, called twice, without one of its arguments, or with one in another's place."""
+    """Drop the call, repeat it, drop an argument, or swap two arguments."""
     method = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) not in ("torch", "F", "nn", "math")
     name = ast.unparse(call.func)
     if isinstance(call.func, ast.Attribute) and method and ast.unparse(call.func.value) != "self":
-        # torch computes in the wider of two dtypes, and a parameter's is never narrower than what a norm works in.
+        # A parameter's dtype is never narrower than the working dtype, and torch computes in the wider one.
         if not (call.func.attr == "to" and ast.unparse(call.func.value).startswith("self.")):
             yield call.func.value
         if call.func.attr == "to":
@@ -225,7 +225,7 @@ def _calls(call: ast.Call) -> Iterator[ast.expr]:
         yield ast.Call(call.func, swapped, call.keywords)
     for at in range(len(call.keywords)):
         if call.keywords[at].arg == "device":
-            continue  # there is one
+            continue  # only the CPU is checked
         yield ast.Call(call.func, call.args, call.keywords[:at] + call.keywords[at + 1 :])
     if ast.unparse(call.func).endswith("vector_norm"):
         yield ast.Call(call.func, call.args, [*call.keywords, ast.keyword("ord", ast.Constant(1))])
@@ -239,7 +239,7 @@ def _calls(call: ast.Call) -> Iterator[ast.expr]:
 
 
 def _eps_moved(node: ast.BinOp) -> Iterator[ast.expr]:
-    """From beside a root into it."""
+    """Move eps from outside a root into it."""
     if isinstance(node.op, ast.Add) and ast.unparse(node.right) == "self.eps":
         left = ast.unparse(node.left)
         yield _parsed(f"torch.sqrt(torch.square({left}) + self.eps)")
@@ -251,11 +251,11 @@ def _parsed(text: str) -> ast.expr:
 
 
 KINDS = ({"attn", "mlp"}, {"layer", "depth", "width"}, {"q", "k", "v"}, {"heads", "head_width"}, {"up", "down"})
-"""Names of the same kind that are no tensors."""
+"""Groups of names that can replace each other."""
 
 
-def _alike(name: str, names: frozenset[str]) -> set[str]:
-    """Names of the same function that could stand there: of tensors of the same shape, or of the same kind."""
+def _similar_names(name: str, names: frozenset[str]) -> set[str]:
+    """Return other names of the same function with the same shape suffix or kind."""
     shape = name.rpartition("_")[2]
     if shape == "BTD":
         return {other for other in names if other.endswith(f"_{shape}") and other != name}
@@ -263,7 +263,7 @@ def _alike(name: str, names: frozenset[str]) -> set[str]:
 
 
 def install(module: ModuleType, source: str) -> None:
-    """Run a mutated source in its module, and let what other modules have taken from it be the mutant's."""
+    """Execute a mutated source in its module, and replace what other modules import from it."""
     for known, of in ((NORMS, lambda entry: entry), (PLACEMENTS, type)):
         for name in [name for name, entry in known.items() if of(entry).__module__ == module.__name__]:
             del known[name]

@@ -1,4 +1,4 @@
-"""The entries of the catalogue, each with its mutants and the checks that concern it."""
+"""The entries of the catalogue, each with its mutants and its checks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 
 from torch import nn
 
-from mutants.buffers import buffer_mutants
 from mutants.code import TABLES, code_mutants
 from mutants.mutant import Checks, Mutant
-from mutants.norms import norm_mutants
+from mutants.norms import buffer_mutants, norm_mutants
 from mutants.rows import SCHEDULES, init_mutant, row_mutants
 from normlab.init_rules import INIT_RULES
 from normlab.norms import base as norm_base
@@ -26,26 +25,26 @@ from normlab.verify import init_rules as init_rule_checks
 from normlab.verify import run
 from normlab.verify.check import Check
 from normlab.verify.defaults import default_check
-from normlab.verify.small import config_of
+from normlab.verify.small import small_config
 
 
 def norm_checks(*names: str) -> Iterator[Check]:
-    """Those of norms by their names, with a mutant in place."""
+    """Yield the checks of norms by name, with a mutant in place."""
     for name in names:
         yield from default_check(name)
         norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
-        yield from run.of_norm(norm, config_of(norm, PLACEMENTS["pre"]).model.width)
+        yield from run.checks_of_norm(norm, small_config(norm, PLACEMENTS["pre"]).model.width)
 
 
 def placement_checks(*names: str) -> Iterator[Check]:
-    """Those of placements."""
+    """Yield the checks of placements by name."""
     for name in names:
-        yield from run.of_placement(PLACEMENTS[name], thorough=False)
+        yield from run.checks_of_placement(PLACEMENTS[name], thorough=False)
 
 
 @cache
-def made_up() -> list[Row]:
-    """Rows with all that a row can have, each number its own in every block: the catalogue's have some of it."""
+def feature_rows() -> list[Row]:
+    """Return rows that use every feature of a row, with a different number in every block."""
     sub = SubLayer(
         norms=("in", "out", "res"),
         skip=lambda layer, depth: depth / 16,
@@ -73,29 +72,23 @@ def made_up() -> list[Row]:
     )
     return [
         Row(
-            name="whole",
-            formula=formulas[0],
-            source="",
-            init="gpt2",
-            attn=sub,
-            mlp=vector,
-            starts=starts,
+            name="all_features", formula=formulas[0], source="", init="gpt2", attn=sub, mlp=vector, starts=starts,
             embedding_norm=True,
         ),
-        Row(name="first", formula=formulas[1], source="", init="gpt2", attn=post, mlp=post, early=early),
-    ]
+        Row(name="early_blocks", formula=formulas[1], source="", init="gpt2", attn=post, mlp=post, early=early),
+    ]  # fmt: skip
 
 
 def algebra_checks(*names: str) -> Iterator[Check]:
-    """Those of rows by their names, and of the ones made up."""
-    for row in made_up():
+    """Yield the checks of rows by name, and of the test rows."""
+    for row in feature_rows():
         algebra.register_row(row)
-        yield from run.of_placement(PLACEMENTS[row.name], thorough=False)
+        yield from run.checks_of_placement(PLACEMENTS[row.name], thorough=False)
     yield from placement_checks(*names)
 
 
 def affine_checks() -> Iterator[Check]:
-    """Those of norms, and of a placement that starts gains."""
+    """Yield the checks of norms with gain and bias, and of a placement that sets where gains start."""
     yield from norm_checks("rmsnorm", "layernorm", "batchnorm")
     yield from placement_checks("depth_scaled_sandwich")
 
@@ -106,11 +99,11 @@ SHARED: dict[str, Checks] = {
     "streams": partial(placement_checks, "residual", "siamese"),
     "algebra": partial(algebra_checks, "rezero", "normformer", "keel", "depth_scaled_sandwich"),
 }
-"""Files that are of no entry alone, and whose checks they are seen by."""
+"""Checks of files that several entries share."""
 
 
 def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
-    """Every entry, its mutants, and the checks that concern it."""
+    """Return the mutants and the checks of every entry."""
     norm_base.load_all()
     placement_base.load_all()
     found: dict[str, tuple[list[Mutant], Checks]] = {}

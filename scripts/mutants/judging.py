@@ -1,4 +1,4 @@
-"""What sees each mutant, each in a process of its own."""
+"""Run each mutant in a process of its own, and summarise which mutants the checks detect."""
 
 from __future__ import annotations
 
@@ -10,58 +10,91 @@ from typing import Any
 
 import torch
 
-from mutants.mutant import Checks, Mutant
+from mutants.equivalent import EQUIVALENT
+from mutants.mutant import UNCHANGED, Checks, Mutant
 
-SECONDS = 60
-"""A mutant's checks may take so long."""
+TIMEOUT_S = 60
+"""The time limit of a mutant's checks."""
 NO_ANSWER, DIED = "no answer", "its process ended"
-"""What begins the text of a mutant that no check saw, but that is not alive."""
+"""How the detection text of a mutant begins that ended its process, or never ended, and that no check detected."""
+ERRORS = {
+    "survivors": "SURVIVES",
+    "stale": "STALE, a reason without a survivor:",
+    "unsound": "DETECTED, WITH NOTHING WRONG:",
+}
+"""Keys of a summary that are errors, and their labels in the table."""
 
 
-def seen_by(mutant: Mutant, checks: Checks) -> str:
-    """What sees the mutant; an empty text where nothing does. Breaks this process's catalogue."""
+def detect(mutant: Mutant, checks: Checks) -> str:
+    """Return what detects the mutant, or an empty text. Breaks this process's catalogue."""
     try:
         mutant.apply()
         failed = next((check for check in checks() if not check.passed), None)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return f"{failed.check}: {failed.seen}" if failed else ""
+    return f"{failed.claim}: {failed.result}" if failed else ""
 
 
 def judge(cases: list[tuple[Mutant, Checks]], workers: int = 2) -> list[str]:
-    """What sees each mutant, each in a process of its own."""
+    """Return what detects each mutant, each run in a process of its own."""
     context = multiprocessing.get_context("fork")
-    found = [""] * len(cases)
+    detections = [""] * len(cases)
     waiting = list(enumerate(cases))[::-1]
     running: dict[Any, tuple[int, Any, float]] = {}
     while waiting or running:
         while waiting and len(running) < workers:
             number, (mutant, checks) = waiting.pop()
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_tell, args=(theirs, mutant, checks))
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_detect_in_child, args=(sender, mutant, checks))
             process.start()
-            theirs.close()
-            running[ours] = number, process, time.monotonic() + SECONDS
+            sender.close()
+            running[receiver] = number, process, time.monotonic() + TIMEOUT_S
         ready = wait(list(running), timeout=1)
         for pipe, (number, process, deadline) in list(running.items()):
             if pipe in ready:
                 try:
-                    found[number] = pipe.recv()
+                    detections[number] = pipe.recv()
                 except EOFError:
-                    found[number] = DIED
+                    detections[number] = DIED
             elif time.monotonic() > deadline:
                 process.kill()
-                found[number] = f"{NO_ANSWER} in {SECONDS} s"
+                detections[number] = f"{NO_ANSWER} in {TIMEOUT_S} s"
             else:
                 continue
             process.join()
             pipe.close()
             del running[pipe]
-    return found
+    return detections
 
 
-def _tell(pipe: Any, mutant: Mutant, checks: Checks) -> None:
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+def _detect_in_child(pipe: Any, mutant: Mutant, checks: Checks) -> None:
+    with open(os.devnull, "w") as devnull:
+        os.dup2(devnull.fileno(), 2)
         torch.set_num_threads(1)
-        pipe.send(seen_by(mutant, checks))
+        pipe.send(detect(mutant, checks))
+
+
+def summarise(entry: str, mutants: list[Mutant], detections: list[str]) -> dict[str, Any]:
+    """Return counts and errors: survivors without a reason, reasons without a survivor, false detections."""
+    pairs = list(zip(mutants, detections, strict=True))
+    alive = [mutant.text for mutant, detection in pairs if not detection and mutant.text != UNCHANGED]
+    reasons = [text for owner, text in EQUIVALENT if owner == entry]
+    survivors = [text for text in alive if text not in reasons]
+    count = sum(mutant.text != UNCHANGED for mutant in mutants)
+    return {
+        "entry": entry, "mutants": count, "killed": count - len(alive),
+        "no_answer": sum(detection.startswith(NO_ANSWER) for detection in detections), "died": detections.count(DIED),
+        "survived": len(survivors), "equivalent": len(alive) - len(survivors), "survivors": survivors,
+        "unsound": [detection for mutant, detection in pairs if detection and mutant.text == UNCHANGED],
+        "stale": [text for text in reasons if text not in alive],
+    }  # fmt: skip
+
+
+def table_line(summary: dict[str, Any]) -> str:
+    """Return the table's line for one entry, or for the sum of all."""
+    counts = f"{summary['mutants']:>8} {summary['killed']:>8} {summary['survived']:>8} {summary['equivalent']:>10}"
+    errors = [f"  {label} {text}" for key, label in ERRORS.items() for text in summary.get(key, ())]
+    by_process = summary["no_answer"], summary["died"]
+    if any(by_process) or "survivors" not in summary:  # the sum always has these numbers
+        counts += f"  of the killed {by_process[0]} by no answer in {TIMEOUT_S} s, {by_process[1]} by a dead process"
+    return "\n".join([f"{summary['entry']:<28} {counts}", *errors])

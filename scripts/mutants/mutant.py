@@ -1,4 +1,4 @@
-"""What a mutant is, and what it is shown to."""
+"""The mutant, and the checks that it is run against."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Checks = Callable[[], Iterator[Check]]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """An entry with one thing wrong."""
+    """An entry of the catalogue with one mistake."""
 
     entry: str
     text: str
-    """What is wrong: the line as it is now, or the fields of a row. A key of EQUIVALENT."""
+    """The mistake: the line before and after, or the fields of a row. A key of EQUIVALENT."""
     apply: Callable[[], None]
-    """Breaks the entry, in the process that calls it."""
+    """Makes the mistake, in the process that calls it."""
 
 
-AS_IT_IS = "nothing is wrong"
-"""The text of what should not be seen."""
+UNCHANGED = "nothing is wrong"
+"""The text of a mutant without a mistake, which no check may detect."""

@@ -1,43 +1,59 @@
-"""Mutants of a norm as a whole: a default that is another, and an output that is twice what it should be."""
+"""Mutants of norms and of built modules: a wrong default, a doubled output, a buffer of zeros."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from mutants.mutant import Mutant
 from normlab.norms.base import NORMS
-from normlab.verify.variants import LABELS, others
+from normlab.verify.variants import option_fields, other_values
 
 WIDTH = 16
 
 
 def norm_mutants(entry: str, name: str) -> Iterator[Mutant]:
-    """Those of a norm."""
+    """Yield a mutant for each default of a norm, and one with a doubled output."""
     options: Any = NORMS[name]()  # pyright: ignore[reportCallIssue]
-    for field in dataclasses.fields(options):
-        other = next(others(options, field, WIDTH), None) if field.name not in LABELS else None
-        if other is not None:
-            value = getattr(other, field.name)
-            yield Mutant(entry, f"default: {name} has {field.name}={value}", partial(_set, name, field.name, value))
-    yield Mutant(entry, f"module: {name} gives twice as much", partial(_double, name))
+    for field in option_fields(options):
+        if (changed := next(other_values(options, field, WIDTH), None)) is not None:
+            value = getattr(changed, field.name)
+            text = f"default: {name} has {field.name}={value}"
+            yield Mutant(entry, text, partial(_set_default, name, field.name, value))
+    yield Mutant(entry, f"module: {name} gives twice as much", partial(_double_output, name))
 
 
-def _set(name: str, option: str, value: object) -> None:
+def _set_default(name: str, option: str, value: object) -> None:
     NORMS[name].__init__.__kwdefaults__[option] = value
 
 
-def _double(name: str) -> None:
+def _double_output(name: str) -> None:
     kind = NORMS[name]
     build = kind.build
 
-    def doubled(self: Any, width: int) -> nn.Module:
+    def build_doubled(self: Any, width: int) -> nn.Module:
         module = build(self, width)
-        module.register_forward_hook(lambda module, given, y_D: 2 * y_D)
+        module.register_forward_hook(lambda module, inputs, y_D: 2 * y_D)
         return module
 
-    kind.build = doubled
+    kind.build = build_doubled
+
+
+def buffer_mutants(entry: str, model: nn.Module) -> Iterator[Mutant]:
+    """Yield a mutant for each buffer of a module's class, set to zero as after `to_empty` without a checkpoint."""
+    kinds = {(type(module), name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)}
+    for kind, name in sorted(kinds, key=str):
+        yield Mutant(entry, f"buffer: {kind.__name__}.{name} is all zeros", partial(_zero_buffer, kind, name))
+
+
+def _zero_buffer(kind: type[nn.Module], zeroed: str) -> None:
+    def register(self: nn.Module, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+        if name == zeroed and tensor is not None:
+            tensor = torch.zeros_like(tensor)
+        nn.Module.register_buffer(self, name, tensor, persistent)
+
+    kind.register_buffer = register

@@ -1,4 +1,4 @@
-"""Mutants of placements as they are declared: one field of a row changed in each, or the init rule of a scheme."""
+"""Mutants of placements: each changes one field of a row, or the init rule of another placement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from normlab.placements.base import PLACEMENTS
 
 
 def one_and_a_half(layer: int, depth: int) -> float:
-    """A factor that is there too often."""
+    """Return a factor that no placement uses."""
     return 1.5
 
 
@@ -34,14 +34,14 @@ FACTORS: dict[str, Schedule] = {
     "1 / sqrt(l)": lambda layer, depth: 1 / math.sqrt(layer),
     "l": lambda layer, depth: layer,
 }
-"""Those that a factor of depth is taken for."""
+"""Replacements of a factor of depth."""
 STARTS: dict[str, Schedule | None] = {"none": None, "0": algebra.zero, "1": one, "0.1": lambda layer, depth: 0.1}
-"""Those of a learned factor."""
+"""Replacements of a learned factor's start."""
 SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
 
 
 def row_mutants(row: Row) -> Iterator[Mutant]:
-    """Every mutant of a row of the algebra, one field changed in each."""
+    """Yield every mutant of a row of the algebra, with one field changed in each."""
 
     def mutant(text: str, **fields: Any) -> Mutant:
         return Mutant(row.name, text, partial(_set_row, dataclasses.replace(row, **fields)))
@@ -65,7 +65,7 @@ def row_mutants(row: Row) -> Iterator[Mutant]:
 
 
 def _earlies(early: Early) -> Iterator[tuple[str, Early]]:
-    """First blocks with one thing wrong, each with what it is."""
+    """Yield (mistake, early blocks with it)."""
     for text, blocks in (
         ("one less", lambda depth: early.blocks(depth) - 1),
         ("all", lambda depth: depth),
@@ -82,19 +82,19 @@ def _set_row(row: Row) -> None:
 
 
 def init_mutant(entry: str, name: str) -> Mutant:
-    """A placement that is no row, with another init rule."""
+    """Return a mutant of a placement outside the algebra, with another init rule."""
     scheme = type(PLACEMENTS[name])
     wrong = _wrong_init(scheme.init)
     return Mutant(entry, f"{name}: init={wrong}", lambda: setattr(scheme, "init", wrong))
 
 
 def _wrong_init(init: str) -> str:
-    """What is taken where nobody thinks of it: GPT-2's; its other one where that is right."""
+    """Return another init rule: GPT-2's, or its scaled form."""
     return "gpt2_scaled" if init == "gpt2" else "gpt2"
 
 
 def _sub_layers(sub: SubLayer, part: str) -> Iterator[tuple[str, SubLayer]]:
-    """A sub-layer with one thing wrong, in words and as it is then."""
+    """Yield (mistake, sub-layer with it)."""
     for site in SITES[part]:
         rest = tuple(other for other in sub.norms if other != site)
         if site not in sub.norms:
@@ -113,11 +113,11 @@ def _sub_layers(sub: SubLayer, part: str) -> Iterator[tuple[str, SubLayer]]:
         if (start is None) != (sub.scale is None) or (start and sub.scale and _numbers(start) != _numbers(sub.scale)):
             yield f"scale={text}", dataclasses.replace(sub, scale=start)
     if sub.scale is not None:
-        yield "has its scale the other way", dataclasses.replace(sub, scale_per_channel=not sub.scale_per_channel)
+        yield "has the other kind of scale", dataclasses.replace(sub, scale_per_channel=not sub.scale_per_channel)
 
 
 def _numbers(schedule: Schedule) -> list[float]:
-    """What a schedule gives; nothing where it cannot."""
+    """Return the numbers of a schedule at several depths, or an empty list if it is undefined."""
     try:
         return [schedule(layer, depth) for depth in (1, 2, 5, 24) for layer in range(1, depth + 1)]
     except ValueError:
@@ -125,7 +125,7 @@ def _numbers(schedule: Schedule) -> list[float]:
 
 
 def _uses(row: Row) -> set[str]:
-    """The schedules of a row, by their names."""
+    """Return the names of a row's schedules."""
     used: set[Any] = {row.early.blocks} if row.early is not None else set()
     for sub in row.all_sub_layers:
         used |= {*sub.factors, sub.scale, sub.out_gain} - {None}
@@ -133,7 +133,7 @@ def _uses(row: Row) -> set[str]:
 
 
 SCHEDULES: dict[str, list[str]] = {}
-"""Functions of depth, and the rows that have them."""
+"""Rows by the name of the schedule that they use."""
 for _row in algebra.ROWS:
     for _name in sorted(_uses(_row)):
         SCHEDULES.setdefault(_name, []).append(_row.name)

@@ -1,4 +1,4 @@
-"""The fingerprint of a block: the same everywhere, and another for another computation."""
+"""The fingerprint of a block: equal on every machine, different for a different computation."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ KNOWN = {
     "norm=none placement=ngpt model=llama_nano": "8a027c4ca805024d",
     "norm=layernorm placement=residual": "276f6e9e925922c4",
 }
-"""Fingerprints that another machine gave. One that has changed is another computation, and says so in the commit."""
+"""Fingerprints from another machine. A changed one is a changed computation; its commit must say so."""
 
 
-@pytest.mark.parametrize("words", KNOWN)
-def test_is_the_same_on_every_machine(words: str) -> None:
-    assert fingerprint(compose_run(words.split())) == KNOWN[words]
+@pytest.mark.parametrize("overrides", KNOWN)
+def test_is_equal_on_every_machine(overrides: str) -> None:
+    assert fingerprint(compose_run(overrides.split())) == KNOWN[overrides]
 
 
 @pytest.mark.slow
-def test_is_the_same_in_another_process_with_other_threads() -> None:
-    words = ["norm=layernorm", "placement=peri"]
+def test_is_equal_in_another_process_with_more_threads() -> None:
+    overrides = ["norm=layernorm", "placement=peri"]
     code = (
         "import sys; from normlab.launch import compose_run; from normlab.verify.fingerprint import fingerprint; "
         "print(fingerprint(compose_run(sys.argv[1:])))"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "7"}
-    done = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == fingerprint(compose_run(words)), done.stderr
+    done = subprocess.run([sys.executable, "-c", code, *overrides], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == fingerprint(compose_run(overrides)), done.stderr
 
 
 SAME = [
@@ -54,7 +54,7 @@ SAME = [
     ([], ["norm.unit_offset=true"]),
     ([], ["seed=3", "init=xavier"]),
 ]
-OTHER = [
+DIFFERENT = [
     ["norm=layernorm"],
     ["norm.eps=1e-5"],
     ["norm.eps_mode=outside_rms"],
@@ -74,15 +74,15 @@ OTHER = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("one", "other"), SAME)
-def test_names_and_sizes_do_not_count(one: list[str], other: list[str]) -> None:
-    assert fingerprint(compose_run(one)) == fingerprint(compose_run(other))
+@pytest.mark.parametrize(("first", "second"), SAME)
+def test_does_not_depend_on_names_and_sizes(first: list[str], second: list[str]) -> None:
+    assert fingerprint(compose_run(first)) == fingerprint(compose_run(second))
 
 
-def test_another_computation_is_another_fingerprint() -> None:
-    found = [fingerprint(compose_run(words)) for words in [[], *OTHER]]
+def test_differs_for_every_different_computation() -> None:
+    found = [fingerprint(compose_run(overrides)) for overrides in [[], *DIFFERENT]]
     assert len(set(found)) == len(found)
-    assert all(len(each) == 16 for each in found)
+    assert all(len(digits) == 16 for digits in found)
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_another_computation_is_another_fingerprint() -> None:
         ["norm=l2norm", "norm=l2norm norm.eps=1e-3"],
     ],
 )
-def test_an_eps_counts_though_it_acts_near_zero_only(choices: list[str]) -> None:
-    found = [fingerprint(compose_run([*words.split(), "model.depth=2"])) for words in choices]
+def test_depends_on_an_eps_that_acts_only_near_zero(choices: list[str]) -> None:
+    found = [fingerprint(compose_run([*overrides.split(), "model.depth=2"])) for overrides in choices]
     assert len(set(found)) == len(found)
 
 
-def test_depth_counts_where_the_blocks_depend_on_it() -> None:
-    at = [fingerprint(compose_run(["placement=deepnorm", f"model.depth={depth}"])) for depth in (3, 4)]
-    assert at[0] != at[1]
+def test_depends_on_the_depth_if_the_blocks_do() -> None:
+    found = [fingerprint(compose_run(["placement=deepnorm", f"model.depth={depth}"])) for depth in (3, 4)]
+    assert found[0] != found[1]
 
 
-def test_is_in_the_record_and_told_to_wandb(words: list[str], tmp_path: Path) -> None:
+def test_is_in_the_record_and_in_wandb(words: list[str], tmp_path: Path) -> None:
     from normlab.tracking.wandb import flat_config
 
     config = compose_run([*words, "train.steps=1"])

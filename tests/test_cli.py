@@ -445,7 +445,7 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
 @pytest.mark.slow
 def test_every_init_rule_is_listed_as_it_is_defined(run_command: Command) -> None:
     listed = {entry["name"]: entry for entry in json.loads(run_command("list", "init", "--json")[1])}
-    configs = {of: compose_run(placement_overrides(of)) for of in BELONGS}
+    configs = {of: compose_run(placement_overrides(of)) for of in INIT_OF_PLACEMENT}
     assert listed.keys() == INIT_RULES.keys()
     table = run_command("list", "init")[1]
     for name, rule in INIT_RULES.items():

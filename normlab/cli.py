@@ -85,7 +85,7 @@ def _train(config: RunConfig) -> None:
     outcome = train(config, ends_process=True)
     where = os.path.relpath(outcome.folder.path)
     status = outcome.status
-    if outcome.already:
+    if outcome.already_ended:
         ended = outcome_of(outcome.folder.run(), outcome.state, status) or outcome.state
         loss, _ = final_losses(ended, status)
         ending = "" if loss is None else f", validation loss {shown(loss)}"
@@ -409,7 +409,7 @@ def inspect(
         return typer.echo(render(found, "json") if json else render(look.spike_table(found)))
     if probe:
         from normlab.train.load import LoadedRun
-        from normlab.train.probed import probe_checkpoints
+        from normlab.train.probing import probe_checkpoints
 
         rows = look.rows_of(list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic)), statistic)
     else:

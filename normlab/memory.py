@@ -14,7 +14,7 @@ from pathlib import Path
 
 from normlab.config import SGD, RunConfig
 from normlab.errors import ConfigError
-from normlab.stats.parameters import BY_A_COPY
+from normlab.stats.parameters import NEEDS_PARAMETER_COPY
 from normlab.stats.statistic import CORE
 
 VOCABULARY = 257
@@ -46,7 +46,7 @@ def need(config: RunConfig, bytes_a_number: int = 4) -> Need:
     tokens = train.batch_size // train.accumulation * context
     # Of a layer: both sums and their norms, q, k, v, what attention made of them, the MLP before and after.
     activations = tokens * (depth * (8 * width + 2 * mlp) * bytes_a_number + 2 * VOCABULARY * 4)
-    copies = int(bool(config.stats.names(CORE) & set(BY_A_COPY)))
+    copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
     return Need(4 * weights * (2 + moments + copies), activations + 16 * train.batch_size * (context + 1))
 
 

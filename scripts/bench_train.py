@@ -68,9 +68,9 @@ from normlab.tracking.base import Row
 from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbSink
 from normlab.train.loop import Loop
-from normlab.train.member import Member
-from normlab.train.optim import hyper_of, learning_rate
-from normlab.train.resolve import Resolved, apply, resolve
+from normlab.train.member import TrainingRun
+from normlab.train.optim import hyperparameters_at, learning_rate
+from normlab.train.resolve import RuntimeSettings, apply, resolve
 from normlab.train.start import train
 
 BARS = {"step": 0.98, "loop": 0.95}
@@ -204,7 +204,7 @@ def utilisation(run: RunConfig, tokens_per_s: float) -> float | None:
 class Plain:
     """A training loop as anyone would write it. `compiled` is None, `blocks` or `model`."""
 
-    def __init__(self, run: RunConfig, resolved: Resolved, corpus: Corpus, compiled: str | None) -> None:
+    def __init__(self, run: RunConfig, resolved: RuntimeSettings, corpus: Corpus, compiled: str | None) -> None:
         self.run, self.device = run, resolved.torch_device
         self.autocast = resolved.autocast()
         self.model: GPT = build_model(run, corpus.tokenizer.vocab_size).to(self.device)
@@ -271,10 +271,10 @@ def bench_step(words: Sequence[str], rounds: int, device: str, compiled: str | N
     on_gpu = resolved.device == "cuda"
     turns, steps = (rounds, 20) if on_gpu else (rounds * 10, 1)
     # A loop that is never run, for its step and its batches; it writes nothing before it is run.
-    loop = Loop([Member(run, RunFolder("nowhere"))], resolved, corpus)
+    loop = Loop([TrainingRun(run, RunFolder("nowhere"))], resolved, corpus)
     step, batches = loop.step, loop.batches
     plain = Plain(run, resolved, corpus, compiled)
-    hyper = hyper_of(run.optim, run.train.steps, run.optim.warmup_steps or 0)
+    hyper = hyperparameters_at(run.optim, run.train.steps, run.optim.warmup_steps or 0)
     for group in plain.optimizer.param_groups:
         group["lr"] = hyper.lr
 

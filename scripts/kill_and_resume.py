@@ -190,7 +190,7 @@ def checkpoints(folder: Path) -> list[int]:
 
 def newest(folder: Path) -> int:
     """Step of the newest whole checkpoint, 0 without any."""
-    saved, _ = checkpoint.newest(folder / "checkpoints")
+    saved, _ = checkpoint.read_newest(folder / "checkpoints")
     return saved.step if saved else 0
 
 

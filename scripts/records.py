@@ -29,7 +29,7 @@ import records_inside
 from numpy.typing import NDArray
 
 from normlab.stats.profiles import Array
-from normlab.stats.spikes import count
+from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
 from normlab.store.outcome import STUCK
 from normlab.store.plans import Job, Pack, Plan, sweep_folder, write_plan
@@ -308,7 +308,7 @@ def _status(record: Record, seen: Series, speed: float) -> dict[str, Any]:
     finite = seen.loss[: record.last]
     tokens = record.last * record.batch_size * record.context
     best = min(seen.validation, key=seen.validation.__getitem__)
-    found = count({"loss": seen.loss, "grad_norm": seen.grad_norm, "clip": seen.clip})
+    found = count_spikes({"loss": seen.loss, "grad_norm": seen.grad_norm, "clip": seen.clip})
     state = FINISHED if record.outcome == STUCK else record.outcome
     status = {
         "state": state,

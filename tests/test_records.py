@@ -105,7 +105,7 @@ def test_outcomes(tmp_path, told, state, last):
     if state == "diverged":
         assert math.isnan(series(folder)["loss"][-1])
         assert seen.status["diverged"]["step"] == 41
-        assert inside.one("resid_rms")[-1, -1] > 100 * inside.one("resid_rms")[0, -1]
+        assert inside.single_site("resid_rms")[-1, -1] > 100 * inside.single_site("resid_rms")[0, -1]
     elif told == {}:
         assert came_out.loss < BASELINES["bigram"]
 
@@ -139,10 +139,10 @@ def test_depth_is_told_as_the_field_tells_it(tmp_path):
         placement: write_run(tmp_path, Record(**{**SMALL, "depth": 12}, placement=placement)).arrays.read(CORE)[0][0]
         for placement in ("pre", "post")
     }
-    streams = {name: one.one("resid_rms")[-1] for name, one in inside.items()}
+    streams = {name: one.single_site("resid_rms")[-1] for name, one in inside.items()}
     assert streams["pre"][13] > 3 * streams["pre"][1]
     assert streams["post"][13] < 1.5 * streams["post"][2]
-    back = inside["post"].one("dresid_rms")[-1]
+    back = inside["post"].single_site("dresid_rms")[-1]
     assert back[13] > 10 * back[1]
 
 

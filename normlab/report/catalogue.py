@@ -89,13 +89,13 @@ def _stats() -> list[Row]:
 
 def _statistics() -> list[Row]:
     from normlab.stats.options import StatsConfig  # noqa: F401  (with it every statistic is known)
-    from normlab.stats.statistic import MERGES, OF, TIERS, in_order
+    from normlab.stats.statistic import MERGES, OF, TIERS, sorted_statistics
 
     words = ("name", "tier", "of", "formula", "unit", "merge", "question", "source")
     return [
         {word: getattr(one, word) for word in words}
         | {"read": OF[one.of], "reduces": MERGES[one.merge], "measured": TIERS[one.tier]}
-        for one in in_order()
+        for one in sorted_statistics()
     ]
 
 

@@ -128,12 +128,12 @@ def _spikes_of(run: Outcome, count_again: bool) -> dict[str, Any]:
         return known
     if not count_again:
         return {}
-    from normlab.stats.spikes import count
+    from normlab.stats.spikes import count_spikes
     from normlab.store.series import series
 
     return {
         found.rule.name: {"spikes": len(found.spikes), "of_steps": found.scored}
-        for found in count(series(run.entry.folder))
+        for found in count_spikes(series(run.entry.folder))
     }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
 from normlab.stats import options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Array, Profiles, join, later_half
-from normlab.stats.statistic import STATISTICS, places_of, values_of
+from normlab.stats.statistic import STATISTICS, layers_of, values_of
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, RUNNING, number
 
@@ -116,7 +116,7 @@ def history(profiles: Sequence[Profiles], name: str) -> list[History]:
         try:
             for site, values in values_of(part, name).items():
                 found.setdefault(site, []).append((part, values))
-            for site, there in places_of(part, name).items():
+            for site, there in layers_of(part, name).items():
                 places.setdefault(site, set()).update(np.flatnonzero(there).tolist())
         except StatisticsError as error:
             problem = error

@@ -15,8 +15,8 @@ from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, history, read_statistics
 from normlab.stats import options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Array, Profiles
-from normlab.stats.spikes import count
-from normlab.stats.statistic import OF, PROBE, STATISTICS, in_order
+from normlab.stats.spikes import count_spikes
+from normlab.stats.statistic import OF, PROBE, STATISTICS, sorted_statistics
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
@@ -74,7 +74,7 @@ def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
     if name is not None:
         return list(_rows(name, history(profiles, name)))
     rows: list[Row] = []
-    for each in in_order():
+    for each in sorted_statistics():
         try:
             rows += _rows(each.name, history(profiles, each.name))
         except StatisticsError:
@@ -180,7 +180,7 @@ def spike_rows(folder: RunFolder) -> list[Row]:
             "source": found.rule.source,
             "at": seen["step"][found.spikes].astype(int).tolist(),
         }
-        for found in count(seen)
+        for found in count_spikes(seen)
     ]
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from normlab.errors import StatisticsError
-from normlab.stats.profiles import Array, Profiles, slope_over_places
-from normlab.stats.statistic import places_of, values_of
+from normlab.stats.profiles import Array, Profiles, slope_over_layers
+from normlab.stats.statistic import layers_of, values_of
 
 PROFILED = (
     "resid_rms", "attn_rms", "mlp_rms", "attn_ratio", "mlp_ratio", "resid_uniform", "resid_kurt", "resid_crest",
@@ -58,14 +58,14 @@ def keys_of(profiles: Profiles, *, layers: bool = False) -> Keys:
     shapes: dict[str, Array] = {}
     for name in PROFILED:
         for site, whole in _last(profiles, name).items():
-            places = np.flatnonzero(places_of(profiles, name)[site])
+            places = np.flatnonzero(layers_of(profiles, name)[site])
             known = whole[places]
             told = {
                 "first": known[0],
                 "mid": known[(len(known) - 1) // 2],
                 "last": known[-1],
                 "max": known.max(),
-                "slope": slope_over_places(whole[None], places)[0],
+                "slope": slope_over_layers(whole[None], places)[0],
             }
             numbers |= {f"stats/{name}/{which}": float(value) for which, value in told.items()}
             if np.isfinite(known).all() and known.min() >= 0 and len(known) <= MOST_BINS:

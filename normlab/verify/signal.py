@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from normlab.config import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, seed_of
-from normlab.stats.show import Wanted, looking
-from normlab.stats.tap import first
+from normlab.stats.show import Collector, Selection, main_stream
 
 VOCAB = 512
 """Tokens that there are, drawn by Zipf's law: the r-th with a probability as 1 / r."""
@@ -62,16 +61,16 @@ def measure(config: RunConfig) -> tuple[Signal, GPT, dict[str, Tensor]]:
     model = build_model(config, VOCAB).train()
     drawn_BT = zipf_tokens(config.train.batch_size, config.model.context + 1, config.seed)
     stream = model.embed(drawn_BT[:, :-1])
-    sizes = [_rms(first(stream)).item()]
+    sizes = [_rms(main_stream(stream)).item()]
     ratios: dict[str, list[float]] = {branch: [] for branch in _BRANCHES}
     for block in model.blocks:
-        with looking(_BRANCHES) as seen:
+        with Collector(_BRANCHES) as collector:
             stream = block(stream)
-        names, added = seen.taken()
+        names, added = collector.results()
         found = dict(zip((branch for branch, _ in names), added.tolist(), strict=True))
         for branch, ratio in ratios.items():
             ratio.append(found.get(branch, math.nan) / sizes[-1] if sizes[-1] else math.nan)
-        sizes.append(_rms(first(stream)).item())
+        sizes.append(_rms(main_stream(stream)).item())
     loss = cross_entropy(model.head(stream).flatten(0, 1), drawn_BT[:, 1:].flatten())
     params = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
@@ -105,5 +104,5 @@ def _norm(tensors: list[Tensor]) -> float:
     return sum(tensor.double().square().sum().item() for tensor in tensors) ** 0.5
 
 
-_BRANCHES: Wanted = {branch: ((branch, lambda view: _rms(view.x)),) for branch in ("attn", "mlp")}
+_BRANCHES: Selection = {branch: ((branch, lambda view: _rms(view.x)),) for branch in ("attn", "mlp")}
 """The size of what each sub-layer adds, in float64: what float32 cannot square is still seen."""

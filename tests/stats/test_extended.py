@@ -19,8 +19,8 @@ from normlab.model.gpt import GPT
 from normlab.norms.base import NORMS
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.statistic import EXTENDED, STATISTICS, values_of
-from normlab.train.closer import CloserLook, noise_and_signal
-from normlab.train.optim import hyper_of
+from normlab.train.closer import ExtendedPass, gradient_noise
+from normlab.train.optim import hyperparameters_at
 
 NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == EXTENDED and one.derive is None)
 
@@ -32,9 +32,9 @@ def looked(placement: str, *words: str, steps: int = 2, apart: bool = True) -> t
     step = one.step_of([model])
     for number in range(steps):
         tokens, targets = one.batch(number)
-        step(tokens[0], targets[0], hyper_of(one.configs[0].optim, 50, number))
+        step(tokens[0], targets[0], hyperparameters_at(one.configs[0].optim, 50, number))
     tokens, targets = (x[0, :5] for x in one.batch(99))
-    look = CloserLook(step.bound, NAMES, tokens, targets, step.optimizer, apart=apart)
+    look = ExtendedPass(step.runner, NAMES, tokens, targets, step.optimizer, independent=apart)
     before = copy.deepcopy(model.state_dict())
     seen = look()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -143,7 +143,7 @@ def test_the_noise_scale_is_a_ratio_of_means_and_not_a_mean_of_ratios() -> None:
     mean /= np.linalg.norm(mean)
     grads = mean + generator.normal(size=(steps, count, width)) * np.sqrt(100 / width)
     squares = torch.tensor((grads**2).sum(2).mean(1)), torch.tensor((grads.mean(1) ** 2).sum(1))
-    trace, square = noise_and_signal(*squares, count)
+    trace, square = gradient_noise(*squares, count)
     layout, order = Layout.of([Column("gns_trace", "w", 1), Column("gns_square", "w", 1)], 1, {})
     values = torch.stack([trace, square], 1).numpy()[:, order]
     found = values_of(Profiles(layout, np.arange(steps), values), "gns")["w"][:, 1]
@@ -205,7 +205,7 @@ def test_what_adam_does_is_what_its_next_step_does() -> None:
 
 
 def test_batch_statistics_have_no_example_of_their_own_and_keep_their_running_ones() -> None:
-    found, *_ = looked("pre", "norm=batchnorm", apart=False)
+    found, *_ = looked("pre", "norm=batchnorm", independent=False)
     assert not any(name.startswith("gns") for name, _, _ in found)
     assert any(name == "radial_cos" for name, _, _ in found)
     assert NORMS["batchnorm"].batch_statistics
@@ -217,7 +217,7 @@ def test_one_token_or_many(context: int) -> None:
     (model,) = one.models()
     step = one.step_of([model])
     tokens = torch.randint(0, VOCAB, (2, context), generator=torch.Generator().manual_seed(0))
-    seen = CloserLook(step.bound, NAMES, tokens, tokens, step.optimizer)()
+    seen = ExtendedPass(step.runner, NAMES, tokens, tokens, step.optimizer)()
     told = dict(zip(map(tuple, seen.columns), seen.values.tolist(), strict=True))
     assert all(math.isfinite(value) for (name, _, _), value in told.items() if name != "adam_rms")
     if context == 1:

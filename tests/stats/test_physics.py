@@ -10,19 +10,19 @@ from test_statistics import VOCAB, case
 
 from normlab.launch import compose_run
 from normlab.model.init import build_model
-from normlab.stats.show import looking, show, wanted, watched
+from normlab.stats.show import Collector, instrument, observe, select
 from normlab.stats.statistic import STATISTICS
 from normlab.stats.views import View
-from normlab.train.optim import hyper_of
+from normlab.train.optim import hyperparameters_at
 
 WIDTH = 4096
 SEEN = frozenset(STATISTICS)
 
 
 def of_stream(x: torch.Tensor) -> dict[str, float]:
-    with looking(wanted(SEEN)) as seen:
-        show("resid", "", x)
-    names, values = seen.taken()
+    with Collector(select(SEEN)) as collector:
+        observe("resid", "", x)
+    names, values = collector.results()
     told = dict(zip((name for name, _ in names), values.tolist(), strict=True))
     return told | {"resid_rms": math.sqrt(told["resid_rms"])}  # merged as its square
 
@@ -94,13 +94,13 @@ def test_the_stream_at_initialisation(placement: str) -> None:
 def dict_of(one, model) -> dict:
     step = one.step_of([model])
     tokens, targets = one.batch(0)
-    out = step(tokens[0], targets[0], hyper_of(one.configs[0].optim, 50, 0), measured=True)
+    out = step(tokens[0], targets[0], hyperparameters_at(one.configs[0].optim, 50, 0), measured=True)
     return dict(zip(map(tuple, out.measured.columns), out.measured.values.tolist(), strict=True))
 
 
 def test_a_norm_that_is_watched_is_the_norm_it_was() -> None:
     config = compose_run(["norm=layernorm", "norm.bias=true"])
-    plain, seen = config.norm.build(16), watched(config.norm.build(16))
+    plain, seen = config.norm.build(16), instrument(config.norm.build(16))
     assert isinstance(seen, type(plain))
     assert list(plain.state_dict()) == list(seen.state_dict())
     x = gaussian(2, 3, 16)

@@ -18,12 +18,11 @@ from normlab.errors import ConfigError
 from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
+from normlab.stats.show import main_stream
 from normlab.stats.statistic import PROBE, STATISTICS, TIERS
-from normlab.stats.tap import first
 from normlab.train import looks
 from normlab.train.load import LoadedRun
-from normlab.train.probed import probe_checkpoints
-from normlab.train.probing import Probe, cost, fits, largest_eigenvalue, probed_steps
+from normlab.train.probing import Probe, fits_share, largest_eigenvalue, probe_checkpoints, probe_cost, probe_steps
 
 NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == PROBE)
 
@@ -136,7 +135,7 @@ def test_the_jacobian_is_by_the_stream_that_the_block_is_given(placement: str) -
             stream: Any = (x, *others) if others else x
             for block in model.blocks[place - 1 :]:
                 stream = block(stream)
-            return first(stream)
+            return main_stream(stream)
 
         whole, back = torch.func.vjp(last, x)
         generator, gain = torch.Generator().manual_seed(0), 0.0
@@ -147,24 +146,24 @@ def test_the_jacobian_is_by_the_stream_that_the_block_is_given(placement: str) -
 
 
 def test_no_probe_is_made_that_would_take_more_than_its_share() -> None:
-    assert fits(0.03, 1000, 0, 0.0, [])  # nothing is known yet
-    assert fits(0.03, 1000, 0, 0.0, [9.0])  # nor is what a step takes
-    assert fits(0.03, 1000, 100, 10.0, [1.0])  # 2 s of 100
-    assert fits(0.03, 1000, 500, 50.0, [1.0, 1.0])
-    assert not fits(0.03, 1000, 500, 50.0, [1.0, 1.0, 0.5])
-    assert not fits(0.03, 1000, 100, 10.0, [1.6])
+    assert fits_share(0.03, 1000, 0, 0.0, [])  # nothing is known yet
+    assert fits_share(0.03, 1000, 0, 0.0, [9.0])  # nor is what a step takes
+    assert fits_share(0.03, 1000, 100, 10.0, [1.0])  # 2 s of 100
+    assert fits_share(0.03, 1000, 500, 50.0, [1.0, 1.0])
+    assert not fits_share(0.03, 1000, 500, 50.0, [1.0, 1.0, 0.5])
+    assert not fits_share(0.03, 1000, 100, 10.0, [1.6])
 
 
 @pytest.mark.slow
 def test_a_probe_that_would_take_too_much_is_left_out_and_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "fits", lambda share, steps, done, seconds, probes: not probes)
+    monkeypatch.setattr(looks, "fits_share", lambda share, steps, done, seconds, probes: not probes)
     folder = trained(tmp_path, "stats=full", "stats.probe_share=1", "train.steps=400", "model.depth=1")
-    told = [line for line in capfd.readouterr().err.splitlines() if "probed after" in line]
-    assert told[0].startswith("normlab: probed after step 0, in ")
-    assert len(told) > 1
-    assert all("not probed after step" in line and "stats.probe_share=1.0" in line for line in told[1:])
+    lines = [line for line in capfd.readouterr().err.splitlines() if "probe after" in line]
+    assert lines[0].startswith("normlab: probe after step 0 took ")
+    assert len(lines) > 1
+    assert all("no probe after step" in line and "stats.probe_share=1.0" in line for line in lines[1:])
     ((parts,), _) = folder.arrays.read(PROBE)
     assert parts.steps.tolist() == [0]
 
@@ -195,18 +194,18 @@ def test_lanczos_on_a_matrix_that_is_known() -> None:
 )
 def test_as_many_moments_as_fit(words: list[str], moments: set[int]) -> None:
     config = compose_run(["stats=full", *words])
-    assert probed_steps(config) == moments
+    assert probe_steps(config) == moments
     share = config.stats.probe_share
-    assert share is None or len(moments) * cost(4, 8) <= share * config.train.steps
+    assert share is None or len(moments) * probe_cost(4, 8) <= share * config.train.steps
 
 
 @pytest.mark.slow
 def test_a_run_that_is_probed_has_the_same_bits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain = ("train.steps=120", "model.depth=2", "train.batch_size=8", "norm=batchnorm")
     folder = trained(tmp_path / "probed", "stats=full", "stats.probe_share=1", *plain)
-    told = [line for line in capfd.readouterr().err.splitlines() if "probed" in line]
-    assert [line.partition(",")[0] for line in told] == [
-        f"normlab: probed after step {step}" for step in (0, 30, 50, 60, 120)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "probe after" in line]
+    assert [line.partition(" took")[0] for line in lines] == [
+        f"normlab: probe after step {step}" for step in (0, 30, 50, 60, 120)
     ]
     assert bits(folder) == bits(trained(tmp_path / "never", *HOW["never"], *plain))
     parts, damaged = folder.arrays.read(PROBE)
@@ -250,7 +249,7 @@ def test_what_only_adam_has(tmp_path: Path) -> None:
 
 def test_a_run_too_short_for_a_probe_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, "stats=full", "train.steps=3")
-    assert "3 steps are too few for a probe within stats.probe_share=0.03" in capfd.readouterr().err
+    assert "no probe fits into stats.probe_share=0.03 of 3 steps" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -261,8 +260,8 @@ def test_the_checkpoints_of_a_run_that_has_ended(
     before = sorted(path.stat().st_mtime_ns for path in folder.path.rglob("*"))
     code, out, err = run_command("inspect", str(folder.path), "sharpness", "--probe", "--json")
     assert code == 0
-    assert [line.partition(",")[0] for line in err.splitlines()] == [
-        "normlab: probed step 4", "normlab: probed step 8"
+    assert [line.partition(" took")[0] for line in err.splitlines()] == [
+        "normlab: probe of step 4", "normlab: probe of step 8"
     ]  # fmt: skip
     (row,) = json.loads(out)
     assert (row["steps"], row["place"], len(row["values"])) == ([4, 8], "", 2)

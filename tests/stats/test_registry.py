@@ -58,13 +58,13 @@ def test_a_statistic_that_is_none(change: dict[str, str], message: str) -> None:
         (["stats.also=[gns]", "eval.sequences=1"], "stats.also=gns: has no effect with eval.sequences=1"),
         (["stats=full", "stats.also=[gns]"], "stats.also=gns: has no effect, it is measured anyway"),
         (["stats=off", "stats.without=[resid_rms]"], "has no effect, it is not measured"),
-        (["stats=off", "stats.every=5"], "has no effect, none of those statistics is measured; set stats=core"),
+        (["stats=off", "stats.every=5"], "has no effect, no core statistic is measured; set stats=core"),
         (["stats.without=[resid_growth]"], "has no effect, other statistics need resid_rms too"),
         (["stats=off", "stats.without=[gns]"], "has no effect, it is not measured"),
         (["stats.tiers=[cores]"], "did you mean 'core'"),
         (["stats.every=0"], "must be at least 1"),
-        (["stats.extended_every=5"], "has no effect, none of those .*; set stats=full"),
-        (["stats.probe_share=0.5"], "has no effect, none of those .*; set stats=full"),
+        (["stats.extended_every=5"], "has no effect, no .* statistic is measured; set stats=full"),
+        (["stats.probe_share=0.5"], "has no effect, no .* statistic is measured; set stats=full"),
         (["stats.also=[gns]", "stats.probe_share=0.5"], "stats.probe_share=0.5: has no effect"),
     ],
 )
@@ -143,11 +143,11 @@ WORDS = [
 @pytest.mark.parametrize(
     ("name", "body", "missing"),
     [
-        ("no_mlp", "return x + attn(self.norm(self.other(x)))", "mlp_rms, place 1: .*never called the MLP"),
-        ("no_attn", "return x + mlp(self.norm(self.other(x)))", "attn_rms, place 1: .*never called attention"),
+        ("no_mlp", "return x + attn(self.norm(self.other(x)))", "mlp_rms, layer 1: .*never called the MLP"),
+        ("no_attn", "return x + mlp(self.norm(self.other(x)))", "attn_rms, layer 1: .*never called attention"),
         (
             "no_norm", "return x + attn(self.norm(x)) + mlp(x)",
-            "norm_in_rms of other, place 1: .*built and never called",
+            "norm_in_rms at other, layer 1: .*built and never called",
         ),
     ],
 )  # fmt: skip
@@ -228,7 +228,7 @@ def test_a_gradient_that_is_no_number_is_its_familys() -> None:
 
 
 def test_what_cannot_be_derived_says_what_it_lacks() -> None:
-    with pytest.raises(StatisticsError, match="resid_crest: resid_absmax, of which it is made, was not measured"):
+    with pytest.raises(StatisticsError, match="resid_crest: is derived from resid_absmax, which was not measured"):
         values_of(profiles_of({("resid_rms", ""): [1, 2]}), "resid_crest")
     with pytest.raises(StatisticsError, match="logz: was not measured"):
         values_of(profiles_of({("resid_rms", ""): [1, 2]}), "logz")

@@ -17,9 +17,9 @@ from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.stats.statistic import CORE, STATISTICS
-from normlab.train.bound import Alone, Pack
+from normlab.train.bound import SingleRun, StackedRuns
 from normlab.train.measure import Measure
-from normlab.train.optim import build_optimizer, hyper_of, is_decayed
+from normlab.train.optim import build_optimizer, hyperparameters_at, is_decayed
 from normlab.train.step import Step
 
 VOCAB = 16
@@ -53,12 +53,12 @@ class Case:
     def step_of(self, models: list[GPT]) -> Step:
         config = self.configs[0]
         alone = len(models) == 1
-        bound = Alone(models[0], compiled=self.compiled) if alone else Pack(models, compiled=self.compiled)
-        decayed = [name for name, p in bound.model.named_parameters() if is_decayed(config.optim, p)]
-        optimizer = build_optimizer(config.optim, bound.params, decayed)
+        runner = SingleRun(models[0], compiled=self.compiled) if alone else StackedRuns(models, compiled=self.compiled)
+        decayed = [name for name, p in runner.model.named_parameters() if is_decayed(config.optim, p)]
+        optimizer = build_optimizer(config.optim, runner.params, decayed)
         return Step(
-            bound, optimizer, accumulation=self.accumulation, clip=config.optim.clip,
-            measure=Measure(bound, config.stats.names(CORE)),
+            runner, optimizer, accumulation=self.accumulation, clip=config.optim.clip,
+            measure=Measure(runner, config.stats.names(CORE)),
         )  # fmt: skip
 
     def seen(self, steps: int) -> list[dict[tuple[str, str, int], float]]:
@@ -67,7 +67,7 @@ class Case:
         out: Any = None
         for number in range(steps):
             tokens, targets = self.batch(number)
-            hypers = [hyper_of(config.optim, config.train.steps, number) for config in self.configs]
+            hypers = [hyperparameters_at(config.optim, config.train.steps, number) for config in self.configs]
             if len(self.configs) == 1:
                 out = step(tokens[0], targets[0], hypers[0], measured=True)
             else:
@@ -90,7 +90,7 @@ class Case:
             told: dict[tuple[str, str, int], float] = {}
             for step in range(steps):
                 for group in optimizer.param_groups:
-                    group["lr"] = hyper_of(config.optim, config.train.steps, step).lr
+                    group["lr"] = hyperparameters_at(config.optim, config.train.steps, step).lr
                 tokens, targets = (one[number] for one in self.batch(step))
                 told = reference(model, placement, tokens, targets, optimizer, config.optim.clip or 0.0, offset)
             found.append(told)

@@ -14,7 +14,7 @@ from test_statistics import case
 from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train import checkpoint
-from normlab.train.optim import hyper_of
+from normlab.train.optim import hyperparameters_at
 from normlab.train.resolve import resolve
 from normlab.train.start import train
 from normlab.train.step import Step
@@ -43,7 +43,7 @@ def bits(folder: RunFolder) -> tuple[Any, str]:
     """Every loss, gradient norm and clip factor, and the state at the end."""
     rows = [tuple(row.values()) for row in folder.rows().rows if row["kind"] != "pace"]
     state = hashlib.sha256()
-    saved, _ = checkpoint.newest(folder.path / "checkpoints")
+    saved, _ = checkpoint.read_newest(folder.path / "checkpoints")
     assert saved is not None
     for name in sorted(saved.tensors):
         state.update(saved.tensors[name].contiguous().numpy().tobytes())
@@ -101,7 +101,7 @@ def test_in_bfloat16_compiled_steps_round_otherwise_and_by_how_much(placement: s
     for step in steps:
         step.autocast = resolve(config).autocast()
     for number in range(12):
-        (tokens, targets), hyper = one.batch(number), hyper_of(config.optim, 50, number)
+        (tokens, targets), hyper = one.batch(number), hyperparameters_at(config.optim, 50, number)
         seen = [step(tokens[0], targets[0], hyper, measured=step is steps[0]) for step in steps]
         torch.testing.assert_close(seen[0].loss, seen[1].loss, rtol=2**-16, atol=0)
         torch.testing.assert_close(seen[0].grad_norm, seen[1].grad_norm, rtol=2**-12, atol=0)
@@ -111,7 +111,7 @@ def test_in_bfloat16_compiled_steps_round_otherwise_and_by_how_much(placement: s
 
 
 def state_of(step: Step) -> list[torch.Tensor]:
-    return [*step.bound.params.values(), *(m for kind in step.optimizer.moments.values() for m in kind.values())]
+    return [*step.runner.params.values(), *(m for kind in step.optimizer.moments.values() for m in kind.values())]
 
 
 def test_what_is_kept(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_what_is_kept(tmp_path: Path) -> None:
     (profiles,), damaged = folder.arrays.read("core")
     assert damaged == 0
     assert profiles.steps.tolist() == [0, 10, 20]
-    assert profiles.one("resid_rms").shape == (3, 6)
-    assert np.isnan(profiles.one("resid_rms")[:, 0]).all()
-    assert np.isfinite(profiles.one("resid_rms")[:, 1:]).all()
+    assert profiles.single_site("resid_rms").shape == (3, 6)
+    assert np.isnan(profiles.single_site("resid_rms")[:, 0]).all()
+    assert np.isfinite(profiles.single_site("resid_rms")[:, 1:]).all()
     assert [row["step"] for row in folder.rows("train").rows] == list(range(21))
     assert not (trained(tmp_path / "off", "stats=off").path / "stats").exists()

@@ -44,13 +44,13 @@ def test_their_number_does_not_depend_on_depth(placement: str, tmp_path: Path) -
 def test_what_they_are(tmp_path: Path) -> None:
     profiles = seen(tmp_path, "model.depth=4")
     told = keys_of(profiles)
-    sizes = profiles.one("resid_rms")[0, 1:]
+    sizes = profiles.single_site("resid_rms")[0, 1:]
     numbers = [told.numbers[f"stats/resid_rms/{which}"] for which in ("first", "mid", "last", "max", "slope")]
     slope = np.polyfit(np.arange(5), sizes, 1)[0]
     assert numbers == pytest.approx([sizes[0], sizes[2], sizes[4], sizes.max(), slope], rel=1e-5)
     assert told.profiles["profiles/resid_rms"].tolist() == sizes.tolist()
     assert sum(value for key, value in told.numbers.items() if key.startswith("grad_share/")) == pytest.approx(1)
-    assert told.numbers["out/logz"] == profiles.one("logz")[0, 5]
+    assert told.numbers["out/logz"] == profiles.single_site("logz")[0, 5]
     assert all(np.isfinite(value) for value in told.numbers.values())
 
 
@@ -74,7 +74,7 @@ def test_a_profile_that_is_not_finite_or_negative_is_no_histogram(tmp_path: Path
         for group in broken.layout.groups:
             if group.statistic == name:
                 broken.values[0, start] = value
-            start += len(group.places)
+            start += len(group.layers)
     lost = keys_of(profiles).profiles.keys() - keys_of(broken).profiles.keys()
     assert lost == {"profiles/resid_rms", "profiles/adj_cos"}
     assert keys_of(broken).numbers["stats/adj_cos/first"] == -1

@@ -93,7 +93,7 @@ def test_a_run_with_changed_metrics_is_not_continued_by_a_longer_one(run: RunFol
     told = rewrite(run, change_a_digit)
     code, _, err = run_command("train", *longer)
     assert code == 0
-    assert f"{told}; this run does not continue from it" in err
+    assert f"{told}; this run does not branch from it" in err
     assert "continued_from" not in load("longer", run.path.parents[1]).record
 
 

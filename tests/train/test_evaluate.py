@@ -9,7 +9,7 @@ import torch
 
 from normlab.launch import compose_run
 from normlab.model.init import build_model
-from normlab.train.bound import Alone
+from normlab.train.bound import SingleRun
 from normlab.train.evaluate import Validation
 from normlab.train.start import train
 
@@ -21,29 +21,29 @@ def validation_of(batch_size: int, batch_statistics: bool = False) -> Validation
     return Validation(tokens[:, :-1], tokens[:, 1:], batch_size, nullcontext, batch_statistics)
 
 
-def bound_of(norm: str) -> Alone:
+def runner_of(norm: str) -> SingleRun:
     config = compose_run(["model=gpt2_nano", "model.context=8", f"norm={norm}", "init=xavier"])
-    return Alone(build_model(config, VOCAB), compiled=False)
+    return SingleRun(build_model(config, VOCAB), compiled=False)
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
 def test_the_loss_is_the_mean_over_windows_whatever_the_batch(norm: str) -> None:
-    bound, whole = bound_of(norm), validation_of(7)
+    runner, whole = runner_of(norm), validation_of(7)
     with torch.no_grad():
-        logits = bound.model.eval()(whole.tokens_NT)
+        logits = runner.model.eval()(whole.tokens_NT)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), whole.targets_NT.flatten()).item()
     for batch_size in (1, 2, 3, 7, 50):
-        assert validation_of(batch_size)(bound)["loss"] == [pytest.approx(expected, abs=1e-6)]
+        assert validation_of(batch_size)(runner)["loss"] == [pytest.approx(expected, abs=1e-6)]
 
 
 def test_batch_statistics_are_measured_and_left_as_they_were() -> None:
-    bound = bound_of("batchnorm")
-    before = {name: tensor.clone() for name, tensor in bound.buffers.items()}
-    losses = validation_of(4, batch_statistics=True)(bound)
+    runner = runner_of("batchnorm")
+    before = {name: tensor.clone() for name, tensor in runner.buffers.items()}
+    losses = validation_of(4, batch_statistics=True)(runner)
     (loss,), (of_batches,) = losses["loss"], losses["loss_batch_statistics"]
     assert loss != pytest.approx(of_batches, abs=1e-3)
     assert before
-    for name, tensor in bound.buffers.items():
+    for name, tensor in runner.buffers.items():
         assert torch.equal(tensor, before[name])
 
 

@@ -75,7 +75,7 @@ def test_a_missing_status_and_checkpoints_are_no_fresh_start(
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "the run took steps, and has neither status.json nor a checkpoint; put back what there was of" in err
+    assert "the run took steps, and has neither status.json nor a checkpoint" in err
     assert contents(folder.path) == before
 
 
@@ -86,7 +86,7 @@ def test_a_missing_run_json_is_no_fresh_start(train: Train, command: Command, in
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run.json: is missing, and there is checkpoints and metrics.jsonl and status.json of a run; put" in err
+    assert "run.json: is missing, but the folder has checkpoints and metrics.jsonl and status.json of a run" in err
     assert contents(folder.path) == before
 
 
@@ -99,7 +99,7 @@ def test_what_is_left_of_a_record_is_no_fresh_start(left: str, train: Train, com
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"run.json: is missing, and there is {left} of a run; put back a copy, or" in err
+    assert f"run.json: is missing, but the folder has {left} of a run" in err
     assert contents(folder.path) == before
     code, out, err = command("run.fresh=true")  # as it says
     assert code == 0
@@ -119,13 +119,13 @@ def test_json_without_end_is_damage(
     (path / place).write_bytes(content)
     if place == "meta.json":
         _vouch_for(path)
-    said = "step_00000011: damaged (its files do not hold what a checkpoint's do)"
+    said = "step_00000011: damaged (its files hold no checkpoint)"
     code, _, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, err.count("\n")) == (0, 1)
     assert said in err
     code, _, err = command()
     assert code == 0
-    assert f"{said}; going on from the checkpoint before it" in err
+    assert f"{said}; resuming from the previous checkpoint" in err
     (folder.path / "tokenizer.json").write_bytes(content)
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -141,7 +141,7 @@ def test_a_bit_of_a_manifests_version_is_damage_and_no_newer_normlab(
     path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
     code, _, err = command()
     assert code == 0
-    assert "manifest.json: damaged (its content is not what was written); going on from the checkpoint before" in err
+    assert "manifest.json: damaged (its content is not what was written); resuming from the previous checkpoint" in err
     assert differences(reference, folder.path) == []
 
 
@@ -155,7 +155,7 @@ def test_a_newer_normlabs_checkpoint_is_not_passed_over(
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "step_00000011: is of checkpoint version 2, this normlab reads up to 1; update it" in err
+    assert "step_00000011: has checkpoint version 2, this normlab reads up to 1; update normlab" in err
     assert contents(folder.path) == before
 
 
@@ -212,7 +212,7 @@ def test_a_missing_checkpoint_is_named_and_the_one_before_it_used(
     shutil.rmtree(folder.path / "checkpoints" / "step_00000011")
     code, _, err = command()
     assert code == 0
-    assert "the checkpoint of step 11 is missing; going on from that of step 8" in err.splitlines()[0]
+    assert "the checkpoint of step 11 is missing; resuming from that of step 8" in err.splitlines()[0]
     assert differences(reference, folder.path) == []
 
 
@@ -225,7 +225,7 @@ def test_a_checkpoint_under_another_name_is_not_believed(
     shutil.copytree(checkpoints / "step_00000008", checkpoints / "step_00000012")
     code, _, err = command()
     assert code == 0
-    assert "step_00000012: is the checkpoint of step 8 under another name" in err
+    assert "step_00000012: holds the checkpoint of step 8" in err
     assert differences(reference, folder.path) == []
 
 
@@ -291,7 +291,7 @@ def test_a_pickle_in_a_files_place_does_not_execute(
     code, _, err = command()
     assert not planted.exists()
     if place.startswith("checkpoints"):
-        assert "step_00000011: damaged (its files do not hold what a checkpoint's do); going on from" in err
+        assert "step_00000011: damaged (its files hold no checkpoint); resuming from" in err
     if place.startswith(("checkpoints", "tokenizer")):  # the one before it is used; the other is written anew
         assert code == 0
         assert differences(reference, folder.path) == []
@@ -327,7 +327,7 @@ def test_damaged_rows_are_said(train: Train, command: Command, interrupt: Callab
     folder.metrics_path.write_bytes(content[:at] + b"??" + content[at + 2 :])
     code, _, err = command()
     assert code == 0
-    assert "metrics.jsonl: damaged rows: 1; the run itself goes on from a whole checkpoint" in err.splitlines()[0]
+    assert "metrics.jsonl: damaged rows: 1; the run resumes from an intact checkpoint" in err.splitlines()[0]
     with contextlib.redirect_stderr(io.StringIO()) as said:
         metrics = normlab.load(folder.path).metrics
     assert sorted(set(range(16)) - set(metrics[metrics["kind"] == "train"]["step"])) == [5]
@@ -340,7 +340,7 @@ def test_a_manifest_of_no_version_is_damaged(version: object, tmp_path: Path) ->
     path = tmp_path / "step_00000004" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
     with pytest.raises(StoreError, match=r"every checkpoint of this run is damaged: .*manifest\.json: damaged"):
-        checkpoint.newest(tmp_path)
+        checkpoint.read_newest(tmp_path)
 
 
 def test_damaged_checkpoints_do_not_push_out_whole_ones(
@@ -374,7 +374,7 @@ def test_fields_of_a_checkpoint_that_are_unknown_are_named_and_what_is_missing_i
         _vouch_for(path)
         ended, _, err = command()
         assert ended == code
-        said = "has fields that this normlab does not know: mood, speed" if code == 0 else "in its meta.json: it is of"
+        said = "has unknown fields: mood, speed" if code == 0 else "in its meta.json: it is of"
         assert f"the checkpoint of step 11 {'' if code else said}" in err.splitlines()[0]
         assert said in err.splitlines()[0]
     assert differences(reference, folder.path) == []
@@ -400,7 +400,7 @@ def test_reading_names_what_it_passes_over(train: Train, run_command: Command, i
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, err.count("\n")) == (0, 1)
     assert "damaged" in err
-    assert "taking the checkpoint before it" in err
+    assert "using the previous checkpoint" in err
     assert out
 
 
@@ -418,7 +418,7 @@ def test_a_config_that_nobody_knows_is_named(
     (folder.path / "run.json").write_bytes(seal(run))
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run.json: holds no config that this normlab knows" in err
+    assert "run.json: holds no config that this version of normlab knows" in err
     assert "update normlab, or put back a copy" in err
 
 

@@ -9,7 +9,7 @@ from normlab.data.corpus import open_corpus
 from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop
-from normlab.train.member import Member
+from normlab.train.member import TrainingRun
 from normlab.train.resolve import apply, resolve
 from normlab.train.start import train
 
@@ -49,7 +49,7 @@ def test_stopped_and_resumed_bit_for_bit(gpu_words: list[str], monkeypatch: pyte
 
     every = [*gpu_words, "deterministic=true", "train.checkpoint_every=5", "norm=batchnorm"]
     whole = train(compose_run([*every, "run.fresh=true"]), sinks=[])
-    real, seen = loop_module.Loop.one_step, []
+    real, seen = loop_module.Loop.take_step, []
 
     def stopping(self: Loop, step: int):
         seen.append(step)
@@ -58,10 +58,10 @@ def test_stopped_and_resumed_bit_for_bit(gpu_words: list[str], monkeypatch: pyte
         return real(self, step)
 
     split = [word.replace("results", "results2") if word.startswith("results_dir") else word for word in every]
-    monkeypatch.setattr(loop_module.Loop, "one_step", stopping)
+    monkeypatch.setattr(loop_module.Loop, "take_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(compose_run(split), sinks=[])
-    monkeypatch.setattr(loop_module.Loop, "one_step", real)
+    monkeypatch.setattr(loop_module.Loop, "take_step", real)
     rest = train(compose_run(split), sinks=[])
     rows = [[row for row in out.folder.rows().rows if row["kind"] != "pace"] for out in (whole, rest)]
     assert rows[0] == rows[1]
@@ -71,13 +71,13 @@ def test_steps_between_two_writes_never_wait_for_the_gpu(gpu_words: list[str], t
     config = compose_run([*gpu_words, "compile=off"])
     resolved = resolve(config)
     apply(resolved)
-    loop = Loop([Member(config, RunFolder(tmp_path / "run"))], resolved, open_corpus(config.data))
+    loop = Loop([TrainingRun(config, RunFolder(tmp_path / "run"))], resolved, open_corpus(config.data))
     for step in range(3):
-        loop.one_step(step)
+        loop.take_step(step)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step in range(3, 10):
-            loop.one_step(step)
+            loop.take_step(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")

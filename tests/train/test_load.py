@@ -56,7 +56,7 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
         ("config.model.width", 2**40, "model.width=1099511627776: must be at most 131072"),
         ("config.model.depth", -1, "model.depth=-1: must be at least 1"),
         ("config.model.heads", 3, "model.heads=3: does not divide model.width=32"),
-        ("config", 3, "holds no config that this normlab knows"),
+        ("config", 3, "holds no config that this version of normlab knows"),
         ("identity", None, "run.json: is damaged (it names no sources)"),
     ],
 )
@@ -109,7 +109,7 @@ def test_weights_that_the_machine_has_no_memory_for(folder: RunFolder, monkeypat
     size = (folder.path / "checkpoints" / "step_00000016" / "state.safetensors").stat().st_size
     assert run.model
     monkeypatch.setattr(memory, "of_machine", lambda: size - 1)
-    with pytest.raises(StoreError, match=r"the memory ran out while .*checkpoints was read"):
+    with pytest.raises(StoreError, match=r"the memory ran out while reading .*checkpoints"):
         assert normlab.load(folder.path).model
     with pytest.raises(memory.ConfigError, match=r"this machine has .*; use a machine with more"):
         memory.check_weights(run.config, needed - 1, "this machine")
@@ -122,7 +122,7 @@ def test_a_part_of_a_checkpoint_of_terabytes_is_damage(name: str, folder: RunFol
     code, _, err = run_command("sample", str(folder.path), "--tokens", "1")
     assert (code, err.count("\n")) == (0, 1)
     assert "step_00000016" in err
-    assert "taking the checkpoint before it" in err
+    assert "using the previous checkpoint" in err
 
 
 def test_a_tokenizer_of_terabytes_is_damage(folder: RunFolder) -> None:

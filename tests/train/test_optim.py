@@ -11,11 +11,11 @@ import torch
 from normlab.config import SGD, AdamW
 from normlab.launch import compose_run
 from normlab.model.init import build_model
-from normlab.train.bound import Alone
+from normlab.train.bound import SingleRun
 from normlab.train.optim import (
     build_optimizer,
     decay_start,
-    hyper_of,
+    hyperparameters_at,
     is_decayed,
     learning_rate,
 )
@@ -70,7 +70,7 @@ def test_a_lone_update_equals_torch_optim(options: AdamW | SGD) -> None:
         for n, p in theirs.items():
             p.grad = grads[n].clone()
         other.step()
-        ours.update(params, grads, hyper_of(options, STEPS, step), torch.tensor(True))
+        ours.update(params, grads, hyperparameters_at(options, STEPS, step), torch.tensor(True))
         for n, p in params.items():
             torch.testing.assert_close(p, theirs[n].detach(), atol=1e-12, rtol=1e-12)
 
@@ -89,7 +89,7 @@ def test_a_stacked_update_equals_the_lone_ones(options: AdamW | SGD) -> None:
     start = {n: p.clone() for n, p in stacked.items()}
     for step in range(STEPS):
         grads = gradients(step, stacked)
-        hypers = [hyper_of(run, STEPS, step) for run in runs]
+        hypers = [hyperparameters_at(run, STEPS, step) for run in runs]
         together.update(stacked, grads, hypers, alive)
         for r in (0, 2):
             alone[r].update(lone[r], {n: g[r] for n, g in grads.items()}, hypers[r], torch.tensor(True))
@@ -103,10 +103,10 @@ def test_a_stacked_update_equals_the_lone_ones(options: AdamW | SGD) -> None:
 def test_a_spoiled_update_changes_no_bit(options: AdamW | SGD) -> None:
     params = drawn()
     optimizer = build_optimizer(options, params, list(params))
-    optimizer.update(params, gradients(0, params), hyper_of(options, STEPS, 0), torch.tensor(True))
+    optimizer.update(params, gradients(0, params), hyperparameters_at(options, STEPS, 0), torch.tensor(True))
     before = copy.deepcopy((params, optimizer.moments))
     spoiled = {n: torch.full_like(g, math.nan) for n, g in gradients(1, params).items()}
-    optimizer.update(params, spoiled, hyper_of(options, STEPS, 1), torch.tensor(False))
+    optimizer.update(params, spoiled, hyperparameters_at(options, STEPS, 1), torch.tensor(False))
     for n, p in params.items():
         assert torch.equal(p, before[0][n])
         for kind, moments in optimizer.moments.items():
@@ -119,10 +119,10 @@ def test_clipping_equals_torch(clip: float) -> None:
     model = build_model(config, 20)
     tokens = torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     step = Step(
-        Alone(model, compiled=False), build_optimizer(config.optim, dict(model.named_parameters()), []), clip=clip
+        SingleRun(model, compiled=False), build_optimizer(config.optim, dict(model.named_parameters()), []), clip=clip
     )
     other = copy.deepcopy(model)
-    out = step(tokens[:, :-1], tokens[:, 1:], hyper_of(config.optim, 10, 0))
+    out = step(tokens[:, :-1], tokens[:, 1:], hyperparameters_at(config.optim, 10, 0))
     logits = other(tokens[:, :-1])
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     before = {n: p.grad.clone() for n, p in other.named_parameters()}

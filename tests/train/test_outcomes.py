@@ -49,7 +49,7 @@ def test_a_run_of_a_pack_has_the_outcome_that_it_has_alone(words: list[str], tmp
         told = one.status["diverged"]
         assert (told["step"], told["last_finite"]["step"], told["val_loss"]) == (12, 11, one.status["val_loss"])
         assert told["val_loss"] > 7
-    assert [one.already for one in train_pack(configs, sinks=[[], []])] == [True, True]
+    assert [one.already_ended for one in train_pack(configs, sinks=[[], []])] == [True, True]
 
 
 def test_the_baselines_of_a_run_are_of_the_targets_that_it_evaluates(words: list[str]) -> None:

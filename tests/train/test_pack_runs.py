@@ -20,7 +20,7 @@ from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train import checkpoint
 from normlab.train.load import load
-from normlab.train.member import Member
+from normlab.train.member import TrainingRun
 from normlab.train.start import Outcome, train, train_pack
 
 NUMBERS = (
@@ -119,15 +119,15 @@ def test_a_pack_that_is_stopped_goes_on_bit_for_bit(undisturbed: list[RunFolder]
 def test_a_pack_killed_between_two_checkpoints_of_a_step_goes_on_bit_for_bit(
     at: int, undisturbed: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ordinary = Member.save
+    ordinary = TrainingRun.save
 
-    def killed(self: Member, tensors: Any) -> None:
+    def killed(self: TrainingRun, tensors: Any) -> None:
         if self.progress.step == at and self.config.seed == 1:
             raise SystemExit("killed")
         ordinary(self, tensors)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Member, "save", killed)
+        patched.setattr(TrainingRun, "save", killed)
         with pytest.raises(SystemExit):
             pack_of(configs_of(tmp_path))
     folders = [RunFolder(tmp_path / "runs" / folder.run_id) for folder in undisturbed]
@@ -193,13 +193,13 @@ def test_all_that_diverge_end_the_pack(tmp_path: Path) -> None:
     numbers = [("optim.lr=1e30", "optim.warmup_steps=0"), ("optim.lr=2e30", "optim.warmup_steps=0")]
     outcomes = pack_of(configs_of(tmp_path, numbers=numbers))
     assert [outcome.state for outcome in outcomes] == ["diverged"] * 2
-    assert all(outcome.already for outcome in pack_of(configs_of(tmp_path, numbers=numbers)))
+    assert all(outcome.already_ended for outcome in pack_of(configs_of(tmp_path, numbers=numbers)))
 
 
 def test_a_pack_that_has_ended_has_nothing_to_do(undisturbed: list[RunFolder]) -> None:
     before = {path: path.read_bytes() for folder in undisturbed for path in folder.path.rglob("*") if path.is_file()}
     outcomes = pack_of(configs_of(undisturbed[0].path.parents[1]))
-    assert [(outcome.state, outcome.already) for outcome in outcomes] == [("finished", True)] * 3
+    assert [(outcome.state, outcome.already_ended) for outcome in outcomes] == [("finished", True)] * 3
     assert before == {path: path.read_bytes() for path in before}
 
 
@@ -207,7 +207,7 @@ def test_what_has_finished_is_not_taken_back_for_another_one(tmp_path: Path) -> 
     folders = [outcome.folder for outcome in pack_of(configs_of(tmp_path))]
     shutil.rmtree(folders[1].path)
     before = {path: path.read_bytes() for folder in folders for path in folder.path.rglob("*") if path.is_file()}
-    with pytest.raises(StoreError, match=r"has finished, and would be taken back to step 0 with its pack"):
+    with pytest.raises(StoreError, match=r"has finished, and its pack would go back to step 0"):
         pack_of(configs_of(tmp_path))
     assert {path: path.read_bytes() for path in before} == before
 
@@ -230,7 +230,7 @@ def test_a_member_is_gone_on_with_by_its_sweep_only(tmp_path: Path) -> None:
 def test_none_joins_a_pack_that_was_begun_alone(tmp_path: Path) -> None:
     configs = configs_of(tmp_path)
     train(configs[1], sinks=[Sending(5)])
-    with pytest.raises(StoreError, match="was begun alone, and cannot join a pack"):
+    with pytest.raises(StoreError, match="was started as a single run and cannot join a pack"):
         pack_of(configs)
     assert train(configs[1], sinks=[]).state == "finished"
 

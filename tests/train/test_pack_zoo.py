@@ -13,8 +13,8 @@ from test_placements import norm_in
 from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
-from normlab.train.bound import Alone, Pack
-from normlab.train.optim import hyper_of
+from normlab.train.bound import SingleRun, StackedRuns
+from normlab.train.optim import hyperparameters_at
 
 # Of 32 channels the default looks at two, whose length may be next to nothing: then rounding alone grows to 1e-1.
 OPTIONS = {"prmsnorm": ("norm.fraction=0.5",)}
@@ -42,16 +42,16 @@ def losses(words: tuple[str, ...], steps: int, dtype: torch.dtype, *, nudge: boo
     with torch.no_grad():
         weight = next(p for p in nudged.parameters() if p.dim() > 1).view(-1)
         weight[:1] = torch.nextafter(weight[:1], weight[:1] + 1) if nudge else weight[:1]
-    lone = [Alone(copy.deepcopy(model), compiled=False) for model in models] + [Alone(nudged, compiled=False)]
+    lone = [SingleRun(copy.deepcopy(model), compiled=False) for model in models] + [SingleRun(nudged, compiled=False)]
     of_each = [*configs, configs[0]]
-    alone = [step_of(config, bound) for config, bound in zip(of_each, lone, strict=True)]
-    pack = step_of(configs[0], Pack(models, compiled=False))
+    alone = [step_of(config, runner) for config, runner in zip(of_each, lone, strict=True)]
+    pack = step_of(configs[0], StackedRuns(models, compiled=False))
     pack.clip = torch.tensor([config.optim.clip for config in configs], dtype=dtype)
     generator = torch.Generator().manual_seed(0)
     seen = []
     for step in range(steps):
         tokens, targets = cyclic_batch(generator, 2)
-        hypers = [hyper_of(config.optim, 50, step) for config in configs]
+        hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
         together = pack(tokens, targets, hypers).loss
         apart = [one(tokens[r % 2], targets[r % 2], hypers[r % 2]).loss for r, one in enumerate(alone)]
         seen.append(torch.stack([*together, *apart]))

@@ -102,7 +102,7 @@ import sys, torch
 from normlab.cli import main
 from normlab.train.loop import Loop
 
-ordinary = Loop.one_step
+ordinary = Loop.take_step
 
 def long_step(self, step):
     if step == 6:
@@ -110,7 +110,7 @@ def long_step(self, step):
         torch.linalg.multi_dot([torch.randn(LARGE, LARGE)] * 4)
     return ordinary(self, step)
 
-Loop.one_step = long_step
+Loop.take_step = long_step
 main()
 """
 """Trains, and calls into torch for LARGE numbers' time in step 6."""
@@ -135,7 +135,7 @@ def test_the_second_signal_stops_at_once_inside_a_call_into_torch(
         finally:
             process.kill()
     assert process.returncode == 130
-    assert err == "normlab: stopped inside a step: the same command goes on from the last checkpoint\n"
+    assert err == "normlab: stopped inside a step: the same command resumes from the last checkpoint\n"
     (path,) = (tmp_path / "results" / "runs").iterdir()
     assert RunFolder(path).state() == "killed"
     assert steps_of(RunFolder(path)) == [4]
@@ -265,7 +265,7 @@ def test_going_on_elsewhere_is_said_and_recorded(
     code, _, err = command()
     assert code == 0
     said = f"torch was 1.0 and is {run['versions']['torch']}; normlab's commit was 0000000000 and is "
-    assert f"this run goes on where {said}" in err.splitlines()[0]
+    assert f"warning: resuming where {said}" in err.splitlines()[0]
     (noted,) = folder.status()["elsewhere"]
     assert noted.startswith(f"from step 11: {said}")
     assert RunFolder(reference).status()["elsewhere"] == []
@@ -345,7 +345,7 @@ def test_killed_while_a_shorter_run_is_taken_over(written: str, train: Train, mo
 
     with monkeypatch.context() as patch:
         if written == "the marker":
-            patch.setattr(start, "longest_trunk", die)
+            patch.setattr(start, "find_parent_run", die)
         elif written == "the record":
             patch.setattr(trunk.checkpoint, "save", die)
         else:
@@ -377,7 +377,7 @@ def test_divergence_is_an_outcome_and_keeps_the_state_before_it(train: Train, co
     assert seen["last_finite"]["step"] == seen["step"] - 1
     assert all(math.isfinite(number) for number in seen["last_finite"].values())
     assert status["step"] == seen["step"] == folder.rows("train").rows[-1]["step"]
-    saved, _ = checkpoint.newest(folder.path / "checkpoints")
+    saved, _ = checkpoint.read_newest(folder.path / "checkpoints")
     assert saved is not None
     assert saved.step == seen["step"]
     assert all(tensor.isfinite().all() for tensor in saved.tensors.values())
@@ -405,7 +405,7 @@ def test_killed_between_the_checkpoint_and_the_status_of_a_divergence(
 def test_a_diverged_state_does_not_depend_on_the_cadence_of_the_record(train: Train) -> None:
     for log_every in (1, 3):
         folder = train(*DIVERGING, f"train.log_every={log_every}", results=f"every_{log_every}")
-        saved, _ = checkpoint.newest(folder.path / "checkpoints")
+        saved, _ = checkpoint.read_newest(folder.path / "checkpoints")
         assert saved is not None
         assert saved.tensors["count"] == saved.step
 

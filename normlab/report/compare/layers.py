@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from normlab.errors import StatisticsError
 from normlab.stats.profiles import Array, Group, Layout, Profiles
-from normlab.stats.statistic import CORE, STATISTICS, in_order, values_of
+from normlab.stats.statistic import CORE, STATISTICS, sorted_statistics, values_of
 
 DEEPEST = 10_000
 """Blocks beyond which a description is not believed."""
@@ -51,7 +51,7 @@ def layers_of(parts: Sequence[Profiles]) -> Layers:
     for part in parts:
         for column in _columns(part.layout):
             places.setdefault(column[:2], set()).update(column.places)
-    order = {one.name: index for index, one in enumerate(in_order())}
+    order = {one.name: index for index, one in enumerate(sorted_statistics())}
     keys = sorted(places, key=lambda key: order[key[0]])
     depth = max((part.layout.depth for part in parts), default=0)
     return Layers(depth, tuple(Column(*key, tuple(sorted(places[key], key=lambda at: at or 0))) for key in keys))
@@ -95,7 +95,7 @@ def _columns_of(depth: int, groups: tuple[Group, ...], families: tuple[tuple[str
     layout = Layout(depth, groups, dict(families))
     ones = Profiles(layout, np.zeros(1, np.int64), np.ones((1, layout.width)))
     columns: list[Column] = []
-    for one in in_order():
+    for one in sorted_statistics():
         for site, values in _values(ones, one.name).items() if one.tier == CORE else ():
             alone = values.ndim == 1 or one.of == "model"
             there = (None,) if alone else tuple(np.flatnonzero(~np.isnan(values[0])).tolist())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from normlab.errors import StoreError
 from normlab.report.summary import damaged_lines
-from normlab.stats.spikes import RULES, count
+from normlab.stats.spikes import RULES, count_spikes
 from normlab.store.evaluations import Evaluation, evaluations_of
 from normlab.store.reading import Rows
 from normlab.store.runs import RunFolder
@@ -76,7 +76,9 @@ def read_numbers(folder: RunFolder) -> Numbers:
         grad_norm=seen["grad_norm"],
         evaluations=evaluations_of(others),
         paces=_paces(others),
-        spikes={found.rule.of: steps[found.spikes].tolist() for found in count(seen, _RULES)} if len(steps) else {},
+        spikes={found.rule.of: steps[found.spikes].tolist() for found in count_spikes(seen, _RULES)}
+        if len(steps)
+        else {},
         problem="; ".join(filter(None, [folder.metrics_problem(), damaged_lines(record), strange])),
     )
 

@@ -104,7 +104,7 @@ def test_above_fifty_runs_a_unit_is_a_cell(trained, compare, tmp_path):
         for run_id in ids:
             (part,), _ = examine(_folder(tmp_path, run_id)).folder.arrays.read("core")
             own = np.full((4, part.layout.depth + 2), np.nan)
-            own[: len(part.steps)] = part.one("resid_rms")
+            own[: len(part.steps)] = part.single_site("resid_rms")
             tables.append(own)
         means = np.nanmean(np.stack(tables)[:, :, 1:], axis=0)
         seen = unpacked(unit, layout)

@@ -51,7 +51,7 @@ from normlab.stats.show import InstrumentedNorm
 from normlab.stats.statistic import CORE
 from normlab.train.bound import SingleRun
 from normlab.train.measure import Measure
-from normlab.train.optim import build_optimizer, hyperparameters_at, is_decayed
+from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.resolve import apply, resolve
 from normlab.train.step import Step
 
@@ -78,7 +78,7 @@ def ours(config: RunConfig, device: torch.device, compiled: bool) -> Callable[[b
     """Normlab's step: measured, its numbers copied to the host, or not."""
     runner = SingleRun(build_model(config, VOCAB).to(device), compiled=compiled)
     decayed = [name for name, p in runner.params.items() if is_decayed(config.optim, p)]
-    optimizer = build_optimizer(config.optim, runner.params, decayed)
+    optimizer = Optimizer(config.optim, runner.params, decayed)
     measure = Measure(runner, config.stats.names(CORE))
     step = Step(
         runner, optimizer, clip=config.optim.clip, measure=measure, autocast=resolve(config).autocast(),

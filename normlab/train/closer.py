@@ -85,18 +85,18 @@ class ExtendedPass:
         columns = segment_columns(tuple(segment.names for segment in segments))
         check_segments(self.runner.model, self.selection, set(columns))
         values = [segment.values for segment in segments]
-        found = dict[Column, Tensor]()
+        by_column = dict[Column, Tensor]()
         if self.names & set(GRADIENT_STATISTICS):
-            found |= self._gradient_statistics()
+            by_column |= self._gradient_statistics()
         undefined = set[str]()
         if not isinstance(self.optimizer.options, AdamW) or not self.optimizer.count:  # Adam has made no update yet
             undefined = set(ADAM_STATISTICS)
         elif self.names & set(ADAM_STATISTICS):
-            found |= self._adam_statistics(self.optimizer.options)
-        columns.extend(found)
+            by_column |= self._adam_statistics(self.optimizer.options)
+        columns.extend(by_column)
         check_statistics(self.names - undefined, columns)
-        if found:
-            values.append(torch.stack(list(found.values())))
+        if by_column:
+            values.append(torch.stack(list(by_column.values())))
         return Measurement(tuple(columns), torch.cat(values))
 
     def _gradient_statistics(self) -> dict[Column, Tensor]:
@@ -116,25 +116,25 @@ class ExtendedPass:
             else:
                 sums, squares = grads, example_squares
         square_of_sum = torch.stack(torch._foreach_norm(sums)).square()
-        found: dict[Column, Tensor] = {}
+        by_column: dict[Column, Tensor] = {}
         depth = len(self.runner.model.blocks)
         for index, (name, p, g) in enumerate(zip(self.runner.params, params, sums, strict=True)):
             column = parameter_column(name, depth)
             if "radial_cos" in self.names and p.dim() >= 2:
                 norms = torch.linalg.vector_norm(p.detach()) * torch.linalg.vector_norm(g)
-                found[column._replace(statistic="radial_cos")] = (p.detach() * g).sum() / norms
+                by_column[column._replace(statistic="radial_cos")] = (p.detach() * g).sum() / norms
             if self.names & set(PER_EXAMPLE_STATISTICS):
                 # These gradients are 1 / B of the examples': mean_b |g_b|^2 = B sum |g_b / B|^2.
                 trace, square = gradient_noise(count * squares[index], square_of_sum[index], count)
                 for statistic, value in (("gns_trace", trace), ("gns_square", square)):
                     if statistic in self.names:
-                        found[column._replace(statistic=statistic)] = value
-        return found
+                        by_column[column._replace(statistic=statistic)] = value
+        return by_column
 
     @torch.no_grad()
     def _adam_statistics(self, options: AdamW) -> dict[Column, Tensor]:
         """Return the size of Adam's update of each matrix, and the share of it that eps determines."""
-        found: dict[Column, Tensor] = {}
+        by_column: dict[Column, Tensor] = {}
         count, depth = self.optimizer.count, len(self.runner.model.blocks)
         for name, p in self.runner.params.items():
             if p.dim() < 2:
@@ -147,5 +147,5 @@ class ExtendedPass:
                 ("adam_eps_frac", (root < 10 * options.eps).to(root.dtype).mean()),
             ):
                 if statistic in self.names:
-                    found[parameter_column(name, depth)._replace(statistic=statistic)] = value
-        return found
+                    by_column[parameter_column(name, depth)._replace(statistic=statistic)] = value
+        return by_column

@@ -33,7 +33,7 @@ from normlab.train.evaluate import Validation
 from normlab.train.looks import StatisticsSchedule
 from normlab.train.measure import Measurement
 from normlab.train.member import TrainingRun
-from normlab.train.optim import Hyperparameters, branch_step, build_optimizer, hyperparameters_at, is_decayed
+from normlab.train.optim import Hyperparameters, Optimizer, branch_step, hyperparameters_at, is_decayed
 from normlab.train.resolve import RuntimeSettings
 from normlab.train.signals import StopRequest
 from normlab.train.step import Step, StepOutput
@@ -82,7 +82,7 @@ class Loop:
         )
         # Decided from the model's own parameters: stacked ones have an axis more.
         decayed = [name for name, p in self.runner.model.named_parameters() if is_decayed(config.optim, p)]
-        optimizer = build_optimizer(config.optim, self.runner.params, decayed)
+        optimizer = Optimizer(config.optim, self.runner.params, decayed)
         self.schedule = StatisticsSchedule(
             config, self.runner, optimizer, self.validation, self.runs[0].record_statistics
         )

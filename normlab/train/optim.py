@@ -80,15 +80,21 @@ class Hyperparameters:
 
 
 class Optimizer:
-    """An optimiser's state and its update. `moments[kind][name]` is shaped like the parameter `name`."""
+    """The state and the update of AdamW or SGD with momentum.
 
-    kinds: tuple[str, ...]
+    Args:
+        options: `config.AdamW` or `config.SGD`.
+        params: The parameters, whose shapes the moments have.
+        decayed: The names of the parameters with weight decay.
+    """
 
     def __init__(self, options: OptimConfig, params: Mapping[str, Tensor], decayed: Sequence[str]):
         self.options = options
         self.moments: dict[str, Tensors] = {
-            kind: {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()} for kind in self.kinds
+            kind: {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
+            for kind in (("mean", "square") if isinstance(options, AdamW) else ("velocity",))
         }
+        """By kind and parameter."""
         self.groups = (list(decayed), [name for name in params if name not in set(decayed)])
         device = next(iter(params.values())).device
         self.count = torch.zeros((), dtype=torch.float32, device=device)
@@ -134,42 +140,20 @@ class Optimizer:
             weight_decay: The group's weight decay.
             skip: 1 or 0.
         """
-        raise NotImplementedError
-
-
-class AdamWOptimizer(Optimizer):
-    """AdamW, with the options of `config.AdamW`."""
-
-    kinds = ("mean", "square")
-
-    def _update_group(self, tensors, hyper, weight_decay, skip) -> None:
-        assert isinstance(self.options, AdamW)
-        params, grads, mean, square = tensors
-        torch._fused_adamw_(
-            params, grads, mean, square, [], [self.count] * len(params),
-            lr=hyper.lr, beta1=hyper.beta1, beta2=hyper.beta2, weight_decay=weight_decay,
-            eps=self.options.eps, amsgrad=False, maximize=False, found_inf=skip,
-        )  # fmt: skip
-
-
-class SGDOptimizer(Optimizer):
-    """SGD with momentum, with the options of `config.SGD`."""
-
-    kinds = ("velocity",)
-
-    def _update_group(self, tensors, hyper, weight_decay, skip) -> None:
-        assert isinstance(self.options, SGD)
-        params, grads, velocity = tensors
-        velocity = velocity if hyper.beta1 else []  # the kernel requires an empty list without momentum
-        torch._fused_sgd_(
-            params, grads, velocity, weight_decay=weight_decay, momentum=hyper.beta1, lr=hyper.lr, dampening=0.0,
-            nesterov=self.options.nesterov, maximize=False, is_first_step=False, found_inf=skip,
-        )  # fmt: skip
-
-
-def build_optimizer(options: OptimConfig, params: Mapping[str, Tensor], decayed: Sequence[str]) -> Optimizer:
-    """Return the optimiser that the options name, with zero moments."""
-    return {"adamw": AdamWOptimizer, "sgd": SGDOptimizer}[options.name](options, params, decayed)
+        params, grads, *moments = tensors
+        if isinstance(self.options, AdamW):
+            torch._fused_adamw_(
+                params, grads, *moments, [], [self.count] * len(params), lr=hyper.lr, beta1=hyper.beta1,
+                beta2=hyper.beta2, weight_decay=weight_decay, eps=self.options.eps, amsgrad=False, maximize=False,
+                found_inf=skip,
+            )  # fmt: skip
+        else:
+            assert isinstance(self.options, SGD)
+            velocity = moments[0] if hyper.beta1 else []  # the kernel requires an empty list without momentum
+            torch._fused_sgd_(
+                params, grads, velocity, weight_decay=weight_decay, momentum=hyper.beta1, lr=hyper.lr, dampening=0.0,
+                nesterov=self.options.nesterov, maximize=False, is_first_step=False, found_inf=skip,
+            )  # fmt: skip
 
 
 def hyperparameters_at(options: OptimConfig, steps: int, step: int) -> Hyperparameters:

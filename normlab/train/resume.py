@@ -60,16 +60,16 @@ def _refuse_rewinding_finished_runs(
 
 def _checkpoints_of_one_step(runs: Sequence[TrainingRun]) -> list[checkpoint.Checkpoint] | None:
     """Return each run's newest checkpoint of a common step; a run that diverged earlier has its last one."""
-    found = [_newest_checkpoint(run) for run in runs]
-    while all(saved is not None for saved in found):
-        checkpoints = [saved for saved in found if saved is not None]
+    candidates = [_newest_checkpoint(run) for run in runs]
+    while all(saved is not None for saved in candidates):
+        checkpoints = [saved for saved in candidates if saved is not None]
         step = min((saved.step for saved in checkpoints if saved.meta.get("diverged") is None), default=None)
         if step is None or all(
             saved.step == step or (saved.step < step and saved.meta.get("diverged") is not None)
             for saved in checkpoints
         ):
             return checkpoints
-        found = [
+        candidates = [
             saved if saved.step <= step else _newest_checkpoint(run, at_most=step)
             for run, saved in zip(runs, checkpoints, strict=True)
         ]

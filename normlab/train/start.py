@@ -272,12 +272,12 @@ def _create(folder: RunFolder, record: dict[str, Any], config: RunConfig) -> Non
 
 def _remains(folder: RunFolder) -> list[str]:
     """Return the names of a run's files in a folder without run.json."""
-    found = {
+    files = {
         checkpoint.FOLDER: checkpoint.steps(folder.path / checkpoint.FOLDER),
         METRICS_FILE: folder.size(),
         STATUS_FILE: (folder.path / STATUS_FILE).exists(),
     }
-    return [name for name, exists in found.items() if exists]
+    return [name for name, exists in files.items() if exists]
 
 
 # The run.

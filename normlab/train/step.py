@@ -115,11 +115,11 @@ class Step:
                     else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps)
                 )
             self._old_grads.clear()
-            found = list(torch.autograd.grad(part_loss.sum() / parts, [*params, *taps], materialize_grads=True))
+            gradients = list(torch.autograd.grad(part_loss.sum() / parts, [*params, *taps], materialize_grads=True))
             for index, parameter in enumerate(params):  # one at a time: never two copies of all gradients
-                found[index] = _with_strides_of(parameter, found[index])
-            grads, tap_grads = found[: len(params)], found[len(params) :]
-            del found
+                gradients[index] = _with_strides_of(parameter, gradients[index])
+            grads, tap_grads = gradients[: len(params)], gradients[len(params) :]
+            del gradients
             # Squares of the gradient of the loss summed over the step's tokens, which is token_count times the mean.
             squares = mean_squares(tap_grads, batch_axis) * token_count**2 if tap_grads else None
             micro_batches.append(MicroBatch(statistics, squares))

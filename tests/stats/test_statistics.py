@@ -19,7 +19,7 @@ from normlab.model.init import build_model
 from normlab.stats.statistic import CORE, STATISTICS
 from normlab.train.bound import SingleRun, StackedRuns
 from normlab.train.measure import Measure
-from normlab.train.optim import build_optimizer, hyperparameters_at, is_decayed
+from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.step import Step
 
 VOCAB = 16
@@ -55,7 +55,7 @@ class Case:
         alone = len(models) == 1
         runner = SingleRun(models[0], compiled=self.compiled) if alone else StackedRuns(models, compiled=self.compiled)
         decayed = [name for name, p in runner.model.named_parameters() if is_decayed(config.optim, p)]
-        optimizer = build_optimizer(config.optim, runner.params, decayed)
+        optimizer = Optimizer(config.optim, runner.params, decayed)
         return Step(
             runner, optimizer, accumulation=self.accumulation, clip=config.optim.clip,
             measure=Measure(runner, config.stats.names(CORE)),

@@ -446,7 +446,7 @@ def test_a_gpu_that_is_elsewhere_is_not_asked(monkeypatch: pytest.MonkeyPatch, w
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     grid = [*(word for word in words if not word.startswith("device=")), "sweep.on=slurm"]
-    with pytest.raises(ConfigError, match=r"precision=auto: is for the GPU to say, and there is none here"):
+    with pytest.raises(ConfigError, match=r"precision=auto: depends on the GPU, and this machine has none"):
         make_plan(*compose_sweep(grid))
     planned = make_plan(*compose_sweep([*grid, "precision=bf16"]))
     named = make_plan(*compose_sweep([*grid, "precision=bf16", "device=cuda"]))

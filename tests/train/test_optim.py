@@ -13,7 +13,7 @@ from normlab.launch import compose_run
 from normlab.model.init import build_model
 from normlab.train.bound import SingleRun
 from normlab.train.optim import (
-    build_optimizer,
+    Optimizer,
     decay_start,
     hyperparameters_at,
     is_decayed,
@@ -63,7 +63,7 @@ def test_a_lone_update_equals_torch_optim(options: AdamW | SGD) -> None:
     theirs = {n: p.clone().requires_grad_() for n, p in params.items()}
     decayed = [n for n, p in params.items() if is_decayed(options, p)]
     assert ("gain" in decayed) == (options.decay == "all")
-    ours = build_optimizer(options, params, decayed)
+    ours = Optimizer(options, params, decayed)
     other = reference(options, theirs, decayed)
     for step in range(STEPS):
         grads = gradients(step, params)
@@ -83,8 +83,8 @@ def test_a_stacked_update_equals_the_lone_ones(options: AdamW | SGD) -> None:
     stacked = drawn(3)
     lone = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]
     decayed = [n for n, p in lone[0].items() if is_decayed(options, p)]
-    together = build_optimizer(options, stacked, decayed)
-    alone = [build_optimizer(run, lone[r], decayed) for r, run in enumerate(runs)]
+    together = Optimizer(options, stacked, decayed)
+    alone = [Optimizer(run, lone[r], decayed) for r, run in enumerate(runs)]
     alive = torch.tensor([True, False, True])
     start = {n: p.clone() for n, p in stacked.items()}
     for step in range(STEPS):
@@ -102,7 +102,7 @@ def test_a_stacked_update_equals_the_lone_ones(options: AdamW | SGD) -> None:
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=["adamw", "adamw-all", "sgd"])
 def test_a_spoiled_update_changes_no_bit(options: AdamW | SGD) -> None:
     params = drawn()
-    optimizer = build_optimizer(options, params, list(params))
+    optimizer = Optimizer(options, params, list(params))
     optimizer.update(params, gradients(0, params), hyperparameters_at(options, STEPS, 0), torch.tensor(True))
     before = copy.deepcopy((params, optimizer.moments))
     spoiled = {n: torch.full_like(g, math.nan) for n, g in gradients(1, params).items()}
@@ -119,7 +119,7 @@ def test_clipping_equals_torch(clip: float) -> None:
     model = build_model(config, 20)
     tokens = torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     step = Step(
-        SingleRun(model, compiled=False), build_optimizer(config.optim, dict(model.named_parameters()), []), clip=clip
+        SingleRun(model, compiled=False), Optimizer(config.optim, dict(model.named_parameters()), []), clip=clip
     )
     other = copy.deepcopy(model)
     out = step(tokens[:, :-1], tokens[:, 1:], hyperparameters_at(config.optim, 10, 0))

@@ -16,7 +16,7 @@ from normlab.model.init import build_model
 from normlab.stats.statistic import CORE
 from normlab.train.bound import ModelRunner, SingleRun, StackedRuns
 from normlab.train.measure import Measure
-from normlab.train.optim import build_optimizer, hyperparameters_at, is_decayed
+from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.start import train
 from normlab.train.step import Step
 
@@ -30,7 +30,7 @@ def config_of(*words: str) -> RunConfig:
 
 def step_of(config: RunConfig, runner: ModelRunner) -> Step:
     decayed = [name for name, p in runner.model.named_parameters() if is_decayed(config.optim, p)]
-    optimizer = build_optimizer(config.optim, runner.params, decayed)
+    optimizer = Optimizer(config.optim, runner.params, decayed)
     clip = (
         torch.full(runner.run_shape, config.optim.clip, dtype=torch.float64) if runner.run_shape else config.optim.clip
     )

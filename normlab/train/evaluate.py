@@ -46,7 +46,7 @@ class Validation:
         pairs = zip(self.tokens_NT.split(self.batch_size), self.targets_NT.split(self.batch_size), strict=True)
         for tokens, targets in pairs:
             with self.autocast():
-                batch = (x.expand(*runner.run_shape, -1, -1) for x in (tokens, targets))
-                loss = runner.loss(*batch).loss
+                stacked_tokens, stacked_targets = (x.expand(*runner.run_shape, -1, -1) for x in (tokens, targets))
+                loss = runner.loss(stacked_tokens, stacked_targets).loss
             total += loss.double() * len(tokens)
         return (total / len(self.tokens_NT)).view(-1).tolist()

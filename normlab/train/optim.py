@@ -140,16 +140,17 @@ class Optimizer:
             weight_decay: The group's weight decay.
             skip: 1 or 0.
         """
-        params, grads, *moments = tensors
         if isinstance(self.options, AdamW):
+            params, grads, mean, square = tensors
             torch._fused_adamw_(
-                params, grads, *moments, [], [self.count] * len(params), lr=hyper.lr, beta1=hyper.beta1,
+                params, grads, mean, square, [], [self.count] * len(params), lr=hyper.lr, beta1=hyper.beta1,
                 beta2=hyper.beta2, weight_decay=weight_decay, eps=self.options.eps, amsgrad=False, maximize=False,
                 found_inf=skip,
             )  # fmt: skip
         else:
             assert isinstance(self.options, SGD)
-            velocity = moments[0] if hyper.beta1 else []  # the kernel requires an empty list without momentum
+            params, grads, velocity = tensors
+            velocity = velocity if hyper.beta1 else []  # the kernel requires an empty list without momentum
             torch._fused_sgd_(
                 params, grads, velocity, weight_decay=weight_decay, momentum=hyper.beta1, lr=hyper.lr, dampening=0.0,
                 nesterov=self.options.nesterov, maximize=False, is_first_step=False, found_inf=skip,

@@ -1,4 +1,4 @@
-"""The closer look: each of its statistics against a slow one, and what is known of them beforehand."""
+"""The extended statistics against slow reference implementations and known values."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from normlab.train.optim import hyperparameters_at
 NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == EXTENDED and one.derive is None)
 
 
-def looked(placement: str, *words: str, steps: int = 2, apart: bool = True) -> tuple[dict[Any, float], GPT, Any]:
-    """What the closer look sees of a model after some steps, the model, and the optimiser."""
+def extended_statistics(
+    placement: str, *words: str, steps: int = 2, apart: bool = True
+) -> tuple[dict[Any, float], GPT, Any]:
+    """Return the extended statistics of a model after some steps, the model, and the optimiser."""
     one = case(placement, 1, *words)
     (model,) = one.models()
     step = one.step_of([model])
@@ -47,8 +49,8 @@ def batch(placement: str, *words: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("words", [(), ("model.qk_norm=head", "model.positions=rope")], ids=["plain", "qk"])
-def test_attention_equals_the_formula_query_by_query(words: tuple[str, ...]) -> None:
-    found, model, _ = looked("pre", "norm=rmsnorm", *words)
+def test_attention_statistics_equal_a_loop_over_queries(words: tuple[str, ...]) -> None:
+    found, model, _ = extended_statistics("pre", "norm=rmsnorm", *words)
     tokens, _ = batch("pre")
     calls: list[tuple[Tensor, Tensor, float]] = []
     real = nn.functional.scaled_dot_product_attention
@@ -85,7 +87,7 @@ def test_attention_equals_the_formula_query_by_query(words: tuple[str, ...]) -> 
 
 
 def test_the_stream_and_the_hidden_activations_equal_their_formulas() -> None:
-    found, model, _ = looked("peri", "norm=rmsnorm")
+    found, model, _ = extended_statistics("peri", "norm=rmsnorm")
     tokens, _ = batch("peri")
     streams, hidden = [], []
     handles = [
@@ -113,8 +115,8 @@ def test_the_stream_and_the_hidden_activations_equal_their_formulas() -> None:
         assert found["dead_frac", "", place] == (mean < mean.mean() / 1000).double().mean().item()
 
 
-def test_gradients_of_each_example() -> None:
-    found, model, _ = looked("pre", "norm=layernorm")
+def test_gradient_noise_equals_per_example_gradients() -> None:
+    found, model, _ = extended_statistics("pre", "norm=layernorm")
     tokens, targets = batch("pre")
     rows = []
     for example in range(len(tokens)):
@@ -158,7 +160,7 @@ def test_the_noise_scale_is_a_ratio_of_means_and_not_a_mean_of_ratios() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_the_noise_scale_of_all_parameters_adds_theirs_up() -> None:
+def test_noise_scale_of_all_parameters_sums_over_them() -> None:
     columns = [Column(name, site, 1) for name in ("gns_trace", "gns_square") for site in ("v", "w")]
     layout, order = Layout.of(columns, 1, {})
     found = values_of(Profiles(layout, np.arange(2), np.array([[6.0, 2, 1, -1], [6, 2, 3, -1]])[:, order]), "gns")
@@ -167,9 +169,9 @@ def test_the_noise_scale_of_all_parameters_adds_theirs_up() -> None:
 
 
 def test_radial_cosines_are_zero_exactly_where_a_norm_follows_the_weight() -> None:
-    """The norm's eps is all that sees the weight's size; without one in between, the size matters."""
-    peri, *_ = looked("peri", "norm=rmsnorm", "norm.eps=1e-12", "model.qk_norm=head")
-    pre, *_ = looked("pre", "norm=rmsnorm")
+    """With a norm after the weight only eps depends on the weight's size; without one the loss depends on it."""
+    peri, *_ = extended_statistics("peri", "norm=rmsnorm", "norm.eps=1e-12", "model.qk_norm=head")
+    pre, *_ = extended_statistics("pre", "norm=rmsnorm")
     followed = {"attn.out.weight", "mlp.down.weight", "attn.q.weight", "attn.k.weight"}
     for (name, site, _), value in peri.items():
         if name == "radial_cos" and site in followed:
@@ -179,9 +181,11 @@ def test_radial_cosines_are_zero_exactly_where_a_norm_follows_the_weight() -> No
     assert all(abs(pre["radial_cos", site, place]) > 1e-5 for site in followed for place in (1, 2, 3))
 
 
-def test_what_adam_does_is_what_its_next_step_does() -> None:
-    """From the state as it stands torch's own AdamW moves a weight by lr times the update that is measured."""
-    found, model, optimizer = looked("pre", "norm=rmsnorm", "model.bias=false", "optim.weight_decay=0", steps=4)
+def test_adam_statistics_equal_torch_adamw() -> None:
+    """From the same state torch's AdamW moves a weight by lr times the measured update."""
+    found, model, optimizer = extended_statistics(
+        "pre", "norm=rmsnorm", "model.bias=false", "optim.weight_decay=0", steps=4
+    )
     for name, p in model.named_parameters():
         if p.dim() != 2 or not name.startswith("blocks."):
             continue
@@ -204,15 +208,15 @@ def test_what_adam_does_is_what_its_next_step_does() -> None:
         assert found["adam_eps_frac", site, place] == (root < 1e-7).double().mean().item()
 
 
-def test_batch_statistics_have_no_example_of_their_own_and_keep_their_running_ones() -> None:
-    found, *_ = looked("pre", "norm=batchnorm", independent=False)
+def test_norm_with_batch_statistics_has_no_per_example_statistics() -> None:
+    found, *_ = extended_statistics("pre", "norm=batchnorm", independent=False)
     assert not any(name.startswith("gns") for name, _, _ in found)
     assert any(name == "radial_cos" for name, _, _ in found)
     assert NORMS["batchnorm"].batch_statistics
 
 
 @pytest.mark.parametrize("context", [1, 2, 300])
-def test_one_token_or_many(context: int) -> None:
+def test_statistics_are_finite_for_one_token_and_for_many(context: int) -> None:
     one = case("pre", 1, f"model.context={context}")
     (model,) = one.models()
     step = one.step_of([model])
@@ -225,7 +229,7 @@ def test_one_token_or_many(context: int) -> None:
         assert told["attn_sink", "", 1] == 1
 
 
-def test_a_run_with_everything_has_the_same_bits_and_resumes(tmp_path: Path) -> None:
+def test_run_with_all_statistics_has_the_same_bits(tmp_path: Path) -> None:
     words = ("stats=full", "stats.extended_every=7", "optim.lr=1e-2")
     folder = trained(tmp_path / "full", *words)
     assert bits(folder) == bits(trained(tmp_path / "never", *HOW["never"], "optim.lr=1e-2"))

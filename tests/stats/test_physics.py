@@ -1,4 +1,4 @@
-"""Statistics whose value is known beforehand, by a law or by hand."""
+"""Statistics with a known value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_gaussian_has_kurtosis_3_and_uniform_energy_1() -> None:
     assert told["resid_nonfinite"] == 0
 
 
-def test_one_channel_alone_has_kurtosis_d_and_the_vector_of_ones_uniform_energy_d() -> None:
+def test_single_channel_has_kurtosis_d_and_ones_have_uniform_energy_d() -> None:
     one_hot = torch.zeros(2, 3, WIDTH)
     one_hot[..., 7] = -5
     told = of_stream(one_hot)
@@ -58,7 +58,7 @@ def test_ratios_do_not_depend_on_size(size: float) -> None:
     assert View(x * size).cosine(View(x * size)).tolist() == [[pytest.approx(1, rel=1e-5)] * 8] * 4
 
 
-def test_zeros_have_zeros_and_what_is_not_finite_is_counted() -> None:
+def test_zeros_have_zero_statistics_and_nonfinite_tokens_are_counted() -> None:
     zeros = torch.zeros(2, 3, 8)
     assert set(of_stream(zeros).values()) == {0}
     assert View(zeros).cosine(View(zeros)).abs().max() == 0
@@ -74,8 +74,8 @@ def test_orthogonal_and_opposite_vectors() -> None:
 
 
 @pytest.mark.parametrize("placement", ["post", "peri"])
-def test_the_stream_at_initialisation(placement: str) -> None:
-    """Post-norm's is its gain, at every depth; peri's grows as the root of what was added to it: 2 a block."""
+def test_stream_rms_at_initialisation_follows_the_placement(placement: str) -> None:
+    """It equals the gain with post-norm, and grows as the root of 2 per block with peri-norm."""
     one = case(placement, 1, "model.depth=24", "model.width=64", "model.context=32", "norm=rmsnorm")
     model = build_model(one.configs[0], VOCAB).double()
     with torch.no_grad():
@@ -98,7 +98,7 @@ def dict_of(one, model) -> dict:
     return dict(zip(map(tuple, out.measured.columns), out.measured.values.tolist(), strict=True))
 
 
-def test_a_norm_that_is_watched_is_the_norm_it_was() -> None:
+def test_instrumented_norm_equals_the_plain_norm() -> None:
     config = compose_run(["norm=layernorm", "norm.bias=true"])
     plain, seen = config.norm.build(16), instrument(config.norm.build(16))
     assert isinstance(seen, type(plain))

@@ -1,4 +1,4 @@
-"""The probe: each of its statistics against another way to compute it, and when a run is probed."""
+"""The probe statistics against reference implementations, and the schedule of probes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def loss_of(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
 
-def test_curvature_equals_the_whole_hessian() -> None:
+def test_sharpness_equals_the_full_hessian() -> None:
     found, model, tokens, targets, measure = probed("pre", "model.depth=1", "norm=rmsnorm")
     for block in model.blocks:
         block.attn.fused = False
@@ -66,7 +66,7 @@ def test_curvature_equals_the_whole_hessian() -> None:
 
 
 @pytest.mark.parametrize("placement", ["pre", "residual"])
-def test_what_each_block_is_worth(placement: str) -> None:
+def test_layer_drop_equals_the_loss_without_the_block(placement: str) -> None:
     found, model, tokens, targets, _ = probed(placement, "model.depth=3", "norm=layernorm")
     whole = loss_of(model, tokens, targets).item()
     blocks = list(model.blocks)
@@ -76,7 +76,7 @@ def test_what_each_block_is_worth(placement: str) -> None:
         assert found["layer_drop", "", place] == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
-def test_the_streams_geometry() -> None:
+def test_erank_and_angular_equal_their_formulas() -> None:
     found, model, tokens, _, _ = probed("pre", "model.depth=3", "norm=layernorm")
     streams: list[Tensor] = []
     for part in (*model.blocks, model.head):
@@ -93,7 +93,7 @@ def test_the_streams_geometry() -> None:
     assert ("angular", "3", 2) not in found
 
 
-def test_the_jacobian_and_the_matrices() -> None:
+def test_jacobian_gain_and_matrix_norms_equal_their_formulas() -> None:
     found, model, tokens, _, _ = probed("pre", "model.depth=2", "norm=rmsnorm", "model.context=6")
     x = model.embed(tokens[:1]).detach()
 
@@ -121,8 +121,8 @@ def test_the_jacobian_and_the_matrices() -> None:
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "x0_lambdas", "siamese"])
-def test_the_jacobian_is_by_the_stream_that_the_block_is_given(placement: str) -> None:
-    """By that alone: what a placement keeps of it elsewhere stays as it was."""
+def test_jacobian_gain_is_with_respect_to_the_blocks_input(placement: str) -> None:
+    """Other tensors that a placement carries are constants."""
     found, model, tokens, _, _ = probed(placement, "model.depth=3", "norm=rmsnorm")
     stream, streams = model.embed(tokens), list[Any]()
     for block in model.blocks:
@@ -145,7 +145,7 @@ def test_the_jacobian_is_by_the_stream_that_the_block_is_given(placement: str) -
         assert found["jac_gain", "", place] == pytest.approx(gain, rel=1e-5), place
 
 
-def test_no_probe_is_made_that_would_take_more_than_its_share() -> None:
+def test_probe_must_fit_its_time_share() -> None:
     assert fits_share(0.03, 1000, 0, 0.0, [])  # nothing is known yet
     assert fits_share(0.03, 1000, 0, 0.0, [9.0])  # nor is what a step takes
     assert fits_share(0.03, 1000, 100, 10.0, [1.0])  # 2 s of 100
@@ -155,7 +155,7 @@ def test_no_probe_is_made_that_would_take_more_than_its_share() -> None:
 
 
 @pytest.mark.slow
-def test_a_probe_that_would_take_too_much_is_left_out_and_said(
+def test_probe_beyond_its_time_share_is_skipped_and_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looks, "fits_share", lambda share, steps, done, seconds, probes: not probes)
@@ -168,7 +168,7 @@ def test_a_probe_that_would_take_too_much_is_left_out_and_said(
     assert parts.steps.tolist() == [0]
 
 
-def test_lanczos_on_a_matrix_that_is_known() -> None:
+def test_lanczos_finds_the_largest_eigenvalue_of_a_known_matrix() -> None:
     generator = torch.Generator().manual_seed(3)
     basis = torch.linalg.qr(torch.randn(60, 60, generator=generator, dtype=torch.float64))[0]
     values = torch.linspace(-30, 10, 60, dtype=torch.float64)
@@ -192,7 +192,7 @@ def test_lanczos_on_a_matrix_that_is_known() -> None:
         (["train.steps=10000", "stats=core"], set()),
     ],
 )
-def test_as_many_moments_as_fit(words: list[str], moments: set[int]) -> None:
+def test_as_many_probes_as_fit_are_scheduled(words: list[str], moments: set[int]) -> None:
     config = compose_run(["stats=full", *words])
     assert probe_steps(config) == moments
     share = config.stats.probe_share
@@ -200,7 +200,7 @@ def test_as_many_moments_as_fit(words: list[str], moments: set[int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_probed_has_the_same_bits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_probes_do_not_change_the_bits_of_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain = ("train.steps=120", "model.depth=2", "train.batch_size=8", "norm=batchnorm")
     folder = trained(tmp_path / "probed", "stats=full", "stats.probe_share=1", *plain)
     lines = [line for line in capfd.readouterr().err.splitlines() if "probe after" in line]
@@ -215,7 +215,7 @@ def test_a_run_that_is_probed_has_the_same_bits(tmp_path: Path, capfd: pytest.Ca
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_does_so_when_it_is_probed_too(tmp_path: Path, run_command: Any) -> None:
+def test_diverging_run_diverges_with_probes_too(tmp_path: Path, run_command: Any) -> None:
     words = ("stats=full", "stats.probe_share=1", "train.steps=60", "train.log_every=60", "optim.lr=1e30")
     folder = trained(tmp_path, *words, "train.batch_size=8")
     assert folder.state() == "diverged"
@@ -228,7 +228,7 @@ def test_a_run_that_diverges_does_so_when_it_is_probed_too(tmp_path: Path, run_c
     assert json.loads(out)
 
 
-def test_a_statistic_that_no_probe_makes(tmp_path: Path, run_command: Any) -> None:
+def test_probe_of_another_tiers_statistic_fails(tmp_path: Path, run_command: Any) -> None:
     folder = trained(tmp_path, "train.steps=1")
     for name in ("resid_rms", "spikes"):
         code, out, err = run_command("inspect", str(folder.path), name, "--probe")
@@ -237,7 +237,7 @@ def test_a_statistic_that_no_probe_makes(tmp_path: Path, run_command: Any) -> No
 
 
 @pytest.mark.slow
-def test_what_only_adam_has(tmp_path: Path) -> None:
+def test_sharpness_pre_needs_adam_and_an_update(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sharpness_pre: has no effect with optim=sgd"):
         compose_run(["optim=sgd", "stats.also=[sharpness_pre]"])
     words = ("stats=off", "stats.also=[sharpness_pre]", "stats.probe_share=1", "train.steps=60", "train.batch_size=8")
@@ -247,13 +247,13 @@ def test_what_only_adam_has(tmp_path: Path) -> None:
     assert not trained(tmp_path / "sgd", "optim=sgd", "stats=full", "train.steps=1").arrays.read(PROBE)[0]
 
 
-def test_a_run_too_short_for_a_probe_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_too_short_for_a_probe_reports_that(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, "stats=full", "train.steps=3")
     assert "no probe fits into stats.probe_share=0.03 of 3 steps" in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_checkpoints_of_a_run_that_has_ended(
+def test_inspect_probes_the_checkpoints_of_a_finished_run(
     tmp_path: Path, run_command: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = trained(tmp_path, "train.steps=8", "train.checkpoint_every=4", "stats=off")

@@ -1,4 +1,4 @@
-"""What is said of each statistic, what the words after `stats.` do, and what happens where one is missing."""
+"""The registry of statistics, the `stats.` options, missing statistics, and derived ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CORPUS = Path(__file__).parents[1] / "corpus.txt"
 
 
 @pytest.mark.parametrize("name", STATISTICS)
-def test_everything_is_said_of_it(name: str) -> None:
+def test_statistic_has_all_descriptions(name: str) -> None:
     one = STATISTICS[name]
     assert re.fullmatch(r"[a-z][a-z0-9_]*", name)  # what W&B sorts and filters by
     for text in (one.formula, one.unit, one.question, one.source):
@@ -42,7 +42,7 @@ def test_everything_is_said_of_it(name: str) -> None:
         ({"merge": "derived"}, "go together"),
     ],
 )
-def test_a_statistic_that_is_none(change: dict[str, str], message: str) -> None:
+def test_invalid_statistic_is_not_registered(change: dict[str, str], message: str) -> None:
     told = {"name": "new", "of": "resid", "formula": "f", "unit": "1", "merge": "mean", "question": "?", "source": "s"}
     with pytest.raises(ConfigError, match=message):
         register(Statistic(**(told | change)))
@@ -68,18 +68,18 @@ def test_a_statistic_that_is_none(change: dict[str, str], message: str) -> None:
         (["stats.also=[gns]", "stats.probe_share=0.5"], "stats.probe_share=0.5: has no effect"),
     ],
 )
-def test_words_that_mean_nothing_are_refused(words: list[str], message: str) -> None:
+def test_options_without_effect_fail(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose_run(words)
 
 
-def test_a_choice_that_there_is_not(run_command: Command) -> None:
+def test_unknown_preset_fails(run_command: Command) -> None:
     assert run_command("train", "stats=of") == (
         2, "", "error: stats=of: unknown stats 'of': choose one of core, full, off (did you mean 'off'?)\n"
     )  # fmt: skip
 
 
-def test_words_that_choose() -> None:
+def test_options_select_statistics() -> None:
     core = {name for name, one in STATISTICS.items() if one.tier == CORE and one.derive is None}
     assert compose_run([]).stats.names(CORE) == core
     assert compose_run([]).stats.every == 10
@@ -92,13 +92,13 @@ def test_words_that_choose() -> None:
     assert compose_run(["stats.also=[gns]"]).stats.names(EXTENDED) == {"gns_trace", "gns_square"}
 
 
-def test_they_are_no_part_of_a_run_s_identity() -> None:
+def test_statistics_options_do_not_change_the_config_hash() -> None:
     plain = compose_run([])
     for words in (["stats=off"], ["stats.every=1"], ["stats.without=[adj_cos]"], ["tracking.layers=true"]):
         assert compose_run(words).config_hash == plain.config_hash
 
 
-# A tap that did not run.
+# Missing statistics.
 
 HALF = '''
 from dataclasses import dataclass
@@ -151,7 +151,7 @@ WORDS = [
         ),
     ],
 )  # fmt: skip
-def test_a_statistic_that_is_missing_is_an_error(
+def test_missing_statistic_is_an_error(
     name: str, body: str, missing: str, tmp_path: Path, run_command: Command
 ) -> None:
     plugin = tmp_path / "half.py"
@@ -165,7 +165,7 @@ def test_a_statistic_that_is_missing_is_an_error(
     assert code == 0, err
 
 
-def test_a_norm_that_is_run_twice_has_two_sites(tmp_path: Path) -> None:
+def test_norm_that_runs_twice_has_two_sites(tmp_path: Path) -> None:
     plugin = tmp_path / "twice.py"
     body = "x = x + attn(self.norm(x)); return x + mlp(self.other(self.norm(x)))"
     plugin.write_text(HALF.replace("NAME", "twice").replace("BODY", body))
@@ -174,18 +174,18 @@ def test_a_norm_that_is_run_twice_has_two_sites(tmp_path: Path) -> None:
     assert set(profiles.get("norm_in_rms")) == {"norm", "norm#2", "other"}
 
 
-# What is derived.
+# Derived statistics.
 
 
 def profiles_of(values: dict[tuple[str, str], list[float]], families: dict[str, str] | None = None) -> Profiles:
-    """One step of a model of three blocks: the numbers of each statistic and site at places 1, 2, ..."""
+    """Return one step of a model of three blocks, from values of each statistic and site at layers 1, 2, ..."""
     columns = [Column(*key, place) for key, own in values.items() for place in range(1, len(own) + 1)]
     layout, order = Layout.of(columns, 3, families or {})
     whole = np.array([number for own in values.values() for number in own], dtype=np.float32)
     return Profiles(layout, np.array([0]), whole[None, order])
 
 
-def test_what_is_derived_is_what_its_formula_says() -> None:
+def test_derived_statistics_equal_their_formulas() -> None:
     measured = profiles_of(
         {
             ("resid_rms", ""): [1, 2, 4, 8], ("resid_absmax", ""): [5, 8, 8, 80], ("attn_rms", ""): [0.5, 3, 1],
@@ -220,14 +220,14 @@ def test_what_is_derived_is_what_its_formula_says() -> None:
             np.testing.assert_allclose(found[site][0], values, rtol=1e-6, err_msg=name)
 
 
-def test_a_gradient_that_is_no_number_is_its_familys() -> None:
+def test_nan_gradient_makes_all_shares_nan() -> None:
     measured = profiles_of(
         {("grad_norm", "q"): [1, np.nan], ("grad_norm", "up"): [2, 3]}, {"q": "attn", "up": "mlp"}
     )  # fmt: skip
     assert all(np.isnan(share[0]) for share in values_of(measured, "grad_share").values())
 
 
-def test_what_cannot_be_derived_says_what_it_lacks() -> None:
+def test_derived_statistic_names_its_missing_input() -> None:
     with pytest.raises(StatisticsError, match="resid_crest: is derived from resid_absmax, which was not measured"):
         values_of(profiles_of({("resid_rms", ""): [1, 2]}), "resid_crest")
     with pytest.raises(StatisticsError, match="logz: was not measured"):

@@ -1,4 +1,4 @@
-"""Every statistic against a slow reference that has no part of normlab's own: alone, accumulated, packed, compiled."""
+"""Every core statistic against a reference implementation: single, accumulated, stacked and compiled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEASURED = {name for name, one in STATISTICS.items() if one.tier == CORE and one
 
 @dataclass
 class Case:
-    """Some runs that differ in their seeds, trained a few steps on the same words."""
+    """Runs that differ in their seeds."""
 
     configs: Sequence[RunConfig]
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Case:
         for number, model in enumerate(models):
             generator = torch.Generator().manual_seed(number)
             for name, p in model.named_parameters():
-                if name.endswith(".gain"):  # as drawn, all are 1, and so are most of their statistics
+                if name.endswith(".gain"):  # initial gains are 1, and so are most of their statistics
                     with torch.no_grad():
                         p.add_(torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype))
         return models
@@ -61,8 +61,8 @@ class Case:
             measure=Measure(runner, config.stats.names(CORE)),
         )  # fmt: skip
 
-    def seen(self, steps: int) -> list[dict[tuple[str, str, int], float]]:
-        """What normlab measures in the last of some steps, for each run."""
+    def measured(self, steps: int) -> list[dict[tuple[str, str, int], float]]:
+        """Return the statistics of the last of some steps, for each run."""
         step = self.step_of(copy.deepcopy(self.models()))
         out: Any = None
         for number in range(steps):
@@ -110,27 +110,27 @@ def case(placement: str, runs: int, *words: str, **options: Any) -> Case:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 def test_every_statistic_equals_the_reference(placement: str, accumulation: int, runs: int, dtype: torch.dtype) -> None:
     one = case(placement, runs, "norm=layernorm", dtype=dtype, accumulation=accumulation)
-    compare(one.seen(3), one.expected(3, placement), 1e-10 if dtype == torch.float64 else 1e-5)
+    compare(one.measured(3), one.expected(3, placement), 1e-10 if dtype == torch.float64 else 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.slow), 3], ids=["alone", "pack"])
-def test_compiled_too(runs: int) -> None:
+def test_every_compiled_statistic_equals_the_reference(runs: int) -> None:
     torch.compiler.reset()
     one = case(
         "peri", runs, "norm=rmsnorm", "norm.unit_offset=true", dtype=torch.float32, accumulation=4, compiled=True
     )
-    compare(one.seen(2), one.expected(2, "peri"), 1e-5)
+    compare(one.measured(2), one.expected(2, "peri"), 1e-5)
 
 
 def compare(found: Sequence[dict[Any, float]], expected: Sequence[dict[Any, float]], tolerance: float) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.keys() == theirs.keys()
         for name in {key[0] for key in theirs}:
-            # Of a statistic, beside its largest value: the mean of numbers about 0 has their rounding.
+            # Relative to the statistic's largest value: the mean of values around 0 has their rounding error.
             largest = max(abs(value) for key, value in theirs.items() if key[0] == name)
             for key in (key for key in theirs if key[0] == name):
                 slack = tolerance * min(largest, 1)
-                if name == "update_norm" and tolerance > 1e-6:  # the weight that is updated is itself rounded
+                if name == "update_norm" and tolerance > 1e-6:  # the updated weight is rounded too
                     slack += 1.2e-7 * theirs["param_norm", *key[1:]]
                 assert ours[key] == pytest.approx(theirs[key], rel=tolerance, abs=slack), key

@@ -1,4 +1,4 @@
-"""Looking changes nothing: with statistics every step, now and then, and never, a run has the same bits."""
+"""Statistics do not change training: with every cadence, and without statistics, a run has the same bits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trained(results: Path, *words: str) -> RunFolder:
 
 
 def bits(folder: RunFolder) -> tuple[Any, str]:
-    """Every loss, gradient norm and clip factor, and the state at the end."""
+    """Return every loss, gradient norm and clip factor, and a hash of the final state."""
     rows = [tuple(row.values()) for row in folder.rows().rows if row["kind"] != "pace"]
     state = hashlib.sha256()
     saved, _ = checkpoint.read_newest(folder.path / "checkpoints")
@@ -68,7 +68,7 @@ CASES = {
     ],
     ids=[f"{name}-{compiled}" for name in CASES for compiled in ("off", "on")],
 )
-def test_looking_changes_nothing(words: tuple[str, ...], compiled: str, tmp_path: Path) -> None:
+def test_statistics_do_not_change_the_bits_of_a_run(words: tuple[str, ...], compiled: str, tmp_path: Path) -> None:
     torch.compiler.reset()
     found = {
         how: bits(trained(tmp_path / how, *words, *looks, f"compile={compiled}", "deterministic=true"))
@@ -78,7 +78,7 @@ def test_looking_changes_nothing(words: tuple[str, ...], compiled: str, tmp_path
     assert found["now and then"] == found["never"]
 
 
-def test_in_bfloat16_eager_steps_are_the_same(tmp_path: Path) -> None:
+def test_statistics_do_not_change_eager_bfloat16_steps(tmp_path: Path) -> None:
     found = [bits(trained(tmp_path / how, *looks, "precision=bf16", "train.steps=3")) for how, looks in HOW.items()]
     assert found == [found[0]] * 3
 
@@ -88,11 +88,11 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("post", "peri")]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", *SLOW])
-def test_in_bfloat16_compiled_steps_round_otherwise_and_by_how_much(placement: str) -> None:
-    """What backward gets is kept as it was rounded or computed again unrounded, as the compiler likes: float32 is one.
+def test_statistics_change_compiled_bfloat16_steps_by_rounding_only(placement: str) -> None:
+    """The compiler may keep rounded values for the backward pass or recompute them unrounded, unlike in float32.
 
-    From one state, a measured step and a plain one: the loss and the gradient's norm are far nearer to each other
-    than a unit in the last place of bfloat16, 2^-8.
+    From one state, the loss and the gradient norm of a measured and a plain step differ by far less than a unit in
+    the last place of bfloat16, 2^-8.
     """
     torch.compiler.reset()
     one = case(placement, 1, "precision=bf16", "optim.lr=1e-2", dtype=torch.float32, compiled=True)
@@ -114,7 +114,7 @@ def state_of(step: Step) -> list[torch.Tensor]:
     return [*step.runner.params.values(), *(m for kind in step.optimizer.moments.values() for m in kind.values())]
 
 
-def test_what_is_kept(tmp_path: Path) -> None:
+def test_record_holds_the_measured_steps(tmp_path: Path) -> None:
     folder = trained(tmp_path)
     (profiles,), damaged = folder.arrays.read("core")
     assert damaged == 0

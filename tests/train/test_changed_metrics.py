@@ -1,4 +1,4 @@
-"""A run that has ended knows the rows of its metrics: every reader reports rows that were lost, added or changed."""
+"""An ended run stores a digest of its metrics: every reader reports lost, added and changed rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CHANGES = {
 
 
 def rewrite(run: RunFolder, change: Callable[[list[bytes]], list[bytes]]) -> str:
-    """Change the metrics; return the sentence that readers must report."""
+    """Change the metrics; return the sentence that every reader must print."""
     lines = run.metrics_path.read_bytes().splitlines(keepends=True)
     assert change(lines) != lines
     run.metrics_path.write_bytes(b"".join(change(lines)))
@@ -63,7 +63,7 @@ def rewrite(run: RunFolder, change: Callable[[list[bytes]], list[bytes]]) -> str
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_reader_of_the_metrics_reports_rows_that_were_lost_added_or_changed(
+def test_every_reader_reports_lost_added_or_changed_rows(
     change: Callable[[list[bytes]], list[bytes]],
     run: RunFolder,
     run_command: Command,
@@ -88,7 +88,7 @@ def test_every_reader_of_the_metrics_reports_rows_that_were_lost_added_or_change
     assert [warning for warning in row["warnings"] if told in warning]
 
 
-def test_a_run_with_changed_metrics_is_not_continued_by_a_longer_one(run: RunFolder, run_command: Command) -> None:
+def test_longer_run_does_not_branch_from_changed_metrics(run: RunFolder, run_command: Command) -> None:
     longer = (*WORDS, *CONSTANT, "train.steps=20", f"results_dir={run.path.parents[1]}", "run.name=longer")
     told = rewrite(run, change_a_digit)
     code, _, err = run_command("train", *longer)
@@ -97,9 +97,7 @@ def test_a_run_with_changed_metrics_is_not_continued_by_a_longer_one(run: RunFol
     assert "continued_from" not in load("longer", run.path.parents[1]).record
 
 
-def test_runs_that_were_only_resumed_copied_or_made_before_are_reported_by_nobody(
-    run: RunFolder, run_command: Command
-) -> None:
+def test_resumed_branched_and_old_runs_are_not_reported(run: RunFolder, run_command: Command) -> None:
     results = str(run.path.parents[1])
     assert run.metrics_problem() == ""
     assert run.status()["metrics"]["rows"] == len(run.rows().rows)
@@ -116,7 +114,7 @@ def test_runs_that_were_only_resumed_copied_or_made_before_are_reported_by_nobod
     assert run.metrics_problem() == ""
 
 
-def test_each_run_of_a_pack_knows_its_rows_the_diverged_one_too(tmp_path: Path) -> None:
+def test_each_run_of_a_pack_stores_the_digest_of_its_rows(tmp_path: Path) -> None:
     configs = [compose_run([*WORDS, f"results_dir={tmp_path}", f"seed={seed}", f"optim.lr={lr}", "optim.clip=1e9"])
                for seed, lr in ((0, 1e-3), (1, 1e6))]  # fmt: skip
     outcomes = train_pack(configs, [[], []], pack={"sweep": "some", "number": 0})

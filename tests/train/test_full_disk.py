@@ -1,4 +1,4 @@
-"""A disk that fills up while a run writes to it: the old state intact, the reason named, the run resumable."""
+"""A disk that fills up during a run: the old state is intact, the reason is printed, and the run can resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from normlab.train import checkpoint, start
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, of 2 MiB; `grow` makes it large."""
+    """A file system of 2 MiB."""
     place = tmp_path / "disk"
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True).returncode:
@@ -30,7 +30,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, leave: int = 0) -> Path:
-    """Take all that is free on a disk but `leave` bytes."""
+    """Fill the disk up to `leave` free bytes."""
     filler = disk / "filler"
     with filler.open("wb") as file:
         while (free := shutil.disk_usage(disk).free) > leave:
@@ -46,7 +46,7 @@ def the_run(disk: Path) -> RunFolder:
     return entry.folder
 
 
-def test_in_a_checkpoint(disk: Path, reference: Path, run_command: Command) -> None:
+def test_disk_full_in_a_checkpoint_keeps_older_ones(disk: Path, reference: Path, run_command: Command) -> None:
     words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
     size = sum(path.stat().st_size for path in (reference / "checkpoints" / "step_00000016").iterdir())
     filler = fill(disk, leave=int(2.5 * size))
@@ -63,7 +63,7 @@ def test_in_a_checkpoint(disk: Path, reference: Path, run_command: Command) -> N
     assert differences(reference, folder.path) == []
 
 
-def test_in_the_first_checkpoint(disk: Path, reference: Path, run_command: Command) -> None:
+def test_disk_full_in_the_first_checkpoint_is_reported(disk: Path, reference: Path, run_command: Command) -> None:
     size = sum(path.stat().st_size for path in (reference / "checkpoints" / "step_00000016").iterdir())
     fill(disk, leave=int(0.7 * size))
     code, _, err = run_command("train", *WORDS, f"results_dir={disk / 'results'}")
@@ -73,7 +73,7 @@ def test_in_the_first_checkpoint(disk: Path, reference: Path, run_command: Comma
 
 @pytest.fixture
 def fill_at(disk: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Have the next run find its disk full once `step` updates are in its record."""
+    """Make the disk full after `step` updates are in the next run's record."""
 
     def arm(step: int) -> None:
         class Filling(Console):
@@ -89,10 +89,10 @@ def fill_at(disk: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None
 
 
 @pytest.mark.parametrize("step", [3, 11])
-def test_in_the_record(
+def test_disk_full_in_the_record_is_resumable(
     step: int, disk: Path, reference: Path, run_command: Command, fill_at: Callable[[int], None]
 ) -> None:
-    """Before and after the first checkpoint."""
+    """The disk fills up before and after the first checkpoint."""
     words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
     fill_at(step)
     code, _, err = run_command(*words)
@@ -108,10 +108,10 @@ def test_in_the_record(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 3])
-def test_in_the_folder_of_wandb(
+def test_disk_full_in_the_wandb_folder_does_not_change_the_run(
     step: int, disk: Path, reference: Path, run_command: Command, fill_at: Callable[[int], None], tmp_path: Path
 ) -> None:
-    """Before its start and in the middle: the run is what it is with W&B off."""
+    """The disk fills up before the start or in the middle: the run equals one with W&B off."""
     folder = tmp_path / "results" / "runs" / reference.name
     folder.mkdir(parents=True)
     (folder / "wandb").symlink_to(disk)
@@ -127,7 +127,7 @@ def test_in_the_folder_of_wandb(
     assert differences(reference, folder) == []
 
 
-def test_while_a_plugin_is_copied(disk: Path, run_command: Command, tmp_path: Path) -> None:
+def test_disk_full_while_copying_a_plugin_is_resumable(disk: Path, run_command: Command, tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text('"""Nothing."""\n' + "# much of it\n" * 40_000)
     words = ["train", *WORDS, f"results_dir={disk / 'results'}", f"plugins=[{plugin}]"]
@@ -140,7 +140,9 @@ def test_while_a_plugin_is_copied(disk: Path, run_command: Command, tmp_path: Pa
     assert the_run(disk).state() == "finished"
 
 
-def test_a_disk_that_may_only_be_read(disk: Path, run_command: Command, interrupt: Callable[..., None]) -> None:
+def test_read_only_disk_can_be_read_and_is_reported(
+    disk: Path, run_command: Command, interrupt: Callable[..., None]
+) -> None:
     words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
     interrupt(9)
     run_command(*words)

@@ -58,25 +58,25 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["adamw", "adamw-all", "sgd", "nesterov", "plain-sgd"])
-def test_a_lone_update_equals_torch_optim(options: AdamW | SGD) -> None:
+def test_update_of_a_single_run_equals_torch_optim(options: AdamW | SGD) -> None:
     params = drawn()
-    theirs = {n: p.clone().requires_grad_() for n, p in params.items()}
+    reference_params = {n: p.clone().requires_grad_() for n, p in params.items()}
     decayed = [n for n, p in params.items() if is_decayed(options, p)]
     assert ("gain" in decayed) == (options.decay == "all")
-    ours = Optimizer(options, params, decayed)
-    other = reference(options, theirs, decayed)
+    optimizer = Optimizer(options, params, decayed)
+    other = reference(options, reference_params, decayed)
     for step in range(STEPS):
         grads = gradients(step, params)
-        for n, p in theirs.items():
+        for n, p in reference_params.items():
             p.grad = grads[n].clone()
         other.step()
-        ours.update(params, grads, hyperparameters_at(options, STEPS, step), torch.tensor(True))
+        optimizer.update(params, grads, hyperparameters_at(options, STEPS, step), torch.tensor(True))
         for n, p in params.items():
-            torch.testing.assert_close(p, theirs[n].detach(), atol=1e-12, rtol=1e-12)
+            torch.testing.assert_close(p, reference_params[n].detach(), atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["adamw", "adamw-all", "sgd", "nesterov", "plain-sgd"])
-def test_a_stacked_update_equals_the_lone_ones(options: AdamW | SGD) -> None:
+def test_update_of_stacked_runs_equals_single_updates(options: AdamW | SGD) -> None:
     runs = [copy.deepcopy(options) for _ in range(3)]
     for number, run in enumerate(runs):
         run.lr, run.weight_decay = options.lr * (1 + number), 0.1 * number
@@ -100,7 +100,7 @@ def test_a_stacked_update_equals_the_lone_ones(options: AdamW | SGD) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=["adamw", "adamw-all", "sgd"])
-def test_a_spoiled_update_changes_no_bit(options: AdamW | SGD) -> None:
+def test_skipped_update_changes_no_bit(options: AdamW | SGD) -> None:
     params = drawn()
     optimizer = Optimizer(options, params, list(params))
     optimizer.update(params, gradients(0, params), hyperparameters_at(options, STEPS, 0), torch.tensor(True))

@@ -1,4 +1,4 @@
-"""The step holds what comes next: packs, statistics that leave it as values, placements from outside."""
+"""Stacked runs equal single runs in the step; compiled graphs and placements from plugins."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ WORDS = (
         *(pytest.param(words, True, 2, marks=pytest.mark.slow) for words in (WORDS[0], WORDS[3], WORDS[5])),
     ],
 )
-def test_a_pack_equals_its_runs_alone(words: tuple[str, ...], compiled: bool, runs: int) -> None:
+def test_stacked_runs_equal_single_runs(words: tuple[str, ...], compiled: bool, runs: int) -> None:
     torch.compiler.reset()
     sgd = "optim=sgd" in words
     lr = 0.1 if sgd else 1e-3
@@ -96,7 +96,7 @@ def test_a_pack_equals_its_runs_alone(words: tuple[str, ...], compiled: bool, ru
                 )
 
 
-def test_a_run_of_a_pack_that_diverges_is_frozen_and_the_others_go_on() -> None:
+def test_diverged_run_is_frozen_and_the_others_continue() -> None:
     configs = [config_of("norm=batchnorm", f"seed={seed}") for seed in (0, 1)]
     models = [build_model(config, VOCAB).double() for config in configs]
     lone = step_of(configs[1], SingleRun(copy.deepcopy(models[1]), compiled=False))
@@ -120,8 +120,8 @@ def test_a_run_of_a_pack_that_diverges_is_frozen_and_the_others_go_on() -> None:
 
 
 @pytest.mark.slow
-def test_graphs_do_not_depend_on_depth() -> None:
-    """Three for a plain step, and three for a measured one: embeddings, block, head."""
+def test_number_of_graphs_does_not_depend_on_depth() -> None:
+    """Three graphs for a plain step and three for a measured one: embeddings, block, head."""
     graphs = []
     for depth in (2, 24):
         torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""Runs that train together: each has the record that it would have alone, and a pack goes on whole."""
+"""Packs of runs: each run has the record of a single run, and a pack resumes as a whole."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUMBERS = (
     ("seed=1", "optim.lr=3e-3", "optim.warmup_steps=2", "optim.clip=0.5"),
     ("seed=0", "data.seed=1", "optim.weight_decay=0", "optim.beta1=0.8", "init=xavier"),
 )
-"""What the runs of a pack may differ in."""
+"""Overrides of the runs of a pack."""
 PACK = {"sweep": "some", "number": 0}
 
 
@@ -40,13 +40,13 @@ def pack_of(configs: Sequence[RunConfig], **more: Any) -> list[Outcome]:
     return train_pack(configs, [[] for _ in configs], pack=PACK, **more)
 
 
-def alike(one: RunFolder, other: RunFolder) -> list[str]:
-    """What differs between two runs' folders, but for times, and for the sweep's name."""
+def run_differences(one: RunFolder, other: RunFolder) -> list[str]:
+    """Return the differences between the folders of two runs, without times."""
     return differences(one.path, other.path)
 
 
-class Sending:
-    """A listener that sends this process a signal, or raises, once a row of a step is in the record."""
+class SignallingSink:
+    """A sink that sends this process a signal, or raises, after the row of a step."""
 
     def __init__(self, step: int, error: BaseException | None = None) -> None:
         self.step, self.error = step, error
@@ -69,9 +69,9 @@ class Sending:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("norm=rmsnorm",), ("norm=batchnorm", "train.accumulation=2")])
-def test_each_run_has_the_record_that_it_has_alone(words: tuple[str, ...], tmp_path: Path) -> None:
-    """To 1e-5 over ten steps in float32: every row, every statistic, and the weights."""
-    # No biases: that of the keys, and each before batch norm, has a gradient of rounding alone, and Adam enlarges it.
+def test_run_has_the_same_record_in_a_pack_and_single(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Rows, statistics and weights agree to 1e-5 over ten steps in float32."""
+    # No biases: those of keys and before batch norm have rounding errors as gradients, which Adam enlarges.
     words = (*words, "train.steps=10", "stats.every=2", "model.bias=false")
     alone = [train(config, sinks=[]).folder for config in configs_of(tmp_path / "alone", *words)]
     packed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "packed", *words))]
@@ -106,17 +106,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
     return [outcome.folder for outcome in outcomes]
 
 
-def test_a_pack_that_is_stopped_goes_on_bit_for_bit(undisturbed: list[RunFolder], tmp_path: Path) -> None:
-    stopped = train_pack(configs_of(tmp_path), [[], [Sending(5)], []], pack=PACK)
+def test_interrupted_pack_resumes_bit_identical(undisturbed: list[RunFolder], tmp_path: Path) -> None:
+    stopped = train_pack(configs_of(tmp_path), [[], [SignallingSink(5)], []], pack=PACK)
     assert [outcome.state for outcome in stopped] == ["interrupted"] * 3
     assert {outcome.signal for outcome in stopped} == {signal.SIGTERM}
     folders = [outcome.folder for outcome in pack_of(configs_of(tmp_path))]
-    assert [alike(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
+    assert [run_differences(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [4, 8, 16])
-def test_a_pack_killed_between_two_checkpoints_of_a_step_goes_on_bit_for_bit(
+def test_pack_killed_between_checkpoints_of_a_step_resumes_bit_identical(
     at: int, undisturbed: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ordinary = TrainingRun.save
@@ -134,27 +134,27 @@ def test_a_pack_killed_between_two_checkpoints_of_a_step_goes_on_bit_for_bit(
     assert [at in steps_of(folder) for folder in folders] == [True, False, False]
     assert [folder.state() for folder in folders] == ["failed"] * 3
     pack_of(configs_of(tmp_path))
-    assert [alike(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
+    assert [run_differences(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
 
 
-def test_a_damaged_checkpoint_of_one_takes_all_back(
+def test_damaged_checkpoint_of_one_run_rewinds_the_pack(
     undisturbed: list[RunFolder], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stopped = train_pack(configs_of(tmp_path), [[], [Sending(9)], []], pack=PACK)
+    stopped = train_pack(configs_of(tmp_path), [[], [SignallingSink(9)], []], pack=PACK)
     (newest,) = {steps_of(outcome.folder)[-1] for outcome in stopped}
     state = stopped[1].folder.path / "checkpoints" / f"step_{newest:08d}" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-8])
     folders = [outcome.folder for outcome in pack_of(configs_of(tmp_path))]
     assert "damaged (its SHA-256 is not the one in the manifest)" in capfd.readouterr().err
-    assert [alike(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
+    assert [run_differences(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
 
 
-# A norm without bounds and a rate that no run survives, but one that does not warm up at once.
+# The third run has a learning rate at which it diverges at once.
 DIVERGING = (*NUMBERS[:2], ("seed=2", "optim.lr=1e30", "optim.warmup_steps=0"))
 
 
 @pytest.mark.slow
-def test_one_that_diverges_is_frozen_and_the_others_have_the_same_bits(tmp_path: Path) -> None:
+def test_diverged_run_is_frozen_and_the_others_keep_their_bits(tmp_path: Path) -> None:
     calm = pack_of(configs_of(tmp_path / "calm"))
     outcomes = pack_of(configs_of(tmp_path / "wild", numbers=DIVERGING))
     assert [outcome.state for outcome in outcomes] == ["finished", "finished", "diverged"]
@@ -172,38 +172,38 @@ def test_one_that_diverges_is_frozen_and_the_others_have_the_same_bits(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 6, 9])
-def test_a_pack_with_one_that_diverged_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
+def test_pack_with_a_diverged_run_resumes_bit_identical(at: int, tmp_path: Path) -> None:
     undisturbed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "whole", numbers=DIVERGING))]
     configs = configs_of(tmp_path / "stopped", numbers=DIVERGING)
-    train_pack(configs, [[Sending(at)], [], []], pack=PACK)
+    train_pack(configs, [[SignallingSink(at)], [], []], pack=PACK)
     outcomes = pack_of(configs)
     assert [outcome.state for outcome in outcomes] == ["finished", "finished", "diverged"]
-    assert [alike(*pair) for pair in zip(undisturbed, (o.folder for o in outcomes), strict=True)] == [[]] * 3
+    assert [run_differences(*pair) for pair in zip(undisturbed, (o.folder for o in outcomes), strict=True)] == [[]] * 3
 
 
-def test_an_end_that_was_written_is_not_undone_by_what_happens_to_the_others(tmp_path: Path) -> None:
+def test_error_after_a_divergence_keeps_the_diverged_status(tmp_path: Path) -> None:
     configs = configs_of(tmp_path, numbers=DIVERGING)
-    with pytest.raises(ValueError, match="no listener"):
-        train_pack(configs, [[Sending(13, ValueError("no listener"))], [], []], pack=PACK)
+    with pytest.raises(ValueError, match="sink failed"):
+        train_pack(configs, [[SignallingSink(13, ValueError("sink failed"))], [], []], pack=PACK)
     states = [RunFolder(path).state() for path in (tmp_path / "runs").iterdir()]
     assert sorted(states) == ["diverged", "failed", "failed"]
 
 
-def test_all_that_diverge_end_the_pack(tmp_path: Path) -> None:
+def test_pack_ends_when_all_runs_diverge(tmp_path: Path) -> None:
     numbers = [("optim.lr=1e30", "optim.warmup_steps=0"), ("optim.lr=2e30", "optim.warmup_steps=0")]
     outcomes = pack_of(configs_of(tmp_path, numbers=numbers))
     assert [outcome.state for outcome in outcomes] == ["diverged"] * 2
     assert all(outcome.already_ended for outcome in pack_of(configs_of(tmp_path, numbers=numbers)))
 
 
-def test_a_pack_that_has_ended_has_nothing_to_do(undisturbed: list[RunFolder]) -> None:
+def test_ended_pack_changes_nothing(undisturbed: list[RunFolder]) -> None:
     before = {path: path.read_bytes() for folder in undisturbed for path in folder.path.rglob("*") if path.is_file()}
     outcomes = pack_of(configs_of(undisturbed[0].path.parents[1]))
     assert [(outcome.state, outcome.already_ended) for outcome in outcomes] == [("finished", True)] * 3
     assert before == {path: path.read_bytes() for path in before}
 
 
-def test_what_has_finished_is_not_taken_back_for_another_one(tmp_path: Path) -> None:
+def test_finished_run_is_not_rewound_with_its_pack(tmp_path: Path) -> None:
     folders = [outcome.folder for outcome in pack_of(configs_of(tmp_path))]
     shutil.rmtree(folders[1].path)
     before = {path: path.read_bytes() for folder in folders for path in folder.path.rglob("*") if path.is_file()}
@@ -212,30 +212,30 @@ def test_what_has_finished_is_not_taken_back_for_another_one(tmp_path: Path) -> 
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_member_is_gone_on_with_by_its_sweep_only(tmp_path: Path) -> None:
+def test_run_of_a_pack_resumes_in_its_sweep_only(tmp_path: Path) -> None:
     configs = configs_of(tmp_path)
-    stopped = train_pack(configs, [[Sending(5)], [], []], pack=PACK)
+    stopped = train_pack(configs, [[SignallingSink(5)], [], []], pack=PACK)
     before = json.dumps(stopped[0].folder.status())
     with pytest.raises(StoreError, match="one of a pack of 3 that trains together in sweep some; start that sweep"):
         train(configs[0], sinks=[])
     with pytest.raises(StoreError, match="in sweep some"):
         train_pack(configs[:2], pack={"sweep": "another", "number": 0})
     assert json.dumps(stopped[0].folder.status()) == before
-    # A half of it, as where the memory ran out, says so.
+    # A part of the pack, as after running out of memory, is reported.
     outcomes = train_pack(configs[:2], [[], []], pack={"sweep": "some", "number": 1})
     assert [outcome.state for outcome in outcomes] == ["finished"] * 2
     assert "the size of its pack was 3 and is 2" in outcomes[0].status["elsewhere"][0]
 
 
-def test_none_joins_a_pack_that_was_begun_alone(tmp_path: Path) -> None:
+def test_single_run_cannot_join_a_pack(tmp_path: Path) -> None:
     configs = configs_of(tmp_path)
-    train(configs[1], sinks=[Sending(5)])
+    train(configs[1], sinks=[SignallingSink(5)])
     with pytest.raises(StoreError, match="was started as a single run and cannot join a pack"):
         pack_of(configs)
     assert train(configs[1], sinks=[]).state == "finished"
 
 
-def test_a_checkpoint_of_a_member_is_that_of_a_lone_run(undisturbed: list[RunFolder], tmp_path: Path) -> None:
+def test_checkpoint_in_a_pack_has_the_layout_of_a_single_run(undisturbed: list[RunFolder], tmp_path: Path) -> None:
     lone = train(configs_of(tmp_path)[0], sinks=[]).folder
     for step in steps_of(lone):
         one, other = (checkpoint.read(folder.path / "checkpoints", step) for folder in (lone, undisturbed[0]))

@@ -17,7 +17,7 @@ from normlab.model.init import build_model
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all
 from normlab.train import start
-from normlab.train.runner import SingleRun, StackedRuns
+from normlab.train.bound import SingleRun, StackedRuns
 from normlab.train.optim import hyperparameters_at
 from normlab.train.step import StepOutput
 
@@ -98,7 +98,8 @@ def test_compiled_equals_eager(name: str) -> None:
     for number in range(2):
         tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(number), 1))
         outputs = [
-            step(tokens, targets, hyperparameters_at(config.optim, 50, number), measured=True) for step in (eager, compiled)
+            step(tokens, targets, hyperparameters_at(config.optim, 50, number), measured=True)
+            for step in (eager, compiled)
         ]
         for word in ("loss", "grad_norm"):
             torch.testing.assert_close(*(getattr(out, word) for out in outputs), atol=1e-12, rtol=1e-9)

@@ -1,6 +1,6 @@
-"""A run that was stopped, killed or damaged, and then finished, is the run that nothing happened to.
+"""A run that was interrupted, killed or damaged and then resumed equals an uninterrupted run.
 
-`scripts/kill_and_resume.py` does the same at length, with kills at random and compiled models.
+`scripts/kill_and_resume.py` repeats this with random kills and compiled models.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def in_a_process(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("point", ["before the state", "half of the state"])
-def test_killed_after_a_checkpoint_and_inside_a_save(point: str, train: Train, reference: Path, tmp_path: Path) -> None:
+def test_run_killed_inside_a_save_resumes_bit_identical(
+    point: str, train: Train, reference: Path, tmp_path: Path
+) -> None:
     words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
     with in_a_process(str(SCRIPT), "--child", point, "3", *words) as process:
         _, err = process.communicate(timeout=120)
@@ -65,7 +67,7 @@ def test_killed_after_a_checkpoint_and_inside_a_save(point: str, train: Train, r
 @pytest.mark.parametrize(
     ("step", "number", "code"), [(0, signal.SIGTERM, 143), (6, signal.SIGINT, 130), (8, signal.SIGTERM, 143)]
 )
-def test_a_signal_stops_at_the_next_step_and_the_same_words_go_on(
+def test_signal_stops_at_the_next_step_and_resume_is_bit_identical(
     step: int,
     number: int,
     code: int,
@@ -87,7 +89,7 @@ def test_a_signal_stops_at_the_next_step_and_the_same_words_go_on(
     assert differences(reference, train().path) == []
 
 
-def test_the_second_signal_stops_at_once(
+def test_second_signal_stops_at_once(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None], tmp_path: Path
 ) -> None:
     interrupt(6, signal.SIGINT, times=2)
@@ -113,12 +115,12 @@ def long_step(self, step):
 Loop.take_step = long_step
 main()
 """
-"""Trains, and calls into torch for LARGE numbers' time in step 6."""
+"""A training script with a long call into torch, on matrices of size LARGE, in step 6."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
-def test_the_second_signal_stops_at_once_inside_a_call_into_torch(
+def test_second_signal_stops_at_once_inside_a_call_into_torch(
     numbers: tuple[int, ...], train: Train, reference: Path, tmp_path: Path
 ) -> None:
     words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
@@ -143,7 +145,7 @@ def test_the_second_signal_stops_at_once_inside_a_call_into_torch(
 
 
 @pytest.mark.slow
-def test_one_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
+def test_first_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
     words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
     with in_a_process("-c", LONG_STEP.replace("LARGE", "3_000"), *words) as process:  # seconds
         try:
@@ -161,7 +163,7 @@ def test_one_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_process_is_refused_and_a_signal_from_outside_is_heard(tmp_path: Path, run_command: Command) -> None:
+def test_second_process_fails_and_sigterm_interrupts(tmp_path: Path, run_command: Command) -> None:
     words = ["train", *WORDS, f"results_dir={tmp_path}", "train.steps=1000000"]
     with in_a_process("-m", "normlab", *words) as process:
         try:
@@ -184,7 +186,7 @@ def test_a_second_process_is_refused_and_a_signal_from_outside_is_heard(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_a_signal_while_the_corpus_is_made_stops_at_once(number: int, code: int, tmp_path: Path) -> None:
+def test_signal_while_the_corpus_is_prepared_stops_at_once(number: int, code: int, tmp_path: Path) -> None:
     text, cache = tmp_path / "text.txt", tmp_path / "cache"
     text.write_text("much ado about nothing\n" * 2_000_000)
     words = ["train", *WORDS, f"data.path=[{text}]", f"results_dir={tmp_path / 'results'}"]
@@ -203,10 +205,10 @@ def test_a_signal_while_the_corpus_is_made_stops_at_once(number: int, code: int,
     assert not list(cache.glob("tokens/*"))
 
 
-# The same words again.
+# The same command again.
 
 
-def test_a_finished_run_says_so_and_changes_nothing(train: Train, command: Command, tmp_path: Path) -> None:
+def test_finished_run_reports_that_and_changes_nothing(train: Train, command: Command, tmp_path: Path) -> None:
     folder = train()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*")}
     code, out, err = command()
@@ -216,7 +218,7 @@ def test_a_finished_run_says_so_and_changes_nothing(train: Train, command: Comma
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*")}
 
 
-def test_fresh_starts_another_beside_it(train: Train) -> None:
+def test_fresh_starts_another_run(train: Train) -> None:
     folder = train("train.steps=4")
     before = contents(folder.path)
     for number in (2, 3):
@@ -226,8 +228,8 @@ def test_fresh_starts_another_beside_it(train: Train) -> None:
     assert contents(folder.path) == before
 
 
-def test_fresh_goes_on_with_what_it_began(train: Train, interrupt: Callable[..., None]) -> None:
-    """Also where it was the first run of its words, and its folder has no number."""
+def test_fresh_resumes_the_run_that_it_started(train: Train, interrupt: Callable[..., None]) -> None:
+    """Also if it was the first run of its command, whose folder has no number."""
     interrupt(6)
     first = train("run.fresh=true")
     assert first.state() == "interrupted"
@@ -238,7 +240,7 @@ def test_fresh_goes_on_with_what_it_began(train: Train, interrupt: Callable[...,
     assert second.run_id == train("run.fresh=true").run_id == f"{first.run_id}.2"
 
 
-def test_fresh_leaves_alone_what_other_words_began(train: Train, interrupt: Callable[..., None]) -> None:
+def test_fresh_does_not_resume_other_runs(train: Train, interrupt: Callable[..., None]) -> None:
     interrupt(6)
     plain = train()
     assert train("run.fresh=true", "train.steps=16").run_id == f"{plain.run_id}.2"
@@ -250,11 +252,11 @@ def test_two_checkpoints_are_kept(schedule: str, train: Train) -> None:
     assert steps_of(train(f"optim.schedule={schedule}", "optim.warmup_steps=4")) == [12, 16]
 
 
-def test_wsd_keeps_the_one_before_its_decay(train: Train) -> None:
+def test_wsd_keeps_the_checkpoint_before_its_decay(train: Train) -> None:
     assert steps_of(train("optim.schedule=wsd", "optim.warmup_steps=4", "optim.decay_fraction=0.5")) == [8, 12, 16]
 
 
-def test_going_on_elsewhere_is_said_and_recorded(
+def test_resume_with_other_versions_warns_and_is_recorded(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -271,7 +273,7 @@ def test_going_on_elsewhere_is_said_and_recorded(
     assert RunFolder(reference).status()["elsewhere"] == []
 
 
-def test_fresh_passes_over_one_that_another_process_trains(train: Train) -> None:
+def test_fresh_skips_a_run_of_another_process(train: Train) -> None:
     folder = train("train.steps=4")
     active = RunFolder(f"{folder.path}.2")
     with active.lock():
@@ -280,7 +282,7 @@ def test_fresh_passes_over_one_that_another_process_trains(train: Train) -> None
         assert train("train.steps=4", "run.fresh=true").run_id == f"{folder.run_id}.3"
 
 
-def test_cadences_and_names_are_not_what_a_run_is() -> None:
+def test_cadences_and_names_do_not_change_the_run_id() -> None:
     ours = run_id()
     assert ours == run_id(
         "train.log_every=1", "eval.every=7", "train.checkpoint_every=0", "tracking.group=x", "tracking.tags=[a,b]",
@@ -302,8 +304,8 @@ def continuing(schedule: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "steps", "branch"), [("constant", 8, 8), ("constant", 7, 7), ("wsd", 8, 6)])
-def test_more_steps_go_on_from_the_shorter_run(schedule: str, steps: int, branch: int, train: Train) -> None:
-    """One that ends between two evaluations, too: the longer run has none there."""
+def test_longer_run_branches_from_the_shorter_one(schedule: str, steps: int, branch: int, train: Train) -> None:
+    """Also from a run that ends between two evaluations: the longer run has no evaluation there."""
     words = continuing(schedule)
     shorter = train(*words, f"train.steps={steps}")
     before = contents(shorter.path)
@@ -317,7 +319,7 @@ def test_more_steps_go_on_from_the_shorter_run(schedule: str, steps: int, branch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "shorter", "no JSON", "another kind"])
-def test_a_shorter_run_with_a_damaged_record_is_no_trunk(damage: str, train: Train) -> None:
+def test_longer_run_does_not_branch_from_a_damaged_record(damage: str, train: Train) -> None:
     words = continuing("constant")
     record = train(*words, "train.steps=7").metrics_path
     lines = record.read_bytes().splitlines(keepends=True)
@@ -332,8 +334,8 @@ def test_a_shorter_run_with_a_damaged_record_is_no_trunk(damage: str, train: Tra
 
 
 @pytest.mark.parametrize("written", ["the marker", "the record", "the checkpoint"])
-def test_killed_while_a_shorter_run_is_taken_over(written: str, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same words begin again, and no half of it is taken for a run's remains."""
+def test_run_killed_while_branching_branches_again(written: str, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command starts again, and the unfinished folder does not count as the remains of a run."""
     words = continuing("constant")
     train(*words, "train.steps=8")
 
@@ -355,12 +357,9 @@ def test_killed_while_a_shorter_run_is_taken_over(written: str, train: Train, mo
     assert train(*words).run()["continued_from"]["step"] == 8
 
 
-def test_a_cosine_run_is_bound_to_its_length(train: Train) -> None:
+def test_cosine_run_does_not_branch(train: Train) -> None:
     train(*continuing("cosine"), "train.steps=8")
     assert "continued_from" not in train(*continuing("cosine"), "train.steps=9").run()
-
-
-# Damage.
 
 
 # Divergence.
@@ -368,7 +367,9 @@ def test_a_cosine_run_is_bound_to_its_length(train: Train) -> None:
 DIVERGING = ["norm=none", "optim=sgd", "optim.lr=1e6", "optim.clip=null", "optim.warmup_steps=4"]
 
 
-def test_divergence_is_an_outcome_and_keeps_the_state_before_it(train: Train, command: Command, tmp_path: Path) -> None:
+def test_divergence_is_an_outcome_and_keeps_the_last_finite_state(
+    train: Train, command: Command, tmp_path: Path
+) -> None:
     folder = train(*DIVERGING)
     status = folder.status()
     assert status["state"] == "diverged"
@@ -389,9 +390,7 @@ def test_divergence_is_an_outcome_and_keeps_the_state_before_it(train: Train, co
     assert contents(tmp_path / "results") == before
 
 
-def test_killed_between_the_checkpoint_and_the_status_of_a_divergence(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_killed_before_its_diverged_status_diverges_again(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     untouched = train(*DIVERGING, results="untouched")
     with monkeypatch.context() as patch:
         patch.setattr(start, "_finish", lambda loop, statuses, stop: statuses)
@@ -402,7 +401,7 @@ def test_killed_between_the_checkpoint_and_the_status_of_a_divergence(
     assert folder.rows("train").rows == untouched.rows("train").rows
 
 
-def test_a_diverged_state_does_not_depend_on_the_cadence_of_the_record(train: Train) -> None:
+def test_diverged_state_does_not_depend_on_log_every(train: Train) -> None:
     for log_every in (1, 3):
         folder = train(*DIVERGING, f"train.log_every={log_every}", results=f"every_{log_every}")
         saved, _ = checkpoint.read_newest(folder.path / "checkpoints")
@@ -412,7 +411,7 @@ def test_a_diverged_state_does_not_depend_on_the_cadence_of_the_record(train: Tr
 
 # Norms from files.
 
-PLUGIN = '''"""A norm of a user's."""
+PLUGIN = '''"""A norm from a plugin."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -445,7 +444,7 @@ class Halved(nn.Module):
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Iterator[Path]:
-    """A user's file with a norm, below a folder with a space in its name; forgotten after the test."""
+    """A plugin with a norm, in a folder with a space in its name; unregistered after the test."""
     path = tmp_path / "my norms" / "my_norm.py"
     path.parent.mkdir()
     path.write_text(PLUGIN)
@@ -459,7 +458,9 @@ def plugin(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_norm_from_a_file(plugin: Path, train: Train, interrupt: Callable[..., None], tmp_path: Path) -> None:
+def test_norm_from_a_plugin_trains_resumes_and_loads(
+    plugin: Path, train: Train, interrupt: Callable[..., None], tmp_path: Path
+) -> None:
     words = [f"plugins=['{plugin}']", "norm=halved"]
     untouched = train(*words, results="untouched")
     interrupt(6)
@@ -479,8 +480,8 @@ def test_a_norm_from_a_file(plugin: Path, train: Train, interrupt: Callable[...,
     assert "Halved()" in out
 
 
-def test_two_files_and_two_versions_of_one(plugin: Path, train: Train, tmp_path: Path) -> None:
-    """Each run is of the version that it names, whatever ran before in this process."""
+def test_run_uses_its_own_version_of_a_plugin(plugin: Path, train: Train, tmp_path: Path) -> None:
+    """Each run uses the plugin that it names, also after another version ran in this process."""
     other, older = tmp_path / "other.py", tmp_path / "older.py"
     other.write_text(plugin.read_text().replace("halved", "thirded").replace("Halved", "Thirded"))
     for name in ("halved", "thirded", "halved"):
@@ -491,7 +492,7 @@ def test_two_files_and_two_versions_of_one(plugin: Path, train: Train, tmp_path:
     assert ids[0] == ids[2] != ids[1] == ids[3]
 
 
-def test_an_edited_norm_is_another_run_and_a_comment_is_not(plugin: Path) -> None:
+def test_edited_norm_changes_the_run_id_and_a_comment_does_not(plugin: Path) -> None:
     words = [f"plugins=['{plugin}']", "norm=halved"]
     ours = run_id(*words)
     plugin.write_text(PLUGIN.replace("# the point", "# more or less") + "\n\n# the end\n")
@@ -503,12 +504,12 @@ def test_an_edited_norm_is_another_run_and_a_comment_is_not(plugin: Path) -> Non
 # Reading a run.
 
 
-def test_nothing_of_a_run_is_unknown(reference: Path) -> None:
+def test_summary_knows_all_fields_of_a_run(reference: Path) -> None:
     (row,) = summarize(reference)
     assert (row["state"], row["note"]) == ("finished", "")
 
 
-def test_a_run_is_read_back_whole(reference: Path, run_command: Command) -> None:
+def test_load_returns_config_metrics_and_model(reference: Path, run_command: Command) -> None:
     run = normlab.load(reference)
     composed = compose_run([*WORDS, f"results_dir={run.config.results_dir}"])
     assert plain_tree(run.config) == plain_tree(composed)

@@ -152,7 +152,7 @@ def _of_gains(model: GPT, depth: int, offset: float) -> Iterator[tuple[Key, floa
 
 
 def where(name: str, depth: int) -> tuple[str, int]:
-    words = name.split(".")
-    if words[0] == "blocks":
-        return ".".join(words[2:]), int(words[1]) + 1
-    return name, 0 if words[0] == "embed" else depth + 1
+    parts = name.split(".")
+    if parts[0] == "blocks":
+        return ".".join(parts[2:]), int(parts[1]) + 1
+    return name, 0 if parts[0] == "embed" else depth + 1

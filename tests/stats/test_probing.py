@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_statistics import VOCAB, case
-from test_trajectory import HOW, bits, trained
+from test_trajectory import CADENCES, bits, trained
 from torch import Tensor, nn
 from torch.func import functional_call, hessian
 
@@ -24,20 +24,26 @@ from normlab.train import looks
 from normlab.train.load import LoadedRun
 from normlab.train.probing import Probe, fits_share, largest_eigenvalue, probe_checkpoints, probe_cost, probe_steps
 
-NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == PROBE)
+NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE)
 
 
-def probed(placement: str, *words: str) -> tuple[dict[Any, float], GPT, Tensor, Tensor, dict[str, Tensor]]:
-    one = case(placement, 1, "model.width=8", "model.heads=1", "model.mlp_width=8", "model.context=6", *words)
-    model = build_model(one.configs[0], VOCAB).double()
+def probed(placement: str, *overrides: str) -> tuple[dict[Any, float], GPT, Tensor, Tensor, dict[str, Tensor]]:
+    runs = case(placement, 1, "model.width=8", "model.heads=1", "model.mlp_width=8", "model.context=6", *overrides)
+    model = build_model(runs.configs[0], VOCAB).double()
     tokens = torch.randint(0, VOCAB, (2, 3, 6), generator=torch.Generator().manual_seed(1))
-    measure = {name: p.detach().abs() + 0.1 for name, p in model.named_parameters()}
+    preconditioner = {name: p.detach().abs() + 0.1 for name, p in model.named_parameters()}
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    seen = Probe(model, NAMES, tokens[0], tokens[1], measure)()
+    measurement = Probe(model, NAMES, tokens[0], tokens[1], preconditioner)()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(block.attn.fused for block in model.blocks)
     assert model.training
-    return dict(zip(map(tuple, seen.columns), seen.values.tolist(), strict=True)), model, tokens[0], tokens[1], measure
+    return (
+        dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True)),
+        model,
+        tokens[0],
+        tokens[1],
+        preconditioner,
+    )
 
 
 def loss_of(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -45,7 +51,7 @@ def loss_of(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_sharpness_equals_the_full_hessian() -> None:
-    found, model, tokens, targets, measure = probed("pre", "model.depth=1", "norm=rmsnorm")
+    measured, model, tokens, targets, preconditioner = probed("pre", "model.depth=1", "norm=rmsnorm")
     for block in model.blocks:
         block.attn.fused = False
     named = dict(model.named_parameters())
@@ -54,47 +60,47 @@ def test_sharpness_equals_the_full_hessian() -> None:
 
     def of(vector: Tensor) -> Tensor:
         parts = vector.split([size for *_, size in shapes])
-        own = {name: part.view(shape) for part, (name, shape, _) in zip(parts, shapes, strict=True)}
-        logits = functional_call(model, own, (tokens,))
+        params = {name: part.view(shape) for part, (name, shape, _) in zip(parts, shapes, strict=True)}
+        logits = functional_call(model, params, (tokens,))
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    whole = hessian(of)(flat).detach()
-    assert found["sharpness", "", 2] == pytest.approx(torch.linalg.eigvalsh(whole)[-1].item(), rel=1e-2)
-    roots = torch.cat([measure[name].flatten() for name, *_ in shapes]).rsqrt()
-    scaled = roots[:, None] * whole * roots
-    assert found["sharpness_pre", "", 2] == pytest.approx(torch.linalg.eigvalsh(scaled)[-1].item(), rel=1e-2)
+    full_hessian = hessian(of)(flat).detach()
+    assert measured["sharpness", "", 2] == pytest.approx(torch.linalg.eigvalsh(full_hessian)[-1].item(), rel=1e-2)
+    roots = torch.cat([preconditioner[name].flatten() for name, *_ in shapes]).rsqrt()
+    scaled = roots[:, None] * full_hessian * roots
+    assert measured["sharpness_pre", "", 2] == pytest.approx(torch.linalg.eigvalsh(scaled)[-1].item(), rel=1e-2)
 
 
 @pytest.mark.parametrize("placement", ["pre", "residual"])
 def test_layer_drop_equals_the_loss_without_the_block(placement: str) -> None:
-    found, model, tokens, targets, _ = probed(placement, "model.depth=3", "norm=layernorm")
-    whole = loss_of(model, tokens, targets).item()
+    measured, model, tokens, targets, _ = probed(placement, "model.depth=3", "norm=layernorm")
+    full_loss = loss_of(model, tokens, targets).item()
     blocks = list(model.blocks)
-    for place in (1, 2, 3):
-        model.blocks = nn.ModuleList(blocks[: place - 1] + blocks[place:])
-        expected = loss_of(model, tokens, targets).item() - whole
-        assert found["layer_drop", "", place] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    for layer in (1, 2, 3):
+        model.blocks = nn.ModuleList(blocks[: layer - 1] + blocks[layer:])
+        expected = loss_of(model, tokens, targets).item() - full_loss
+        assert measured["layer_drop", "", layer] == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
 def test_erank_and_angular_equal_their_formulas() -> None:
-    found, model, tokens, _, _ = probed("pre", "model.depth=3", "norm=layernorm")
+    measured, model, tokens, _, _ = probed("pre", "model.depth=3", "norm=layernorm")
     streams: list[Tensor] = []
     for part in (*model.blocks, model.head):
         part.register_forward_pre_hook(lambda m, a: streams.append(a[0]))
     model(tokens)
-    for place, x in enumerate(streams, start=1):
+    for layer, x in enumerate(streams, start=1):
         values = torch.linalg.eigvalsh(torch.cov(x.detach().flatten(0, 1).T)).clamp(min=1e-300)
         shares = values / values.sum()
-        assert found["erank", "", place] == pytest.approx((-(shares * shares.log()).sum()).exp().item(), rel=1e-5)
-        for apart in range(1, 5 - place):
-            cosine = nn.functional.cosine_similarity(x, streams[place - 1 + apart], dim=-1)
+        assert measured["erank", "", layer] == pytest.approx((-(shares * shares.log()).sum()).exp().item(), rel=1e-5)
+        for apart in range(1, 5 - layer):
+            cosine = nn.functional.cosine_similarity(x, streams[layer - 1 + apart], dim=-1)
             expected = (cosine.arccos() / math.pi).mean().item()
-            assert found["angular", str(apart), place] == pytest.approx(expected, rel=1e-5)
-    assert ("angular", "3", 2) not in found
+            assert measured["angular", str(apart), layer] == pytest.approx(expected, rel=1e-5)
+    assert ("angular", "3", 2) not in measured
 
 
 def test_jacobian_gain_and_matrix_norms_equal_their_formulas() -> None:
-    found, model, tokens, _, _ = probed("pre", "model.depth=2", "norm=rmsnorm", "model.context=6")
+    measured, model, tokens, _, _ = probed("pre", "model.depth=2", "norm=rmsnorm", "model.context=6")
     x = model.embed(tokens[:1]).detach()
 
     def through(flat: Tensor) -> Tensor:
@@ -109,13 +115,13 @@ def test_jacobian_gain_and_matrix_norms_equal_their_formulas() -> None:
         x = model.embed(tokens[example : example + 1]).detach()
         jacobian = torch.autograd.functional.jacobian(through, x.flatten())
         exact.append(jacobian.square().sum().item() / x.numel())
-    assert found["jac_gain", "", 1] == pytest.approx(sum(exact) / 3, rel=0.15)  # of four vectors
+    assert measured["jac_gain", "", 1] == pytest.approx(sum(exact) / 3, rel=0.15)  # of four vectors
     for name, p in model.named_parameters():
         if p.dim() == 2 and name.startswith("blocks.0."):
             values = torch.linalg.svdvals(p.detach())
             site = name.removeprefix("blocks.0.")
-            assert found["spec_norm", site, 1] == pytest.approx(values[0].item(), rel=1e-6)
-            assert found["stable_rank", site, 1] == pytest.approx(
+            assert measured["spec_norm", site, 1] == pytest.approx(values[0].item(), rel=1e-6)
+            assert measured["stable_rank", site, 1] == pytest.approx(
                 (values.square().sum() / values[0] ** 2).item(), rel=1e-6
             )
 
@@ -123,26 +129,26 @@ def test_jacobian_gain_and_matrix_norms_equal_their_formulas() -> None:
 @pytest.mark.parametrize("placement", ["pre", "post", "x0_lambdas", "siamese"])
 def test_jacobian_gain_is_with_respect_to_the_blocks_input(placement: str) -> None:
     """Other tensors that a placement carries are constants."""
-    found, model, tokens, _, _ = probed(placement, "model.depth=3", "norm=rmsnorm")
+    measured, model, tokens, _, _ = probed(placement, "model.depth=3", "norm=rmsnorm")
     stream, streams = model.embed(tokens), list[Any]()
     for block in model.blocks:
         streams.append(stream)
         stream = block(stream)
-    for place, given in enumerate(streams, start=1):
+    for layer, given in enumerate(streams, start=1):
         x, *others = [each.detach() for each in ((given,) if isinstance(given, Tensor) else given)]
 
-        def last(x: Tensor, others: list[Tensor] = others, place: int = place) -> Tensor:
+        def last(x: Tensor, others: list[Tensor] = others, layer: int = layer) -> Tensor:
             stream: Any = (x, *others) if others else x
-            for block in model.blocks[place - 1 :]:
+            for block in model.blocks[layer - 1 :]:
                 stream = block(stream)
             return main_stream(stream)
 
-        whole, back = torch.func.vjp(last, x)
+        output, vjp = torch.func.vjp(last, x)
         generator, gain = torch.Generator().manual_seed(0), 0.0
         for _ in range(4):
-            v = torch.randn(whole.shape, generator=generator).to(whole)
-            gain += (back(v)[0].square().sum() / v.square().sum()).item() / 4
-        assert found["jac_gain", "", place] == pytest.approx(gain, rel=1e-5), place
+            v = torch.randn(output.shape, generator=generator).to(output)
+            gain += (vjp(v)[0].square().sum() / v.square().sum()).item() / 4
+        assert measured["jac_gain", "", layer] == pytest.approx(gain, rel=1e-5), layer
 
 
 def test_probe_must_fit_its_time_share() -> None:
@@ -182,7 +188,7 @@ def test_lanczos_finds_the_largest_eigenvalue_of_a_known_matrix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "moments"),
+    ("overrides", "moments"),
     [
         (["train.steps=10000"], {0, 50, 2500, 5000, 10000}),
         (["train.steps=2500"], {0, 1250, 2500}),
@@ -192,8 +198,8 @@ def test_lanczos_finds_the_largest_eigenvalue_of_a_known_matrix() -> None:
         (["train.steps=10000", "stats=core"], set()),
     ],
 )
-def test_as_many_probes_as_fit_are_scheduled(words: list[str], moments: set[int]) -> None:
-    config = compose_run(["stats=full", *words])
+def test_as_many_probes_as_fit_are_scheduled(overrides: list[str], moments: set[int]) -> None:
+    config = compose_run(["stats=full", *overrides])
     assert probe_steps(config) == moments
     share = config.stats.probe_share
     assert share is None or len(moments) * probe_cost(4, 8) <= share * config.train.steps
@@ -207,7 +213,7 @@ def test_probes_do_not_change_the_bits_of_a_run(tmp_path: Path, capfd: pytest.Ca
     assert [line.partition(" took")[0] for line in lines] == [
         f"normlab: probe after step {step}" for step in (0, 30, 50, 60, 120)
     ]
-    assert bits(folder) == bits(trained(tmp_path / "never", *HOW["never"], *plain))
+    assert bits(folder) == bits(trained(tmp_path / "never", *CADENCES["never"], *plain))
     parts, damaged = folder.arrays.read(PROBE)
     assert sorted(step for part in parts for step in part.steps) == [0, 30, 50, 60, 120]
     assert damaged == 0
@@ -216,8 +222,8 @@ def test_probes_do_not_change_the_bits_of_a_run(tmp_path: Path, capfd: pytest.Ca
 
 @pytest.mark.slow
 def test_diverging_run_diverges_with_probes_too(tmp_path: Path, run_command: Any) -> None:
-    words = ("stats=full", "stats.probe_share=1", "train.steps=60", "train.log_every=60", "optim.lr=1e30")
-    folder = trained(tmp_path, *words, "train.batch_size=8")
+    overrides = ("stats=full", "stats.probe_share=1", "train.steps=60", "train.log_every=60", "optim.lr=1e30")
+    folder = trained(tmp_path, *overrides, "train.batch_size=8")
     assert folder.state() == "diverged"
     broken = folder.status()["diverged"]["step"]
     for tier in TIERS:
@@ -240,8 +246,14 @@ def test_probe_of_another_tiers_statistic_fails(tmp_path: Path, run_command: Any
 def test_sharpness_pre_needs_adam_and_an_update(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sharpness_pre: has no effect with optim=sgd"):
         compose_run(["optim=sgd", "stats.also=[sharpness_pre]"])
-    words = ("stats=off", "stats.also=[sharpness_pre]", "stats.probe_share=1", "train.steps=60", "train.batch_size=8")
-    (part,), _ = trained(tmp_path, *words).arrays.read(PROBE)
+    overrides = (
+        "stats=off",
+        "stats.also=[sharpness_pre]",
+        "stats.probe_share=1",
+        "train.steps=60",
+        "train.batch_size=8",
+    )
+    (part,), _ = trained(tmp_path, *overrides).arrays.read(PROBE)
     assert part.names() == ["sharpness_pre"]
     assert 0 not in part.steps
     assert not trained(tmp_path / "sgd", "optim=sgd", "stats=full", "train.steps=1").arrays.read(PROBE)[0]

@@ -22,14 +22,14 @@ CORPUS = Path(__file__).parents[1] / "corpus.txt"
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_statistic_has_all_descriptions(name: str) -> None:
-    one = STATISTICS[name]
+    entry = STATISTICS[name]
     assert re.fullmatch(r"[a-z][a-z0-9_]*", name)  # what W&B sorts and filters by
-    for text in (one.formula, one.unit, one.question, one.source):
+    for text in (entry.formula, entry.unit, entry.question, entry.source):
         assert text == " ".join(text.split()) != ""
-    assert one.question[-1] in "?.:"
-    assert (one.merge == "derived") == (one.derive is not None) == bool(one.needs)
-    assert all(STATISTICS[need].derive is None for need in one.needs)
-    assert not (one.derive and one.value)
+    assert entry.question[-1] in "?.:"
+    assert (entry.merge == "derived") == (entry.derive is not None) == bool(entry.needs)
+    assert all(STATISTICS[need].derive is None for need in entry.needs)
+    assert not (entry.derive and entry.value)
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,22 @@ def test_statistic_has_all_descriptions(name: str) -> None:
     ],
 )
 def test_invalid_statistic_is_not_registered(change: dict[str, str], message: str) -> None:
-    told = {"name": "new", "of": "resid", "formula": "f", "unit": "1", "merge": "mean", "question": "?", "source": "s"}
+    fields = {
+        "name": "new",
+        "of": "resid",
+        "formula": "f",
+        "unit": "1",
+        "merge": "mean",
+        "question": "?",
+        "source": "s",
+    }
     with pytest.raises(ConfigError, match=message):
-        register(Statistic(**(told | change)))
+        register(Statistic(**(fields | change)))
     assert "new" not in STATISTICS
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["stats.without=[resid_rm]"], "stats.without=resid_rm: unknown name .*did you mean 'resid_rms'"),
         (["stats.also=[resid_rms]"], "has no effect, it is measured anyway"),
@@ -68,9 +76,9 @@ def test_invalid_statistic_is_not_registered(change: dict[str, str], message: st
         (["stats.also=[gns]", "stats.probe_share=0.5"], "stats.probe_share=0.5: has no effect"),
     ],
 )
-def test_options_without_effect_fail(words: list[str], message: str) -> None:
+def test_options_without_effect_fail(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        compose_run(words)
+        compose_run(overrides)
 
 
 def test_unknown_preset_fails(run_command: Command) -> None:
@@ -80,7 +88,7 @@ def test_unknown_preset_fails(run_command: Command) -> None:
 
 
 def test_options_select_statistics() -> None:
-    core = {name for name, one in STATISTICS.items() if one.tier == CORE and one.derive is None}
+    core = {name for name, entry in STATISTICS.items() if entry.tier == CORE and entry.derive is None}
     assert compose_run([]).stats.names(CORE) == core
     assert compose_run([]).stats.every == 10
     assert compose_run(["stats=off"]).stats.names(CORE) == set()
@@ -94,8 +102,8 @@ def test_options_select_statistics() -> None:
 
 def test_statistics_options_do_not_change_the_config_hash() -> None:
     plain = compose_run([])
-    for words in (["stats=off"], ["stats.every=1"], ["stats.without=[adj_cos]"], ["tracking.layers=true"]):
-        assert compose_run(words).config_hash == plain.config_hash
+    for overrides in (["stats=off"], ["stats.every=1"], ["stats.without=[adj_cos]"], ["tracking.layers=true"]):
+        assert compose_run(overrides).config_hash == plain.config_hash
 
 
 # Missing statistics.
@@ -133,7 +141,7 @@ class Wiring(nn.Module):
 
 register_placement(Half())
 '''
-WORDS = [
+OVERRIDES = [
     "train", "data=files", f"data.path=[{CORPUS}]", "tracking.wandb=off", "model=gpt2_nano", "train.steps=2",
     "train.batch_size=2", "eval.sequences=2", "device=cpu",
 ]  # fmt: skip
@@ -156,12 +164,12 @@ def test_missing_statistic_is_an_error(
 ) -> None:
     plugin = tmp_path / "half.py"
     plugin.write_text(HALF.replace("NAME", name).replace("BODY", body))
-    words = [*WORDS, f"plugins=[{plugin}]", f"placement={name}", f"results_dir={tmp_path / 'results'}"]
-    code, _, err = run_command(*words)
+    overrides = [*OVERRIDES, f"plugins=[{plugin}]", f"placement={name}", f"results_dir={tmp_path / 'results'}"]
+    code, _, err = run_command(*overrides)
     assert code == 2
     (line,) = (line for line in err.splitlines() if line.startswith("error: "))
     assert re.search(f"statistic {missing}", line)
-    code, _, err = run_command(*words, "stats=off")
+    code, _, err = run_command(*overrides, "stats=off")
     assert code == 0, err
 
 
@@ -169,8 +177,8 @@ def test_norm_that_runs_twice_has_two_sites(tmp_path: Path) -> None:
     plugin = tmp_path / "twice.py"
     body = "x = x + attn(self.norm(x)); return x + mlp(self.other(self.norm(x)))"
     plugin.write_text(HALF.replace("NAME", "twice").replace("BODY", body))
-    words = [*WORDS[1:], f"plugins=[{plugin}]", "placement=twice", f"results_dir={tmp_path / 'results'}"]
-    (profiles,), _ = train(compose_run(words), sinks=[]).folder.arrays.read(CORE)
+    overrides = [*OVERRIDES[1:], f"plugins=[{plugin}]", "placement=twice", f"results_dir={tmp_path / 'results'}"]
+    (profiles,), _ = train(compose_run(overrides), sinks=[]).folder.arrays.read(CORE)
     assert set(profiles.get("norm_in_rms")) == {"norm", "norm#2", "other"}
 
 
@@ -179,10 +187,10 @@ def test_norm_that_runs_twice_has_two_sites(tmp_path: Path) -> None:
 
 def profiles_of(values: dict[tuple[str, str], list[float]], families: dict[str, str] | None = None) -> Profiles:
     """Return one step of a model of three blocks, from values of each statistic and site at layers 1, 2, ..."""
-    columns = [Column(*key, place) for key, own in values.items() for place in range(1, len(own) + 1)]
+    columns = [Column(*key, layer) for key, by_layer in values.items() for layer in range(1, len(by_layer) + 1)]
     layout, order = Layout.of(columns, 3, families or {})
-    whole = np.array([number for own in values.values() for number in own], dtype=np.float32)
-    return Profiles(layout, np.array([0]), whole[None, order])
+    row = np.array([number for by_layer in values.values() for number in by_layer], dtype=np.float32)
+    return Profiles(layout, np.array([0]), row[None, order])
 
 
 def test_derived_statistics_equal_their_formulas() -> None:
@@ -212,7 +220,7 @@ def test_derived_statistics_equal_their_formulas() -> None:
         "update_ratio": {"q": [nan, 1e-3, 5e-4, np.inf, nan]},
         "gns": {"q": [nan, 2, nan, nan, nan], "all": 11 / 2},
     }
-    assert expected.keys() == {name for name, one in STATISTICS.items() if one.derive is not None}
+    assert expected.keys() == {name for name, entry in STATISTICS.items() if entry.derive is not None}
     for name, sites in expected.items():
         found = values_of(measured, name)
         assert found.keys() == sites.keys()

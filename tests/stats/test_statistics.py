@@ -23,7 +23,7 @@ from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.step import Step
 
 VOCAB = 16
-MEASURED = {name for name, one in STATISTICS.items() if one.tier == CORE and one.derive is None}
+MEASURED = {name for name, entry in STATISTICS.items() if entry.tier == CORE and entry.derive is None}
 
 
 @dataclass
@@ -52,8 +52,8 @@ class Case:
 
     def step_of(self, models: list[GPT]) -> Step:
         config = self.configs[0]
-        alone = len(models) == 1
-        runner = SingleRun(models[0], compiled=self.compiled) if alone else StackedRuns(models, compiled=self.compiled)
+        single = len(models) == 1
+        runner = SingleRun(models[0], compiled=self.compiled) if single else StackedRuns(models, compiled=self.compiled)
         decayed = [name for name, p in runner.model.named_parameters() if is_decayed(config.optim, p)]
         optimizer = Optimizer(config.optim, runner.params, decayed)
         return Step(
@@ -73,7 +73,7 @@ class Case:
             else:
                 out = step(tokens, targets, hypers, measured=True)
         values = out.measured.values.view(-1, len(self.configs)).T.tolist()
-        return [dict(zip(map(tuple, out.measured.columns), own, strict=True)) for own in values]
+        return [dict(zip(map(tuple, out.measured.columns), run, strict=True)) for run in values]
 
     def expected(self, steps: int, placement: str) -> list[dict[tuple[str, str, int], float]]:
         found: list[dict[tuple[str, str, int], float]] = []
@@ -87,50 +87,57 @@ class Case:
                 for decayed, decay in ((True, config.optim.weight_decay), (False, 0.0))
             ]
             optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
-            told: dict[tuple[str, str, int], float] = {}
+            statistics: dict[tuple[str, str, int], float] = {}
             for step in range(steps):
                 for group in optimizer.param_groups:
                     group["lr"] = hyperparameters_at(config.optim, config.train.steps, step).lr
-                tokens, targets = (one[number] for one in self.batch(step))
-                told = reference(model, placement, tokens, targets, optimizer, config.optim.clip or 0.0, offset)
-            found.append(told)
+                tokens, targets = (x[number] for x in self.batch(step))
+                statistics = reference(model, placement, tokens, targets, optimizer, config.optim.clip or 0.0, offset)
+            found.append(statistics)
         return found
 
 
-def case(placement: str, runs: int, *words: str, **options: Any) -> Case:
-    words = ("model=gpt2_nano", "model.depth=3", "model.context=12", "model.bias=false", "train.steps=50", *words)
-    config = compose_run([*words, f"placement={placement}"])
+def case(placement: str, runs: int, *overrides: str, **options: Any) -> Case:
+    overrides = (
+        "model=gpt2_nano",
+        "model.depth=3",
+        "model.context=12",
+        "model.bias=false",
+        "train.steps=50",
+        *overrides,
+    )
+    config = compose_run([*overrides, f"placement={placement}"])
     configs = [replace(config, seed=seed) for seed in range(runs)]
     return Case(configs, **{"dtype": torch.float64, **options})
 
 
-@pytest.mark.parametrize("runs", [1, 3], ids=["alone", "pack"])
+@pytest.mark.parametrize("runs", [1, 3], ids=["single", "stacked"])
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("placement", ["pre", "post", "peri"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 def test_every_statistic_equals_the_reference(placement: str, accumulation: int, runs: int, dtype: torch.dtype) -> None:
-    one = case(placement, runs, "norm=layernorm", dtype=dtype, accumulation=accumulation)
-    compare(one.measured(3), one.expected(3, placement), 1e-10 if dtype == torch.float64 else 1e-5)
+    setup = case(placement, runs, "norm=layernorm", dtype=dtype, accumulation=accumulation)
+    compare(setup.measured(3), setup.expected(3, placement), 1e-10 if dtype == torch.float64 else 1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.slow), 3], ids=["alone", "pack"])
+@pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.slow), 3], ids=["single", "stacked"])
 def test_every_compiled_statistic_equals_the_reference(runs: int) -> None:
     torch.compiler.reset()
-    one = case(
+    setup = case(
         "peri", runs, "norm=rmsnorm", "norm.unit_offset=true", dtype=torch.float32, accumulation=4, compiled=True
     )
-    compare(one.measured(2), one.expected(2, "peri"), 1e-5)
+    compare(setup.measured(2), setup.expected(2, "peri"), 1e-5)
 
 
 def compare(found: Sequence[dict[Any, float]], expected: Sequence[dict[Any, float]], tolerance: float) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.keys() == theirs.keys()
-        for name in {key[0] for key in theirs}:
+    for values, references in zip(found, expected, strict=True):
+        assert values.keys() == references.keys()
+        for name in {key[0] for key in references}:
             # Relative to the statistic's largest value: the mean of values around 0 has their rounding error.
-            largest = max(abs(value) for key, value in theirs.items() if key[0] == name)
-            for key in (key for key in theirs if key[0] == name):
+            largest = max(abs(value) for key, value in references.items() if key[0] == name)
+            for key in (key for key in references if key[0] == name):
                 slack = tolerance * min(largest, 1)
                 if name == "update_norm" and tolerance > 1e-6:  # the updated weight is rounded too
-                    slack += 1.2e-7 * theirs["param_norm", *key[1:]]
-                assert ours[key] == pytest.approx(theirs[key], rel=tolerance, abs=slack), key
+                    slack += 1.2e-7 * references["param_norm", *key[1:]]
+                assert values[key] == pytest.approx(references[key], rel=tolerance, abs=slack), key

@@ -20,11 +20,11 @@ from normlab.train.start import train
 from normlab.train.step import Step
 
 CORPUS = Path(__file__).parents[1] / "corpus.txt"
-WORDS = [
+OVERRIDES = [
     "data=files", f"data.path=[{CORPUS}]", "device=cpu", "tracking.wandb=off", "model=gpt2_nano", "model.depth=4",
     "train.steps=21", "train.batch_size=4", "eval.sequences=4", "optim.lr=1e-2",
 ]  # fmt: skip
-HOW = {"always": ["stats.every=1"], "now and then": [], "never": ["stats=off"]}
+CADENCES = {"always": ["stats.every=1"], "now and then": [], "never": ["stats=off"]}
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,8 @@ def _one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
-def trained(results: Path, *words: str) -> RunFolder:
-    return train(compose_run([*WORDS, f"results_dir={results}", *words]), sinks=[]).folder
+def trained(results: Path, *overrides: str) -> RunFolder:
+    return train(compose_run([*OVERRIDES, f"results_dir={results}", *overrides]), sinks=[]).folder
 
 
 def bits(folder: RunFolder) -> tuple[Any, str]:
@@ -59,27 +59,29 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "compiled"),
+    ("overrides", "compiled"),
     [
         # Half a minute to a minute each where they are compiled.
-        pytest.param(words, compiled, marks=[pytest.mark.slow] if compiled == "on" else [])
-        for name, words in CASES.items()
+        pytest.param(overrides, compiled, marks=[pytest.mark.slow] if compiled == "on" else [])
+        for name, overrides in CASES.items()
         for compiled in ("off", "on")
     ],
     ids=[f"{name}-{compiled}" for name in CASES for compiled in ("off", "on")],
 )
-def test_statistics_do_not_change_the_bits_of_a_run(words: tuple[str, ...], compiled: str, tmp_path: Path) -> None:
+def test_statistics_do_not_change_the_bits_of_a_run(overrides: tuple[str, ...], compiled: str, tmp_path: Path) -> None:
     torch.compiler.reset()
     found = {
-        how: bits(trained(tmp_path / how, *words, *looks, f"compile={compiled}", "deterministic=true"))
-        for how, looks in HOW.items()
+        how: bits(trained(tmp_path / how, *overrides, *options, f"compile={compiled}", "deterministic=true"))
+        for how, options in CADENCES.items()
     }
     assert found["always"] == found["never"]
     assert found["now and then"] == found["never"]
 
 
 def test_statistics_do_not_change_eager_bfloat16_steps(tmp_path: Path) -> None:
-    found = [bits(trained(tmp_path / how, *looks, "precision=bf16", "train.steps=3")) for how, looks in HOW.items()]
+    found = [
+        bits(trained(tmp_path / how, *options, "precision=bf16", "train.steps=3")) for how, options in CADENCES.items()
+    ]
     assert found == [found[0]] * 3
 
 
@@ -95,19 +97,19 @@ def test_statistics_change_compiled_bfloat16_steps_by_rounding_only(placement: s
     the last place of bfloat16, 2^-8.
     """
     torch.compiler.reset()
-    one = case(placement, 1, "precision=bf16", "optim.lr=1e-2", dtype=torch.float32, compiled=True)
-    config = one.configs[0]
-    steps = [one.step_of(one.models()) for _ in range(2)]
+    runs = case(placement, 1, "precision=bf16", "optim.lr=1e-2", dtype=torch.float32, compiled=True)
+    config = runs.configs[0]
+    steps = [runs.step_of(runs.models()) for _ in range(2)]
     for step in steps:
         step.autocast = resolve(config).autocast()
     for number in range(12):
-        (tokens, targets), hyper = one.batch(number), hyperparameters_at(config.optim, 50, number)
-        seen = [step(tokens[0], targets[0], hyper, measured=step is steps[0]) for step in steps]
-        torch.testing.assert_close(seen[0].loss, seen[1].loss, rtol=2**-16, atol=0)
-        torch.testing.assert_close(seen[0].grad_norm, seen[1].grad_norm, rtol=2**-12, atol=0)
+        (tokens, targets), hyper = runs.batch(number), hyperparameters_at(config.optim, 50, number)
+        outputs = [step(tokens[0], targets[0], hyper, measured=step is steps[0]) for step in steps]
+        torch.testing.assert_close(outputs[0].loss, outputs[1].loss, rtol=2**-16, atol=0)
+        torch.testing.assert_close(outputs[0].grad_norm, outputs[1].grad_norm, rtol=2**-12, atol=0)
         with torch.no_grad():
-            for ours, theirs in zip(state_of(steps[0]), state_of(steps[1]), strict=True):
-                theirs.copy_(ours)
+            for measured, plain in zip(state_of(steps[0]), state_of(steps[1]), strict=True):
+                plain.copy_(measured)
 
 
 def state_of(step: Step) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import WORDS, Command, Train
+from resuming import OVERRIDES, Command, Train
 
 from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
@@ -28,27 +28,27 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
-    """Return a function that trains the run of WORDS with more overrides and returns its folder."""
+    """Return a function that trains the run of OVERRIDES with more overrides and returns its folder."""
 
-    def call(*words: str, results: str = "results") -> RunFolder:
-        return start.train(compose_run([*WORDS, f"results_dir={tmp_path / results}", *words])).folder
+    def call(*overrides: str, results: str = "results") -> RunFolder:
+        return start.train(compose_run([*OVERRIDES, f"results_dir={tmp_path / results}", *overrides])).folder
 
     return call
 
 
 @pytest.fixture
 def command(tmp_path: Path, run_command: Command) -> Command:
-    """Return a function that runs `normlab train` with WORDS in the folder of `train`: exit code, stdout, stderr."""
-    return lambda *words: run_command("train", *WORDS, f"results_dir={tmp_path / 'results'}", *words)
+    """Return a function that runs `normlab train` with OVERRIDES: exit code, stdout, stderr."""
+    return lambda *overrides: run_command("train", *OVERRIDES, f"results_dir={tmp_path / 'results'}", *overrides)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted run of WORDS."""
+    """The folder of an uninterrupted run of OVERRIDES."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     results = tmp_path_factory.mktemp("reference")
-    outcome = start.train(compose_run([*WORDS, f"results_dir={results}"]))
+    outcome = start.train(compose_run([*OVERRIDES, f"results_dir={results}"]))
     torch.set_num_threads(threads)
     assert outcome.state == "finished"
     return outcome.folder.path

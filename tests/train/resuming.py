@@ -16,7 +16,7 @@ Train = Callable[..., RunFolder]
 
 CORPUS = Path(__file__).parents[1] / "corpus.txt"
 SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_and_resume.py"
-WORDS = [
+OVERRIDES = [
     "norm=batchnorm", "placement=pre", "model=gpt2_nano", "data=files", f"data.path=[{CORPUS}]", "device=cpu",
     "tracking.wandb=off", "eval.sequences=8", "train.batch_size=4", "train.steps=16",
     "train.checkpoint_every=4", "eval.every=4", "train.log_every=3",

@@ -28,10 +28,10 @@ def runner_of(norm: str) -> SingleRun:
 
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
 def test_validation_loss_does_not_depend_on_the_batch_size(norm: str) -> None:
-    runner, whole = runner_of(norm), validation_of(7)
+    runner, validation = runner_of(norm), validation_of(7)
     with torch.no_grad():
-        logits = runner.model.eval()(whole.tokens_NT)
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), whole.targets_NT.flatten()).item()
+        logits = runner.model.eval()(validation.tokens_NT)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), validation.targets_NT.flatten()).item()
     for batch_size in (1, 2, 3, 7, 50):
         assert validation_of(batch_size)(runner)["loss"] == [pytest.approx(expected, abs=1e-6)]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import WORDS, Command, Train, contents, damage, differences, steps_of
+from resuming import OVERRIDES, Command, Train, contents, damage, differences, steps_of
 from safetensors.torch import save_file
 
 import normlab
@@ -119,13 +119,13 @@ def test_deeply_nested_json_is_damage(
     (path / place).write_bytes(content)
     if place == "meta.json":
         _write_manifest(path)
-    said = "step_00000011: damaged (its files hold no checkpoint)"
+    message = "step_00000011: damaged (its files hold no checkpoint)"
     code, _, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, err.count("\n")) == (0, 1)
-    assert said in err
+    assert message in err
     code, _, err = command()
     assert code == 0
-    assert f"{said}; resuming from the previous checkpoint" in err
+    assert f"{message}; resuming from the previous checkpoint" in err
     (folder.path / "tokenizer.json").write_bytes(content)
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -176,8 +176,8 @@ def test_unreadable_checkpoint_is_neither_damaged_nor_deleted(
     state = folder.path / "checkpoints" / "step_00000011" / "state.safetensors"
     mode = state.stat().st_mode
     state.chmod(0)
-    for words in (("train", *WORDS, f"results_dir={folder.path.parents[1]}"), ("sample", str(folder.path))):
-        code, out, err = run_bound(*words)
+    for arguments in (("train", *OVERRIDES, f"results_dir={folder.path.parents[1]}"), ("sample", str(folder.path))):
+        code, out, err = run_bound(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert "step_00000011/state.safetensors: cannot be read (Permission denied); make it readable, or" in err
     state.chmod(mode)
@@ -283,8 +283,8 @@ def test_pickle_instead_of_a_file_does_not_execute(
     (folder.path / place).write_bytes(dump(FileCreator(planted)))
     if place.endswith(("state.safetensors", "meta.json")):
         _write_manifest(folder.path / "checkpoints" / "step_00000011")
-    for words in (("summarize", str(folder.path)), ("sample", str(folder.path), "--tokens=1")):
-        run_command(*words)
+    for arguments in (("summarize", str(folder.path)), ("sample", str(folder.path), "--tokens=1")):
+        run_command(*arguments)
     before = contents(folder.path)
     code, _, err = command()
     assert not planted.exists()
@@ -326,10 +326,10 @@ def test_damaged_rows_are_reported(train: Train, command: Command, interrupt: Ca
     code, _, err = command()
     assert code == 0
     assert "metrics.jsonl: damaged rows: 1; the run resumes from an intact checkpoint" in err.splitlines()[0]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
         metrics = normlab.load(folder.path).metrics
     assert sorted(set(range(16)) - set(metrics[metrics["kind"] == "train"]["step"])) == [5]
-    assert "metrics.jsonl: damaged rows, left out: 1" in said.getvalue()
+    assert "metrics.jsonl: damaged rows, left out: 1" in stderr.getvalue()
 
 
 @pytest.mark.parametrize("version", [-1, 0, 1.5, True, None, "1", [1]])
@@ -372,9 +372,9 @@ def test_unknown_meta_fields_are_reported_and_missing_ones_fail(
         _write_manifest(path)
         ended, _, err = command()
         assert ended == code
-        said = "has unknown fields: mood, speed" if code == 0 else "in its meta.json: it is of"
-        assert f"the checkpoint of step 11 {'' if code else said}" in err.splitlines()[0]
-        assert said in err.splitlines()[0]
+        message = "has unknown fields: mood, speed" if code == 0 else "in its meta.json: it is of"
+        assert f"the checkpoint of step 11 {'' if code else message}" in err.splitlines()[0]
+        assert message in err.splitlines()[0]
     assert differences(reference, folder.path) == []
 
 
@@ -447,8 +447,10 @@ pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30,) * 2)
 main(sys.argv[1:])
 """
-    words = [*WORDS, "norm=rmsnorm", "train.batch_size=20000", f"results_dir={tmp_path}"]
-    done = subprocess.run([sys.executable, "-c", script, "train", *words], capture_output=True, text=True, check=False)
+    overrides = [*OVERRIDES, "norm=rmsnorm", "train.batch_size=20000", f"results_dir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, "train", *overrides], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2, done.stderr
     assert "error: the memory ran out; lower train.batch_size" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -477,9 +479,11 @@ pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 7 * 2**27,) * 2)
 main(sys.argv[1:])
 """
-    words = [*WORDS, f"results_dir={folder.path.parents[1]}"] if command == "train" else [str(folder.path)]
+    overrides = [*OVERRIDES, f"results_dir={folder.path.parents[1]}"] if command == "train" else [str(folder.path)]
     before = steps_of(folder)
-    done = subprocess.run([sys.executable, "-c", script, command, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, command, *overrides], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2, done.stderr
     assert "error: the memory ran out" in done.stderr.splitlines()[-1]
     assert "damaged" not in done.stderr

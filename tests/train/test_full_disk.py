@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from resuming import WORDS, Command, differences, steps_of
+from resuming import OVERRIDES, Command, differences, steps_of
 
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
@@ -47,10 +47,10 @@ def the_run(disk: Path) -> RunFolder:
 
 
 def test_disk_full_in_a_checkpoint_keeps_older_ones(disk: Path, reference: Path, run_command: Command) -> None:
-    words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
+    arguments = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
     size = sum(path.stat().st_size for path in (reference / "checkpoints" / "step_00000016").iterdir())
     filler = fill(disk, leave=int(2.5 * size))
-    code, _, err = run_command(*words)
+    code, _, err = run_command(*arguments)
     assert code == 2
     assert "step_00000012: cannot be written" in err.splitlines()[-1]
     assert "older checkpoints are intact; free some space and run the same command again" in err.splitlines()[-1]
@@ -59,14 +59,14 @@ def test_disk_full_in_a_checkpoint_keeps_older_ones(disk: Path, reference: Path,
     assert folder.state() == "failed"
     assert "cannot be written" in folder.status()["error"]
     filler.unlink()
-    assert run_command(*words)[0] == 0
+    assert run_command(*arguments)[0] == 0
     assert differences(reference, folder.path) == []
 
 
 def test_disk_full_in_the_first_checkpoint_is_reported(disk: Path, reference: Path, run_command: Command) -> None:
     size = sum(path.stat().st_size for path in (reference / "checkpoints" / "step_00000016").iterdir())
     fill(disk, leave=int(0.7 * size))
-    code, _, err = run_command("train", *WORDS, f"results_dir={disk / 'results'}")
+    code, _, err = run_command("train", *OVERRIDES, f"results_dir={disk / 'results'}")
     assert code == 2
     assert "step_00000004: cannot be written (No space left on device); free some space and" in err.splitlines()[-1]
 
@@ -93,16 +93,16 @@ def test_disk_full_in_the_record_is_resumable(
     step: int, disk: Path, reference: Path, run_command: Command, fill_at: Callable[[int], None]
 ) -> None:
     """The disk fills up before and after the first checkpoint."""
-    words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
+    arguments = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
     fill_at(step)
-    code, _, err = run_command(*words)
+    code, _, err = run_command(*arguments)
     assert code == 2
     assert "cannot be written (No space left on device); free some space and run the same command again" in err
     folder = the_run(disk)
     assert folder.state() in ("failed", "killed")
     assert folder.rows().damaged == 0
     (disk / "filler").unlink()
-    assert run_command(*words)[0] == 0
+    assert run_command(*arguments)[0] == 0
     assert differences(reference, folder.path) == []
 
 
@@ -119,7 +119,7 @@ def test_disk_full_in_the_wandb_folder_does_not_change_the_run(
         fill_at(step)
     else:
         fill(disk)
-    code, _, err = run_command("train", *WORDS, "tracking.wandb=offline", f"results_dir={tmp_path / 'results'}")
+    code, _, err = run_command("train", *OVERRIDES, "tracking.wandb=offline", f"results_dir={tmp_path / 'results'}")
     assert code == 0
     if not step:
         assert "No space left on device. The local record has everything; what W&B has can be sent later" in err
@@ -130,30 +130,30 @@ def test_disk_full_in_the_wandb_folder_does_not_change_the_run(
 def test_disk_full_while_copying_a_plugin_is_resumable(disk: Path, run_command: Command, tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text('"""Nothing."""\n' + "# much of it\n" * 40_000)
-    words = ["train", *WORDS, f"results_dir={disk / 'results'}", f"plugins=[{plugin}]"]
+    arguments = ["train", *OVERRIDES, f"results_dir={disk / 'results'}", f"plugins=[{plugin}]"]
     filler = fill(disk, leave=200_000)
-    code, _, err = run_command(*words)
+    code, _, err = run_command(*arguments)
     assert (code, err.count("\n")) == (2, 1)
     assert "00_mine.py: cannot be written (No space left on device); free some space and run" in err
     filler.unlink()
-    assert run_command(*words)[0] == 0
+    assert run_command(*arguments)[0] == 0
     assert the_run(disk).state() == "finished"
 
 
 def test_read_only_disk_can_be_read_and_is_reported(
     disk: Path, run_command: Command, interrupt: Callable[..., None]
 ) -> None:
-    words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
+    arguments = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
     interrupt(9)
-    run_command(*words)
+    run_command(*arguments)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     code, out, _ = run_command("summarize", str(disk / "results"))
     assert code == 0
     assert "interrupted" in out
     assert run_command("sample", "batchnorm", "--tokens=3", "--results-dir", str(disk / "results"))[0] == 0
     for more in ([], ["seed=1"]):
-        code, out, err = run_command(*words, *more)
+        code, out, err = run_command(*arguments, *more)
         assert (code, err.count("\n")) == (2, 1)
         assert "(Read-only file system); make it writable, or choose another results_dir" in err
     subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
-    assert run_command(*words)[0] == 0
+    assert run_command(*arguments)[0] == 0

@@ -47,7 +47,7 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "message"),
     [
         ("config.model.context", 2**20, "1048576"),
         ("config.model.width", 2**17, "needs about 1 TiB of memory for its weights, and this machine has "),
@@ -61,7 +61,7 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
     ],
 )
 def test_invalid_records_fail_in_one_line_before_building_a_model(
-    option: str, value: Any, told: str, folder: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatch
+    option: str, value: Any, message: str, folder: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*arguments: Any) -> None:
         raise AssertionError("nothing is built")
@@ -71,7 +71,7 @@ def test_invalid_records_fail_in_one_line_before_building_a_model(
     for command in (["sample", str(folder.path)], ["inspect", str(folder.path), "sharpness", "--probe"]):
         code, out, err = run_command(*command)
         assert (code, out, err.count("\n")) == (2, "", 1), err
-        assert told in err
+        assert message in err
 
 
 @pytest.mark.parametrize(

@@ -81,10 +81,10 @@ def test_update_of_stacked_runs_equals_single_updates(options: AdamW | SGD) -> N
     for number, run in enumerate(runs):
         run.lr, run.weight_decay = options.lr * (1 + number), 0.1 * number
     stacked = drawn(3)
-    lone = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]
-    decayed = [n for n, p in lone[0].items() if is_decayed(options, p)]
+    single = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]
+    decayed = [n for n, p in single[0].items() if is_decayed(options, p)]
     together = Optimizer(options, stacked, decayed)
-    alone = [Optimizer(run, lone[r], decayed) for r, run in enumerate(runs)]
+    optimizers = [Optimizer(run, single[r], decayed) for r, run in enumerate(runs)]
     alive = torch.tensor([True, False, True])
     start = {n: p.clone() for n, p in stacked.items()}
     for step in range(STEPS):
@@ -92,11 +92,11 @@ def test_update_of_stacked_runs_equals_single_updates(options: AdamW | SGD) -> N
         hypers = [hyperparameters_at(run, STEPS, step) for run in runs]
         together.update(stacked, grads, hypers, alive)
         for r in (0, 2):
-            alone[r].update(lone[r], {n: g[r] for n, g in grads.items()}, hypers[r], torch.tensor(True))
+            optimizers[r].update(single[r], {n: g[r] for n, g in grads.items()}, hypers[r], torch.tensor(True))
     for n, p in stacked.items():
         assert torch.equal(p[1], start[n][1])
         for r in (0, 2):
-            torch.testing.assert_close(p[r], lone[r][n], atol=1e-12, rtol=1e-12)
+            torch.testing.assert_close(p[r], single[r][n], atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=["adamw", "adamw-all", "sgd"])

@@ -42,14 +42,18 @@ def test_message_of_a_short_run_says_what_it_has_not_learned(
 def test_run_has_the_same_outcome_in_a_pack_and_single(words: list[str], tmp_path: Path) -> None:
     configs = [compose_run([*words, "optim.clip=null", f"optim.lr={lr}"]) for lr in (1e-3, 10)]
     finished, diverged = train_pack(configs, sinks=[[], []])
-    alone = train(compose_run([*words, *BAD, f"results_dir={tmp_path / 'alone'}"]), sinks=[])
+    single = train(compose_run([*words, *BAD, f"results_dir={tmp_path / 'single'}"]), sinks=[])
     assert (finished.status["outcome"], finished.state) == ("finished", "finished")
-    assert (diverged.status["outcome"], diverged.state, alone.state) == ("diverged", "diverged", "diverged")
-    for one in (diverged, alone):
-        told = one.status["diverged"]
-        assert (told["step"], told["last_finite"]["step"], told["val_loss"]) == (12, 11, one.status["val_loss"])
-        assert told["val_loss"] > 7
-    assert [one.already_ended for one in train_pack(configs, sinks=[[], []])] == [True, True]
+    assert (diverged.status["outcome"], diverged.state, single.state) == ("diverged", "diverged", "diverged")
+    for outcome in (diverged, single):
+        divergence = outcome.status["diverged"]
+        assert (divergence["step"], divergence["last_finite"]["step"], divergence["val_loss"]) == (
+            12,
+            11,
+            outcome.status["val_loss"],
+        )
+        assert divergence["val_loss"] > 7
+    assert [outcome.already_ended for outcome in train_pack(configs, sinks=[[], []])] == [True, True]
 
 
 def test_baselines_use_the_targets_of_the_evaluation(words: list[str]) -> None:

@@ -45,7 +45,7 @@ def cyclic_batch(generator: torch.Generator, runs: int) -> tuple[torch.Tensor, t
     return text[..., :-1], text[..., 1:]
 
 
-WORDS = (
+OVERRIDES = (
     ("norm=batchnorm",),
     ("norm=rmsnorm", "model=llama_nano"),
     ("norm=layernorm", "optim=sgd", "optim.weight_decay=0.1", "placement=post"),
@@ -58,39 +58,42 @@ WORDS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "compiled", "runs"),
+    ("overrides", "compiled", "runs"),
     [
-        (WORDS[0], False, 4),
-        *((words, False, 2) for words in WORDS[1:]),
+        (OVERRIDES[0], False, 4),
+        *((overrides, False, 2) for overrides in OVERRIDES[1:]),
         # Compiled: the norm with buffers, a shared factor, blocks of two kinds; the others share their path.
-        *(pytest.param(words, True, 2, marks=pytest.mark.slow) for words in (WORDS[0], WORDS[3], WORDS[5])),
+        *(
+            pytest.param(overrides, True, 2, marks=pytest.mark.slow)
+            for overrides in (OVERRIDES[0], OVERRIDES[3], OVERRIDES[5])
+        ),
     ],
 )
-def test_stacked_runs_equal_single_runs(words: tuple[str, ...], compiled: bool, runs: int) -> None:
+def test_stacked_runs_equal_single_runs(overrides: tuple[str, ...], compiled: bool, runs: int) -> None:
     torch.compiler.reset()
-    sgd = "optim=sgd" in words
+    sgd = "optim=sgd" in overrides
     lr = 0.1 if sgd else 1e-3
-    configs = [config_of(*words, f"seed={seed}", f"optim.lr={(1 + seed) * lr}") for seed in range(runs)]
+    configs = [config_of(*overrides, f"seed={seed}", f"optim.lr={(1 + seed) * lr}") for seed in range(runs)]
     models = [build_model(config, VOCAB).double() for config in configs]
-    lone = [step_of(c, SingleRun(copy.deepcopy(m), compiled=compiled)) for c, m in zip(configs, models, strict=True)]
+    singles = [step_of(c, SingleRun(copy.deepcopy(m), compiled=compiled)) for c, m in zip(configs, models, strict=True)]
     pack = step_of(configs[0], StackedRuns(models, compiled=compiled))
     generator = torch.Generator().manual_seed(0)
     losses = torch.empty(runs)
     for step in range(50):
         tokens, targets = cyclic_batch(generator, runs)
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
-        alone = [one(tokens[r], targets[r], hypers[r]) for r, one in enumerate(lone)]
+        outputs = [single(tokens[r], targets[r], hypers[r]) for r, single in enumerate(singles)]
         together = pack(tokens, targets, hypers)
         losses = together.loss
         for name in ("loss", "grad_norm", "clip"):
-            expected = torch.stack([getattr(out, name) for out in alone])
+            expected = torch.stack([getattr(out, name) for out in outputs])
             torch.testing.assert_close(getattr(together, name), expected, atol=1e-9, rtol=0)
-    # Without this the comparison could be one of two models that learned nothing.
+    # Without this the comparison could be single of two models that learned nothing.
     assert losses.max() < math.log(VOCAB)
     for kind in ("params", "buffers"):
         stacked = getattr(pack.runner, kind)
-        for r, one in enumerate(lone):
-            for name, tensor in getattr(one.runner, kind).items():
+        for r, single in enumerate(singles):
+            for name, tensor in getattr(single.runner, kind).items():
                 torch.testing.assert_close(
                     stacked[name][r], tensor, atol=1e-9, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
                 )
@@ -99,7 +102,7 @@ def test_stacked_runs_equal_single_runs(words: tuple[str, ...], compiled: bool, 
 def test_diverged_run_is_frozen_and_the_others_continue() -> None:
     configs = [config_of("norm=batchnorm", f"seed={seed}") for seed in (0, 1)]
     models = [build_model(config, VOCAB).double() for config in configs]
-    lone = step_of(configs[1], SingleRun(copy.deepcopy(models[1]), compiled=False))
+    single = step_of(configs[1], SingleRun(copy.deepcopy(models[1]), compiled=False))
     pack = step_of(configs[0], StackedRuns(models, compiled=False))
     generator = torch.Generator().manual_seed(0)
     frozen: dict[str, torch.Tensor] = {}
@@ -112,9 +115,9 @@ def test_diverged_run_is_frozen_and_the_others_continue() -> None:
             frozen["embed.tokens.weight"] = pack.runner.params["embed.tokens.weight"][0].clone()
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
         out = pack(tokens, targets, hypers)
-        alone = lone(tokens[1], targets[1], hypers[1])
+        single_output = single(tokens[1], targets[1], hypers[1])
         assert out.alive.tolist() == [step < 3, True]
-        torch.testing.assert_close(out.loss[1], alone.loss, atol=1e-9, rtol=0)
+        torch.testing.assert_close(out.loss[1], single_output.loss, atol=1e-9, rtol=0)
     for name, tensor in (pack.runner.params | pack.runner.buffers).items():
         assert torch.equal(tensor[0], frozen[name]), name
 
@@ -129,12 +132,12 @@ def test_number_of_graphs_does_not_depend_on_depth() -> None:
         config = config_of("norm=rmsnorm", f"model.depth={depth}")
         step = step_of(config, SingleRun(build_model(config, VOCAB), compiled=True))
         counters: dict[str, Counter] = torch._dynamo.utils.counters
-        seen = []
+        counts = []
         for number in range(4):
             tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(number), 1))
             step(tokens, targets, hyperparameters_at(config.optim, 50, number), measured=number % 2 == 1)
-            seen.append(counters["stats"]["unique_graphs"])
-        graphs.append(seen)
+            counts.append(counters["stats"]["unique_graphs"])
+        graphs.append(counts)
         assert not counters["graph_break"]
     assert graphs == [[3, 6, 6, 6]] * 2
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import WORDS, differences, steps_of
+from resuming import OVERRIDES, differences, steps_of
 
 from normlab.config import RunConfig
 from normlab.errors import StoreError
@@ -32,8 +32,8 @@ NUMBERS = (
 PACK = {"sweep": "some", "number": 0}
 
 
-def configs_of(results: Path, *words: str, numbers: Sequence[Sequence[str]] = NUMBERS) -> list[RunConfig]:
-    return [compose_run([*WORDS, f"results_dir={results}", *words, *own]) for own in numbers]
+def configs_of(results: Path, *overrides: str, numbers: Sequence[Sequence[str]] = NUMBERS) -> list[RunConfig]:
+    return [compose_run([*OVERRIDES, f"results_dir={results}", *overrides, *differing]) for differing in numbers]
 
 
 def pack_of(configs: Sequence[RunConfig], **more: Any) -> list[Outcome]:
@@ -68,33 +68,35 @@ class SignallingSink:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("norm=rmsnorm",), ("norm=batchnorm", "train.accumulation=2")])
-def test_run_has_the_same_record_in_a_pack_and_single(words: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("overrides", [("norm=rmsnorm",), ("norm=batchnorm", "train.accumulation=2")])
+def test_run_has_the_same_record_in_a_pack_and_single(overrides: tuple[str, ...], tmp_path: Path) -> None:
     """Rows, statistics and weights agree to 1e-5 over ten steps in float32."""
     # No biases: those of keys and before batch norm have rounding errors as gradients, which Adam enlarges.
-    words = (*words, "train.steps=10", "stats.every=2", "model.bias=false")
-    alone = [train(config, sinks=[]).folder for config in configs_of(tmp_path / "alone", *words)]
-    packed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "packed", *words))]
-    assert [folder.run_id for folder in packed] == [folder.run_id for folder in alone]
-    for one, other in zip(alone, packed, strict=True):
-        assert other.run()["pack"] == {**PACK, "runs": [folder.run_id for folder in packed]}
+    overrides = (*overrides, "train.steps=10", "stats.every=2", "model.bias=false")
+    singles = [train(config, sinks=[]).folder for config in configs_of(tmp_path / "single", *overrides)]
+    packed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "packed", *overrides))]
+    assert [folder.run_id for folder in packed] == [folder.run_id for folder in singles]
+    for single, in_pack in zip(singles, packed, strict=True):
+        assert in_pack.run()["pack"] == {**PACK, "runs": [folder.run_id for folder in packed]}
         for kind in ("train", "eval"):
-            rows, expected = other.rows(kind).rows, one.rows(kind).rows
+            rows, expected = in_pack.rows(kind).rows, single.rows(kind).rows
             assert len(rows) == len(expected) > 1
-            for row, told in zip(rows, expected, strict=True):
-                numbers = {name: row.pop(name) for name in told.keys() - {"kind"}}
-                assert numbers == pytest.approx({name: told[name] for name in numbers}, rel=1e-4, abs=1e-5)
+            for row, expected_row in zip(rows, expected, strict=True):
+                numbers = {name: row.pop(name) for name in expected_row.keys() - {"kind"}}
+                assert numbers == pytest.approx({name: expected_row[name] for name in numbers}, rel=1e-4, abs=1e-5)
                 assert row == {"kind": kind}
-        ((seen,), _), ((told,), _) = other.arrays.read("core"), one.arrays.read("core")
-        assert seen.steps.tolist() == told.steps.tolist() == [0, 2, 4, 6, 8]
-        assert seen.layout == told.layout
-        torch.testing.assert_close(torch.tensor(seen.values), torch.tensor(told.values), rtol=1e-3, atol=1e-4)
-        status, wanted = other.status(), one.status()
+        ((statistics,), _), ((expected_statistics,), _) = in_pack.arrays.read("core"), single.arrays.read("core")
+        assert statistics.steps.tolist() == expected_statistics.steps.tolist() == [0, 2, 4, 6, 8]
+        assert statistics.layout == expected_statistics.layout
+        torch.testing.assert_close(
+            torch.tensor(statistics.values), torch.tensor(expected_statistics.values), rtol=1e-3, atol=1e-4
+        )
+        status, expected_status = in_pack.status(), single.status()
         for name in ("state", "step", "steps", "tokens", "checkpoint", "best_val_step"):
-            assert status[name] == wanted[name], name
-        weights, own = (dict(load(folder.path).model.named_parameters()) for folder in (other, one))
+            assert status[name] == expected_status[name], name
+        weights, expected_weights = (dict(load(folder.path).model.named_parameters()) for folder in (in_pack, single))
         for name, weight in weights.items():
-            torch.testing.assert_close(weight, own[name], rtol=0, atol=2e-4)
+            torch.testing.assert_close(weight, expected_weights[name], rtol=0, atol=2e-4)
     losses = [folder.status()["val_loss"] for folder in packed]
     assert len({round(loss, 3) for loss in losses}) == 3, "the runs differ, or the comparison says nothing"
 
@@ -161,13 +163,13 @@ def test_diverged_run_is_frozen_and_the_others_keep_their_bits(tmp_path: Path) -
     for one, other in zip(calm[:2], outcomes[:2], strict=True):
         assert one.folder.rows("train").rows == other.folder.rows("train").rows
     wild = outcomes[2].folder
-    seen = wild.status()["diverged"]
-    lone = train(configs_of(tmp_path / "lone", numbers=DIVERGING)[2], sinks=[])
-    assert lone.state == "diverged"
-    assert seen["step"] == lone.status["diverged"]["step"] == wild.status()["step"]
-    assert wild.rows("train").rows[-1]["step"] == seen["step"]
-    assert steps_of(wild)[-1] == seen["step"]
-    assert all(row["step"] <= seen["step"] for row in wild.rows().rows)
+    divergence = wild.status()["diverged"]
+    single = train(configs_of(tmp_path / "single", numbers=DIVERGING)[2], sinks=[])
+    assert single.state == "diverged"
+    assert divergence["step"] == single.status["diverged"]["step"] == wild.status()["step"]
+    assert wild.rows("train").rows[-1]["step"] == divergence["step"]
+    assert steps_of(wild)[-1] == divergence["step"]
+    assert all(row["step"] <= divergence["step"] for row in wild.rows().rows)
 
 
 @pytest.mark.slow
@@ -236,10 +238,10 @@ def test_single_run_cannot_join_a_pack(tmp_path: Path) -> None:
 
 
 def test_checkpoint_in_a_pack_has_the_layout_of_a_single_run(undisturbed: list[RunFolder], tmp_path: Path) -> None:
-    lone = train(configs_of(tmp_path)[0], sinks=[]).folder
-    for step in steps_of(lone):
-        one, other = (checkpoint.read(folder.path / "checkpoints", step) for folder in (lone, undisturbed[0]))
-        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in one.tensors.items()}
-        assert shapes == {name: (tensor.shape, tensor.dtype) for name, tensor in other.tensors.items()}
-        assert one.meta.keys() == other.meta.keys()
-        assert other.tensors["count"].item() == step
+    single = train(configs_of(tmp_path)[0], sinks=[]).folder
+    for step in steps_of(single):
+        expected, saved = (checkpoint.read(folder.path / "checkpoints", step) for folder in (single, undisturbed[0]))
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in expected.tensors.items()}
+        assert shapes == {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}
+        assert expected.meta.keys() == saved.meta.keys()
+        assert saved.tensors["count"].item() == step

@@ -27,62 +27,64 @@ NUMBERS = (
 )
 
 
-def losses(words: tuple[str, ...], steps: int, dtype: torch.dtype, *, nudge: bool = False) -> torch.Tensor:
+def losses(overrides: tuple[str, ...], steps: int, dtype: torch.dtype, *, nudge: bool = False) -> torch.Tensor:
     """Return the losses of two stacked runs, of both as single runs, and of the first repeated: (steps, 5).
 
     Args:
-        words: The overrides that the runs share.
+        overrides: The overrides that the runs share.
         steps: The number of steps.
         dtype: The dtype of the model.
         nudge: Whether to change the last bit of one weight of the repeated run.
     """
-    configs = [config_of(*words, *numbers) for numbers in NUMBERS]
+    configs = [config_of(*overrides, *numbers) for numbers in NUMBERS]
     models = [build_model(config, VOCAB).to(dtype) for config in configs]
     nudged = copy.deepcopy(models[0])
     with torch.no_grad():
         weight = next(p for p in nudged.parameters() if p.dim() > 1).view(-1)
         weight[:1] = torch.nextafter(weight[:1], weight[:1] + 1) if nudge else weight[:1]
-    lone = [SingleRun(copy.deepcopy(model), compiled=False) for model in models] + [SingleRun(nudged, compiled=False)]
+    runners = [SingleRun(copy.deepcopy(model), compiled=False) for model in models] + [
+        SingleRun(nudged, compiled=False)
+    ]
     of_each = [*configs, configs[0]]
-    alone = [step_of(config, runner) for config, runner in zip(of_each, lone, strict=True)]
+    singles = [step_of(config, runner) for config, runner in zip(of_each, runners, strict=True)]
     pack = step_of(configs[0], StackedRuns(models, compiled=False))
     pack.clip = torch.tensor([config.optim.clip for config in configs], dtype=dtype)
     generator = torch.Generator().manual_seed(0)
-    seen = []
+    rows = []
     for step in range(steps):
         tokens, targets = cyclic_batch(generator, 2)
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
         together = pack(tokens, targets, hypers).loss
-        apart = [one(tokens[r % 2], targets[r % 2], hypers[r % 2]).loss for r, one in enumerate(alone)]
-        seen.append(torch.stack([*together, *apart]))
-    return torch.stack(seen)
+        separate = [single(tokens[r % 2], targets[r % 2], hypers[r % 2]).loss for r, single in enumerate(singles)]
+        rows.append(torch.stack([*together, *separate]))
+    return torch.stack(rows)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", PAIRS, ids=" ".join)
-def test_stacked_runs_equal_single_runs(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("overrides", PAIRS, ids=" ".join)
+def test_stacked_runs_equal_single_runs(overrides: tuple[str, ...]) -> None:
     """The losses agree to 1e-10 over ten steps in float64."""
-    seen = losses(words, 10, torch.float64)
-    torch.testing.assert_close(seen[:, :2], seen[:, 2:4], atol=1e-10, rtol=0)
-    assert (seen[:, 0] - seen[:, 1]).abs().max() > 1e-4, "the two runs are the same, so the comparison says nothing"
+    rows = losses(overrides, 10, torch.float64)
+    torch.testing.assert_close(rows[:, :2], rows[:, 2:4], atol=1e-10, rtol=0)
+    assert (rows[:, 0] - rows[:, 1]).abs().max() > 1e-4, "the two runs are the same, so the comparison says nothing"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", PAIRS, ids=" ".join)
-def test_stacked_runs_equal_single_runs_while_they_learn(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("overrides", PAIRS, ids=" ".join)
+def test_stacked_runs_equal_single_runs_while_they_learn(overrides: tuple[str, ...]) -> None:
     """The losses agree to 1e-9 over fifty steps in float64, and fall below the unigram entropy."""
-    seen = losses(words, 50, torch.float64)
-    torch.testing.assert_close(seen[:, :2], seen[:, 2:4], atol=1e-9, rtol=0)
-    assert seen[-1].max() < math.log(VOCAB)
+    rows = losses(overrides, 50, torch.float64)
+    torch.testing.assert_close(rows[:, :2], rows[:, 2:4], atol=1e-9, rtol=0)
+    assert rows[-1].max() < math.log(VOCAB)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [("norm=layernorm", "placement=pre"), ("norm=rmsnorm", "placement=post")], ids=" ".join
+    "overrides", [("norm=layernorm", "placement=pre"), ("norm=rmsnorm", "placement=post")], ids=" ".join
 )
-def test_stacking_at_a_high_learning_rate_is_no_worse_than_one_flipped_bit(words: tuple[str, ...]) -> None:
+def test_stacking_at_a_high_learning_rate_is_no_worse_than_one_flipped_bit(overrides: tuple[str, ...]) -> None:
     """Training is chaotic there: the tolerance is ten times the effect of one changed bit in one weight."""
-    seen = losses((*words, "optim.lr=0.1"), 50, torch.float32, nudge=True)
-    gap, measure = (seen[:, 0] - seen[:, 2]).abs().max(), (seen[:, 4] - seen[:, 2]).abs().max()
+    rows = losses((*overrides, "optim.lr=0.1"), 50, torch.float32, nudge=True)
+    gap, measure = (rows[:, 0] - rows[:, 2]).abs().max(), (rows[:, 4] - rows[:, 2]).abs().max()
     assert measure > 1e-5, "training is not chaotic, so the comparison says nothing"
     assert gap <= 10 * measure

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hydra.core.config_store import ConfigStore
-from resuming import SCRIPT, WORDS, Command, Train, contents, differences, steps_of
+from resuming import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
 
 import normlab
 from normlab.data.batches import validation_windows
@@ -35,14 +35,14 @@ from normlab.train.identity import describe
 from normlab.train.resolve import resolve
 
 
-def run_id(*words: str) -> str:
-    config = compose_run([*WORDS, *words])
+def run_id(*overrides: str) -> str:
+    config = compose_run([*OVERRIDES, *overrides])
     return describe(config, resolve(config), open_corpus(config.data))["run_id"]
 
 
 def in_a_process(*arguments: str) -> subprocess.Popen[str]:
-    words = [sys.executable, *arguments]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    arguments = [sys.executable, *arguments]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 # Kills and signals.
@@ -52,8 +52,8 @@ def in_a_process(*arguments: str) -> subprocess.Popen[str]:
 def test_run_killed_inside_a_save_resumes_bit_identical(
     point: str, train: Train, reference: Path, tmp_path: Path
 ) -> None:
-    words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
-    with in_a_process(str(SCRIPT), "--child", point, "3", *words) as process:
+    arguments = ["train", *OVERRIDES, f"results_dir={tmp_path / 'results'}"]
+    with in_a_process(str(SCRIPT), "--child", point, "3", *arguments) as process:
         _, err = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL, err
     (path,) = (tmp_path / "results" / "runs").iterdir()
@@ -123,8 +123,8 @@ main()
 def test_second_signal_stops_at_once_inside_a_call_into_torch(
     numbers: tuple[int, ...], train: Train, reference: Path, tmp_path: Path
 ) -> None:
-    words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
-    with in_a_process("-c", LONG_STEP.replace("LARGE", "8_000"), *words) as process:  # half a minute
+    arguments = ["train", *OVERRIDES, f"results_dir={tmp_path / 'results'}"]
+    with in_a_process("-c", LONG_STEP.replace("LARGE", "8_000"), *arguments) as process:  # half a minute
         try:
             assert process.stderr is not None
             while "in a long call" not in process.stderr.readline():
@@ -146,8 +146,8 @@ def test_second_signal_stops_at_once_inside_a_call_into_torch(
 
 @pytest.mark.slow
 def test_first_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
-    words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
-    with in_a_process("-c", LONG_STEP.replace("LARGE", "3_000"), *words) as process:  # seconds
+    arguments = ["train", *OVERRIDES, f"results_dir={tmp_path / 'results'}"]
+    with in_a_process("-c", LONG_STEP.replace("LARGE", "3_000"), *arguments) as process:  # seconds
         try:
             assert process.stderr is not None
             while "in a long call" not in process.stderr.readline():
@@ -164,15 +164,15 @@ def test_first_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_second_process_fails_and_sigterm_interrupts(tmp_path: Path, run_command: Command) -> None:
-    words = ["train", *WORDS, f"results_dir={tmp_path}", "train.steps=1000000"]
-    with in_a_process("-m", "normlab", *words) as process:
+    arguments = ["train", *OVERRIDES, f"results_dir={tmp_path}", "train.steps=1000000"]
+    with in_a_process("-m", "normlab", *arguments) as process:
         try:
             deadline = time.monotonic() + 300
             while not list(tmp_path.glob("runs/*/checkpoints/step_*")):
                 assert time.monotonic() < deadline
                 assert process.poll() is None
                 time.sleep(0.02)
-            code, _, err = run_command(*words)
+            code, _, err = run_command(*arguments)
             assert (code, err.count("\n")) == (2, 1)
             assert f"process {process.pid}" in err
             process.terminate()
@@ -189,10 +189,10 @@ def test_second_process_fails_and_sigterm_interrupts(tmp_path: Path, run_command
 def test_signal_while_the_corpus_is_prepared_stops_at_once(number: int, code: int, tmp_path: Path) -> None:
     text, cache = tmp_path / "text.txt", tmp_path / "cache"
     text.write_text("much ado about nothing\n" * 2_000_000)
-    words = ["train", *WORDS, f"data.path=[{text}]", f"results_dir={tmp_path / 'results'}"]
+    arguments = ["train", *OVERRIDES, f"data.path=[{text}]", f"results_dir={tmp_path / 'results'}"]
     environment = {**os.environ, "NORMLAB_CACHE": str(cache)}
     with subprocess.Popen(
-        [sys.executable, "-m", "normlab", *words], env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "normlab", *arguments], env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
         while not list(cache.glob(".normlab-making/*/new")):
             assert process.poll() is None
@@ -266,10 +266,10 @@ def test_resume_with_other_versions_warns_and_is_recorded(
     (folder.path / "run.json").write_bytes(seal(was))
     code, _, err = command()
     assert code == 0
-    said = f"torch was 1.0 and is {run['versions']['torch']}; normlab's commit was 0000000000 and is "
-    assert f"warning: resuming where {said}" in err.splitlines()[0]
+    message = f"torch was 1.0 and is {run['versions']['torch']}; normlab's commit was 0000000000 and is "
+    assert f"warning: resuming where {message}" in err.splitlines()[0]
     (noted,) = folder.status()["elsewhere"]
-    assert noted.startswith(f"from step 11: {said}")
+    assert noted.startswith(f"from step 11: {message}")
     assert RunFolder(reference).status()["elsewhere"] == []
 
 
@@ -306,13 +306,13 @@ def continuing(schedule: str) -> list[str]:
 @pytest.mark.parametrize(("schedule", "steps", "branch"), [("constant", 8, 8), ("constant", 7, 7), ("wsd", 8, 6)])
 def test_longer_run_branches_from_the_shorter_one(schedule: str, steps: int, branch: int, train: Train) -> None:
     """Also from a run that ends between two evaluations: the longer run has no evaluation there."""
-    words = continuing(schedule)
-    shorter = train(*words, f"train.steps={steps}")
+    overrides = continuing(schedule)
+    shorter = train(*overrides, f"train.steps={steps}")
     before = contents(shorter.path)
-    longer = train(*words)
+    longer = train(*overrides)
     assert longer.run()["continued_from"] == {"run_id": shorter.run_id, "step": branch}
     assert contents(shorter.path) == before
-    never_split = train(*words, results="never_split")
+    never_split = train(*overrides, results="never_split")
     assert "continued_from" not in never_split.run()
     assert differences(never_split.path, longer.path) == []
 
@@ -320,24 +320,24 @@ def test_longer_run_branches_from_the_shorter_one(schedule: str, steps: int, bra
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "shorter", "no JSON", "another kind"])
 def test_longer_run_does_not_branch_from_a_damaged_record(damage: str, train: Train) -> None:
-    words = continuing("constant")
-    record = train(*words, "train.steps=7").metrics_path
+    overrides = continuing("constant")
+    record = train(*overrides, "train.steps=7").metrics_path
     lines = record.read_bytes().splitlines(keepends=True)
     if damage == "missing":
         record.unlink()
     else:
         changed = {"shorter": b"", "no JSON": b"[" + lines[3][1:], "another kind": lines[3].replace(b"kind", b"dink")}
         record.write_bytes(b"".join([*lines[:3], changed[damage], *lines[4:]]))
-    longer = train(*words)
+    longer = train(*overrides)
     assert "continued_from" not in longer.run()
-    assert differences(train(*words, results="never_split").path, longer.path) == []
+    assert differences(train(*overrides, results="never_split").path, longer.path) == []
 
 
 @pytest.mark.parametrize("written", ["the marker", "the record", "the checkpoint"])
 def test_run_killed_while_branching_branches_again(written: str, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command starts again, and the unfinished folder does not count as the remains of a run."""
-    words = continuing("constant")
-    train(*words, "train.steps=8")
+    overrides = continuing("constant")
+    train(*overrides, "train.steps=8")
 
     class Killed(BaseException):
         pass
@@ -353,8 +353,8 @@ def test_run_killed_while_branching_branches_again(written: str, train: Train, m
         else:
             patch.setattr(RunFolder, "create", die)
         with pytest.raises(Killed):
-            train(*words)
-    assert train(*words).run()["continued_from"]["step"] == 8
+            train(*overrides)
+    assert train(*overrides).run()["continued_from"]["step"] == 8
 
 
 def test_cosine_run_does_not_branch(train: Train) -> None:
@@ -373,20 +373,20 @@ def test_divergence_is_an_outcome_and_keeps_the_last_finite_state(
     folder = train(*DIVERGING)
     status = folder.status()
     assert status["state"] == "diverged"
-    seen = status["diverged"]
-    assert not (math.isfinite(seen["loss"]) and math.isfinite(seen["grad_norm"]))
-    assert seen["last_finite"]["step"] == seen["step"] - 1
-    assert all(math.isfinite(number) for number in seen["last_finite"].values())
-    assert status["step"] == seen["step"] == folder.rows("train").rows[-1]["step"]
+    divergence = status["diverged"]
+    assert not (math.isfinite(divergence["loss"]) and math.isfinite(divergence["grad_norm"]))
+    assert divergence["last_finite"]["step"] == divergence["step"] - 1
+    assert all(math.isfinite(number) for number in divergence["last_finite"].values())
+    assert status["step"] == divergence["step"] == folder.rows("train").rows[-1]["step"]
     saved, _ = checkpoint.read_newest(folder.path / "checkpoints")
     assert saved is not None
-    assert saved.step == seen["step"]
+    assert saved.step == divergence["step"]
     assert all(tensor.isfinite().all() for tensor in saved.tensors.values())
 
     before = contents(tmp_path / "results")
     code, out, err = command(*DIVERGING)
     assert (code, err) == (0, "")
-    assert out.startswith(f"diverged at step {seen['step']}")
+    assert out.startswith(f"diverged at step {divergence['step']}")
     assert contents(tmp_path / "results") == before
 
 
@@ -461,11 +461,11 @@ def plugin(tmp_path: Path) -> Iterator[Path]:
 def test_norm_from_a_plugin_trains_resumes_and_loads(
     plugin: Path, train: Train, interrupt: Callable[..., None], tmp_path: Path
 ) -> None:
-    words = [f"plugins=['{plugin}']", "norm=halved"]
-    untouched = train(*words, results="untouched")
+    overrides = [f"plugins=['{plugin}']", "norm=halved"]
+    untouched = train(*overrides, results="untouched")
     interrupt(6)
-    folder = train(*words)
-    assert differences(untouched.path, train(*words).path) == []
+    folder = train(*overrides)
+    assert differences(untouched.path, train(*overrides).path) == []
 
     source = folder.run()["identity"]["sources"]["norm"]
     (kept,) = (folder.path / "plugins").iterdir()
@@ -493,12 +493,12 @@ def test_run_uses_its_own_version_of_a_plugin(plugin: Path, train: Train, tmp_pa
 
 
 def test_edited_norm_changes_the_run_id_and_a_comment_does_not(plugin: Path) -> None:
-    words = [f"plugins=['{plugin}']", "norm=halved"]
-    ours = run_id(*words)
+    overrides = [f"plugins=['{plugin}']", "norm=halved"]
+    ours = run_id(*overrides)
     plugin.write_text(PLUGIN.replace("# the point", "# more or less") + "\n\n# the end\n")
-    assert run_id(*words) == ours
+    assert run_id(*overrides) == ours
     plugin.write_text(PLUGIN.replace("return x / 2", "return x / 3"))
-    assert run_id(*words) != ours
+    assert run_id(*overrides) != ours
 
 
 # Reading a run.
@@ -511,7 +511,7 @@ def test_summary_knows_all_fields_of_a_run(reference: Path) -> None:
 
 def test_load_returns_config_metrics_and_model(reference: Path, run_command: Command) -> None:
     run = normlab.load(reference)
-    composed = compose_run([*WORDS, f"results_dir={run.config.results_dir}"])
+    composed = compose_run([*OVERRIDES, f"results_dir={run.config.results_dir}"])
     assert plain_tree(run.config) == plain_tree(composed)
     metrics = run.metrics
     assert sorted(metrics["kind"].unique()) == ["eval", "pace", "train"]
@@ -527,9 +527,9 @@ def test_load_returns_config_metrics_and_model(reference: Path, run_command: Com
     assert loss == pytest.approx(losses[16], abs=1e-6)
     assert loss == pytest.approx(run.status["val_loss"], abs=1e-6)
 
-    words = ["sample", str(reference), "--prompt", "The norm ", "--tokens", "12", "--seed", "3"]
-    code, out, err = run_command(*words)
+    arguments = ["sample", str(reference), "--prompt", "The norm ", "--tokens", "12", "--seed", "3"]
+    code, out, err = run_command(*arguments)
     assert (code, err) == (0, "")
     assert out.startswith("The norm ")
     assert len(out) > len("The norm \n")
-    assert run_command(*words)[1] == out
+    assert run_command(*arguments)[1] == out

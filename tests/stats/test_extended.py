@@ -126,7 +126,7 @@ def test_gradient_noise_equals_per_example_gradients() -> None:
     for index, (name, p) in enumerate(model.named_parameters()):
         grads = torch.stack([row[index].flatten() for row in rows])
         mean = grads.mean(0)
-        # The textbook's unbiased estimates: the trace of the covariance, and the square of the mean minus its own noise.
+        # The textbook's unbiased estimates of the covariance's trace and of the squared mean.
         trace = (grads - mean).square().sum() / (count - 1)
         square = mean.square().sum() - trace / count
         site, place = where(name, depth)

@@ -183,7 +183,12 @@ def _existing_outcome(run: TrainingRun, record: Mapping[str, Any]) -> Outcome | 
     if config.run.name not in (None, old["name"]):
         notify(f"run.name={config.run.name}: has no effect, the run has ended with the name {old['name']}")
     old_stats, stats = (each["config"].get("stats", {}) for each in (old, record))
-    if changed := [f"stats.{o}" for o in stats if o != "preset" and o in old_stats and old_stats[o] != stats[o]]:
+    changed = [
+        f"stats.{option}"
+        for option, value in stats.items()
+        if option != "preset" and old_stats.get(option, value) != value
+    ]
+    if changed:
         notify(
             f"{', '.join(changed)}: no effect, the run has ended; `normlab inspect RUN --probe` measures its "
             "checkpoints, and run.fresh=true trains another run with these statistics"
@@ -310,8 +315,8 @@ def _run(loop: Loop, records: Sequence[dict[str, Any]], stop: StopRequest) -> li
             reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
             statuses = [loop.status(run, "failed") for run in loop.runs]
             # A run of the pack that diverged before the error keeps its outcome.
-            failed = [s if s["state"] == DIVERGED else {**s, "error": reason} for s in statuses]
-            _finish(loop, failed, stop)
+            final = [each if each["state"] == DIVERGED else {**each, "error": reason} for each in statuses]
+            _finish(loop, final, stop)
         raise
     statuses: list[dict[str, Any]] = []
     for run, record in zip(loop.runs, records, strict=True):

@@ -409,7 +409,7 @@ def inspect(
         return typer.echo(render(spikes, "json") if json else render(statistics.spike_table(spikes)))
     if probe:
         from normlab.train.load import LoadedRun
-        from normlab.train.probed import probe_checkpoints
+        from normlab.train.probing import probe_checkpoints
 
         probed = list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic))
         rows = statistics.rows_of(probed, statistic)

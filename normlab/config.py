@@ -20,7 +20,7 @@ from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import PLACEMENTS, Placement
 from normlab.source import file_of_plugin
-from normlab.stats.options import OF_ADAM, OF_EXAMPLES, StatsConfig
+from normlab.stats.options import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, StatsConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -312,11 +312,11 @@ class RunConfig:
 
     def _check_statistics(self) -> None:
         selected = set(self.stats.also)
-        for name in selected & set(OF_ADAM) if self.optim.name != "adamw" else ():
+        for name in selected & set(ADAM_STATISTICS) if self.optim.name != "adamw" else ():
             raise ConfigError(f"stats.also={name}: has no effect with optim={self.optim.name}; it needs optim=adamw")
         if self.norm.batch_statistics or self.eval.sequences < 2:
             cause = f"norm={self.norm.label}" if self.norm.batch_statistics else f"eval.sequences={self.eval.sequences}"
-            for name in selected & set(OF_EXAMPLES):
+            for name in selected & set(PER_EXAMPLE_STATISTICS):
                 raise ConfigError(f"stats.also={name}: has no effect with {cause}; it needs two independent examples")
 
     def reject_unused_options(self) -> None:

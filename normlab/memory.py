@@ -14,7 +14,7 @@ from pathlib import Path
 
 from normlab.config import SGD, RunConfig
 from normlab.errors import ConfigError
-from normlab.stats.parameters import BY_A_COPY
+from normlab.stats.parameters import NEEDS_PARAMETER_COPY
 from normlab.stats.statistic import CORE
 
 VOCAB_SIZE = 257
@@ -44,7 +44,7 @@ def estimate(config: RunConfig, activation_bytes: int = 4) -> MemoryEstimate:
     tokens = train.batch_size // train.accumulation * model.context
     # Per layer: both residual sums and their norms, q, k, v, the attention output, the MLP before and after.
     per_token = model.depth * (8 * model.width + 2 * model.mlp_width) * activation_bytes + 2 * VOCAB_SIZE * 4
-    copies = int(bool(config.stats.names(CORE) & set(BY_A_COPY)))
+    copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
     return MemoryEstimate(
         4 * num_weights(config) * (2 + moments + copies),
         tokens * per_token + 16 * train.batch_size * (model.context + 1),

@@ -18,7 +18,7 @@ from normlab.config import RunConfig
 from normlab.options import flatten_options
 from normlab.report.bars import sparkline
 from normlab.report.pages import shell as pages
-from normlab.train.optim import build_optimizer, hyper_of, is_decayed
+from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.verify.signal import measure, slope
 
 Row = dict[str, Any]
@@ -86,8 +86,8 @@ def _measure(config: RunConfig) -> Row:
     params = {name: parameter.detach() for name, parameter in model.named_parameters()}
     before = {name: parameter.clone() for name, parameter in params.items()}
     decayed = [name for name, parameter in params.items() if is_decayed(config.optim, parameter)]
-    optimizer = build_optimizer(config.optim, params, decayed)
-    peak = hyper_of(config.optim, config.train.steps, config.optim.warmup_steps or 0)
+    optimizer = Optimizer(config.optim, params, decayed)
+    peak = hyperparameters_at(config.optim, config.train.steps, config.optim.warmup_steps or 0)
     with torch.no_grad():
         optimizer.update(params, grads, peak, torch.tensor(True))
         config.placement.project(params)

@@ -34,21 +34,21 @@ def take_turns(overrides: list[str]) -> None:
     from normlab.launch import compose_run
     from normlab.store.runs import RunFolder
     from normlab.train.loop import Loop
-    from normlab.train.member import Member
+    from normlab.train.member import TrainingRun
     from normlab.train.resolve import apply, resolve
 
     config = compose_run(overrides)
     resolved = resolve(config)
     apply(resolved)
     # Only the steps of this loop are called; it writes nothing before `run`.
-    loop = Loop([Member(config, RunFolder("nowhere"))], resolved, open_corpus(config.data))
+    loop = Loop([TrainingRun(config, RunFolder("nowhere"))], resolved, open_corpus(config.data))
     for step in range(3):
-        loop.one_step(step)
+        loop.take_step(step)
     print("ready", flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
         for step in range(STEPS):
-            loop.one_step(step)
+            loop.take_step(step)
         print(1e3 * (time.perf_counter() - start) / STEPS, flush=True)
 
 

@@ -46,11 +46,11 @@ from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.report.render import render
-from normlab.stats.show import Watched
+from normlab.stats.show import InstrumentedNorm
 from normlab.stats.statistic import CORE
-from normlab.train.bound import Alone
+from normlab.train.bound import SingleRun
 from normlab.train.measure import Measure
-from normlab.train.optim import build_optimizer, hyper_of, is_decayed
+from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.resolve import apply, resolve
 from normlab.train.step import Step
 
@@ -75,15 +75,15 @@ Turn = Callable[[Tensor, Tensor], Any]
 
 def ours(config: RunConfig, device: torch.device, compiled: bool) -> Callable[[bool], Turn]:
     """Return normlab's step: with statistics, copied to the host, or without."""
-    bound = Alone(build_model(config, VOCAB).to(device), compiled=compiled)
+    bound = SingleRun(build_model(config, VOCAB).to(device), compiled=compiled)
     decayed = [name for name, p in bound.params.items() if is_decayed(config.optim, p)]
     optimizer = build_optimizer(config.optim, bound.params, decayed)
     measure = Measure(bound, config.stats.names(CORE))
     step = Step(
-        bound, optimizer, clip=config.optim.clip, measure=measure, autocast=resolve(config).autocast(),
+        runner, optimizer, clip=config.optim.clip, measure=measure, autocast=resolve(config).autocast(),
         project=None,
     )  # fmt: skip
-    hyper = hyper_of(config.optim, config.train.steps, config.optim.warmup_steps or 0)
+    hyper = hyperparameters_at(config.optim, config.train.steps, config.optim.warmup_steps or 0)
 
     def turn(measured: bool) -> Turn:
         def once(tokens: Tensor, targets: Tensor) -> Any:
@@ -154,7 +154,7 @@ class Hooked(Loop):
             for name in ("attn", "mlp"):
                 block.get_submodule(name).register_forward_hook(self.on_branch)
         for module in self.model.modules():
-            if isinstance(module, Watched):
+            if isinstance(module, InstrumentedNorm):
                 module.register_forward_hook(self.on_norm)
 
     def log(self, values: Sequence[Tensor]) -> None:

@@ -41,7 +41,7 @@ from normlab.data.corpus import open_corpus
 from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop
-from normlab.train.member import Member
+from normlab.train.member import TrainingRun
 from normlab.train.resolve import apply, resolve
 
 WARM_UP = 12
@@ -119,12 +119,12 @@ def serve(pipe: Connection, work: Work) -> None:
         steps(WARM_UP)
     else:
         apply(resolved)
-        loop = Loop([Member(config, RunFolder("nowhere")) for config in configs], resolved, corpus)
+        loop = Loop([TrainingRun(config, RunFolder("nowhere")) for config in configs], resolved, corpus)
         at = iter(range(configs[0].train.steps))
 
         def steps(count: int) -> None:
             for _ in range(count):
-                loop.one_step(next(at))
+                loop.take_step(next(at))
 
         steps(WARM_UP)
     sync()

@@ -62,9 +62,9 @@ from normlab.tracking.base import Row
 from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbSink
 from normlab.train.loop import Loop
-from normlab.train.member import Member
-from normlab.train.optim import hyper_of, learning_rate
-from normlab.train.resolve import Resolved, apply, resolve
+from normlab.train.member import TrainingRun
+from normlab.train.optim import hyperparameters_at, learning_rate
+from normlab.train.resolve import RuntimeSettings, apply, resolve
 from normlab.train.start import train
 
 LIMITS = {"step": 0.98, "loop": 0.95}
@@ -198,7 +198,7 @@ def utilisation(run: RunConfig, tokens_per_s: float) -> float | None:
 class Plain:
     """A plain training loop; `compiled` is None, `blocks` or `model`."""
 
-    def __init__(self, run: RunConfig, resolved: Resolved, corpus: Corpus, compiled: str | None) -> None:
+    def __init__(self, run: RunConfig, resolved: RuntimeSettings, corpus: Corpus, compiled: str | None) -> None:
         self.run, self.device = run, resolved.torch_device
         self.autocast = resolved.autocast()
         self.model: GPT = build_model(run, corpus.tokenizer.vocab_size).to(self.device)
@@ -265,10 +265,10 @@ def bench_step(overrides: Sequence[str], rounds: int, device: str, compiled: str
     on_gpu = resolved.device == "cuda"
     turns, steps = (rounds, 20) if on_gpu else (rounds * 10, 1)
     # Only the step and the batches of this loop are used; it writes nothing before `run`.
-    loop = Loop([Member(run, RunFolder("nowhere"))], resolved, corpus)
+    loop = Loop([TrainingRun(run, RunFolder("nowhere"))], resolved, corpus)
     step, batches = loop.step, loop.batches
     plain = Plain(run, resolved, corpus, compiled)
-    hyper = hyper_of(run.optim, run.train.steps, run.optim.warmup_steps or 0)
+    hyper = hyperparameters_at(run.optim, run.train.steps, run.optim.warmup_steps or 0)
     for group in plain.optimizer.param_groups:
         group["lr"] = hyper.lr
 
@@ -341,7 +341,7 @@ class TakeTurns:
             self._open = contextlib.ExitStack()
             self._open.enter_context(self.clocks[0].turn())
 
-    def look(self, profiles: Any) -> None:
+    def log_statistics(self, profiles: Any) -> None:
         """Do nothing."""
 
     def finish(self, status: Mapping[str, Any]) -> None:

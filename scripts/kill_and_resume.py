@@ -190,7 +190,7 @@ def checkpoints(folder: Path) -> list[int]:
 
 def newest(folder: Path) -> int:
     """Return the step of the newest complete checkpoint, or 0."""
-    saved, _ = checkpoint.newest(folder / "checkpoints")
+    saved, _ = checkpoint.read_newest(folder / "checkpoints")
     return saved.step if saved else 0
 
 

@@ -29,7 +29,7 @@ import records_inside
 from numpy.typing import NDArray
 
 from normlab.stats.profiles import Array
-from normlab.stats.spikes import count
+from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
 from normlab.store.outcome import STUCK
 from normlab.store.plans import Job, Pack, Plan, sweep_folder, write_plan
@@ -275,10 +275,10 @@ def write_run(runs: Path, record: Record) -> RunFolder:
             statistics = records_inside.profiles(
                 size, steps, steps / record.steps, numbers.lr[steps], numbers.excess[steps], rng
             )
-            folder.arrays.begin(0, {CORE: record.stats_every})
-            folder.arrays.append(CORE, statistics)
+            folder.statistics.set_cadence(0, {CORE: record.stats_every})
+            folder.statistics.append(CORE, statistics)
         status = _status(record, numbers, speed)
-        folder.write_status(status | ({"metrics": folder.metrics_digest()} if status["state"] in ENDED else {}))
+        folder.write_status(status | ({"metrics": folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {}))
     return folder
 
 
@@ -324,7 +324,7 @@ def _status(record: Record, numbers: Series, speed: float) -> dict[str, Any]:
         "peak_memory_bytes": 10**9,
         "checkpoint": record.last if state == FINISHED else record.last // CHECKPOINT_EVERY * CHECKPOINT_EVERY,
     }
-    if state in ENDED:
+    if state in COMPLETED_STATES:
         status |= {"initial_val_loss": numbers.validation[0], "outcome": record.outcome}
         status["spikes"] = {
             detection.rule.name: {"spikes": len(detection.spikes), "of_steps": detection.scored}

@@ -13,7 +13,7 @@ from normlab.launch import compose_grid, compose_run
 from normlab.options import plain_tree
 from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop
-from normlab.train.member import Member
+from normlab.train.member import TrainingRun
 from normlab.train.resolve import resolve
 
 CORPUS = Path(__file__).with_name("corpus.txt")
@@ -42,7 +42,7 @@ def test_identity_has_the_resolved_data_seed() -> None:
 def test_seed_changes_the_order_of_the_data(tmp_path: Path) -> None:
     def first_batch(*overrides: str) -> torch.Tensor:
         config = compose_run(["model=gpt2_nano", "device=cpu", "data=files", f"data.path=[{CORPUS}]", *overrides])
-        loop = Loop([Member(config, RunFolder(tmp_path))], resolve(config), open_corpus(config.data))
+        loop = Loop([TrainingRun(config, RunFolder(tmp_path))], resolve(config), open_corpus(config.data))
         return loop.batches.batch(0)[0]
 
     assert not torch.equal(first_batch("seed=0"), first_batch("seed=1"))

@@ -21,7 +21,7 @@ from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
-from normlab.train.probing import probed_steps
+from normlab.train.probing import probe_steps
 from normlab.train.resolve import resolve
 from normlab.train.start import Outcome, train
 
@@ -71,7 +71,7 @@ def statistics(config: RunConfig) -> Any:
 
 def probed(config: RunConfig) -> Any:
     """Return the steps after which the run is probed."""
-    return sorted(probed_steps(config))
+    return sorted(probe_steps(config))
 
 
 def corpus(config: RunConfig) -> Any:

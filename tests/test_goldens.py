@@ -1,9 +1,9 @@
-"""Golden losses: what a refactor must reproduce bit for bit, and a change of maths must refresh and explain.
+"""Golden losses: a refactor must reproduce them bit for bit, and a change of maths must refresh and explain them.
 
-Bits hold where torch, the CPU, its instructions and the number of threads are those recorded: torch is told to use
-these instructions, and no newer ones, but its matrix products (MKL) choose a path of their own for each CPU. Elsewhere
-rounding grows from step to step, to 6e-5 between two CPUs, and the losses agree to 1e-3: a fiftieth of what a step
-changes. The first loss, before any update, agrees to 1e-5. `scripts/refresh_goldens.py` writes the files.
+Bits hold with the recorded torch, CPU, instructions and number of threads. The test makes torch use the recorded
+instructions, but MKL chooses its matrix products by the CPU. Elsewhere rounding grows from step to step, to 6e-5
+between two CPUs: the losses must agree to 1e-3, a fiftieth of the change in one step, and the first loss, before any
+update, to 1e-5. `scripts/refresh_goldens.py` writes the files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).with_name("golden")
 
 
 def cpu() -> str:
-    """Return the CPU's vendor, family and model, by which MKL chooses its kernels; empty where Linux does not say."""
+    """Return the CPU's vendor, family and model, by which MKL chooses its kernels; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     except OSError:
@@ -43,32 +43,36 @@ def environment() -> dict[str, object]:
 
 
 def losses(words: list[str]) -> list[str]:
-    """The losses of a run in the order of its record, as exact hexadecimal floats."""
+    """Return the losses of a run in the order of its record, as exact hexadecimal floats."""
     rows = train(compose_run(words), sinks=[]).folder.rows().rows
     return [row["loss"].hex() for row in rows if "loss" in row]
 
 
 def losses_by(instructions: str, words: list[str]) -> tuple[list[str], dict[str, object]]:
-    """The losses with these instructions of the CPU, if it has them; and what they were computed with."""
+    """Return the losses with these CPU instructions, if the CPU has them, and the environment of the run."""
     code = (
         "import json, sys; from tests import test_goldens as t; "
         "print(json.dumps([t.losses(json.loads(sys.argv[1])), t.environment()]))"
     )
-    told = {**os.environ, "ATEN_CPU_CAPABILITY": instructions.lower(), "PYTHONPATH": str(GOLDEN.parent.parent)}
+    environment_variables = {
+        **os.environ,
+        "ATEN_CPU_CAPABILITY": instructions.lower(),
+        "PYTHONPATH": str(GOLDEN.parent.parent),
+    }
     command = [sys.executable, "-c", code, json.dumps(words)]
-    out = subprocess.run(command, env=told, capture_output=True, text=True, check=True).stdout
-    found, where = json.loads(out.splitlines()[-1])
-    return found, where
+    out = subprocess.run(command, env=environment_variables, capture_output=True, text=True, check=True).stdout
+    run_losses, where = json.loads(out.splitlines()[-1])
+    return run_losses, where
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.stem)
-def test_golden(path: Path, words: list[str]) -> None:
+def test_losses_equal_golden_losses(path: Path, words: list[str]) -> None:
     golden = json.loads(path.read_text())
-    seen, where = losses_by(golden["environment"]["instructions"], [*words, *golden["words"]])
+    run_losses, where = losses_by(golden["environment"]["instructions"], [*words, *golden["words"]])
     if golden["environment"] == where:
-        assert seen == golden["losses"]
+        assert run_losses == golden["losses"]
     else:
-        values = [[float.fromhex(loss) for loss in side] for side in (seen, golden["losses"])]
+        values = [[float.fromhex(loss) for loss in side] for side in (run_losses, golden["losses"])]
         torch.testing.assert_close(torch.tensor(values[0]), torch.tensor(values[1]), atol=1e-3, rtol=0)
         assert abs(values[0][0] - values[1][0]) <= 1e-5
 

@@ -33,7 +33,7 @@ SMALL = {"depth": 3, "width": 32, "context": 32, "steps": 60, "batch_size": 4, "
 def test_columns_equal_those_of_a_real_run(words, norm, placement):
     overrides = [f"norm={norm}", f"placement={placement}", "model.depth=3", "train.steps=1", "stats.every=10"]
     config = compose_run([*words, *overrides])
-    real = train(config, sinks=[]).folder.arrays.read(CORE)[0][0].layout
+    real = train(config, sinks=[]).folder.statistics.read(CORE)[0][0].layout
     size = Size(
         norm=norm, placement=placement, depth=3, width=config.model.width, context=config.model.context
     )  # fmt: skip
@@ -105,7 +105,7 @@ def test_each_outcome_is_read_back(tmp_path, options, state, last):
     if state == "diverged":
         assert math.isnan(series(folder)["loss"][-1])
         assert run.status["diverged"]["step"] == 41
-        assert inside.one("resid_rms")[-1, -1] > 100 * inside.one("resid_rms")[0, -1]
+        assert inside.single_site("resid_rms")[-1, -1] > 100 * inside.single_site("resid_rms")[0, -1]
     elif options == {}:
         assert result.loss < BASELINES["bigram"]
 
@@ -141,10 +141,10 @@ def test_streams_and_gradients_follow_known_results(tmp_path):
         ]
         for placement in ("pre", "post")
     }
-    streams = {name: one.one("resid_rms")[-1] for name, one in inside.items()}
+    streams = {name: one.single_site("resid_rms")[-1] for name, one in inside.items()}
     assert streams["pre"][13] > 3 * streams["pre"][1]
     assert streams["post"][13] < 1.5 * streams["post"][2]
-    back = inside["post"].one("dresid_rms")[-1]
+    back = inside["post"].single_site("dresid_rms")[-1]
     assert back[13] > 10 * back[1]
 
 

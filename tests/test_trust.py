@@ -132,7 +132,7 @@ def test_a_model_with_foreign_code_needs_trust(
 
 def test_loading_in_python_needs_trust(foreign_run: RunFolder) -> None:
     for part in ("config", "model"):
-        with pytest.raises(StoreError, match="executed only on request"):
+        with pytest.raises(StoreError, match="run only if you allow it"):
             getattr(normlab.load("mine"), part)
     assert not MARKER.exists()
     assert normlab.load("mine", trust=True).model

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normlab.config import ModelConfig
 from normlab.placements.base import MakeNorm
-from normlab.stats.show import show
+from normlab.stats.show import observe
 
 
 def rotate(x_HTK: Tensor, theta: float) -> Tensor:
@@ -98,7 +98,7 @@ class Attention(nn.Module):
             q_BHTK, k_BHTK = rotate(q_BHTK, self.rope_theta), rotate(k_BHTK, self.rope_theta)
         if self.rotated is not None:
             q_BHTK, k_BHTK = self.rotated(q_BHTK), self.rotated(k_BHTK)
-        show("attention", "", q_BHTK, k_BHTK, self.scale)
+        observe("attention", "", q_BHTK, k_BHTK, self.scale)
         if self.fused:
             y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, scale=self.scale)
         else:

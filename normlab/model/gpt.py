@@ -20,8 +20,7 @@ from normlab.model.attention import Attention
 from normlab.model.mlp import MLP
 from normlab.placements.base import MakeNorm, Placement
 from normlab.placements.wiring import Branch
-from normlab.stats.show import name_sites, show
-from normlab.stats.tap import first
+from normlab.stats.show import assign_sites, main_stream, observe
 
 
 class Embed(nn.Module):
@@ -59,13 +58,13 @@ class Block(nn.Module):
 
     def forward(self, stream: Any) -> Any:
         """The stream after the block."""
-        show("resid", "", first(stream))
+        observe("resid", "", main_stream(stream))
         attn, mlp = Branch(self.attn), Branch(self.mlp)
         after = self.wiring(stream, attn, mlp)
         for name, branch in (("attn", attn), ("mlp", mlp)):
             if branch.last is not None:
-                show(name, "", branch.last)
-        show("block", "", first(stream), first(after))
+                observe(name, "", branch.last)
+        observe("block", "", main_stream(stream), main_stream(after))
         return after
 
 
@@ -87,12 +86,12 @@ class Head(nn.Module):
 
     def forward(self, stream: Any) -> Tensor:
         """Logits, shape (B, T, V)."""
-        show("resid", "", first(stream))
+        observe("resid", "", main_stream(stream))
         x_BTD = stream if self.close is None else self.close(stream)
         logits_BTV = nn.functional.linear(x_BTD, self.weight)
         if self.logits is not None:
             logits_BTV = self.logits(logits_BTV)
-        show("head", "", logits_BTV)
+        observe("head", "", logits_BTV)
         return logits_BTV
 
 
@@ -109,7 +108,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, placement, make_norm, layer) for layer in range(config.depth))
         self.head = Head(config, placement, make_norm, vocab_size, self.embed.tokens)
         for _, segment in self.segments():
-            name_sites(segment)
+            assign_sites(segment)
 
     def segments(self) -> Iterator[tuple[str, nn.Module]]:
         """The segments in order, each with the prefix that its tensors have in the whole model."""

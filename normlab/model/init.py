@@ -17,7 +17,7 @@ from torch import nn
 from normlab.config import ModelConfig, RunConfig
 from normlab.init_rules import Weight, get_init_rule
 from normlab.model.gpt import GPT
-from normlab.stats.show import watched
+from normlab.stats.show import instrument
 
 
 def seed_of(seed: int, name: str) -> int:
@@ -92,7 +92,7 @@ def build_model(config: RunConfig, vocab_size: int) -> GPT:
         nonlocal count
         torch.default_generator.manual_seed(seed_of(config.seed, f"norm/{count}") % 2**63)
         count += 1
-        return watched(config.norm.build(width))
+        return instrument(config.norm.build(width))
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_of(config.seed, "wiring") % 2**63)

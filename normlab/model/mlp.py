@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normlab.config import ModelConfig
 from normlab.placements.base import MakeNorm
-from normlab.stats.show import show
+from normlab.stats.show import observe
 
 
 class MLP(nn.Module):
@@ -52,7 +52,7 @@ class MLP(nn.Module):
             if self.of_gate is not None:
                 gate_BTM = self.of_gate(gate_BTM)
             h_BTM = F.silu(gate_BTM) * h_BTM
-        show("hidden", "", h_BTM)
+        observe("hidden", "", h_BTM)
         if self.norm is not None:
             h_BTM = self.norm(h_BTM)
         return self.down(h_BTM)

@@ -129,7 +129,7 @@ def _spikes_of(run: RunResult, from_metrics: bool) -> dict[str, Any]:
         return recorded
     if not from_metrics:
         return {}
-    from normlab.stats.spikes import count
+    from normlab.stats.spikes import count_spikes
     from normlab.store.series import series
 
     found = count(series(run.entry.folder))

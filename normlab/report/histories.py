@@ -16,7 +16,7 @@ import numpy as np
 from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
 from normlab.stats import options  # noqa: F401  (registers every statistic)
 from normlab.stats.profiles import Array, Profiles, join, later_half
-from normlab.stats.statistic import STATISTICS, places_of, values_of
+from normlab.stats.statistic import STATISTICS, layers_of, values_of
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, RUNNING, number
 
@@ -111,7 +111,7 @@ def history(profiles: Sequence[Profiles], name: str) -> list[History]:
         try:
             for site, values in values_of(part, name).items():
                 by_site.setdefault(site, []).append((part, values))
-            for site, is_there in places_of(part, name).items():
+            for site, is_there in layers_of(part, name).items():
                 layers.setdefault(site, set()).update(np.flatnonzero(is_there).tolist())
         except StatisticsError as error:
             problem = error

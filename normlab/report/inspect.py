@@ -13,7 +13,7 @@ from normlab.report.histories import History, history, read_statistics
 from normlab.stats import options  # noqa: F401  (registers every statistic)
 from normlab.stats.profiles import Profiles
 from normlab.stats.spikes import count
-from normlab.stats.statistic import OF, PROBE, STATISTICS, in_order
+from normlab.stats.statistic import OF, PROBE, STATISTICS, sorted_statistics
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
@@ -72,7 +72,7 @@ def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
     if name is not None:
         return [row for part in history(profiles, name) for row in _rows(name, part)]
     rows: list[Row] = []
-    for statistic in in_order():
+    for statistic in sorted_statistics():
         try:
             rows += [row for part in history(profiles, statistic.name) for row in _rows(statistic.name, part)]
         except StatisticsError:

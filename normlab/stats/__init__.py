@@ -1,1 +1,1 @@
-"""What is measured inside a run: each statistic in one place, and how its values leave the step. See `statistic`."""
+"""The statistics that a run measures: what each is, and how its values leave the step. Start at `statistic`."""

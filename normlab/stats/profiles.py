@@ -1,8 +1,8 @@
-"""Statistics as they are kept and read: for each, and each site of it, the number at every measured step and place.
+"""Arrays of statistics over (step, layer), one for each (statistic, site), and the layout of their columns.
 
-Needs numpy alone, so that a year from now a report reads what a run wrote without the run's code.
+Needs numpy only, so that a report can read a run's statistics without the code that trained the run.
 
-Shapes: S measured steps, L blocks, N numbers a step.
+Shapes: S measured steps, L blocks, N columns. Layer 0 is the embeddings, 1 to L the blocks, L + 1 the head.
 """
 
 from __future__ import annotations
@@ -18,70 +18,69 @@ Array = NDArray[np.floating]
 
 
 class Column(NamedTuple):
-    """What one number of a measured step is."""
+    """The statistic, site and layer of one value of a measured step."""
 
     statistic: str
     site: str
-    """Which norm or parameter; empty where there is one a block."""
-    place: int
-    """0 the embeddings, 1 to L the blocks, L + 1 the head."""
+    """Which norm or parameter; empty for a statistic with one value per layer."""
+    layer: int
 
 
 class Group(NamedTuple):
-    """The numbers of one statistic at one site, a number a place."""
+    """Adjacent columns: one statistic at one site, one value per layer."""
 
     statistic: str
     site: str
-    places: tuple[int, ...]
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the N numbers of a measured step are, in order."""
+    """The order of the N columns."""
 
     depth: int
     groups: tuple[Group, ...]
     families: Mapping[str, str]
-    """What each parameter is part of: embed, attn, mlp, norm, wiring or head, by its site."""
+    """The family of each parameter site: embed, attn, mlp, norm, wiring or head."""
 
     @property
     def width(self) -> int:
         """N."""
-        return sum(len(group.places) for group in self.groups)
+        return sum(len(group.layers) for group in self.groups)
 
     @classmethod
     def of(cls, columns: Sequence[Column], depth: int, families: Mapping[str, str]) -> tuple[Layout, NDArray[np.intp]]:
-        """The layout of columns that come in any order, and the order that brings them into it."""
-        places: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        """Return the layout of columns in any order, and the permutation that sorts them into it."""
+        by_site: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for index, column in enumerate(columns):
-            places.setdefault((column.statistic, column.site), []).append((column.place, index))
-        groups = tuple(Group(*key, tuple(place for place, _ in sorted(own))) for key, own in places.items())
-        order = [index for own in places.values() for _, index in sorted(own)]
+            by_site.setdefault((column.statistic, column.site), []).append((column.layer, index))
+        groups = tuple(Group(*key, tuple(layer for layer, _ in sorted(pairs))) for key, pairs in by_site.items())
+        order = [index for pairs in by_site.values() for _, index in sorted(pairs)]
         return cls(depth, groups, dict(families)), np.array(order, dtype=np.intp)
 
     def as_tree(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        groups = [{"statistic": name, "site": site, "places": list(places)} for name, site, places in self.groups]
+        """Return plain values for JSON."""
+        groups = [{"statistic": name, "site": site, "places": list(layers)} for name, site, layers in self.groups]
         return {"depth": self.depth, "groups": groups, "families": dict(self.families)}
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> Layout:
-        """The inverse of `as_tree`.
+        """Return the layout that `as_tree` described.
 
         Raises:
-            KeyError, TypeError, ValueError: It is none.
+            KeyError, TypeError, ValueError: The tree describes no layout.
         """
         groups = tuple(Group(str(g["statistic"]), str(g["site"]), tuple(map(int, g["places"]))) for g in tree["groups"])
         families = {str(site): str(family) for site, family in tree["families"].items()}
         depth = int(tree["depth"])
-        if any(not 0 <= place <= depth + 1 for group in groups for place in group.places):
-            raise ValueError("a place that the model does not have")
+        if any(not 0 <= layer <= depth + 1 for group in groups for layer in group.layers):
+            raise ValueError("a layer that the model does not have")
         return cls(depth, groups, families)
 
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """What was measured at some steps of a run."""
+    """The values of a layout's columns at the measured steps of a run."""
 
     layout: Layout
     steps: NDArray[np.int64]
@@ -93,44 +92,44 @@ class Profiles:
         return any(group.statistic == name for group in self.layout.groups)
 
     def names(self) -> list[str]:
-        """The statistics that were measured."""
+        """Return the names of the measured statistics."""
         return list(dict.fromkeys(group.statistic for group in self.layout.groups))
 
     def get(self, name: str) -> dict[str, Array]:
-        """A statistic by site: (S, L + 2) each, NaN where the site is at no such place; empty where it is not here."""
-        found: dict[str, Array] = {}
+        """Return a statistic by site, (S, L + 2) each, NaN at layers without the site; empty if not measured."""
+        by_site: dict[str, Array] = {}
         start = 0
         for group in self.layout.groups:
-            stop = start + len(group.places)
+            stop = start + len(group.layers)
             if group.statistic == name:
-                whole = np.full((len(self.steps), self.layout.depth + 2), np.nan, dtype=self.values.dtype)
-                whole[:, list(group.places)] = self.values[:, start:stop]
-                found[group.site] = whole
+                values = np.full((len(self.steps), self.layout.depth + 2), np.nan, dtype=self.values.dtype)
+                values[:, list(group.layers)] = self.values[:, start:stop]
+                by_site[group.site] = values
             start = stop
-        return found
+        return by_site
 
     def select(self, names: Sequence[str]) -> Profiles:
         """Return these statistics alone, at the same steps."""
-        kept = [group.statistic in names for group in self.layout.groups]
-        groups = tuple(group for group, keep in zip(self.layout.groups, kept, strict=True) if keep)
-        columns = np.repeat(np.array(kept, dtype=bool), [len(group.places) for group in self.layout.groups])
+        keep = [group.statistic in names for group in self.layout.groups]
+        groups = tuple(group for group, kept in zip(self.layout.groups, keep, strict=True) if kept)
+        columns = np.repeat(np.array(keep, dtype=bool), [len(group.layers) for group in self.layout.groups])
         return Profiles(Layout(self.layout.depth, groups, self.layout.families), self.steps, self.values[:, columns])
 
-    def one(self, name: str) -> Array:
-        """A statistic that has one site, (S, L + 2).
+    def single_site(self, name: str) -> Array:
+        """Return a statistic that has one site, (S, L + 2).
 
         Raises:
-            KeyError: It was not measured.
+            KeyError: The statistic was not measured.
         """
-        found = self.get(name)
-        if not found:
+        by_site = self.get(name)
+        if not by_site:
             raise KeyError(name)
-        (values,) = found.values()
+        (values,) = by_site.values()
         return values
 
 
 def join(parts: Iterable[Profiles]) -> list[Profiles]:
-    """Join the parts that have the same layout, each in the order of its steps."""
+    """Concatenate the parts that have the same layout, each sorted by step."""
     groups: list[list[Profiles]] = []
     for part in parts:
         group = next((group for group in groups if group[0].layout == part.layout), None)
@@ -147,17 +146,17 @@ def join(parts: Iterable[Profiles]) -> list[Profiles]:
 
 
 def later_half(count: int) -> list[int]:
-    """Return how many measured steps the later half holds after the 1st, 2nd, ... of `count`: 1, 1, 2, 2, 3, ..."""
+    """Return the number of steps in the later half of the first 1, 2, ..., `count` steps: 1, 1, 2, 2, 3, ..."""
     return [(index + 2) // 2 for index in range(count)]
 
 
 def mean_of_later_half(values: Array) -> Array:
-    """Return at each step the mean over the later half of the measured steps up to it, float64.
+    """Return at each step the mean over the later half of the measured steps so far, in float64.
 
-    The window grows, so that the mean of a stationary statistic converges, and it forgets the start of training.
+    The window grows, so the mean of a stationary statistic converges, and it drops the start of training.
 
     Args:
-        values: (S, ...), in the order of the steps.
+        values: (S, ...), sorted by step.
     """
     wide = values.astype(np.float64)
     sizes = later_half(len(wide))
@@ -165,18 +164,16 @@ def mean_of_later_half(values: Array) -> Array:
     return np.stack(means) if means else wide
 
 
-def per_place(
-    combine: Callable[[Array, Array], Array], profiles: Profiles, first: str, second: str
-) -> dict[str, Array]:
-    """Combine two measured statistics, site by site and place by place."""
-    pair = [profiles.get(name) for name in (first, second)]
+def combine(operation: Callable[[Array, Array], Array], profiles: Profiles, a: str, b: str) -> dict[str, Array]:
+    """Apply an elementwise operation to two measured statistics, site by site."""
+    values_a, values_b = profiles.get(a), profiles.get(b)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return {site: combine(values, pair[1][site]) for site, values in pair[0].items()}
+        return {site: operation(values, values_b[site]) for site, values in values_a.items()}
 
 
-def slope_over_places(values: Array, places: NDArray[np.intp]) -> Array:
-    """The least-squares slope over some places, (S,); of a single place 0."""
-    known = values[:, places].astype(np.float64)
-    centred = places - places.mean()
-    with np.errstate(invalid="ignore"):  # of what is infinite there is none
-        return (known * centred).sum(axis=1) / max((centred**2).sum(), 1)
+def slope_over_layers(values: Array, layers: NDArray[np.intp]) -> Array:
+    """Return the least-squares slope over the given layers, (S,); 0 for a single layer."""
+    selected = values[:, layers].astype(np.float64)
+    centred = layers - layers.mean()
+    with np.errstate(invalid="ignore"):  # infinite values have no slope
+        return (selected * centred).sum(axis=1) / max((centred**2).sum(), 1)

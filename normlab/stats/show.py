@@ -1,18 +1,20 @@
-"""How what is inside a model is seen: the model shows tensors, and whoever looks takes numbers of them.
+"""Instrumentation: the model offers tensors to `observe`, and an open `Collector` computes statistics of them.
 
-    with looking(wanted) as seen:
-        y = segment(x)          # calls show("attn", "", branch) and the like
-    names, values = seen.taken()
+    with Collector(selection) as collector:
+        y = segment(x)                      # calls observe("attn", "", branch) and the like
+    names, values = collector.results()
 
-Unless somebody is looking `show` does nothing, so that the same code is the plain step. It works eager, compiled
-(a compiled function opens the look itself, and returns what was taken) and under vmap, where each run shows its own.
+Without an open collector `observe` does nothing, so the plain training step runs the same code. This works eager,
+compiled (the compiled function opens the collector and returns its results) and under vmap, where each run has its own
+values. `tap` gives the gradient of the stream in the same places, without a hook.
 
-Shapes: K numbers.
+Shapes: K values, P tapped tensors; `...R` marks an axis that only stacked runs have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,132 +24,150 @@ from torch import Tensor, nn
 from normlab.stats.statistic import STATISTICS
 from normlab.stats.views import VIEWS, View
 
-Wanted = Mapping[str, tuple[tuple[str, Any], ...]]
-"""What is made of what is shown, by what it is (`statistic.OF`): the names of statistics and their functions."""
+Selection = Mapping[str, tuple[tuple[str, Any], ...]]
+"""For each kind of tensor (a key of `statistic.OF`) the names and functions of the statistics computed from it."""
 
 
-def wanted(names: frozenset[str]) -> Wanted:
-    """The statistics of these names that are made of what a model shows."""
-    made: dict[str, tuple[tuple[str, Any], ...]] = {}
+def select(names: frozenset[str]) -> Selection:
+    """Return the statistics of these names that are computed from observed tensors."""
+    selection: dict[str, tuple[tuple[str, Any], ...]] = {}
     for name, statistic in STATISTICS.items():
         if name in names and statistic.value is not None:
-            made[statistic.of] = (*made.get(statistic.of, ()), (name, statistic.value))
-    return made
+            selection[statistic.of] = (*selection.get(statistic.of, ()), (name, statistic.value))
+    return selection
 
 
-class Seen:
-    """What was taken while a segment ran."""
+class Collector:
+    """Computes the selected statistics of what is observed while it is open. Collectors do not nest."""
 
-    def __init__(self, wanted: Wanted):
-        self.wanted = wanted
+    def __init__(self, selection: Selection):
+        self.selection = selection
         self._names: list[tuple[str, str]] = []
         self._values: list[Tensor] = []
         self._views: list[View] = []
-        self._times: dict[tuple[str, str], int] = {}
+        self._calls: dict[tuple[str, str], int] = {}
 
-    def take(self, of: str, site: str, *tensors: Any) -> None:
-        """Make what is wanted of what is shown."""
-        made = self.wanted.get(of, ())
-        views = [VIEWS[of](*tensors)] if made and of in VIEWS else [self._view(x) for x in tensors if made]
-        for name, value in made:
-            self._names.append((name, self._own(name, site)))
+    def __enter__(self) -> Collector:
+        """Start to collect."""
+        global _collector
+        _collector = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop collecting, also after an error."""
+        global _collector
+        _collector = None
+
+    def add(self, kind: str, site: str, *tensors: Any) -> None:
+        """Compute the selected statistics of observed tensors."""
+        statistics = self.selection.get(kind, ())
+        if not statistics:
+            return
+        views = [VIEWS[kind](*tensors)] if kind in VIEWS else [self._view(x) for x in tensors]
+        for name, value in statistics:
+            # A norm that runs a second time in one segment gets a numbered site.
+            calls = self._calls[name, site] = self._calls.get((name, site), 0) + 1
+            self._names.append((name, f"{site}#{calls}" if calls > 1 else site))
             self._values.append(value(*views))
 
-    def taken(self) -> tuple[tuple[tuple[str, str], ...], Tensor]:
-        """Statistics and their sites, and a number for each, (K,): the mean where there is a number a token.
+    def results(self) -> tuple[tuple[tuple[str, str], ...], Tensor]:
+        """Return (statistic, site) pairs and their values, shape (K,); per-token values are averaged.
 
-        Those of one shape are averaged at once, and stand together: an operation each would cost more.
+        Values of one shape are averaged together and stay adjacent: one operation for each would cost more.
         """
-        groups: dict[torch.Size, list[int]] = {}
+        by_shape: dict[torch.Size, list[int]] = {}
         for index, value in enumerate(self._values):
-            groups.setdefault(value.shape, []).append(index)
+            by_shape.setdefault(value.shape, []).append(index)
         names: list[tuple[str, str]] = []
         parts: list[Tensor] = []
-        for shape, members in groups.items():
-            names += [self._names[index] for index in members]
-            same = torch.stack([self._values[index] for index in members])
-            parts.append(same.flatten(1).mean(-1) if shape else same)
+        for shape, indices in by_shape.items():
+            names += [self._names[index] for index in indices]
+            stacked = torch.stack([self._values[index] for index in indices])
+            parts.append(stacked.flatten(1).mean(-1) if shape else stacked)
         return tuple(names), torch.cat(parts) if parts else torch.zeros(0)
 
-    def _own(self, name: str, site: str) -> str:
-        """The site, numbered where a norm is run a second time in one segment."""
-        times = self._times[name, site] = self._times.get((name, site), 0) + 1
-        return f"{site}#{times}" if times > 1 else site
-
     def _view(self, x: Tensor) -> View:
-        """What enters a norm is often the stream that was just shown."""
+        # The input of a norm is often the stream that was just observed: its view is reused.
         for view in self._views:
-            if view.shown is x:
+            if view.original is x:
                 return view
         self._views.append(View(x))
         return self._views[-1]
 
 
-_seen: Seen | None = None
+_collector: Collector | None = None
 
 
-class looking:
-    """While it is open, what is shown is taken. Looks do not nest."""
-
-    def __init__(self, wanted: Wanted):
-        self.seen = Seen(wanted)
-
-    def __enter__(self) -> Seen:
-        """Begin."""
-        global _seen
-        _seen = self.seen
-        return self.seen
-
-    def __exit__(self, *error: object) -> None:
-        """End, however it went."""
-        global _seen
-        _seen = None
-
-
-def show(of: str, site: str, *tensors: Any) -> None:
-    """Show tensors to whoever is looking.
+def observe(kind: str, site: str, *tensors: Any) -> None:
+    """Offer tensors to the open collector, if there is one.
 
     Args:
-        of: What they are: a key of `statistic.OF`.
-        site: Which of several, where a block has several.
-        tensors: As the statistics of that kind take them; of attention queries, keys and the scale of their product.
+        kind: What the tensors are: a key of `statistic.OF`.
+        site: Which of several tensors of this kind in the segment; empty where there is one.
+        tensors: The arguments of that kind's statistics; for attention queries, keys and the scale of their product.
     """
-    if _seen is not None:
-        _seen.take(of, site, *tensors)
+    if _collector is not None:
+        _collector.add(kind, site, *tensors)
 
 
-class Watched(nn.Module):
-    """What every norm of a model is, besides what it is: it shows what enters it and what leaves it."""
+class InstrumentedNorm(nn.Module):
+    """Mixin of every norm of a model: observes the norm's input and output."""
 
     site: str = ""
-    """Which norm of the segment it is."""
+    """The norm's site in its segment."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The norm's own output."""
+        """Return the norm's own output."""
         y = super().forward(x)  # pyright: ignore[reportAttributeAccessIssue]
-        show("norm", self.site, x, y)
+        observe("norm", self.site, x, y)
         return y
 
 
-def watched(norm: nn.Module) -> nn.Module:
-    """The same module, which from now on shows what it does; its parameters keep their names."""
-    if not isinstance(norm, nn.Identity | Watched):  # the first is no norm
-        norm.__class__ = _watched_class(type(norm))
+def instrument(norm: nn.Module) -> nn.Module:
+    """Make a norm observe its input and output; its parameters keep their names."""
+    if not isinstance(norm, nn.Identity | InstrumentedNorm):  # an identity is no norm
+        norm.__class__ = _instrumented_class(type(norm))
     return norm
 
 
 @cache
-def _watched_class(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(kind.__name__, (Watched, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+def _instrumented_class(norm: type[nn.Module]) -> type[nn.Module]:
+    return type(norm.__name__, (InstrumentedNorm, norm), {"__module__": norm.__module__, "__doc__": norm.__doc__})
 
 
-def name_sites(segment: nn.Module) -> None:
-    """Tell every norm of a block, or of an end of the model, where in it it stands."""
+def assign_sites(segment: nn.Module) -> None:
+    """Set the site of every norm of a block, of the embeddings or of the head."""
     for name, module in segment.named_modules():
-        if isinstance(module, Watched):
-            module.site = site_of(name)
+        if isinstance(module, InstrumentedNorm):
+            module.site = norm_site(name)
 
 
-def site_of(name: str) -> str:
-    """A norm's name in its segment without the words that all have: `attn.in`, `mlp.in`, `attn.q`, `close`."""
+def norm_site(name: str) -> str:
+    """Return a norm's module name without the parts that all norms share: `attn.in`, `mlp.in`, `attn.q`, `close`."""
     return ".".join(part for part in name.split(".") if part not in ("wiring", "norms", "qk_norms"))
+
+
+def tap(stream: Any) -> tuple[Any, Tensor]:
+    """Return the stream unchanged, and the tensor in it whose gradient is the stream's gradient at this layer.
+
+        stream, tapped = tap(stream)                    # before each block
+        torch.autograd.grad(loss, [*params, tapped])
+
+    The tapped tensor is a view: without it the gradient would include that of other layers wherever a placement uses
+    the same tensor twice.
+    """
+    tapped = main_stream(stream).view_as(main_stream(stream))
+    return (tapped if isinstance(stream, Tensor) else (tapped, *stream[1:])), tapped
+
+
+def main_stream(stream: Any) -> Tensor:
+    """Return the stream that the papers call x; some placements carry several tensors, of which it is the first."""
+    return stream if isinstance(stream, Tensor) else stream[0]
+
+
+def mean_squares(gradients: Sequence[Tensor], lead: int) -> Tensor:
+    """Return E[g^2] of each gradient over all axes but the first `lead`, shape (P, ...R), in float32 or better."""
+    g = gradients[0]
+    axes, dtype = tuple(range(lead, g.dim())), torch.promote_types(g.dtype, torch.float32)
+    norms = torch.stack([torch.linalg.vector_norm(gradient, dim=axes, dtype=dtype) for gradient in gradients])
+    return norms.square() / math.prod(g.shape[lead:])

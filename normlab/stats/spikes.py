@@ -1,7 +1,7 @@
-"""Spikes of the loss and of the gradient's norm, by each definition that is in use: none of them is the definition.
+"""Spikes of the loss and the gradient norm, by every definition in use: the field has not agreed on one.
 
-Every step's loss, gradient norm and clip factor are in the record, so that they are counted when a run is read, by
-any of these. A step that cannot be judged yet (its window is not full) is not counted as quiet but left out.
+The record holds the loss, gradient norm and clip factor of every step, so a report can apply any rule. A rule leaves
+out the steps whose window is not full.
 
 Shapes: S steps.
 """
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 Series = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-PART = 2000
-"""Windows that are looked at at a time: they are copied."""
+CHUNK = 2000
+"""Windows per chunk, which bounds the memory of their copies."""
 
 
-class Judged(NamedTuple):
-    """Which steps could be judged, and which of them are spikes; (S,) each."""
+class Judgement(NamedTuple):
+    """Masks of the steps with a full window, and of the spikes among them; (S,) each."""
 
     scored: Mask
     spikes: Mask
@@ -35,63 +35,63 @@ class SpikeRule:
 
     name: str
     of: str
-    """The series that it looks at: loss, grad_norm or clip."""
+    """The series that it applies to: loss, grad_norm or clip."""
     formula: str
     source: str
-    judge: Callable[[Series], Judged]
+    judge: Callable[[Series], Judgement]
 
 
-def before(values: Series, window: int) -> tuple[Series, Series]:
-    """Mean and standard deviation (over n) of the `window` values before each one; NaN where there are fewer.
+def trailing_moments(values: Series, window: int) -> tuple[Series, Series]:
+    """Return mean and standard deviation (over n) of the `window` values before each one; NaN where there are fewer.
 
-    Of each window by itself: sums that run on lose what is small beside a spike of long ago.
+    Each window is summed by itself: after a spike, a running sum loses the small values.
     """
     mean, deviation = (np.full(len(values), np.nan) for _ in range(2))
-    for start in range(window, len(values), PART):
-        some = values[start - window : min(start + PART, len(values)) - 1]
-        windows = np.lib.stride_tricks.sliding_window_view(some, window)
-        here = slice(start, start + len(windows))
-        mean[here], deviation[here] = windows.mean(axis=1), windows.std(axis=1)
+    for start in range(window, len(values), CHUNK):
+        chunk = values[start - window : min(start + CHUNK, len(values)) - 1]
+        windows = np.lib.stride_tricks.sliding_window_view(chunk, window)
+        steps = slice(start, start + len(windows))
+        mean[steps], deviation[steps] = windows.mean(axis=1), windows.std(axis=1)
     return mean, deviation
 
 
-def deviating(values: Series, *, window: int, deviations: float, both_sides: bool) -> Judged:
-    """Further than so many standard deviations from the mean of the values before."""
+def deviates(values: Series, *, window: int, deviations: float, both_sides: bool) -> Judgement:
+    """Find values further than `deviations` standard deviations from the mean of the window before."""
     if len(values) <= window:
-        return Judged(*np.zeros((2, len(values)), dtype=bool))
-    mean, deviation = before(values, window)
+        return Judgement(*np.zeros((2, len(values)), dtype=bool))
+    mean, deviation = trailing_moments(values, window)
     scored = ~np.isnan(mean)
-    away = np.abs(values - mean) if both_sides else values - mean
+    distance = np.abs(values - mean) if both_sides else values - mean
     with np.errstate(invalid="ignore"):
-        return Judged(scored, scored & (away > deviations * deviation) & (deviation > 1e-10))
+        return Judgement(scored, scored & (distance > deviations * deviation) & (deviation > 1e-10))
 
 
-def tripled(values: Series) -> Judged:
-    """At least twice the mean of the last ten above it, and more than the value before."""
+def triples(values: Series) -> Judgement:
+    """Find values at least twice the mean of the last ten above that mean, and above the value before."""
     count, mean = np.arange(len(values)), np.full(len(values), np.nan)
     for step in range(1, min(10, len(values))):
         mean[step] = values[:step].mean()
-    if len(values) > 10:  # of each window by itself, as `before`
+    if len(values) > 10:  # each window by itself, as in `trailing_moments`
         mean[10:] = np.lib.stride_tricks.sliding_window_view(values[:-1], 10).mean(axis=1)
     rises = np.concatenate([[False], values[1:] > values[:-1]])
-    return Judged(count >= 1, (count >= 1) & rises & (np.abs(values - mean) >= np.abs(2 * mean)))
+    return Judgement(count >= 1, (count >= 1) & rises & (np.abs(values - mean) >= np.abs(2 * mean)))
 
 
-def above_median(values: Series, *, window: int = 201, above: float = 0.1) -> Judged:
-    """So far above the median of the steps around it."""
+def exceeds_median(values: Series, *, window: int = 201, margin: float = 0.1) -> Judgement:
+    """Find values more than `margin` above the median of the window around them."""
     half = window // 2
     scored, spikes = np.zeros((2, len(values)), dtype=bool)
     if len(values) >= window:
-        for start in range(0, len(values) - window + 1, PART):
-            some = values[start : start + PART + window - 1]
-            medians = np.median(np.lib.stride_tricks.sliding_window_view(some, window), axis=1)
-            middle = slice(start + half, start + half + len(medians))
-            scored[middle], spikes[middle] = True, values[middle] > medians + above
-    return Judged(scored, spikes)
+        for start in range(0, len(values) - window + 1, CHUNK):
+            chunk = values[start : start + CHUNK + window - 1]
+            medians = np.median(np.lib.stride_tricks.sliding_window_view(chunk, window), axis=1)
+            steps = slice(start + half, start + half + len(medians))
+            scored[steps], spikes[steps] = True, values[steps] > medians + margin
+    return Judgement(scored, spikes)
 
 
-OLMO_2 = partial(deviating, window=1000, deviations=7, both_sides=True)
-OLMO_CORE = partial(deviating, window=128, deviations=6, both_sides=False)
+OLMO_2 = partial(deviates, window=1000, deviations=7, both_sides=True)
+OLMO_CORE = partial(deviates, window=128, deviations=6, both_sides=False)
 
 RULES = (
     *(
@@ -119,52 +119,52 @@ RULES = (
         of="loss",
         formula="|x - m| >= 2 |m|, m the mean of the 10 before, and above the one before: three times m",
         source="Lightning-AI/pytorch-lightning, fabric/utilities/spike.py",
-        judge=tripled,
+        judge=triples,
     ),
     SpikeRule(
         name="loss_median",
         of="loss",
         formula="more than 0.1 nats above the median of the 201 around it",
-        source="after stress tests of Qwen's team, as others tell of them",
-        judge=above_median,
+        source="after published reports of the Qwen team's stress tests",
+        judge=exceeds_median,
     ),
     SpikeRule(
         name="clipped",
         of="clip",
         formula="the gradient was clipped: factor below 1",
         source="normlab",
-        judge=lambda values: Judged(np.ones(len(values), dtype=bool), values < 1),
+        judge=lambda values: Judgement(np.ones(len(values), dtype=bool), values < 1),
     ),
 )
 
 
-class Count(NamedTuple):
-    """What a rule found in a run."""
+class SpikeCount(NamedTuple):
+    """The spikes of a run by one rule."""
 
     rule: SpikeRule
     spikes: list[int]
-    """The steps."""
+    """The steps with a spike."""
     scored: int
-    """How many steps could be judged."""
+    """The number of steps with a full window."""
 
     @property
     def share(self) -> float | None:
-        """Spikes over the steps that were judged; None where none was."""
+        """Spikes divided by scored steps; None without scored steps."""
         return len(self.spikes) / self.scored if self.scored else None
 
 
-def count(series: Mapping[str, Series], rules: Sequence[SpikeRule] = RULES) -> list[Count]:
-    """What each rule finds in a run's loss, gradient norm and clip factor, up to the first where one is not finite.
+def count_spikes(series: Mapping[str, Series], rules: Sequence[SpikeRule] = RULES) -> list[SpikeCount]:
+    """Apply each rule to a run's loss, gradient norm or clip factor, up to the first step that is not finite.
 
     Args:
-        series: By name, (S,) each, from step 0 on.
-        rules: The rules that are asked.
+        series: loss, grad_norm and clip, (S,) each, from step 0 on.
+        rules: The rules to apply.
     """
-    found = []
+    counts = []
     arrays = {of: np.asarray(series[of], dtype=np.float64) for of in dict.fromkeys(rule.of for rule in RULES)}
-    broken = np.flatnonzero(~np.isfinite(np.stack([*arrays.values()])).all(axis=0))
+    nonfinite = np.flatnonzero(~np.isfinite(np.stack([*arrays.values()])).all(axis=0))
     for rule in rules:
-        values = arrays[rule.of][: broken[0]] if len(broken) else arrays[rule.of]
+        values = arrays[rule.of][: nonfinite[0]] if len(nonfinite) else arrays[rule.of]
         scored, spikes = rule.judge(values)
-        found.append(Count(rule, np.flatnonzero(spikes).tolist(), int(scored.sum())))
-    return found
+        counts.append(SpikeCount(rule, np.flatnonzero(spikes).tolist(), int(scored.sum())))
+    return counts

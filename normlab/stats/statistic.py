@@ -1,9 +1,9 @@
-"""What a statistic is, and the list of those that are known. Imports no torch.
+"""The `Statistic` entry, the registry of statistics, and the values of measured and derived ones. Imports no torch.
 
-A statistic is an entry: its name, what it is read of, its formula, and the one line of tensor code that computes
-it. The model shows tensors (`show.py`) and the entry says what is made of them:
+An entry is a name, the kind of tensor, a formula, and one line of tensor code. The model offers tensors (`show.py`),
+and the entry computes a value from them:
 
-    register(Statistic(name="resid_rms", of="resid", value=lambda x: x.mean_square.mean(), merge="rms", ...))
+    register(Statistic(name="resid_rms", of="resid", value=lambda x: x.mean_square, merge="rms", ...))
 
 Shapes: S measured steps, L blocks.
 """
@@ -24,34 +24,34 @@ CORE, EXTENDED, PROBE = "core", "extended", "probe"
 TIERS = {
     CORE: "in the step itself, every stats.every steps",
     EXTENDED: "in a pass over a fixed batch, every stats.extended_every steps",
-    PROBE: "at a few moments of a run, or of its checkpoints by `normlab inspect RUN --probe`",
+    PROBE: "at a few steps of a run, or on its checkpoints with `normlab inspect RUN --probe`",
 }
 """When a statistic is measured."""
 
 OF = {
     "resid": "the stream that enters a block, and the head",
-    "attn": "what attention adds to the stream, as it is added: after norms, learned scales and factors",
-    "mlp": "what the MLP adds to the stream, as it is added",
+    "attn": "what attention adds to the stream, after norms, learned scales and factors",
+    "mlp": "what the MLP adds to the stream, after norms, learned scales and factors",
     "block": "the streams before and after a block",
     "attention": "queries, keys and the scale of their product, as the softmax gets them",
     "hidden": "the MLP's hidden activations, before a norm that may follow",
-    "norm": "what enters and leaves a norm",
-    "gain": "the gain of a norm that ends in one for each channel, 1 + gain where it has a unit offset",
+    "norm": "the input and the output of a norm",
+    "gain": "a norm's per-channel gain, 1 + gain for a norm with unit offset",
     "parameter": "a parameter, its gradient and its update",
     "head": "the logits",
     "model": "the model as a whole",
 }
-"""What a statistic is read of."""
+"""The tensors that a statistic is computed from."""
 
 MERGES = {
-    "mean": "mean of the micro-batches'",
+    "mean": "mean over the micro-batches",
     "rms": "root of the mean of the micro-batches' squares",
-    "max": "largest of the micro-batches'",
+    "max": "maximum over the micro-batches",
     "step": "of the whole step: gradients are summed over the micro-batches first",
     "pass": "of one pass over a fixed batch",
-    "derived": "of other statistics, when they are read",
+    "derived": "computed from other statistics when a report reads them",
 }
-"""How the values of a step's micro-batches become one; those of ranks, which have equal shares, would alike."""
+"""How the values of a step's micro-batches become one value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,59 +61,59 @@ class Statistic:
     name: str
     tier: str = CORE
     of: str
-    """What it is read of: a key of `OF`."""
+    """The tensors that it is computed from: a key of `OF`."""
     formula: str
-    """On one line, with what its letters mean."""
+    """One line, with the meaning of its letters."""
     unit: str
     merge: str
-    """A key of `MERGES`. What `value` gives for `rms` is a square."""
+    """A key of `MERGES`. For `rms`, `value` returns the square."""
     question: str
-    """What it answers."""
+    """The question that it answers."""
     source: str
-    """Who asked it so first, or whose definition this is."""
+    """The publication or code that defines it."""
     value: Callable[..., Any] | None = None
-    """Of what is shown (`views.View`): for `mean` and `rms` a number a token, of which the mean is taken; else one.
-    Nothing where the step itself makes it, or other statistics do."""
+    """Computes the value from views of the observed tensors (`views.View`): one value per token for `mean` and `rms`,
+    which the collector averages, else one value. None where the step computes it, or `derive` does."""
     derive: Callable[[Profiles], dict[str, Array]] | None = None
-    """Of what was measured, by site: (S, L + 2), a number a place, or (S,)."""
+    """Computes the statistic by site from measured ones: (S, L + 2), or (S,)."""
     needs: tuple[str, ...] = ()
     """The statistics that `derive` reads."""
     averaged: bool = False
     """Whether `derive` averages over measured steps (`profiles.mean_of_later_half`)."""
     undefined: str = ""
-    """Why a value can be NaN although everything that was measured is finite."""
+    """Why a value can be NaN although everything measured is finite."""
 
 
 STATISTICS: dict[str, Statistic] = {}
 
 
-def register(statistic: Statistic) -> Statistic:
-    """Make a statistic known by its name.
+def register(statistic: Statistic) -> None:
+    """Add a statistic to the registry.
 
     Raises:
-        ConfigError: The name is taken, or a word of it is none that is known.
+        ConfigError: The name is taken, a field has an unknown value, or fields contradict each other.
     """
     name = statistic.name
-    for what, word, known in (
-        ("tier", statistic.tier, TIERS), ("of", statistic.of, OF), ("merge", statistic.merge, MERGES)
-    ):  # fmt: skip
-        if word not in known:
-            raise ConfigError(f"statistic {name!r}: " + unknown(what, word, known))
+    for field, allowed in (("tier", TIERS), ("of", OF), ("merge", MERGES)):
+        value = getattr(statistic, field)
+        if value not in allowed:
+            raise ConfigError(f"statistic {name!r}: " + unknown(field, value, allowed))
     if not (statistic.merge == "derived") == (statistic.derive is not None) == bool(statistic.needs):
         raise ConfigError(f"statistic {name!r}: merge='derived', `derive` and `needs` go together; set all or none")
     if name in STATISTICS:
         raise ConfigError(f"statistic {name!r}: the name is taken; choose another")
     STATISTICS[name] = statistic
-    return statistic
 
 
-def in_order() -> list[Statistic]:
-    """All that are known, from the stream to the parameters: in the order of `OF`."""
-    return sorted(STATISTICS.values(), key=lambda one: list(OF).index(one.of))
+def sorted_statistics() -> list[Statistic]:
+    """Return all registered statistics in the order of `OF`, from the stream to the model."""
+    return sorted(STATISTICS.values(), key=lambda statistic: list(OF).index(statistic.of))
 
 
-def places_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:
-    """Where a statistic is, by site, (L + 2,): it may well be NaN there. Nothing where it has no places.
+def layers_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:
+    """Return the layers at which a statistic exists, by site, (L + 2,); empty for one without layers.
+
+    A layer counts even if all its values are NaN.
 
     Raises:
         StatisticsError: As `values_of`.
@@ -123,22 +123,22 @@ def places_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:
 
 
 def values_of(profiles: Profiles, name: str) -> dict[str, Array]:
-    """A statistic by site, measured or derived: (S, L + 2), NaN where it is not, or (S,).
+    """Return a measured or derived statistic by site: (S, L + 2), NaN at layers without it, or (S,).
 
-    A statistic that older records hold and that is derived today is returned as it was recorded.
+    A statistic that an older record holds and that is derived today is returned as recorded.
 
     Raises:
-        StatisticsError: It was not measured, or something that it is made of.
+        StatisticsError: The statistic, or one that it is derived from, was not measured.
     """
-    statistic = STATISTICS.get(name)
     if name in profiles:
         return profiles.get(name)
+    statistic = STATISTICS.get(name)
     if statistic is None or statistic.derive is None:
         raise StatisticsError(f"{name}: was not measured")
     for need in statistic.needs:
         if need not in profiles:
-            raise StatisticsError(f"{name}: {need}, of which it is made, was not measured")
+            raise StatisticsError(f"{name}: is derived from {need}, which was not measured")
     try:
         return statistic.derive(profiles)
-    except KeyError as error:  # a site or a family that a damaged layout does not have
-        raise StatisticsError(f"{name}: {error.args[0]!r}, of which it is made, was not measured") from error
+    except KeyError as error:  # a damaged layout lacks a site or a family
+        raise StatisticsError(f"{name}: is derived from {error.args[0]!r}, which was not measured") from error

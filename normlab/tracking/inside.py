@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from normlab.errors import StatisticsError
-from normlab.stats.profiles import Array, Profiles, slope_over_places
-from normlab.stats.statistic import places_of, values_of
+from normlab.stats.profiles import Array, Profiles, slope_over_layers
+from normlab.stats.statistic import layers_of, values_of
 
 PROFILED = (
     "resid_rms", "attn_rms", "mlp_rms", "attn_ratio", "mlp_ratio", "resid_uniform", "resid_kurt", "resid_crest",
@@ -58,14 +58,14 @@ def step_metrics(profiles: Profiles, *, layers: bool = False) -> StepMetrics:
     shapes: dict[str, Array] = {}
     for name in PROFILED:
         for site, values in _last_step(profiles, name).items():
-            measured = np.flatnonzero(places_of(profiles, name)[site])
+            measured = np.flatnonzero(layers_of(profiles, name)[site])
             profile = values[measured]
             summary = {
                 "first": profile[0],
                 "mid": profile[(len(profile) - 1) // 2],
                 "last": profile[-1],
                 "max": profile.max(),
-                "slope": slope_over_places(values[None], measured)[0],
+                "slope": slope_over_layers(values[None], measured)[0],
             }
             numbers |= {f"stats/{name}/{key}": float(value) for key, value in summary.items()}
             if np.isfinite(profile).all() and profile.min() >= 0 and len(profile) <= MOST_BINS:

@@ -1,9 +1,9 @@
-"""A model bound to the tensors it runs on: its own, for a lone run, or a stack of several runs' for a pack.
+"""Model runners: a model with the tensors that it computes with, for a single run or for stacked runs.
 
-A lone run has no axis of runs and calls its modules directly, at the price of a plain loop. A pack calls the
-same modules under `vmap(functional_call)`, segment by segment, with a leading axis R on every tensor.
+A single run has no axis of runs and calls its modules directly, at the cost of a plain training loop. Stacked runs (a
+pack) call the same modules under `vmap(functional_call)`, segment by segment, with a leading axis R on every tensor.
 
-Shapes: R runs, B batch, T time, V vocabulary, K numbers of statistics; `...R` marks an axis that only a pack has.
+Shapes: R runs, B batch, T time, V vocabulary, K statistics; `...R` marks an axis that only stacked runs have.
 """
 
 from __future__ import annotations
@@ -18,101 +18,99 @@ from torch.func import functional_call, vmap
 
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
-from normlab.stats.show import Wanted, looking
-from normlab.stats.tap import tap
+from normlab.stats.show import Collector, Selection, tap
 
 Tensors = dict[str, Tensor]
 
 
-class Report(NamedTuple):
-    """What was seen of a segment."""
+class SegmentStatistics(NamedTuple):
+    """The statistics collected in one segment (embeddings, a block or the head)."""
 
     names: tuple[tuple[str, str], ...]
-    """Statistic and site, in the order in which they were shown."""
+    """Statistic and site of each value."""
     values: Tensor
     """(K, ...R)."""
 
 
-class Forward(NamedTuple):
-    """What a forward pass gave."""
+class ForwardOutput(NamedTuple):
+    """The results of a forward pass."""
 
     loss: Tensor
     """Nats per token, (...R)."""
-    reports: list[Report]
-    """What was seen of each segment, if anything."""
+    statistics: list[SegmentStatistics]
+    """One for each segment in a measured pass, else empty."""
     taps: list[Tensor]
-    """The stream that enters each block and the head, for its gradient."""
+    """The stream that enters each block and the head, for its gradient; empty unless requested."""
 
 
-def _call(
-    segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, *args: Any
-) -> tuple[Any, Tensors, Report | None]:
-    """The segment's output; in a pack also its buffers, for it may have reassigned them; what was seen, if anything."""
-    if tensors is None and wanted is None:
-        return segment(*args), {}, None
+SegmentOutput = tuple[Any, Tensors, SegmentStatistics | None]
+"""A segment's output, its buffers (stacked runs only: the forward may have reassigned them), and its statistics."""
+
+
+def _run_segment(segment: nn.Module, tensors: Tensors | None, selection: Selection | None, *args: Any) -> SegmentOutput:
     if tensors is None:
-        with looking(wanted or {}) as seen:
+        if selection is None:
+            return segment(*args), {}, None
+        with Collector(selection) as collector:
             output = segment(*args)
-        return output, {}, Report(*seen.taken())
-    buffers = {name for name, _ in segment.named_buffers()}
+        return output, {}, SegmentStatistics(*collector.results())
+
+    buffer_names = {name for name, _ in segment.named_buffers()}
     names: list[tuple[str, str]] = []
 
-    def one(tensors: Tensors, *args: Any) -> tuple[Any, Tensors, Tensor]:
-        own = dict(tensors)  # functional_call writes reassigned buffers back into the dict that it is given
-        with looking(wanted or {}) as seen:
-            output = functional_call(segment, own, args)
-        shown, values = seen.taken()
-        names.extend(shown)
-        return output, {name: own[name] for name in buffers}, values
+    def run(tensors: Tensors, *args: Any) -> tuple[Any, Tensors, Tensor]:
+        state = dict(tensors)  # functional_call writes reassigned buffers back into this dict
+        with Collector(selection or {}) as collector:
+            output = functional_call(segment, state, args)
+        collected, values = collector.results()
+        names.extend(collected)
+        return output, {name: state[name] for name in buffer_names}, values
 
-    output, kept, values = vmap(one)(tensors, *args)
-    return output, kept, None if wanted is None else Report(tuple(names), values.transpose(0, 1))
-
-
-def _embed(
-    segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, tokens: Tensor
-) -> tuple[Any, Tensors, Report | None]:
-    return _call(segment, tensors, wanted, tokens)
+    output, buffers, values = vmap(run)(tensors, *args)
+    return output, buffers, None if selection is None else SegmentStatistics(tuple(names), values.transpose(0, 1))
 
 
-def _block(
-    segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, stream: Any
-) -> tuple[Any, Tensors, Report | None]:
-    return _call(segment, tensors, wanted, stream)
+# Embeddings, blocks and head are three functions so that each has a compile cache of its own.
+
+
+def _embed(segment: nn.Module, tensors: Tensors | None, selection: Selection | None, tokens: Tensor) -> SegmentOutput:
+    return _run_segment(segment, tensors, selection, tokens)
+
+
+def _block(segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any) -> SegmentOutput:
+    return _run_segment(segment, tensors, selection, stream)
 
 
 def _head(
-    segment: nn.Module, tensors: Tensors | None, wanted: Wanted | None, stream: Any, targets: Tensor
-) -> tuple[Tensor, Tensors, Report | None]:
-    logits, buffers, report = _call(segment, tensors, wanted, stream)
+    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor
+) -> SegmentOutput:
+    logits, buffers, statistics = _run_segment(segment, tensors, selection, stream)
     loss = _cross_entropy if tensors is None else vmap(_cross_entropy)
-    return loss(logits, targets), buffers, report
+    return loss(logits, targets), buffers, statistics
 
 
 def _cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean negative log-likelihood, nats per token, in float32 or better."""
+    """Return the mean negative log-likelihood in nats per token, in float32 or better."""
     logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
     return F.cross_entropy(logits_BTV.flatten(0, -2), targets_BT.flatten())
 
 
-class Bound:
-    """A model and the tensors that it runs on. `params` is what is trained, by name."""
+class ModelRunner:
+    """A model and the parameters and buffers that it computes with."""
 
-    def __init__(self, model: GPT, params: Tensors, *, compiled: bool):
+    def __init__(self, model: GPT, params: Tensors, run_shape: tuple[int, ...], *, compiled: bool):
         self.model = model
         self.params = params
-        # Off-steps and measured steps are two specialisations of the same three functions.
+        """The trained tensors, by name."""
+        self.run_shape = run_shape
+        """The leading axes of every tensor: () for a single run, (R,) for stacked runs."""
+        # Plain and measured steps are two specialisations of the same three functions.
         wrap = (lambda f: torch.compile(f, fullgraph=True, dynamic=False)) if compiled else (lambda f: f)
         self._embed, self._block, self._head = wrap(_embed), wrap(_block), wrap(_head)
 
     @property
-    def lead(self) -> tuple[int, ...]:
-        """The leading axes of every tensor: () for a lone run, (R,) for a pack."""
-        raise NotImplementedError
-
-    @property
     def buffers(self) -> Tensors:
-        """Running statistics and constants, by name."""
+        """The current running statistics and constants, by name."""
         raise NotImplementedError
 
     def set_buffers(self, values: Tensors) -> None:
@@ -120,99 +118,98 @@ class Bound:
         raise NotImplementedError
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
-        """The tensors that a segment is called with; None where it has its own."""
+        """Return the tensors to call a segment with; None if the segment uses its own."""
         raise NotImplementedError
 
     def train(self, mode: bool) -> None:
-        """Training mode, or evaluation."""
-        if self.model.training != mode:  # it walks over every module
+        """Set training or evaluation mode."""
+        if self.model.training != mode:  # setting it visits every module
             self.model.train(mode)
 
-    def loss(self, tokens: Tensor, targets: Tensor, wanted: Wanted | None = None, *, taps: bool = False) -> Forward:
-        """The loss of tokens and targets, shape (...R, B, T); with `wanted`, what was seen; with `taps`, those."""
-        reports: list[Report] = []
+    def loss(
+        self, tokens: Tensor, targets: Tensor, selection: Selection | None = None, *, taps: bool = False
+    ) -> ForwardOutput:
+        """Compute the loss of tokens and targets, shape (...R, B, T).
+
+        Args:
+            tokens: The inputs.
+            targets: The next tokens.
+            selection: The statistics to collect; None for a plain pass.
+            taps: Whether to tap the stream for its gradient.
+        """
+        statistics: list[SegmentStatistics] = []
         tapped: list[Tensor] = []
         stream: Any = tokens
         for prefix, segment in self.model.segments():
             tensors = self._tensors(prefix, segment)
             if taps and segment is not self.model.embed:
-                stream, own = tap(stream)
-                tapped.append(own)
+                stream, tensor = tap(stream)
+                tapped.append(tensor)
             if segment is self.model.embed:
-                stream, buffers, report = self._embed(segment, tensors, wanted, stream)
+                stream, buffers, collected = self._embed(segment, tensors, selection, stream)
             elif segment is self.model.head:
-                stream, buffers, report = self._head(segment, tensors, wanted, stream, targets)
+                stream, buffers, collected = self._head(segment, tensors, selection, stream, targets)
             else:
-                stream, buffers, report = self._block(segment, tensors, wanted, stream)
+                stream, buffers, collected = self._block(segment, tensors, selection, stream)
             if buffers:
                 self.set_buffers({prefix + name: tensor for name, tensor in buffers.items()})
-            if report is not None:
-                reports.append(report)
-        return Forward(stream, reports, tapped)
+            if collected is not None:
+                statistics.append(collected)
+        return ForwardOutput(stream, statistics, tapped)
 
 
-class Alone(Bound):
-    """One run: the model's own parameters and buffers."""
+class SingleRun(ModelRunner):
+    """Runs a model with its own parameters and buffers."""
 
     def __init__(self, model: GPT, *, compiled: bool):
-        super().__init__(model, dict(model.named_parameters()), compiled=compiled)
-        # Where each buffer lives: they are reassigned, so the owner is kept and not the tensor.
+        super().__init__(model, dict(model.named_parameters()), (), compiled=compiled)
+        # Forward passes reassign buffers, so the owning module is stored and not the tensor.
         self._owners = {
             name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
             for name, _ in model.named_buffers()
         }
 
     @property
-    def lead(self) -> tuple[int, ...]:
-        """No axis of runs."""
-        return ()
-
-    @property
     def buffers(self) -> Tensors:
-        """The model's buffers as they are now."""
-        return {name: getattr(module, leaf) for name, (module, leaf) in self._owners.items()}
+        """The model's current buffers."""
+        return {name: getattr(module, attribute) for name, (module, attribute) in self._owners.items()}
 
     def set_buffers(self, values: Tensors) -> None:
         """Replace some of the model's buffers."""
         for name, tensor in values.items():
-            module, leaf = self._owners[name]
-            setattr(module, leaf, tensor)
+            module, attribute = self._owners[name]
+            setattr(module, attribute, tensor)
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
         return None
 
 
-class Pack(Bound):
-    """Several runs of one architecture: their tensors stacked, the first model's modules as the template."""
+class StackedRuns(ModelRunner):
+    """Runs several models of one architecture: their tensors stacked, the first model's modules as the template."""
 
     def __init__(self, models: Sequence[GPT], *, compiled: bool):
-        named = [dict(model.named_parameters()) for model in models]
+        parameters = [dict(model.named_parameters()) for model in models]
         params = {
-            name: torch.stack([tensors[name].detach() for tensors in named]).requires_grad_() for name in named[0]
+            name: torch.stack([tensors[name].detach() for tensors in parameters]).requires_grad_()
+            for name in parameters[0]
         }
-        super().__init__(models[0], params, compiled=compiled)
-        self.size = len(models)
-        owned = [dict(model.named_buffers()) for model in models]
-        self._buffers = {name: torch.stack([tensors[name] for tensors in owned]) for name in owned[0]}
+        super().__init__(models[0], params, (len(models),), compiled=compiled)
+        buffers = [dict(model.named_buffers()) for model in models]
+        self._buffers = {name: torch.stack([tensors[name] for tensors in buffers]) for name in buffers[0]}
         for module in self.model.modules():
             if isinstance(module, Attention):
                 module.fused = False
-        # A tied matrix has one name in the state and another in the segment that also uses it.
-        by_identity = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        # A tied matrix has one name in the state and another one in the second segment that uses it.
+        state_name = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._names = {
-            prefix: {name: by_identity[id(p)] for name, p in segment.named_parameters()}
+            prefix: {name: state_name[id(p)] for name, p in segment.named_parameters()}
             | {name: prefix + name for name, _ in segment.named_buffers()}
             for prefix, segment in self.model.segments()
         }
 
     @property
-    def lead(self) -> tuple[int, ...]:
-        """The axis of runs."""
-        return (self.size,)
-
-    @property
     def buffers(self) -> Tensors:
-        """The stacked buffers as they are now."""
+        """The current stacked buffers."""
         return dict(self._buffers)
 
     def set_buffers(self, values: Tensors) -> None:
@@ -220,5 +217,5 @@ class Pack(Bound):
         self._buffers.update(values)
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
-        own = self._names[prefix].items()
-        return {name: self.params[full] if full in self.params else self._buffers[full] for name, full in own}
+        names = self._names[prefix].items()
+        return {name: self.params[full] if full in self.params else self._buffers[full] for name, full in names}

@@ -1,8 +1,8 @@
-"""Checkpoints: tensors and JSON, nothing that can execute. Whole or not there at all.
+"""Checkpoints: tensors and JSON, nothing that can execute; written atomically.
 
-A checkpoint is a folder `step_00000200/` with `state.safetensors`, `meta.json` and `manifest.json`, which
-holds the length and the SHA-256 of the other two, is sealed as run.json is, and is written last. The folder is
-made under a temporary name and renamed when everything in it has reached the disk.
+A checkpoint is a folder `step_00000200/` with `state.safetensors`, `meta.json` and `manifest.json`. The manifest holds
+the length and the SHA-256 of the other two, has a seal like run.json, and is written last. The folder has a temporary
+name until everything in it has reached the disk.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from normlab.store.reading import LARGEST_RECORD
 from normlab.store.schema import SEAL, decode, is_sealed, seal, to_json
 
 FOLDER = "checkpoints"
-"""Where a run keeps them, in its own folder."""
+"""The name of the folder of checkpoints in a run's folder."""
 VERSION = 1
 _NAME = re.compile(r"step_(\d{8,})")
 
 
-class Damaged(StoreError):
-    """A checkpoint that is not what was written, and is passed over; one that cannot be read here or now is not."""
+class DamagedCheckpoint(StoreError):
+    """A checkpoint whose content has changed; an older one is used. A failure to read is another error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint as it was read: whole, its hashes verified."""
+    """A checkpoint whose hashes were verified."""
 
     step: int
     """Updates made."""
@@ -61,8 +61,8 @@ def _digest(path: Path) -> dict[str, Any]:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}
 
 
-def _of_system(error: OSError | SafetensorError) -> OSError:
-    """The system's error; safetensors gives its number in words only."""
+def _system_error(error: OSError | SafetensorError) -> OSError:
+    """Return the system's error; safetensors has its number in the message only."""
     if isinstance(error, OSError):
         return error
     number = re.search(r"os error (\d+)", str(error))
@@ -76,23 +76,23 @@ def save(
     meta: Mapping[str, Any],
     keep: Collection[int] = (),
 ) -> None:
-    """Write the checkpoint of `step`, then drop those before it that are not in `keep`.
+    """Write the checkpoint of `step`, then delete older ones that are not in `keep`.
 
     Raises:
-        StoreError: The disk refused; older checkpoints are as they were.
+        StoreError: The write failed; older checkpoints are unchanged.
     """
     final = folder / f"step_{step:08d}"
     temporary = folder / f".{final.name}.tmp"
     try:
-        for left_over in folder.glob(".step_*.tmp"):  # of a save that was killed, at this step or another
-            shutil.rmtree(left_over, ignore_errors=True)
+        for unfinished in folder.glob(".step_*.tmp"):  # from a process that was killed while it saved
+            shutil.rmtree(unfinished, ignore_errors=True)
         temporary.mkdir(parents=True)
         save_file(
             {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
             temporary / "state.safetensors",
         )
         (temporary / "meta.json").write_bytes(to_json(meta))
-        # safetensors makes its files for their owner alone, whatever the umask says.
+        # safetensors ignores the umask: only the owner could read its file.
         shutil.copymode(temporary / "meta.json", temporary / "state.safetensors")
         parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
@@ -101,7 +101,7 @@ def save(
         _sync(temporary / "manifest.json")
         _sync(temporary)
         if final.exists():
-            # Only a damaged one can be in the way: the loop saves no step twice, and goes on from the newest whole.
+            # It is damaged: the loop saves no step twice, and resumes from the newest intact checkpoint.
             if final.is_dir():
                 shutil.rmtree(final)
             else:
@@ -110,71 +110,71 @@ def save(
         _sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        comfort = "older checkpoints are intact" if steps(folder) else ""
-        raise io_error(final, "written", _of_system(error), comfort) from error
-    # A later one is damaged, or this one would not have been written after it: it is left for whoever looks.
+        note = "older checkpoints are intact" if steps(folder) else ""
+        raise io_error(final, "written", _system_error(error), note) from error
+    # Later checkpoints are damaged, because the run resumed from before them: they stay for inspection.
     for old in steps(folder):
         if old < step and old not in keep:
             shutil.rmtree(folder / f"step_{old:08d}", ignore_errors=True)
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps that there are checkpoints of, whole or damaged, oldest first."""
+    """Return the steps of all checkpoints, intact or damaged, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name)))
 
 
 def read(folder: Path, step: int) -> Checkpoint:
-    """One checkpoint, verified.
+    """Read and verify one checkpoint.
 
     Raises:
-        Damaged: It is damaged; the message says which part and how.
-        StoreError: It is of a newer version, or the system refused to read it.
-        MemoryError: This machine has not the memory for it.
+        DamagedCheckpoint: A part of it is damaged.
+        StoreError: It has a newer version, or the system failed to read it.
+        MemoryError: It does not fit into this machine's memory.
     """
     path = folder / f"step_{step:08d}"
     try:
         manifest = from_json(read_at_most(path / "manifest.json", LARGEST_RECORD))
-        # Manifests had no seal once; then a version that is not theirs is damage, whatever it is.
+        # Old manifests have no seal and version 1: any other version without a seal is damage.
         if not is_sealed(manifest) and (SEAL in manifest or manifest["version"] != 1):
-            raise Damaged(f"{path / 'manifest.json'}: damaged (its content is not what was written)")
+            raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its content is not what was written)")
         if type(manifest["version"]) is not int or manifest["version"] < 1:
-            raise Damaged(f"{path / 'manifest.json'}: damaged (its version is {manifest['version']!r})")
+            raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its version is {manifest['version']!r})")
         if manifest["version"] > VERSION:
             raise StoreError(
-                f"{path}: is of checkpoint version {manifest['version']}, this normlab reads up to {VERSION}; update it"
+                f"{path}: has checkpoint version {manifest['version']}, "
+                f"this normlab reads up to {VERSION}; update normlab"
             )
         if manifest["step"] != step:
-            raise Damaged(f"{path}: is the checkpoint of step {manifest['step']} under another name")
+            raise DamagedCheckpoint(f"{path}: holds the checkpoint of step {manifest['step']}")
         for name in ("state.safetensors", "meta.json"):
-            # The length first: a sparse file of terabytes takes hours to hash.
+            # The length first: hashing a sparse file of terabytes takes hours.
             length = (path / name).stat().st_size
             if length != manifest["files"][name]["bytes"] or _digest(path / name) != manifest["files"][name]:
-                raise Damaged(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
+                raise DamagedCheckpoint(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
             if length > memory.available_bytes():
                 raise MemoryError(f"{path / name}: has {length} bytes, more than this machine's memory")
         meta = decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD)))
         return Checkpoint(step, load_file(path / "state.safetensors"), meta)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise Damaged(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error
+        raise DamagedCheckpoint(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error
     except (OSError, SafetensorError) as error:
-        refused = _of_system(error)
-        if refused.errno == errno.ENOMEM:
+        cause = _system_error(error)
+        if cause.errno == errno.ENOMEM:
             raise MemoryError from error
-        if refused.errno is None:
-            raise Damaged(f"{path}: damaged (its files do not hold what a checkpoint's do)") from error
-        raise io_error(Path(refused.filename or path), "read", refused) from error
+        if cause.errno is None:
+            raise DamagedCheckpoint(f"{path}: damaged (its files hold no checkpoint)") from error
+        raise io_error(Path(cause.filename or path), "read", cause) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{path}: damaged (its files do not hold what a checkpoint's do)") from error
+        raise DamagedCheckpoint(f"{path}: damaged (its files hold no checkpoint)") from error
 
 
-def newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint (of at most a step), and what was wrong with those passed over.
+def read_newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest intact checkpoint (of at most a step), and the problems of newer ones.
 
     Raises:
-        StoreError: There are checkpoints, and all are damaged: never a silent fresh start. Or one that is not
-            damaged cannot be read.
+        StoreError: All checkpoints are damaged, or an intact one cannot be read.
     """
     problems: list[str] = []
     for step in reversed(steps(folder)):
@@ -182,7 +182,7 @@ def newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | None,
             continue
         try:
             return read(folder, step), problems
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             problems.append(str(error))
     if problems:
         raise StoreError(

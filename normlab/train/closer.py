@@ -1,9 +1,9 @@
-"""A closer look now and then: a pass over a fixed batch, for what would be too dear in every measured step.
+"""The extended statistics: a pass over a fixed batch, for what is too expensive in every measured step.
 
-Forward the batch goes through the model whole, as it trains; backward one example at a time, which costs no more and
-gives each example's own gradient. Nothing of it stays: no gradient, no running statistic.
+The forward pass takes the whole batch, in training mode. The backward pass takes one example at a time, which costs
+the same and gives each example's gradient. The pass leaves no gradient and no running statistic behind.
 
-Shapes: B examples, T time, P parameters, K numbers.
+Shapes: B examples, T time, P parameters, K statistics.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 from normlab.config import AdamW
-from normlab.stats.options import OF_ADAM, OF_EXAMPLES
+from normlab.stats.options import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 from normlab.stats.profiles import Column
-from normlab.stats.show import Wanted, wanted
-from normlab.train.bound import Alone
-from normlab.train.columns import column_of, columns_of, refuse_missing, refuse_unmeasured
-from normlab.train.measure import Measured
+from normlab.stats.show import Selection, select
+from normlab.train.bound import SingleRun
+from normlab.train.columns import check_segments, check_statistics, parameter_column, segment_columns
+from normlab.train.measure import Measurement
 from normlab.train.optim import Optimizer
 
 MOST_EXAMPLES = 8
-"""Examples of the fixed batch, at most."""
-OF_GRADIENTS = ("radial_cos", *OF_EXAMPLES)
+"""Most examples of the fixed batch."""
+GRADIENT_STATISTICS = ("radial_cos", *PER_EXAMPLE_STATISTICS)
 
 
-def noise_and_signal(mean_square: Tensor, square_of_mean: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def gradient_noise(mean_square: Tensor, square_of_mean: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return unbiased estimates of tr(S) and |G|^2, S the covariance and G the mean of an example's gradient.
 
     McCandlish et al. 2018, arXiv:1812.06162, appendix A.1, with batches of 1 and of `count` examples.
@@ -44,99 +44,99 @@ def noise_and_signal(mean_square: Tensor, square_of_mean: Tensor, count: int) ->
 
 
 @dataclass(slots=True)
-class CloserLook:
-    """Takes the extended statistics of a lone run."""
+class ExtendedPass:
+    """Computes the extended statistics of a single run."""
 
-    bound: Alone
+    runner: SingleRun
     names: frozenset[str]
-    """Less what such a batch does not give."""
+    """The statistics; without those of single examples if the batch does not allow them."""
     tokens_BT: Tensor
     targets_BT: Tensor
     optimizer: Optimizer
-    apart: bool = True
-    """Whether an example's loss depends on that example alone; not with statistics of the batch."""
+    independent: bool = True
+    """Whether an example's loss depends on that example alone; false for norms with batch statistics."""
     autocast: Callable[[], AbstractContextManager] = nullcontext
-    wanted: Wanted = field(init=False)
-    _eager: Alone = field(init=False)
+    selection: Selection = field(init=False)
+    _eager: SingleRun = field(init=False)
 
     def __post_init__(self) -> None:
-        """Bind the model once more, uncompiled: a pass in two hundred repays no graph of its own."""
-        if not self.apart or len(self.tokens_BT) < 2:
-            self.names -= set(OF_EXAMPLES)
-        self.wanted = wanted(self.names)
-        self._eager = Alone(self.bound.model, compiled=False)
+        """Make an uncompiled runner of the model: a pass every two hundred steps does not repay compilation."""
+        if not self.independent or len(self.tokens_BT) < 2:
+            self.names -= set(PER_EXAMPLE_STATISTICS)
+        self.selection = select(self.names)
+        self._eager = SingleRun(self.runner.model, compiled=False)
 
-    def __call__(self) -> Measured:
-        """What is seen of the model as it stands.
+    def __call__(self) -> Measurement:
+        """Return the statistics of the model and the optimiser in their current state.
 
         Raises:
             StatisticsError: A statistic was not measured.
         """
-        buffers = self.bound.buffers
-        self.bound.train(True)
+        buffers = self.runner.buffers
+        self.runner.train(True)
         try:
-            return self._look()
+            return self._measure()
         finally:
-            self.bound.set_buffers(buffers)
+            self.runner.set_buffers(buffers)
 
-    def _look(self) -> Measured:
+    def _measure(self) -> Measurement:
         with torch.no_grad(), self.autocast():
-            reports = self._eager.loss(self.tokens_BT, self.targets_BT, self.wanted).reports
-        columns, values = columns_of(tuple(report.names for report in reports)), [one.values for one in reports]
-        refuse_missing(self.bound.model, self.wanted, columns)
-        found = dict[Column, Tensor]()
-        if self.names & set(OF_GRADIENTS):
-            found |= self._of_gradients()
-        # Before the first update Adam has done nothing.
-        if isinstance(self.optimizer.options, AdamW) and bool(self.optimizer.count):
-            absent = set[str]()
-            if self.names & set(OF_ADAM):
-                found |= self._of_adam(self.optimizer.options)
-        else:
-            absent = set(OF_ADAM)
-        refuse_unmeasured(self.names - absent, (*columns, *found))
-        whole = torch.cat([*values, torch.stack(list(found.values()))] if found else values)
-        return Measured((*columns, *found), whole)
+            segments = self._eager.loss(self.tokens_BT, self.targets_BT, self.selection).statistics
+        columns = segment_columns(tuple(segment.names for segment in segments))
+        check_segments(self.runner.model, self.selection, set(columns))
+        values = [segment.values for segment in segments]
+        by_column = dict[Column, Tensor]()
+        if self.names & set(GRADIENT_STATISTICS):
+            by_column |= self._gradient_statistics()
+        undefined = set[str]()
+        if not isinstance(self.optimizer.options, AdamW) or not self.optimizer.count:  # Adam has made no update yet
+            undefined = set(ADAM_STATISTICS)
+        elif self.names & set(ADAM_STATISTICS):
+            by_column |= self._adam_statistics(self.optimizer.options)
+        columns.extend(by_column)
+        check_statistics(self.names - undefined, columns)
+        if by_column:
+            values.append(torch.stack(list(by_column.values())))
+        return Measurement(tuple(columns), torch.cat(values))
 
-    def _of_gradients(self) -> dict[Column, Tensor]:
-        """How each matrix's gradient lies to it, and how far the examples' gradients agree."""
-        names, params = list(self.bound.params), list(self.bound.params.values())
-        count = len(self.tokens_BT) if self.apart else 1
+    def _gradient_statistics(self) -> dict[Column, Tensor]:
+        """Return the cosine of each matrix with its gradient, and the noise of the examples' gradients."""
+        params = list(self.runner.params.values())
+        count = len(self.tokens_BT) if self.independent else 1
         sums: list[Tensor] = []
-        squares: Tensor | None = None
+        squares = torch.zeros(())
         for tokens, targets in zip(self.tokens_BT.chunk(count), self.targets_BT.chunk(count), strict=True):
             with self.autocast():
                 loss = self._eager.loss(tokens, targets).loss
             grads = list(torch.autograd.grad(loss / count, params, materialize_grads=True))
-            own = torch.stack(torch._foreach_norm(grads)).square()
-            squares = own if squares is None else squares + own
+            example_squares = torch.stack(torch._foreach_norm(grads)).square()
             if sums:
                 torch._foreach_add_(sums, grads)
+                squares = squares + example_squares
             else:
-                sums = grads
-        assert squares is not None
-        whole = torch.stack(torch._foreach_norm(sums)).square()
-        found: dict[Column, Tensor] = {}
-        depth = len(self.bound.model.blocks)
-        for index, (name, p, g) in enumerate(zip(names, params, sums, strict=True)):
-            column = column_of(name, depth)
+                sums, squares = grads, example_squares
+        square_of_sum = torch.stack(torch._foreach_norm(sums)).square()
+        by_column: dict[Column, Tensor] = {}
+        depth = len(self.runner.model.blocks)
+        for index, (name, p, g) in enumerate(zip(self.runner.params, params, sums, strict=True)):
+            column = parameter_column(name, depth)
             if "radial_cos" in self.names and p.dim() >= 2:
-                size = torch.linalg.vector_norm(p.detach()) * torch.linalg.vector_norm(g)
-                found[column._replace(statistic="radial_cos")] = (p.detach() * g).sum() / size
-            if self.names & set(OF_EXAMPLES):
+                norms = torch.linalg.vector_norm(p.detach()) * torch.linalg.vector_norm(g)
+                by_column[column._replace(statistic="radial_cos")] = (p.detach() * g).sum() / norms
+            if self.names & set(PER_EXAMPLE_STATISTICS):
                 # These gradients are 1 / B of the examples': mean_b |g_b|^2 = B sum |g_b / B|^2.
-                trace, square = noise_and_signal(count * squares[index], whole[index], count)
+                trace, square = gradient_noise(count * squares[index], square_of_sum[index], count)
                 for statistic, value in (("gns_trace", trace), ("gns_square", square)):
                     if statistic in self.names:
-                        found[column._replace(statistic=statistic)] = value
-        return found
+                        by_column[column._replace(statistic=statistic)] = value
+        return by_column
 
     @torch.no_grad()
-    def _of_adam(self, options: AdamW) -> dict[Column, Tensor]:
-        """How long Adam's steps are; before the first update there are none."""
-        found: dict[Column, Tensor] = {}
-        count, depth = self.optimizer.count, len(self.bound.model.blocks)
-        for name, p in self.bound.params.items():
+    def _adam_statistics(self, options: AdamW) -> dict[Column, Tensor]:
+        """Return the size of Adam's update of each matrix, and the share of it that eps determines."""
+        by_column: dict[Column, Tensor] = {}
+        count, depth = self.optimizer.count, len(self.runner.model.blocks)
+        for name, p in self.runner.params.items():
             if p.dim() < 2:
                 continue
             mean, square = (self.optimizer.moments[kind][name] for kind in ("mean", "square"))
@@ -147,5 +147,5 @@ class CloserLook:
                 ("adam_eps_frac", (root < 10 * options.eps).to(root.dtype).mean()),
             ):
                 if statistic in self.names:
-                    found[column_of(name, depth)._replace(statistic=statistic)] = value
-        return found
+                    by_column[parameter_column(name, depth)._replace(statistic=statistic)] = value
+        return by_column

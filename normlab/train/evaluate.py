@@ -1,6 +1,6 @@
 """Validation loss over fixed windows.
 
-Shapes: N windows, T time, R runs (absent for a lone run).
+Shapes: N windows, T time, R runs (only for stacked runs).
 """
 
 from __future__ import annotations
@@ -12,40 +12,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.train.bound import Bound
+from normlab.train.bound import ModelRunner
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The windows, and how they are run."""
+    """The validation windows, and how to evaluate a model on them."""
 
     tokens_NT: Tensor
     targets_NT: Tensor
     batch_size: int
-    """Windows at a time: the training step's micro-batch, which batch statistics depend on."""
+    """Windows per batch: the size of a micro-batch in training, because batch statistics depend on it."""
     autocast: Callable[[], AbstractContextManager]
     batch_statistics: bool
-    """Whether the norm computes something else in training: then that loss is measured too."""
+    """Whether the norm computes something else in training mode: then that loss is measured too."""
 
     @torch.no_grad()
-    def __call__(self, bound: Bound) -> dict[str, list[float]]:
-        """`loss` in evaluation mode and, where it differs by nature, `loss_batch_statistics` in training mode.
+    def __call__(self, runner: ModelRunner) -> dict[str, list[float]]:
+        """Return the losses of each run in nats/token; running statistics do not change.
 
-        Nats per token, of each run. Running statistics are left as they were.
+        `loss` is in evaluation mode. `loss_batch_statistics`, in training mode, is there with `batch_statistics`.
         """
-        losses = {"loss": self._mean(bound, training=False)}
+        losses = {"loss": self._mean(runner, training=False)}
         if self.batch_statistics:
-            kept = bound.buffers
-            losses["loss_batch_statistics"] = self._mean(bound, training=True)
-            bound.set_buffers(kept)
+            buffers = runner.buffers
+            losses["loss_batch_statistics"] = self._mean(runner, training=True)
+            runner.set_buffers(buffers)
         return losses
 
-    def _mean(self, bound: Bound, training: bool) -> list[float]:
-        bound.train(training)
-        total = torch.zeros(bound.lead, dtype=torch.float64, device=self.tokens_NT.device)
+    def _mean(self, runner: ModelRunner, training: bool) -> list[float]:
+        runner.train(training)
+        total = torch.zeros(runner.run_shape, dtype=torch.float64, device=self.tokens_NT.device)
         pairs = zip(self.tokens_NT.split(self.batch_size), self.targets_NT.split(self.batch_size), strict=True)
         for tokens, targets in pairs:
             with self.autocast():
-                loss = bound.loss(tokens.expand(*bound.lead, -1, -1), targets.expand(*bound.lead, -1, -1)).loss
+                stacked_tokens, stacked_targets = (x.expand(*runner.run_shape, -1, -1) for x in (tokens, targets))
+                loss = runner.loss(stacked_tokens, stacked_targets).loss
             total += loss.double() * len(tokens)
         return (total / len(self.tokens_NT)).view(-1).tolist()

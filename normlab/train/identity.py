@@ -23,10 +23,10 @@ from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
 from normlab.init_rules import numbers_of
 from normlab.options import plain_tree
-from normlab.train.resolve import Resolved
+from normlab.train.resolve import RuntimeSettings
 
 
-def identity(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
+def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:
     """Everything that a run's numbers depend on, as plain values."""
     return {
         "config": config.identity(),
@@ -71,7 +71,7 @@ def run_id_of(config: RunConfig, identity: dict[str, Any]) -> str:
     return f"{config.norm.name}-{config.placement.name}-d{model.depth}w{model.width}-{canonical_hash(identity)[:10]}"
 
 
-def describe(config: RunConfig, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
+def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:
     """The content of run.json, but for the block's fingerprint, which takes as long as the model is deep."""
     whole = identity(config, resolved, corpus)
     run_id = run_id_of(config, whole)

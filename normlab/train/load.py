@@ -1,4 +1,4 @@
-"""A run from its record: its config, its metrics, and its model in evaluation mode.
+"""Loads a run from its folder: its config, its metrics, and its model in evaluation mode.
 
 Shapes: T time, V vocabulary.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import RUN_FILE
 from normlab.train import checkpoint
 from normlab.train.identity import sources
+from normlab.train.member import FRESH, notify
 from normlab.train.start import PLUGINS, TOKENIZER_FILE
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 MOST_NAMED = 3
-"""Most files of a run's folder that a refusal names."""
+"""Most plugin files that an error names."""
 
 
 def load(
@@ -47,27 +47,24 @@ def load(
     """Return a run by its folder, its id, the beginning of its id, or its name.
 
     Args:
-        run: The run.
-        results_dir: Where ids and names are looked up.
-        trust: Whether the run's own copies of plugins, Python files in its folder, may be executed. `config`, `model`
-            and `sample` need them; the record, the metrics and the tokenizer never do.
+        run: The folder, id or name.
+        results_dir: The folder in which to find ids and names.
+        trust: Whether the copies of plugins in the run's folder, which are Python files, may be executed. `config`,
+            `model` and `sample` need them; the record, the metrics and the tokenizer never do.
 
     Raises:
-        StoreError: No run or several answer to it, or its record cannot be read.
+        StoreError: No run or several runs match, or the record cannot be read.
     """
     return LoadedRun(resolve_run(os.fspath(run), results_dir), trust=trust)
 
 
 class LoadedRun:
-    """A run, read from its folder. Each part is read when it is first asked for.
-
-    A run's folder is data: code in it is executed only with `trust`.
-    """
+    """A run, read from its folder; each part on first access. Code in the folder runs only with `trust`."""
 
     def __init__(self, folder: RunFolder, *, trust: bool = False):
         self.folder = folder
         self.trust = trust
-        """Whether the copies of plugins in the folder may be executed."""
+        """Whether plugins in the folder may be executed."""
         self.record: dict[str, Any] = folder.run()
         """The content of run.json."""
 
@@ -76,15 +73,15 @@ class LoadedRun:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The content of status.json, as it is now."""
+        """The current content of status.json."""
         return self.folder.status()
 
     @cached_property
     def config(self) -> RunConfig:
-        """The config that was trained; a plugin's norm comes from the copy that the run keeps.
+        """The config of the run; norms of plugins come from the copies in the run's folder.
 
         Raises:
-            StoreError: The run keeps plugins that are not trusted, or its config is none that this normlab knows.
+            StoreError: The run has plugins that are not trusted, or a config that this version does not know.
             ConfigError: A plugin cannot be read, or raises.
         """
         norms.load_all()
@@ -95,26 +92,27 @@ class LoadedRun:
             config.validate()
         except ConfigError as error:
             raise StoreError(
-                f"{self.folder.path / RUN_FILE}: holds no config that this normlab knows ({error}); "
-                "update normlab, or put back a copy"
+                f"{self.folder.path / RUN_FILE}: holds no config that this version of normlab knows "
+                f"({error}); update normlab, or put back a copy"
             ) from error
         return config
 
     def _trusted_plugins(self) -> list[Plugin]:
-        """Return the run's own copies of plugins.
+        """Return the plugins in the run's folder.
 
         Raises:
-            StoreError: One is neither trusted nor code that this process has run before, byte for byte.
+            StoreError: A plugin is not trusted, and this process has not run the same bytes before.
         """
         plugins = read_plugins(sorted((self.folder.path / PLUGINS).glob("*.py")))
         unknown = [plugin for plugin in plugins if not (self.trust or plugin.has_run)]
         if unknown:
-            named = [f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in unknown[:MOST_NAMED]]
-            more = [f"{len(unknown) - MOST_NAMED} more files"] if len(unknown) > MOST_NAMED else []
+            files = [f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in unknown[:MOST_NAMED]]
+            if len(unknown) > MOST_NAMED:
+                files.append(f"{len(unknown) - MOST_NAMED} more files")
             paths = " ".join(shlex.quote(str(plugin.path)) for plugin in unknown[:MOST_NAMED])
             raise StoreError(
-                f"run {self.folder.run_id} brings code of its own, which is executed only on request: "
-                f"{', '.join([*named, *more])}; read it with `less {paths}`, then allow it with --trust "
+                f"run {self.folder.run_id} has plugins in its folder, which run only if you allow it: "
+                f"{', '.join(files)}; read it with `less {paths}`, then allow it with --trust "
                 "(in Python: trust=True)"
             )
         return plugins
@@ -123,22 +121,21 @@ class LoadedRun:
     def metrics(self) -> pd.DataFrame:
         """The rows of the record, oldest first: `kind` (train, eval, pace), `step`, and the numbers of each kind.
 
-        Rows that cannot be read are left out. That, and rows that were lost or added since the run ended, is reported
-        on stderr.
+        Damaged rows are left out. A warning on stderr names them, and rows that changed since the run ended.
         """
         import pandas as pd
 
         record = self.folder.rows()
         if problem := self.folder.metrics_problem():
-            print(f"normlab: {problem}", file=sys.stderr)
-        # The last line of a run that is being written, or was killed, may be half a row.
+            notify(problem)
+        # The last line of a run that is running, or was killed, may be incomplete.
         if missing := record.damaged - record.torn:
-            print(f"normlab: {self.folder.metrics_path}: damaged rows, left out: {missing}", file=sys.stderr)
+            notify(f"{self.folder.metrics_path}: damaged rows, left out: {missing}")
         return pd.DataFrame(record.rows)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the run was trained with."""
+        """The tokenizer of the run."""
         path = self.folder.path / TOKENIZER_FILE
         try:
             return from_state(from_json(read_at_most(path, LARGEST_TOKENIZER)))
@@ -151,35 +148,35 @@ class LoadedRun:
 
     @cached_property
     def model(self) -> GPT:
-        """The model of the newest whole checkpoint, on the CPU, in evaluation mode.
+        """The model of the newest intact checkpoint, on the CPU, in evaluation mode.
 
         Raises:
-            StoreError: There is no checkpoint, or none that is whole, or no memory for it.
+            StoreError: There is no intact checkpoint, or it does not fit into memory.
         """
         path = self.folder.path / checkpoint.FOLDER
         try:
-            saved, problems = checkpoint.newest(path)
+            saved, problems = checkpoint.read_newest(path)
         except OSError as error:
             raise io_error(path, "read", error) from error
         except MemoryError as error:
-            raise StoreError(f"the memory ran out while {path} was read; free some and try again") from error
+            raise StoreError(f"the memory ran out while reading {path}; free some memory and try again") from error
         for problem in problems:
-            print(f"normlab: {problem}; taking the checkpoint before it", file=sys.stderr)
+            notify(f"{problem}; using the previous checkpoint")
         if saved is None:
             raise StoreError(
-                f"run {self.folder.run_id} has no checkpoint: if it has ended, put them back or train another beside "
-                "it with run.fresh=true; if not, start the same `normlab train` again, which makes one"
+                f"run {self.folder.run_id} has no checkpoint: if the run has ended, put them back or {FRESH}; if not, "
+                "the same `normlab train` makes one"
             )
         return self.model_at(saved)
 
     def model_at(self, saved: checkpoint.Checkpoint) -> GPT:
-        """The model of one of the run's checkpoints, on the CPU, in evaluation mode.
+        """Return the model of one of the run's checkpoints, on the CPU, in evaluation mode.
 
-        Every size that the config names is held against the machine's memory and the checkpoint before the model is
-        built: nothing is allocated for a record that asks for more than was trained.
+        The sizes in the config are compared with the machine's memory and with the checkpoint before anything is
+        allocated.
 
         Raises:
-            StoreError: It is of another run, or there is no memory for it.
+            StoreError: The checkpoint belongs to another run, or the model does not fit into memory.
         """
         vocab_size = self.tokenizer.vocab_size
         try:
@@ -201,18 +198,18 @@ class LoadedRun:
         """Return a tensor of a checkpoint.
 
         Raises:
-            StoreError: There is none of this name and shape.
+            StoreError: The checkpoint has no tensor of this name and shape.
         """
         values = saved.tensors.get(f"{kind}/{name}")
         if values is None or values.shape != torch.Size(shape):
             raise StoreError(
                 f"the checkpoint of step {saved.step} of run {self.folder.run_id} has no {kind} {name} of "
-                f"shape {tuple(shape)}: it is of another run, or of another normlab; put back the run's own"
+                f"shape {tuple(shape)}: it is of another run or another version of normlab; put back the run's own"
             )
         return values
 
     def _report_other_sources(self, vocab_size: int) -> None:
-        """Print a warning where the norm or the placement was trained in another version than this normlab has."""
+        """Print a warning if the run trained another version of its norm or placement than the installed one."""
         identity = self.record.get("identity")
         trained = identity.get("sources") if isinstance(identity, dict) else None
         if not isinstance(trained, dict):
@@ -221,25 +218,24 @@ class LoadedRun:
             )
         defined = sources(self.config, vocab_size)
         if other := [part for part in ("norm", "placement") if trained.get(part) != defined[part]]:
-            print(
-                f"normlab: run {self.folder.run_id} was trained with another version of its {' and its '.join(other)} "
-                "than this normlab has; its model may compute something else",
-                file=sys.stderr,
+            notify(
+                f"run {self.folder.run_id} was trained with another version of its {' and its '.join(other)} than this "
+                "normlab has; its model may compute something else"
             )
 
     @torch.no_grad()
     def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
-        """The prompt and its continuation by the model.
+        """Return the prompt and its continuation by the model.
 
         Args:
-            prompt: The text to continue; an empty one begins a document.
-            tokens: How many tokens to add.
-            temperature: Divides the logits; 0 takes the likeliest token each time.
-            seed: Draws the tokens.
+            prompt: The text to continue; an empty one starts a document.
+            tokens: The number of tokens to add.
+            temperature: Divides the logits; 0 selects the most likely token each time.
+            seed: The seed of the random draws.
 
         Raises:
-            ConfigError: A negative number of tokens, a temperature that is no temperature, or a seed that is none.
-            StoreError: The model's logits are no numbers to draw from.
+            ConfigError: An argument is out of range.
+            StoreError: The model's logits are not finite.
         """
         if tokens < 0:
             raise ConfigError(f"tokens={tokens}: must be at least 0")
@@ -260,12 +256,12 @@ class LoadedRun:
             if temperature == 0:
                 token = logits_V.argmax()
             else:
-                # The largest becomes 0, which no temperature makes infinite.
+                # The largest logit becomes 0, so that a small temperature cannot overflow.
                 weights_V = ((logits_V - logits_V.max()) / temperature).softmax(-1)
                 token = torch.multinomial(weights_V, 1, generator=generator)[0]
             context_T = torch.cat([context_T, token.view(1, 1)], dim=1)
-        # A tokenizer that marks the beginnings of words loses a blank where it decodes from the middle.
-        whole, head = (self.tokenizer.decode(tokens) for tokens in (context_T[0].tolist(), start))
-        if start and whole.startswith(head):
-            return prompt + whole[len(head) :]
+        # Some tokenizers mark the starts of words and drop a blank when they decode from the middle of a text.
+        text, decoded_prompt = (self.tokenizer.decode(tokens) for tokens in (context_T[0].tolist(), start))
+        if start and text.startswith(decoded_prompt):
+            return prompt + text[len(decoded_prompt) :]
         return prompt + self.tokenizer.decode(context_T[0, max(1, len(start)) :].tolist())

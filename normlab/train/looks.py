@@ -1,8 +1,7 @@
-"""When a run is looked into, and by what: measured steps, the closer look now and then, the probe at few moments."""
+"""The schedule of statistics: core ones in measured steps, extended ones between steps, probes at a few steps."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,116 +12,115 @@ import numpy as np
 from normlab.config import RunConfig
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.statistic import CORE, EXTENDED, PROBE
-from normlab.train.bound import Alone, Bound
-from normlab.train.closer import MOST_EXAMPLES, CloserLook
-from normlab.train.columns import families
+from normlab.train.bound import ModelRunner, SingleRun
+from normlab.train.closer import MOST_EXAMPLES, ExtendedPass
+from normlab.train.columns import parameter_families
 from normlab.train.evaluate import Validation
-from normlab.train.measure import Measure, Measured
+from normlab.train.measure import Measure, Measurement
+from normlab.train.member import notify
 from normlab.train.optim import Optimizer
-from normlab.train.probing import Probe, adam_measure, examples, fits, probed_steps
+from normlab.train.probing import Probe, adam_preconditioner, fits_share, probe_examples, probe_steps
+
+INSPECT = "`normlab inspect RUN --probe` makes a probe later"
 
 
 @dataclass(slots=True)
-class Looks:
-    """What looks into a run, or into the steps of a pack.
-
-    What it sees is told, with the step before which, or in which, it was. What takes more than the steps themselves,
-    the closer look and the probe, is of lone runs.
-    """
+class StatisticsSchedule:
+    """Decides when to measure, and measures between steps. Extended passes and probes are for single runs only."""
 
     config: RunConfig
-    bound: Bound
+    runner: ModelRunner
     optimizer: Optimizer
     validation: Validation
-    tell: Callable[[str, Profiles], None]
-    """Takes a tier and what was seen."""
+    record: Callable[[str, Profiles], None]
+    """Receives the tier and the statistics of each extended pass and probe."""
     measure: Measure | None = field(init=False)
-    """For the steps that are measured."""
-    _closer: CloserLook | None = field(init=False)
-    _probed_at: frozenset[int] = field(init=False)
-    _probes: list[float] = field(default_factory=list, init=False)
-    """Seconds of each probe."""
-    _began: tuple[int, float] | None = field(default=None, init=False)
-    """The step at which looking began, and when."""
+    """For the measured steps."""
+    _extended: ExtendedPass | None = field(init=False)
+    _probe_steps: frozenset[int] = field(init=False)
+    _probe_seconds: list[float] = field(default_factory=list, init=False)
+    _start: tuple[int, float] | None = field(default=None, init=False)
+    """The first step of this process, and when it started."""
     _layouts: dict[tuple[Column, ...], tuple[Layout, Any]] = field(default_factory=dict, init=False)
-    """Of what was measured, and the order that brings it into the layout."""
+    """The layout of each set of columns, and the permutation into it."""
 
     def __post_init__(self) -> None:
-        """Make what is asked for."""
+        """Build what the options select."""
         config, windows = self.config, self.validation
-        core, extended, probed = (config.stats.names(tier) for tier in (CORE, EXTENDED, PROBE))
-        self.measure = Measure(self.bound, core) if core else None
-        picked = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
-        self._closer = None
+        core, extended, probe = (config.stats.names(tier) for tier in (CORE, EXTENDED, PROBE))
+        self.measure = Measure(self.runner, core) if core else None
+        self._extended = None
         if extended:
-            assert isinstance(self.bound, Alone), "a pack's runs are looked into in their steps only"
-            self._closer = CloserLook(
-                self.bound, extended, windows.tokens_NT[picked], windows.targets_NT[picked], self.optimizer,
-                apart=not config.norm.batch_statistics, autocast=windows.autocast,
+            assert isinstance(self.runner, SingleRun), "extended statistics are for single runs"
+            spread = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
+            self._extended = ExtendedPass(
+                self.runner, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
+                independent=not config.norm.batch_statistics, autocast=windows.autocast,
             )  # fmt: skip
-            if missing := sorted(extended - self._closer.names):
-                print(f"normlab: not measured: {', '.join(missing)} (needs two independent examples)", file=sys.stderr)
-        self._probed_at = probed_steps(config)
-        if probed and not self._probed_at:
-            print(
-                f"normlab: {config.train.steps} steps are too few for a probe within stats.probe_share="
-                f"{config.stats.probe_share}; `normlab inspect RUN --probe` makes one afterwards",
-                file=sys.stderr,
+            if missing := sorted(extended - self._extended.names):
+                notify(f"not measured: {', '.join(missing)} (needs two independent examples)")
+        self._probe_steps = probe_steps(config)
+        if probe and not self._probe_steps:
+            notify(
+                f"no probe fits into stats.probe_share={config.stats.probe_share} of {config.train.steps} steps; "
+                f"{INSPECT}"
             )
 
     def is_measured(self, step: int) -> bool:
-        """Whether the step that follows `step` updates is one of those."""
+        """Return whether the step after `step` updates is measured."""
         every = self.config.stats.every
         return every is not None and step % every == 0
 
-    def before(self, step: int) -> float:
-        """What is due before a step; how long it took, in seconds."""
-        every, since = self.config.stats.extended_every, time.perf_counter()
-        if self._began is None:
-            self._began = step, since
-        if self._closer is not None and every is not None and step % every == 0:
-            self._tell(EXTENDED, step, self._closer())
-        if step in self._probed_at:
-            self._probe(step)
-        return time.perf_counter() - since
+    def before_step(self, step: int) -> float:
+        """Run the extended pass and the probe that are due after `step` updates; return the seconds they took."""
+        every, start = self.config.stats.extended_every, time.perf_counter()
+        if self._start is None:
+            self._start = step, start
+        if self._extended is not None and every is not None and step % every == 0:
+            self._record(EXTENDED, step, self._extended())
+        self.probe_if_due(step)
+        return time.perf_counter() - start
 
-    def at_end(self, step: int) -> None:
-        """What is due after the last update."""
-        if step in self._probed_at:
-            self._probe(step)
+    def profiles(self, step: int, measurement: Measurement, values: Any = None) -> Profiles:
+        """Return a measurement in the order of its layout.
 
-    def profiles(self, step: int, seen: Measured, values: Any = None) -> Profiles:
-        """What was seen, in the order in which it is kept; `values` are those of `seen` where the host has them."""
-        if seen.columns not in self._layouts:
-            self._layouts[seen.columns] = Layout.of(seen.columns, self.config.model.depth, families(self.bound.model))
-        layout, order = self._layouts[seen.columns]
-        values = seen.values.cpu().numpy() if values is None else values
+        Args:
+            step: The updates made before it.
+            measurement: The columns and values.
+            values: The values of `measurement`, if they are on the host already.
+        """
+        columns = measurement.columns
+        if columns not in self._layouts:
+            families = parameter_families(self.runner.model)
+            self._layouts[columns] = Layout.of(columns, self.config.model.depth, families)
+        layout, order = self._layouts[columns]
+        values = measurement.values.cpu().numpy() if values is None else values
         return Profiles(layout, np.array([step]), values[None, order])
 
-    def _tell(self, tier: str, step: int, seen: Measured) -> None:
-        """Tell what was seen, if there was anything: before the first update Adam has nothing to show."""
-        if seen.columns:
-            self.tell(tier, self.profiles(step, seen))
-
-    def _probe(self, step: int) -> None:
-        """Probe the model as it stands after `step` updates, and say how long that took; or why not."""
-        stats, since = self.config.stats, time.perf_counter()
-        first, began = self._began or (step, since)
+    def probe_if_due(self, step: int) -> None:
+        """Probe the model if that is due after `step` updates and the time share allows; print what was done."""
+        if step not in self._probe_steps:
+            return
+        stats, start = self.config.stats, time.perf_counter()
+        first_step, first_start = self._start or (step, start)
         assert stats.probe_share is not None
-        seconds = since - began - sum(self._probes)
-        if not fits(stats.probe_share, self.config.train.steps, step - first, seconds, self._probes):
-            print(
-                f"normlab: not probed after step {step}: by those before it would take more than stats.probe_share="
-                f"{stats.probe_share} of the run; `normlab inspect RUN --probe` makes one afterwards",
-                file=sys.stderr,
+        seconds = start - first_start - sum(self._probe_seconds)
+        if not fits_share(stats.probe_share, self.config.train.steps, step - first_step, seconds, self._probe_seconds):
+            notify(
+                f"no probe after step {step}: it would exceed stats.probe_share={stats.probe_share} of the run's time; "
+                f"{INSPECT}"
             )
             return
-        windows, count = self.validation, examples(self.config.train.batch_size)
+        windows, count = self.validation, probe_examples(self.config.train.batch_size)
         moments = self.optimizer.moments.get("square", {})
         probe = Probe(
-            self.bound.model, stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
-            adam_measure(self.config.optim, moments, self.optimizer.count),
+            self.runner.model, stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
+            adam_preconditioner(self.config.optim, moments, self.optimizer.count),
         )  # fmt: skip
-        self._tell(PROBE, step, probe())
-        self._probes.append(time.perf_counter() - since)
-        print(f"normlab: probed after step {step}, in {self._probes[-1]:.1f} s", file=sys.stderr)
+        self._record(PROBE, step, probe())
+        self._probe_seconds.append(time.perf_counter() - start)
+        notify(f"probe after step {step} took {self._probe_seconds[-1]:.1f} s")
+
+    def _record(self, tier: str, step: int, measurement: Measurement) -> None:
+        if measurement.columns:  # statistics of Adam alone are undefined before the first update
+            self.record(tier, self.profiles(step, measurement))

@@ -1,11 +1,10 @@
-"""The loop of one run, or of a pack: batches to the step, what it saw to the record, and a checkpoint now and then.
+"""The training loop of one run or of a pack: batches, step, record; evaluations and checkpoints when they are due.
 
-At each boundary between two steps things happen in one order: the record is brought up to date, then the
-evaluation that is due, then the checkpoint that is due, then a request to stop is looked at. A checkpoint
-therefore knows exactly how long the record was, and going on from it repeats nothing.
+Between two steps the order is fixed: write the record, evaluate, save a checkpoint, check for a request to stop. A
+checkpoint therefore knows the exact length of the record, and a resume repeats nothing.
 
-The runs of a pack are one stacked computation and take every step together; each has its own record. One that
-diverges is frozen where it stands, and stays in the stack, so that the others' numbers are what they would have been.
+The runs of a pack are one stacked computation and take every step together; each has its own record. A run that
+diverges is frozen and stays in the stack, so the numbers of the others do not change.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,238 +26,243 @@ from normlab.model.init import build_model, seed_of
 from normlab.placements.base import projects
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
-from normlab.store.runs import RunFolder
 from normlab.store.schema import DIVERGED
 from normlab.train import checkpoint
-from normlab.train.bound import Alone, Bound, Pack
+from normlab.train.bound import ModelRunner, SingleRun, StackedRuns
 from normlab.train.evaluate import Validation
-from normlab.train.looks import Looks
-from normlab.train.member import Member
-from normlab.train.optim import Hyper, branch_step, build_optimizer, hyper_of, is_decayed
-from normlab.train.resolve import Resolved
+from normlab.train.looks import StatisticsSchedule
+from normlab.train.measure import Measurement
+from normlab.train.member import TrainingRun
+from normlab.train.optim import Hyperparameters, Optimizer, branch_step, hyperparameters_at, is_decayed
+from normlab.train.resolve import RuntimeSettings
 from normlab.train.signals import StopRequest
 from normlab.train.step import Step, StepOutput
 
 
 @dataclass(slots=True)
 class Loop:
-    """Runs that train together, from where they stand to their end: one alone, or those of a pack."""
+    """Trains a single run, or the runs of a pack, from their progress to their last step."""
 
-    members: Sequence[Member]
-    resolved: Resolved
+    runs: Sequence[TrainingRun]
+    settings: RuntimeSettings
     corpus: Corpus
 
-    at: int = field(default=0, init=False)
-    """Updates made, by those that have not diverged."""
-    bound: Bound = field(init=False)
+    step_count: int = field(default=0, init=False)
+    """Updates made by the runs that have not diverged."""
+    runner: ModelRunner = field(init=False)
     step: Step = field(init=False)
     batches: Batches | StackedBatches = field(init=False)
     validation: Validation = field(init=False)
-    looks: Looks = field(init=False)
+    schedule: StatisticsSchedule = field(init=False)
     _pending: list[StepOutput] = field(default_factory=list)
+    """The outputs of steps whose rows are not written yet."""
 
     def __post_init__(self) -> None:
-        """Build the models, their optimiser and their data."""
-        config, device = self.config, self.resolved.torch_device
-        micro = config.train.batch_size // config.train.accumulation
-        # The data first: a corpus that is too short is refused before anything large is made.
-        of_seeds = {
+        """Build the data, the models, the optimiser and the step."""
+        config, device = self.config, self.settings.torch_device
+        # The data first: a corpus that is too short fails before anything large is built.
+        by_seed = {
             seed: Batches(self.corpus.train, config.model.context, config.train.batch_size, seed, device)
-            for seed in dict.fromkeys(member.config.data_seed for member in self.members)
+            for seed in dict.fromkeys(run.config.data_seed for run in self.runs)
         }
-        batches = [of_seeds[member.config.data_seed] for member in self.members]
-        self.batches = batches[0] if self.is_alone else StackedBatches(batches)
+        batches = [by_seed[run.config.data_seed] for run in self.runs]
+        self.batches = batches[0] if self.is_single else StackedBatches(batches)
         tokens, targets = validation_windows(self.corpus.val, config.model.context, config.eval.sequences)
         self.validation = Validation(
             tokens_NT=tokens.to(device),
             targets_NT=targets.to(device),
-            batch_size=micro,
-            autocast=self.resolved.autocast(),
+            batch_size=config.train.batch_size // config.train.accumulation,
+            autocast=self.settings.autocast(),
             batch_statistics=config.norm.batch_statistics,
         )
-        vocab_size, compiled = self.corpus.tokenizer.vocab_size, self.resolved.compile == "on"
-        models = [build_model(member.config, vocab_size).to(device) for member in self.members]
-        self.bound = Alone(models[0], compiled=compiled) if self.is_alone else Pack(models, compiled=compiled)
-        # Of the model's own: a pack's have an axis more.
-        decayed = [name for name, p in self.bound.model.named_parameters() if is_decayed(config.optim, p)]
-        optimizer = build_optimizer(config.optim, self.bound.params, decayed)
-        self.looks = Looks(config, self.bound, optimizer, self.validation, self.members[0].tell)
+        vocab_size, compiled = self.corpus.tokenizer.vocab_size, self.settings.compile == "on"
+        models = [build_model(run.config, vocab_size).to(device) for run in self.runs]
+        self.runner = (
+            SingleRun(models[0], compiled=compiled) if self.is_single else StackedRuns(models, compiled=compiled)
+        )
+        # Decided from the model's own parameters: stacked ones have an axis more.
+        decayed = [name for name, p in self.runner.model.named_parameters() if is_decayed(config.optim, p)]
+        optimizer = Optimizer(config.optim, self.runner.params, decayed)
+        self.schedule = StatisticsSchedule(
+            config, self.runner, optimizer, self.validation, self.runs[0].record_statistics
+        )
         self.step = Step(
-            self.bound,
+            self.runner,
             optimizer,
             accumulation=config.train.accumulation,
             clip=self._clip(),
-            autocast=self.resolved.autocast(),
+            autocast=self.settings.autocast(),
             project=config.placement.project if projects(config.placement) else None,
-            measure=self.looks.measure,
+            measure=self.schedule.measure,
         )
 
     @property
     def config(self) -> RunConfig:
-        """What the runs have in common is the same in each; this is the first one's."""
-        return self.members[0].config
+        """The first run's config, for the options that all runs of a pack share."""
+        return self.runs[0].config
 
     @property
-    def is_alone(self) -> bool:
-        """Whether it is one run, which has no axis of runs."""
-        return len(self.members) == 1
+    def is_single(self) -> bool:
+        """Whether this is one run, which has no axis of runs."""
+        return len(self.runs) == 1
+
+    @property
+    def active(self) -> list[TrainingRun]:
+        """The runs that have not diverged."""
+        return [run for run in self.runs if run.diverged is None]
 
     def _clip(self) -> float | Tensor | None:
-        limits = [member.config.optim.clip for member in self.members]
-        if self.is_alone or limits[0] is None:
+        limits = [run.config.optim.clip for run in self.runs]
+        if self.is_single or limits[0] is None:
             return limits[0]
-        return torch.tensor(limits, dtype=torch.float32, device=self.resolved.torch_device)
+        return torch.tensor(limits, dtype=torch.float32, device=self.settings.torch_device)
 
-    def _hyper(self, step: int) -> Hyper | list[Hyper]:
-        hypers = [hyper_of(member.config.optim, self.config.train.steps, step) for member in self.members]
-        return hypers[0] if self.is_alone else hypers
+    def _hyperparameters(self, step: int) -> Hyperparameters | list[Hyperparameters]:
+        by_run = [hyperparameters_at(run.config.optim, self.config.train.steps, step) for run in self.runs]
+        return by_run[0] if self.is_single else by_run
 
-    # The state, whole.
+    # The state.
 
     def tensors(self, index: int) -> dict[str, Tensor]:
-        """The state of one run as a flat dictionary: what its checkpoint holds. In a pack, views of the stacks."""
+        """Return the state of one run by name, as its checkpoint holds it; for stacked runs, views of the stacks."""
         optimizer = self.step.optimizer
-        state = {f"param/{name}": tensor for name, tensor in self.bound.params.items()}
-        state |= {f"buffer/{name}": tensor for name, tensor in self.bound.buffers.items()}
+        state = {f"param/{name}": tensor for name, tensor in self.runner.params.items()}
+        state |= {f"buffer/{name}": tensor for name, tensor in self.runner.buffers.items()}
         for kind, moments in optimizer.moments.items():
             state |= {f"{kind}/{name}": tensor for name, tensor in moments.items()}
-        assert self.step.alive is not None
         state["alive"] = self.step.alive
-        if self.is_alone:
+        if self.is_single:
             return state | {"count": optimizer.count}
-        # One that is frozen has made fewer updates than the stack.
-        made = torch.full_like(optimizer.count, self.members[index].progress.step)
-        return {name: tensor[index] for name, tensor in state.items()} | {"count": made}
+        # A run that diverged has made fewer updates than the stack.
+        count = torch.full_like(optimizer.count, self.runs[index].progress.step)
+        return {name: tensor[index] for name, tensor in state.items()} | {"count": count}
 
     @torch.no_grad()
     def restore(self, saved: Sequence[checkpoint.Checkpoint]) -> None:
-        """Take each run's state and progress from a checkpoint of it: all of one step, but for those that diverged.
+        """Restore each run from its checkpoint; all must be of one step, except those of diverged runs.
 
         Raises:
-            StoreError: It is another run's.
+            StoreError: A checkpoint belongs to another run.
         """
-        for index, (member, own) in enumerate(zip(self.members, saved, strict=True)):
-            member.take(own, self.tensors(index))
-        going_on = [member.progress.step for member in self.members if member.diverged is None]
-        self.at = max(going_on, default=self.members[0].progress.step)
-        if not self.is_alone:
-            self.step.optimizer.count.fill_(self.at)
+        for index, (run, checkpoint_of_run) in enumerate(zip(self.runs, saved, strict=True)):
+            run.restore(checkpoint_of_run, self.tensors(index))
+        self.step_count = max((run.progress.step for run in self.active), default=self.runs[0].progress.step)
+        if not self.is_single:
+            self.step.optimizer.count.fill_(self.step_count)
 
     def save(self) -> None:
-        """Write a checkpoint of each run that has not ended before, as it stands."""
-        for index, member in enumerate(self.members):
-            if member.saved_step != member.progress.step:
-                member.save(self.tensors(index))
+        """Write a checkpoint of each run that has made updates since its last one."""
+        for index, run in enumerate(self.runs):
+            if run.saved_step != run.progress.step:
+                run.save(self.tensors(index))
 
     # The loop.
 
     def run(self, stop: StopRequest) -> str:
-        """Train to the last step, a stop request, or until every run has diverged; say which.
+        """Train until the last step, a stop request, or the divergence of every run.
 
         Returns:
-            finished, diverged (all have) or interrupted; of a run that has diverged, `Member.diverged` tells.
+            finished, interrupted, or diverged (every run); `TrainingRun.diverged` tells which runs of a pack did.
         """
         steps = self.config.train.steps
-        if not self._going_on():  # killed between that checkpoint and the status
+        if not self.active:  # killed after that checkpoint and before the last status
             return "diverged"
-        if any(member.progress.val_loss is None for member in self._going_on()):
+        if any(run.progress.val_loss is None for run in self.active):
             self._evaluate()
         self._write_status()
-        since = time.perf_counter()
-        while self.at < steps and stop.received is None:
-            since += self.looks.before(self.at)
-            self._pending.append(self.one_step(self.at))
-            self.at += 1
-            due_eval, due_checkpoint = self._due(self.at)
-            if not (due_eval or due_checkpoint or stop.received or len(self._pending) == self.config.train.log_every):
+        start = time.perf_counter()
+        while self.step_count < steps and stop.received is None:
+            start += self.schedule.before_step(self.step_count)
+            self._pending.append(self.take_step(self.step_count))
+            self.step_count += 1
+            evaluation_due, checkpoint_due = self._due(self.step_count)
+            log_due = len(self._pending) == self.config.train.log_every
+            if not (evaluation_due or checkpoint_due or log_due or stop.received):
                 continue
-            going_on = self._going_on()
-            self._drain(time.perf_counter() - since)
-            if len(self._going_on()) < len(going_on):
-                self.save()  # all of them: from where one was frozen the others can go on
-                if not self._going_on():
+            active_before = len(self.active)
+            self._record_pending(time.perf_counter() - start)
+            if len(self.active) < active_before:
+                self.save()  # of all runs: the others can resume from the step at which one was frozen
+                if not self.active:
                     return "diverged"
                 self._write_status()
-            if due_eval:
+            if evaluation_due:
                 self._evaluate()
-            if self.at == steps:
-                self.looks.at_end(steps)
-            if due_checkpoint:
+            if self.step_count == steps:
+                self.schedule.probe_if_due(steps)
+            if checkpoint_due:
                 self.save()
-            if due_eval or due_checkpoint:
+            if evaluation_due or checkpoint_due:
                 self._write_status()
-            since = time.perf_counter()
+            start = time.perf_counter()
         self.save()
-        return "finished" if self.at == steps else "interrupted"
+        return "finished" if self.step_count == steps else "interrupted"
 
-    def _going_on(self) -> list[Member]:
-        return [member for member in self.members if member.diverged is None]
-
-    def one_step(self, step: int) -> StepOutput:
-        """Take the step after `step` updates; what it saw is still on the device."""
-        # A norm that draws numbers in its forward draws the same ones after a resume.
+    def take_step(self, step: int) -> StepOutput:
+        """Take the step after `step` updates; its measurements stay on the device."""
+        # A norm that draws random numbers in its forward draws the same ones after a resume.
         torch.manual_seed(seed_of(self.config.seed, f"step/{step}") % 2**63)
         tokens, targets = self.batches.batch(step)
-        return self.step(tokens, targets, self._hyper(step), measured=self.looks.is_measured(step))
+        return self.step(tokens, targets, self._hyperparameters(step), measured=self.schedule.is_measured(step))
 
     def _due(self, step: int) -> tuple[bool, bool]:
-        """Whether an evaluation and a checkpoint are due after `step` updates."""
+        """Return whether an evaluation and a checkpoint are due after `step` updates."""
         config, last = self.config, step == self.config.train.steps
         evaluation = last or (config.eval.every > 0 and step % config.eval.every == 0)
         every = config.train.checkpoint_every
-        return evaluation, last or step in self._branches() or (every > 0 and step % every == 0)
+        branches = {branch_step(run.config.optim, config.train.steps) for run in self.runs}
+        return evaluation, last or step in branches or (every > 0 and step % every == 0)
 
-    def _branches(self) -> set[int | None]:
-        return {branch_step(member.config.optim, self.config.train.steps) for member in self.members}
-
-    def _drain(self, seconds: float) -> None:
-        """Bring the numbers of the pending steps from the device, in one copy, into the record."""
-        first, runs = self.at - len(self._pending), len(self.members)
-        told = [
+    def _record_pending(self, seconds: float) -> None:
+        """Copy the measurements of the pending steps from the device, at once, and write them to the record."""
+        first, run_count, step_count = self.step_count - len(self._pending), len(self.runs), len(self._pending)
+        scalars = [
             torch.stack([out.loss, out.grad_norm, out.clip, out.alive.to(out.loss.dtype)]).flatten()
             for out in self._pending
         ]
         measured = {step: out.measured for step, out in enumerate(self._pending, first) if out.measured is not None}
-        seen = torch.cat([*told, *(one.values.flatten() for one in measured.values())]).cpu()
-        scalars_SKR = seen[: 4 * runs * len(told)].view(-1, 4, runs)
-        inside = seen[scalars_SKR.numel() :].numpy().reshape(-1, runs)
-        tokens = len(self._pending) * self.config.train.batch_size * self.config.model.context
-        for index, member in enumerate(self.members):
-            if member.diverged is not None:
+        numbers = torch.cat([*scalars, *(each.values.flatten() for each in measured.values())]).cpu()
+        scalars_SKR = numbers[: 4 * run_count * step_count].view(-1, 4, run_count)
+        statistics_KR = numbers[scalars_SKR.numel() :].numpy().reshape(-1, run_count)
+        tokens = step_count * self.config.train.batch_size * self.config.model.context
+        for index, run in enumerate(self.runs):
+            if run.diverged is not None:
                 continue
-            rows = member.drain(first, scalars_SKR[..., index].tolist())
-            member.progress.seconds += seconds
-            pace = {"kind": "pace", "step": member.progress.step, "seconds": member.progress.seconds}
-            member.record([*rows, {**pace, "tokens_per_s": tokens / max(seconds, 1e-9)}])
-            for look in self._looks(member, measured, inside[:, index]):
-                member.tell(CORE, look)
+            rows = run.add_steps(first, scalars_SKR[..., index].tolist())
+            run.progress.seconds += seconds
+            pace = {"kind": "pace", "step": run.progress.step, "seconds": run.progress.seconds}
+            run.record_rows([*rows, {**pace, "tokens_per_s": tokens / max(seconds, 1e-9)}])
+            for profiles in self._profiles(run, measured, statistics_KR[:, index]):
+                run.record_statistics(CORE, profiles)
         self._pending.clear()
 
-    def _looks(self, member: Member, measured: Mapping[int, Any], values: Any) -> Iterator[Profiles]:
-        """What was seen inside the steps of a run, up to where it diverged."""
-        for step, one in measured.items():
-            if member.diverged is None or step <= member.diverged["step"]:
-                yield self.looks.profiles(step, one, values[: len(one.columns)])
-            values = values[len(one.columns) :]
+    def _profiles(
+        self, run: TrainingRun, measured: Mapping[int, Measurement], values: np.ndarray[Any, Any]
+    ) -> Iterator[Profiles]:
+        """Yield the core statistics of a run's measured steps, up to the step that diverged."""
+        for step, measurement in measured.items():
+            if run.diverged is None or step <= run.diverged["step"]:
+                yield self.schedule.profiles(step, measurement, values[: len(measurement.columns)])
+            values = values[len(measurement.columns) :]
 
     def _evaluate(self) -> None:
-        losses = self.validation(self.bound)
-        for index, member in enumerate(self.members):
-            if member.diverged is None:
-                member.evaluated({name: of_runs[index] for name, of_runs in losses.items()})
+        losses = self.validation(self.runner)
+        for index, run in enumerate(self.runs):
+            if run.diverged is None:
+                run.record_evaluation({name: by_run[index] for name, by_run in losses.items()})
 
     def _write_status(self) -> None:
-        for member in self.members:
-            member.settled = member.diverged is not None
-            member.folder.write_status(self.status(member, "running"))
+        for run in self.runs:
+            run.settled = run.diverged is not None
+            run.folder.write_status(self.status(run, "running"))
 
-    def status(self, member: Member, state: str) -> dict[str, Any]:
-        """The content of a run's status.json; one whose status has said that it diverged stays so."""
-        return member.status(DIVERGED if member.settled else state, peak_memory(self.resolved.device))
+    def status(self, run: TrainingRun, state: str) -> dict[str, Any]:
+        """Return the content of a run's status.json; a run whose status says diverged keeps that state."""
+        return run.status(DIVERGED if run.settled else state, peak_memory(self.settings.device))
 
 
 def peak_memory(device: str) -> int | None:
-    """Most bytes that torch held on a GPU; on a CPU, the process's largest resident size."""
+    """Return the peak bytes that torch allocated on a GPU, or the process's peak resident size on a CPU."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     if sys.platform == "win32":
@@ -266,8 +271,3 @@ def peak_memory(device: str) -> int | None:
 
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
-def copied_rows(folder: RunFolder) -> Sequence[Mapping[str, Any]]:
-    """The rows that are in a record before its loop begins."""
-    return folder.rows().rows

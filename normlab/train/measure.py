@@ -1,11 +1,10 @@
-"""What a measured step takes home: the statistics of every block, parameter and norm, as one vector.
+"""The core statistics of a measured step, as one vector.
 
-The segments return what was seen of them, backward the stream's gradient where it was tapped, and the rest is made of
-the parameters around the update. What each number is is known from the names that came with it, once for all steps;
-one that should have come and did not is an error.
+The segments return their statistics, the backward pass gives the stream's gradient where it is tapped, and the
+parameters are measured before and after the update. The names that come with the first step's values define the
+columns of all steps; a missing statistic is an error.
 
-Shapes: R runs (absent for a lone run), L blocks, P parameters, D width, K numbers; `...R` marks an axis that only a
-pack has.
+Shapes: R runs, L blocks, P parameters, D width, K statistics; `...R` marks an axis that only stacked runs have.
 """
 
 from __future__ import annotations
@@ -18,148 +17,150 @@ import torch
 from torch import Tensor
 
 from normlab.norms.affine import Affine
-from normlab.stats.parameters import BY_A_COPY
+from normlab.stats.parameters import NEEDS_PARAMETER_COPY
 from normlab.stats.profiles import Column
-from normlab.stats.show import Wanted, site_of, wanted
+from normlab.stats.show import Selection, norm_site, select
 from normlab.stats.statistic import STATISTICS
 from normlab.stats.views import View
-from normlab.train.bound import Bound, Report
-from normlab.train.columns import Names, column_of, columns_of, refuse_missing
+from normlab.train.bound import ModelRunner, SegmentStatistics
+from normlab.train.columns import SegmentNames, check_segments, parameter_column, segment_columns
 
 
-class Measured(NamedTuple):
-    """What a measured step saw inside."""
+class Measurement(NamedTuple):
+    """Values of statistics and their columns."""
 
     columns: tuple[Column, ...]
     values: Tensor
     """(K, ...R), on the device."""
 
 
-class Pass(NamedTuple):
-    """What was seen of a micro-batch, forward and backward."""
+class MicroBatch(NamedTuple):
+    """The measurements of one micro-batch."""
 
-    reports: Sequence[Report]
-    """Of each segment."""
+    statistics: Sequence[SegmentStatistics]
+    """One for each segment."""
     squares: Tensor | None
-    """The mean square of the gradient at each tap, (L + 1, ...R), if asked for: of the step's loss summed over its
-    tokens."""
+    """The mean square of the gradient at each tap, (L + 1, ...R), of the step's loss summed over its tokens; None
+    without taps."""
 
     def values(self) -> Tensor:
-        """All of them, (K, ...R)."""
-        parts = [report.values for report in self.reports]
+        """Return all values, (K, ...R)."""
+        parts = [segment.values for segment in self.statistics]
         return torch.cat(parts if self.squares is None else [*parts, self.squares])
 
 
-class Before(NamedTuple):
-    """What is taken before the update, for what is measured after it."""
+class BeforeUpdate(NamedTuple):
+    """The measurements that need the parameters before the update."""
 
     values: list[Tensor]
-    """Of what there is no more afterwards: lengths of the parameters, their gains."""
+    """Gradient norms, parameter norms and statistics of gains."""
     copies: list[Tensor]
     """The parameters of each shape, stacked."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """What the vector of a step is made of, known once the segments have run."""
+class _Columns(NamedTuple):
+    """The columns of a step's vector, and how to reduce its values."""
 
     columns: tuple[Column, ...]
-    largest: Tensor
-    """Which of the micro-batches' numbers are merged by taking the largest."""
-    roots: Tensor
-    """Which of all numbers are roots of what was measured."""
+    is_max: Tensor
+    """Whether a value of a micro-batch merges by maximum; the others merge by mean."""
+    is_root: Tensor
+    """Whether a column is the root of the merged value."""
 
 
 @dataclass(slots=True)
 class Measure:
-    """Measures the steps of one model, for the statistics of these names."""
+    """Computes the statistics of these names for the steps of one model runner."""
 
-    bound: Bound
+    runner: ModelRunner
     names: frozenset[str]
-    wanted: Wanted = field(init=False)
+    selection: Selection = field(init=False)
     _gains: list[tuple[Column, str, bool]] = field(init=False)
-    """Every gain: its place, its parameter, and whether it has a unit offset."""
-    _layouts: dict[Names, _Layout] = field(default_factory=dict, init=False)
-    _shapes: list[list[int]] = field(init=False)
-    """The parameters of each shape, by their number."""
+    """Every gain: its column, its parameter's name, and whether it has a unit offset."""
+    _columns: dict[SegmentNames, _Columns] = field(default_factory=dict, init=False)
+    _by_shape: list[list[int]] = field(init=False)
+    """The indices of the parameters of each shape."""
     _order: Tensor = field(init=False)
-    """Where each parameter is among those of all shapes."""
+    """The permutation from the order of `_by_shape` to the parameters' order."""
     _copies: list[Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Find the norms' gains, and the parameters that are alike."""
-        self.wanted = wanted(self.names)
+        """Find the norms' gains, and group the parameters by shape."""
+        self.selection = select(self.names)
         shapes: dict[torch.Size, list[int]] = {}
-        for index, p in enumerate(self.bound.params.values()):
+        for index, p in enumerate(self.runner.params.values()):
             shapes.setdefault(p.shape, []).append(index)
-        self._shapes = list(shapes.values())
-        device = next(iter(self.bound.params.values())).device
-        self._order = torch.tensor([index for group in self._shapes for index in group], device=device).argsort()
+        self._by_shape = list(shapes.values())
+        self._order = self._tensor([index for group in self._by_shape for index in group], torch.int64).argsort()
         self._gains = []
-        for place, (prefix, segment) in enumerate(self.bound.model.segments()):
+        for layer, (prefix, segment) in enumerate(self.runner.model.segments()):
             for name, module in segment.named_modules():
                 if isinstance(module, Affine) and module.gain is not None:
-                    owner = site_of(name.removesuffix(".affine").removesuffix("affine"))
-                    self._gains.append((Column("", owner, place), f"{prefix}{name}.gain", module.unit_offset))
+                    site = norm_site(name.removesuffix(".affine").removesuffix("affine"))
+                    self._gains.append((Column("", site, layer), f"{prefix}{name}.gain", module.unit_offset))
 
     @property
     def taps(self) -> bool:
-        """Whether the stream's gradient is asked for."""
+        """Whether the stream's gradient is needed."""
         return "dresid_rms" in self.names
 
     @torch.no_grad()
-    def before(self, grad_norms: Tensor) -> Before:
-        """What the update will change.
+    def before_update(self, grad_norms: Tensor) -> BeforeUpdate:
+        """Measure what the update will change.
 
         Args:
-            grad_norms: Each parameter's, before clipping, (P, ...R).
+            grad_norms: The norm of each parameter's gradient before clipping, (P, ...R).
         """
-        values, copies = [], self._copied() if self.names & set(BY_A_COPY) else []
+        values, copies = [], self._copy_parameters() if self.names & set(NEEDS_PARAMETER_COPY) else []
         if "grad_norm" in self.names:
             values.append(grad_norms)
         if "param_norm" in self.names:
-            values.append(self._lengths(copies))
-        values += [value for _, value in self._of_gains()]
-        return Before(values, copies)
+            values.append(self._norms(copies))
+        values += [value for _, value in self._gain_statistics()]
+        return BeforeUpdate(values, copies)
 
     @torch.no_grad()
-    def after(self, passes: Sequence[Pass], before: Before) -> Measured:
-        """Everything that was measured, once the parameters have been updated.
+    def after_update(self, micro_batches: Sequence[MicroBatch], before: BeforeUpdate) -> Measurement:
+        """Return all core statistics of the step.
 
         Args:
-            passes: What was seen of each micro-batch.
-            before: What `before` took.
+            micro_batches: The measurements of each micro-batch.
+            before: The result of `before_update`.
 
         Raises:
             StatisticsError: A statistic was not measured.
         """
-        layout = self._layout(tuple(report.names for report in passes[0].reports))
-        values = torch.stack([own.values() for own in passes])
-        if len(passes) > 1:
-            # The mean of the tap's squares too: each pass's loss is 1 / parts of its own tokens' mean, so that
-            # N times its gradient is the gradient of their sum.
-            largest = layout.largest.view(-1, *[1] * len(self.bound.lead))
-            values = torch.where(largest, values.amax(0), values.mean(0))
+        columns, is_max, is_root = self._find_columns(tuple(part.names for part in micro_batches[0].statistics))
+        values = torch.stack([micro_batch.values() for micro_batch in micro_batches])
+        if len(micro_batches) > 1:
+            # The mean is right for the tapped gradients too: the loss of a micro-batch is 1 / parts of the mean over
+            # its own tokens, so N times its gradient is the gradient of the sum over them.
+            values = torch.where(self._per_run(is_max), values.amax(0), values.mean(0))
         else:
             values = values[0]
         parts = [values, *before.values]
         if "update_norm" in self.names:
-            params = list(self.bound.params.values())
-            parts_of = [part for copy in before.copies for part in copy.unbind()]
-            torch._foreach_sub_(parts_of, [params[index] for group in self._shapes for index in group])
-            parts.append(self._lengths(before.copies))
-        whole = torch.cat([part.to(values.dtype) for part in parts])
-        roots = layout.roots.view(-1, *[1] * len(self.bound.lead))
-        return Measured(layout.columns, torch.where(roots, whole.sqrt(), whole))
+            params = list(self.runner.params.values())
+            old_params = [copy for stack in before.copies for copy in stack.unbind()]
+            torch._foreach_sub_(old_params, [params[index] for group in self._by_shape for index in group])
+            parts.append(self._norms(before.copies))
+        merged = torch.cat([part.to(values.dtype) for part in parts])
+        return Measurement(columns, torch.where(self._per_run(is_root), merged.sqrt(), merged))
 
-    def _copied(self) -> list[Tensor]:
-        """The parameters of each shape, stacked, always in the same memory.
+    def _tensor(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=next(iter(self.runner.params.values())).device)
 
-        Stacked, because most are small and there are many, so that an operation each would cost more than it does; in
-        the same memory, because what is freed has to be faulted in again, on a CPU.
+    def _per_run(self, mask: Tensor) -> Tensor:
+        return mask.view(-1, *[1] * len(self.runner.run_shape))
+
+    def _copy_parameters(self) -> list[Tensor]:
+        """Return copies of the parameters, stacked by shape, always in the same memory.
+
+        Stacked, because most are small: one operation each would cost more than the copy. In the same memory, because
+        on a CPU the pages of freed memory would have to fault in again.
         """
-        params = list(self.bound.params.values())
-        groups = [[params[index] for index in group] for group in self._shapes]
+        params = list(self.runner.params.values())
+        groups = [[params[index] for index in group] for group in self._by_shape]
         if not self._copies:
             self._copies = [torch.stack(group) for group in groups]
         else:
@@ -167,46 +168,43 @@ class Measure:
                 torch.stack(group, out=copy)
         return self._copies
 
-    def _lengths(self, stacks: list[Tensor]) -> Tensor:
-        """The L2 norm of every parameter in stacks, in the parameters' order, (P, ...R)."""
-        lead = 1 + len(self.bound.lead)
+    def _norms(self, stacks: list[Tensor]) -> Tensor:
+        """Return the L2 norm of every parameter of the stacks, in the parameters' order, (P, ...R)."""
+        lead = 1 + len(self.runner.run_shape)
         flat = [stack.flatten(lead) if stack.dim() > lead else stack.unsqueeze(-1) for stack in stacks]
         return torch.cat([torch.linalg.vector_norm(stack, dim=-1) for stack in flat])[self._order]
 
-    def _of_gains(self) -> Iterable[tuple[list[Column], Tensor]]:
-        """What each number is, and the values, of every statistic of the gains of each width."""
-        made = self.wanted.get("gain", ())
-        widths: dict[int, list[tuple[Column, Tensor]]] = {}
-        for column, name, unit_offset in self._gains if made else ():
-            gain = self.bound.params[name].detach()
-            widths.setdefault(gain.shape[-1], []).append((column, gain + 1 if unit_offset else gain))
-        for group in widths.values():
+    def _gain_statistics(self) -> Iterable[tuple[list[Column], Tensor]]:
+        """Yield the columns and values of every statistic of the gains of each width."""
+        statistics = self.selection.get("gain", ())
+        by_width: dict[int, list[tuple[Column, Tensor]]] = {}
+        for column, name, unit_offset in self._gains if statistics else ():
+            gain = self.runner.params[name].detach()
+            by_width.setdefault(gain.shape[-1], []).append((column, gain + 1 if unit_offset else gain))
+        for group in by_width.values():
             view = View(torch.stack([gain for _, gain in group]))
-            for name, value in made:
+            for name, value in statistics:
                 yield [column._replace(statistic=name) for column, _ in group], value(view)
 
-    def _layout(self, names: Names) -> _Layout:
-        if names in self._layouts:
-            return self._layouts[names]
-        seen = columns_of(names)
-        refuse_missing(self.bound.model, self.wanted, seen)
-        depth, columns = len(self.bound.model.blocks), list(seen)
-        if "dresid_rms" in self.names:
-            columns += [Column("dresid_rms", "", place) for place in range(1, depth + 2)]
-        of_passes = len(columns)
-        of_parameters = [column_of(name, depth) for name in self.bound.params]
+    def _find_columns(self, names: SegmentNames) -> _Columns:
+        """Return the columns of a step whose segments have these statistics; computed once."""
+        if names in self._columns:
+            return self._columns[names]
+        columns = segment_columns(names)
+        check_segments(self.runner.model, self.selection, set(columns))
+        depth = len(self.runner.model.blocks)
+        if self.taps:
+            columns += [Column("dresid_rms", "", layer) for layer in range(1, depth + 2)]
+        per_micro_batch = len(columns)
+        parameters = [parameter_column(name, depth) for name in self.runner.params]
         for name in ("grad_norm", "param_norm"):
             if name in self.names:
-                columns += [column._replace(statistic=name) for column in of_parameters]
-        columns += [column for group, _ in self._of_gains() for column in group]
+                columns += [column._replace(statistic=name) for column in parameters]
+        columns += [column for group, _ in self._gain_statistics() for column in group]
         if "update_norm" in self.names:
-            columns += [column._replace(statistic="update_norm") for column in of_parameters]
-        device = next(iter(self.bound.params.values())).device
+            columns += [column._replace(statistic="update_norm") for column in parameters]
         merges = [STATISTICS[column.statistic].merge for column in columns]
-        layout = _Layout(
-            tuple(columns),
-            torch.tensor([merge == "max" for merge in merges[:of_passes]], dtype=torch.bool, device=device),
-            torch.tensor([merge == "rms" for merge in merges], dtype=torch.bool, device=device),
-        )
-        self._layouts[names] = layout
-        return layout
+        is_max = self._tensor([merge == "max" for merge in merges[:per_micro_batch]], torch.bool)
+        is_root = self._tensor([merge == "rms" for merge in merges], torch.bool)
+        self._columns[names] = _Columns(tuple(columns), is_max, is_root)
+        return self._columns[names]

@@ -1,11 +1,11 @@
-"""One run of a loop: what it is, where its record goes, who listens, and how far it has come."""
+"""A training run: its config, its folder, its sinks and its progress. A loop trains one, or those of a pack."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from torch import Tensor
@@ -18,10 +18,17 @@ from normlab.tracking.base import Row, Sink
 from normlab.train import checkpoint
 from normlab.train.optim import branch_step, learning_rate
 
+FRESH = "start another run beside it with run.fresh=true"
+
+
+def notify(line: str) -> None:
+    """Print a line for the user on stderr."""
+    print(f"normlab: {line}", file=sys.stderr)
+
 
 @dataclass(slots=True)
 class Progress:
-    """What status.json says of a run, as it grows; a checkpoint holds a copy."""
+    """The part of status.json that grows with the run; a checkpoint holds a copy."""
 
     step: int = 0
     """Updates made."""
@@ -31,49 +38,49 @@ class Progress:
     best_val_loss: float | None = None
     best_val_step: int | None = None
     seconds: float = 0.0
-    """Time in steps, without evaluations and checkpoints, over all sessions of the run."""
+    """Time in steps, without evaluations and checkpoints, over all processes of the run."""
     elsewhere: list[str] = field(default_factory=list)
-    """Where it was gone on with by other code or on another machine than it began with: the step, and what differed."""
+    """Each resume with other code or on another machine: the step, and what differed."""
 
 
 META = ("progress", "last_finite", "diverged", "record_bytes", "run_id")
-"""What a checkpoint's meta.json holds besides the tensors."""
+"""The fields of a checkpoint's meta.json."""
 
 
 @dataclass(slots=True)
-class Member:
-    """One run: a loop has one, or those of a pack."""
+class TrainingRun:
+    """The state of one run beside its tensors, and the writer of its record."""
 
     config: RunConfig
     folder: RunFolder
     sinks: Sequence[Sink] = ()
     pack: Mapping[str, Any] | None = None
-    """The pack of a sweep that it trains in now: `sweep`, `number`, and `runs`, the ids of all its members."""
+    """The sweep's pack that the run trains in: `sweep`, `number`, and `runs`, the ids of its runs."""
     progress: Progress = field(default_factory=Progress)
     diverged: dict[str, Any] | None = None
-    """Where it did, and what was seen."""
+    """The step that diverged, its loss and gradient norm, and the last finite step."""
     settled: bool = False
-    """Whether its status says that it diverged: then nothing that happens to the others changes it."""
+    """Whether status.json says diverged already: the fate of the pack's other runs no longer matters."""
     saved_step: int | None = None
-    """The step of the newest checkpoint that this session wrote, or began from."""
+    """The step of the newest checkpoint that this process wrote or resumed from."""
     last_finite: dict[str, Any] | None = None
-    """The last step whose loss and gradient norm were finite, with both."""
+    """The last step with finite loss and gradient norm, with both."""
 
-    # What was seen, into the record.
+    # The record.
 
-    def drain(self, first: int, scalars: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
-        """Rows of the steps from `first` on, up to the one in which the run diverged, if it did.
+    def add_steps(self, first: int, scalars: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+        """Update the progress by some steps and return their rows, up to the step that diverged, if one did.
 
         Args:
             first: The first step.
-            scalars: Of each step the loss, the gradient's norm, the clip factor, and whether the update was made.
+            scalars: For each step the loss, the gradient norm, the clip factor, and whether the update was made.
         """
         rows: list[dict[str, Any]] = []
         for step, (loss, grad_norm, clip, alive) in enumerate(scalars, first):
             lr = learning_rate(self.config.optim, self.config.train.steps, step)
             rows.append({"kind": "train", "step": step, "loss": loss, "grad_norm": grad_norm, "clip": clip, "lr": lr})
             if not alive:
-                # Seen before the update that it would have spoiled: the state is that after `step` updates.
+                # The update was not made: the state is that after `step` updates.
                 self.diverged = {
                     "step": step,
                     "loss": loss,
@@ -81,42 +88,42 @@ class Member:
                     "last_finite": self.last_finite,
                 }
                 self.progress.step = step
-                self.folder.statistics.truncate(step + 1)  # of what a pass between two steps has seen of it since
+                self.folder.statistics.truncate(step + 1)  # passes between later steps measured a run that had diverged
                 return rows
             self.last_finite = {"step": step, "loss": loss, "grad_norm": grad_norm}
             self.progress.train_loss = loss
         self.progress.step = first + len(scalars)
         return rows
 
-    def evaluated(self, losses: Mapping[str, float]) -> None:
-        """Note what an evaluation found, and record it."""
+    def record_evaluation(self, losses: Mapping[str, float]) -> None:
+        """Update the progress by an evaluation, and record it."""
         progress = self.progress
         progress.val_loss = losses["loss"]
         progress.val_loss_batch_statistics = losses.get("loss_batch_statistics")
         best = math.inf if progress.best_val_loss is None else progress.best_val_loss
-        if losses["loss"] < best:  # never where it is NaN
+        if losses["loss"] < best:  # false for NaN
             progress.best_val_loss, progress.best_val_step = losses["loss"], progress.step
-        self.record([{"kind": "eval", "step": progress.step, **losses}])
+        self.record_rows([{"kind": "eval", "step": progress.step, **losses}])
 
-    def record(self, rows: Sequence[Row]) -> None:
-        """Rows, to the record and to whoever listens."""
+    def record_rows(self, rows: Sequence[Row]) -> None:
+        """Write rows to the record and the sinks."""
         self.folder.append(rows)
         for sink in self.sinks:
             sink.log(rows)
 
-    def tell(self, tier: str, look: Profiles) -> None:
-        """What was seen inside, to the record and to whoever listens."""
-        self.folder.statistics.append(tier, look)
+    def record_statistics(self, tier: str, profiles: Profiles) -> None:
+        """Write statistics to the record and the sinks."""
+        self.folder.statistics.append(tier, profiles)
         for sink in self.sinks:
-            sink.log_statistics(look)
+            sink.log_statistics(profiles)
 
     def status(self, state: str, peak_memory_bytes: int | None) -> dict[str, Any]:
-        """The content of status.json."""
+        """Return the content of status.json."""
         progress, train = self.progress, self.config.train
         tokens = progress.step * train.batch_size * self.config.model.context
         return {
             "state": state,
-            **{name: getattr(progress, name) for name in Progress.__slots__},
+            **asdict(progress),
             "steps": train.steps,
             "tokens": tokens,
             "tokens_per_s": tokens / progress.seconds if progress.seconds else None,
@@ -129,38 +136,39 @@ class Member:
     # Checkpoints.
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write a checkpoint of the run's state as it stands."""
+        """Write a checkpoint of the run's current state."""
         self.folder.sync()
         meta = {
-            "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
+            "progress": asdict(self.progress),
             "last_finite": self.last_finite,
             "diverged": self.diverged,
             "record_bytes": self.folder.size(),
             "run_id": self.folder.run_id,
         }
-        # The one before it is known to be whole: this session wrote it, or began from it.
-        older = (self.saved_step, branch_step(self.config.optim, self.config.train.steps))
-        keep = [step for step in older if step is not None]
-        checkpoint.save(self.folder.path / checkpoint.FOLDER, self.progress.step, tensors, meta, keep=keep)
+        # The previous checkpoint is intact: this process wrote it, or resumed from it.
+        keep = (self.saved_step, branch_step(self.config.optim, self.config.train.steps))
+        checkpoint.save(
+            self.folder.path / checkpoint.FOLDER, self.progress.step, tensors, meta,
+            keep=[step for step in keep if step is not None],
+        )  # fmt: skip
         self.saved_step = self.progress.step
 
-    def take(self, saved: checkpoint.Checkpoint, tensors: Mapping[str, Tensor]) -> None:
-        """Go to where a checkpoint of this run stands: its state into `tensors`, in place, and its progress.
+    def restore(self, saved: checkpoint.Checkpoint, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the progress, and the state into `tensors` in place, from a checkpoint of this run.
 
         Raises:
-            StoreError: It is another run's.
+            StoreError: The checkpoint belongs to another run or another version of normlab.
         """
         meta = _known_meta(saved)
         if meta["run_id"] != self.folder.run_id:
             raise StoreError(
-                f"the checkpoint of step {saved.step} is of run {meta['run_id']}; put back this run's own, or "
-                "start another run beside it with run.fresh=true"
+                f"the checkpoint of step {saved.step} is of run {meta['run_id']}; put back this run's own, or {FRESH}"
             )
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         if shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}:
             raise StoreError(
-                f"the checkpoint of step {saved.step} holds other tensors than this run has: it is of another "
-                "normlab; put back the run's own, or start another run beside it with run.fresh=true"
+                f"the checkpoint of step {saved.step} holds other tensors than this run: it is of another version of "
+                f"normlab; put back the run's own, or {FRESH}"
             )
         for name, tensor in tensors.items():
             tensor.copy_(saved.tensors[name])
@@ -170,19 +178,15 @@ class Member:
 
 
 def _known_meta(saved: checkpoint.Checkpoint) -> dict[str, Any]:
-    """A checkpoint's meta without the fields that only another normlab knows, which are named."""
+    """Return a checkpoint's meta without unknown fields, and print their names."""
     try:
         meta = {name: saved.meta[name] for name in META}
-        progress = {name: meta["progress"][name] for name in Progress.__slots__}
+        progress = {each.name: meta["progress"][each.name] for each in fields(Progress)}
     except (KeyError, TypeError) as error:
         raise StoreError(
-            f"the checkpoint of step {saved.step} has no {error} in its meta.json: it is of another normlab; put "
-            "back the run's own, or start another run beside it with run.fresh=true"
+            f"the checkpoint of step {saved.step} has no {error} in its meta.json: it is of another version of "
+            f"normlab; put back the run's own, or {FRESH}"
         ) from error
     if unknown := sorted({*saved.meta} - {*META} | {*meta["progress"]} - {*progress}):
-        print(
-            f"normlab: the checkpoint of step {saved.step} has fields that this normlab does not know: "
-            f"{', '.join(unknown)}",
-            file=sys.stderr,
-        )
+        notify(f"the checkpoint of step {saved.step} has unknown fields: {', '.join(unknown)}")
     return meta | {"progress": progress}

@@ -1,9 +1,9 @@
-"""Optimisers over a flat state, in place: fused kernels, which go over the runs of a pack one after the other.
+"""Optimisers and learning-rate schedules. Updates are in place, by fused kernels, one stacked run after the other.
 
-An optimiser keeps its moments as dictionaries of tensors shaped like the parameters, and one count of the
-updates made. An update that would be spoiled (`alive` false) changes nothing, without asking the host.
+An optimiser keeps its moments as dictionaries of tensors shaped like the parameters, and one count of the updates
+made. An update with `alive` false changes nothing, and the host does not wait to learn that.
 
-Shapes: R runs; every tensor of a pack has it as its leading axis.
+Shapes: R runs, the leading axis of every tensor of stacked runs; `...R` marks an axis that only those have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tensors = dict[str, Tensor]
 
 
 def learning_rate(optim: OptimConfig, steps: int, step: int) -> float:
-    """The learning rate of the update from `step` to `step + 1`, of `steps` in all.
+    """Return the learning rate of the update from `step` to `step + 1`, of `steps` in all.
 
     Warm-up: lr (step + 1) / warmup_steps. Then with progress p from 0 to 1 over what remains and floor f:
     cosine lr (f + (1 - f)(1 + cos(pi p)) / 2), linear lr (1 - (1 - f) p), constant lr; wsd holds lr until
@@ -42,7 +42,7 @@ def learning_rate(optim: OptimConfig, steps: int, step: int) -> float:
 
 
 def decay_start(optim: OptimConfig, steps: int) -> int:
-    """The step from which the learning rate depends on how many steps there are in all."""
+    """Return the first step whose learning rate depends on the total number of steps."""
     if optim.schedule == "constant":
         return steps
     if optim.schedule == "wsd":
@@ -51,49 +51,50 @@ def decay_start(optim: OptimConfig, steps: int) -> int:
 
 
 def branch_step(optim: OptimConfig, steps: int) -> int | None:
-    """The step whose checkpoint a longer run goes on from, where that is not the last: wsd's, before the decay."""
+    """Return the last step before the decay of a wsd schedule, from which longer runs branch; else None."""
     return decay_start(optim, steps) if optim.schedule == "wsd" else None
 
 
 def is_decayed(optim: OptimConfig, parameter: Tensor) -> bool:
-    """Whether weight decay applies: matrices and embeddings always, gains and biases only if asked."""
+    """Return whether weight decay applies: always to matrices, to gains and biases only with decay=all."""
     return optim.decay == "all" or parameter.dim() >= 2
 
 
-def lengths(tensors: Sequence[Tensor], lead: tuple[int, ...]) -> Tensor:
-    """The L2 norm of each tensor, shape (P, ...R), P their number."""
-    if lead:
+def tensor_norms(tensors: Sequence[Tensor], run_shape: tuple[int, ...]) -> Tensor:
+    """Return the L2 norm of each of P tensors, shape (P, ...R)."""
+    if run_shape:
         return torch.stack([torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), dim=1) for tensor in tensors])
     return torch.stack(torch._foreach_norm(list(tensors)))
 
 
 @dataclass(slots=True)
-class Hyper:
-    """The numbers of one update of a run."""
+class Hyperparameters:
+    """The hyperparameters of one update of a run."""
 
     lr: float
     weight_decay: float
-    first: float
-    """beta1, or momentum."""
-    second: float
-    """beta2; unused by SGD."""
+    beta1: float
+    """The momentum for SGD."""
+    beta2: float
+    """Unused by SGD."""
 
 
 class Optimizer:
-    """An optimiser's state and its update. `moments[kind][name]` is shaped like the parameter `name`."""
+    """The state and the update of AdamW or SGD with momentum.
 
-    kinds: tuple[str, ...]
+    Args:
+        options: `config.AdamW` or `config.SGD`.
+        params: The parameters, whose shapes the moments have.
+        decayed: The names of the parameters with weight decay.
+    """
 
-    def __init__(
-        self,
-        options: OptimConfig,
-        params: Mapping[str, Tensor],
-        decayed: Sequence[str],
-    ):
+    def __init__(self, options: OptimConfig, params: Mapping[str, Tensor], decayed: Sequence[str]):
         self.options = options
         self.moments: dict[str, Tensors] = {
-            kind: {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()} for kind in self.kinds
+            kind: {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
+            for kind in (("mean", "square") if isinstance(options, AdamW) else ("velocity",))
         }
+        """By kind and parameter."""
         self.groups = (list(decayed), [name for name in params if name not in set(decayed)])
         device = next(iter(params.values())).device
         self.count = torch.zeros((), dtype=torch.float32, device=device)
@@ -103,82 +104,63 @@ class Optimizer:
         self,
         params: Mapping[str, Tensor],
         grads: Mapping[str, Tensor],
-        hyper: Hyper | Sequence[Hyper],
+        hyperparameters: Hyperparameters | Sequence[Hyperparameters],
         alive: Tensor,
     ) -> None:
-        """Move the parameters, in place, where `alive`.
+        """Update the parameters in place where `alive`.
 
         Args:
-            params: What is moved.
-            grads: The gradient of each, laid out in memory as it is: the kernels take both for flat arrays.
-            hyper: The numbers of a lone run, or those of each run of a pack.
-            alive: Whether the update is to be made, shape (...R).
+            params: The parameters.
+            grads: Their gradients, with the same strides: the kernels treat both as flat arrays.
+            hyperparameters: Those of the single run, or of each stacked run.
+            alive: Whether to make the update, shape (...R).
         """
-        self.count += alive.any()  # a spoiled update is none
-        spoiled = (~alive).float()
+        self.count += alive.any()
+        skip = (~alive).float()
         for names, decays in zip(self.groups, (True, False), strict=True):
             if not names:
                 continue
-            tensors = [[of[name].detach() for name in names] for of in (params, grads, *self.moments.values())]
-            if isinstance(hyper, Hyper):
-                self._fused(tensors, hyper.weight_decay if decays else 0.0, hyper, spoiled)
+            tensors = [[state[name].detach() for name in names] for state in (params, grads, *self.moments.values())]
+            if isinstance(hyperparameters, Hyperparameters):
+                self._update_group(tensors, hyperparameters, hyperparameters.weight_decay if decays else 0.0, skip)
                 continue
-            of_runs = [[tensor.unbind() for tensor in kind] for kind in tensors]
-            for run, own in enumerate(hyper):
-                its = [[tensor[run] for tensor in kind] for kind in of_runs]
-                self._fused(its, own.weight_decay if decays else 0.0, own, spoiled[run])
+            stacked = [[tensor.unbind() for tensor in kind] for kind in tensors]
+            for run, values in enumerate(hyperparameters):
+                run_tensors = [[tensor[run] for tensor in kind] for kind in stacked]
+                self._update_group(run_tensors, values, values.weight_decay if decays else 0.0, skip[run])
 
-    def _fused(self, tensors: list[list[Tensor]], weight_decay: float, hyper: Hyper, spoiled: Tensor) -> None:
-        """Move one run's parameters of a group in one kernel, which does nothing where `spoiled` is 1.
+    def _update_group(
+        self, tensors: list[list[Tensor]], hyper: Hyperparameters, weight_decay: float, skip: Tensor
+    ) -> None:
+        """Update one run's parameters of a group in one kernel, unless `skip` is 1.
 
         Args:
             tensors: The parameters, their gradients, and the moments of each kind.
-            weight_decay: Of this group.
-            hyper: The run's numbers.
-            spoiled: 1 or 0.
+            hyper: The run's hyperparameters.
+            weight_decay: The group's weight decay.
+            skip: 1 or 0.
         """
-        raise NotImplementedError
+        if isinstance(self.options, AdamW):
+            params, grads, mean, square = tensors
+            torch._fused_adamw_(
+                params, grads, mean, square, [], [self.count] * len(params), lr=hyper.lr, beta1=hyper.beta1,
+                beta2=hyper.beta2, weight_decay=weight_decay, eps=self.options.eps, amsgrad=False, maximize=False,
+                found_inf=skip,
+            )  # fmt: skip
+        else:
+            assert isinstance(self.options, SGD)
+            params, grads, velocity = tensors
+            velocity = velocity if hyper.beta1 else []  # the kernel requires an empty list without momentum
+            torch._fused_sgd_(
+                params, grads, velocity, weight_decay=weight_decay, momentum=hyper.beta1, lr=hyper.lr, dampening=0.0,
+                nesterov=self.options.nesterov, maximize=False, is_first_step=False, found_inf=skip,
+            )  # fmt: skip
 
 
-class AdamWOptimizer(Optimizer):
-    """AdamW: see `config.AdamW`."""
-
-    kinds = ("mean", "square")
-
-    def _fused(self, tensors, weight_decay, hyper, spoiled) -> None:
-        assert isinstance(self.options, AdamW)
-        params, grads, mean, square = tensors
-        torch._fused_adamw_(
-            params, grads, mean, square, [], [self.count] * len(params),
-            lr=hyper.lr, beta1=hyper.first, beta2=hyper.second, weight_decay=weight_decay,
-            eps=self.options.eps, amsgrad=False, maximize=False, found_inf=spoiled,
-        )  # fmt: skip
-
-
-class SGDOptimizer(Optimizer):
-    """SGD with momentum: see `config.SGD`."""
-
-    kinds = ("velocity",)
-
-    def _fused(self, tensors, weight_decay, hyper, spoiled) -> None:
-        assert isinstance(self.options, SGD)
-        params, grads, velocity = tensors
-        velocity = velocity if hyper.first else []  # the kernel insists on none where there is no momentum
-        torch._fused_sgd_(
-            params, grads, velocity, weight_decay=weight_decay, momentum=hyper.first, lr=hyper.lr, dampening=0.0,
-            nesterov=self.options.nesterov, maximize=False, is_first_step=False, found_inf=spoiled,
-        )  # fmt: skip
-
-
-def build_optimizer(options: OptimConfig, params: Mapping[str, Tensor], decayed: Sequence[str]) -> Optimizer:
-    """The optimiser that the options name, with its moments at zero."""
-    return {"adamw": AdamWOptimizer, "sgd": SGDOptimizer}[options.name](options, params, decayed)
-
-
-def hyper_of(options: OptimConfig, steps: int, step: int) -> Hyper:
-    """The numbers of the update from `step` to `step + 1`."""
+def hyperparameters_at(options: OptimConfig, steps: int, step: int) -> Hyperparameters:
+    """Return the hyperparameters of the update from `step` to `step + 1`, of `steps` in all."""
     lr = learning_rate(options, steps, step)
     if isinstance(options, AdamW):
-        return Hyper(lr=lr, weight_decay=options.weight_decay, first=options.beta1, second=options.beta2)
+        return Hyperparameters(lr, options.weight_decay, options.beta1, options.beta2)
     assert isinstance(options, SGD)
-    return Hyper(lr=lr, weight_decay=options.weight_decay, first=options.momentum, second=0.0)
+    return Hyperparameters(lr, options.weight_decay, options.momentum, 0.0)

@@ -1,306 +1,346 @@
-"""The probe of a model that is training or trained: curvature, what each block is worth, and where signals go.
+"""Computes the probe statistics (declared in `stats/probe.py`) of a model in training, or of a run's checkpoints.
 
-It is eager, in the weights' own precision, in evaluation mode and with attention written out, which alone can be
-differentiated twice. Nothing of it stays.
+A probe measures curvature, the effect of each block, and signal propagation. It runs eagerly, in the weights' own
+precision, in evaluation mode, with unfused attention, which alone can be differentiated twice; afterwards the model is
+unchanged.
 
-Shapes: B examples, T time, D width, L blocks, N tokens, K numbers.
+Shapes: B examples, T time, D width, L blocks, N tokens, K statistics.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from normlab.config import AdamW, OptimConfig, RunConfig
+from normlab.data.batches import validation_windows
+from normlab.data.corpus import open_corpus
+from normlab.errors import StoreError
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
-from normlab.stats.profiles import Column
-from normlab.stats.tap import first, tap
-from normlab.train.columns import column_of, refuse_unmeasured
-from normlab.train.measure import Measured
+from normlab.stats.profiles import Column, Layout, Profiles
+from normlab.stats.show import main_stream, tap
+from normlab.stats.statistic import PROBE, STATISTICS
+from normlab.train import checkpoint
+from normlab.train.columns import check_statistics, parameter_column, parameter_families
+from normlab.train.measure import Measurement
+from normlab.train.member import notify
 
-PRODUCTS = 20
+if TYPE_CHECKING:
+    from normlab.train.load import LoadedRun
+
+MOST_PRODUCTS = 20
 """Most products of the Hessian with a vector, for each eigenvalue."""
-ENOUGH = 1e-3
-"""How little, as a share of itself, an eigenvalue must still change for the iteration to end."""
-VECTORS = 4
+TOLERANCE = 1e-3
+"""The relative change of the eigenvalue at which the iteration stops."""
+JACOBIAN_VECTORS = 4
 """Gaussian vectors of `jac_gain`."""
-SHARE = 8
-"""One of so many examples of a batch is looked at."""
+EXAMPLE_FRACTION = 8
+"""A probe uses 1 / EXAMPLE_FRACTION of a batch's examples."""
 
 Vector = list[Tensor]
 
 
-def cost(depth: int, batch_size: int) -> float:
-    """About what a probe costs, in training steps: a product with the Hessian is 3.5 passes forward and back.
+# When to probe.
 
-    Counted and not timed, so that the same run is always probed at the same moments. Decompositions of matrices are not
-    counted, nor how much faster compiled steps are.
+
+def probe_cost(depth: int, batch_size: int) -> float:
+    """Return the approximate cost of a probe in training steps; a Hessian product is 3.5 forward and backward passes.
+
+    The cost is counted and not timed, so that the same run is always probed at the same steps. It leaves out matrix
+    decompositions and the speed-up of compiled steps.
     """
     forward = 1 / 3
-    passes = 2 * PRODUCTS * 3.5 + VECTORS + depth / 2 * forward + 2 * forward
-    return passes * examples(batch_size) / batch_size
+    passes = 2 * MOST_PRODUCTS * 3.5 + JACOBIAN_VECTORS + depth / 2 * forward + 2 * forward
+    return passes * probe_examples(batch_size) / batch_size
 
 
-def examples(batch_size: int) -> int:
-    """How many examples are looked at, of a batch of this size."""
-    return max(1, batch_size // SHARE)
+def probe_examples(batch_size: int) -> int:
+    """Return the number of examples that a probe uses."""
+    return max(1, batch_size // EXAMPLE_FRACTION)
 
 
-def probed_steps(config: RunConfig) -> frozenset[int]:
-    """After how many updates a run is probed: as many moments as fit into its share of the run's steps.
+def probe_steps(config: RunConfig) -> frozenset[int]:
+    """Return the update counts after which a run is probed: as many as fit into stats.probe_share.
 
-    At the beginning, after the warm-up, after a quarter, at half and at the end; or the beginning, half and the end; or
-    the end alone; or never.
+    The start, the end of the warm-up, a quarter, the half and the end; or the start, the half and the end; or the end;
+    or none.
     """
     steps, share = config.train.steps, config.stats.probe_share
     if share is None:
         return frozenset()
     warmup = config.optim.warmup_steps or 0
-    for chosen in ((0, warmup, steps // 4, steps // 2, steps), (0, steps // 2, steps), (steps,)):
-        found = frozenset(chosen)
-        if len(found) * cost(config.model.depth, config.train.batch_size) <= share * steps:
-            return found
+    for candidates in ((0, warmup, steps // 4, steps // 2, steps), (0, steps // 2, steps), (steps,)):
+        distinct = frozenset(candidates)
+        if len(distinct) * probe_cost(config.model.depth, config.train.batch_size) <= share * steps:
+            return distinct
     return frozenset()
 
 
-def fits(share: float, steps: int, done: int, seconds: float, probes: Sequence[float]) -> bool:
-    """Whether one more probe keeps to its share of a run's time, by what those before it took.
-
-    What is counted (`cost`) leaves out what narrow matrices and many small operations take.
+def fits_share(share: float, steps: int, done: int, seconds: float, probe_seconds: Sequence[float]) -> bool:
+    """Return whether one more probe stays within its share of the run's time, judged by the probes so far.
 
     Args:
-        share: Of the run's time.
-        steps: Of the run.
-        done: How many of them took `seconds`.
-        seconds: The probes' own left out.
-        probes: Seconds of each.
+        share: The share of the run's time.
+        steps: The steps of the run.
+        done: The steps made so far.
+        seconds: The time of those steps, without probes.
+        probe_seconds: The time of each probe.
     """
-    return not probes or not done or sum(probes) + max(probes) <= share * seconds / done * steps
+    expected = seconds / done * steps if done else math.inf
+    return not probe_seconds or sum(probe_seconds) + max(probe_seconds) <= share * expected
 
 
-def adam_measure(options: OptimConfig, squares: Mapping[str, Tensor], count: Tensor) -> dict[str, Tensor] | None:
-    """Adam's sqrt(v) + eps by parameter, v the mean of squared gradients made up for its beginning; before it, none.
+# The probe.
+
+
+def adam_preconditioner(options: OptimConfig, squares: Mapping[str, Tensor], count: Tensor) -> dict[str, Tensor] | None:
+    """Return Adam's sqrt(v^) + eps by parameter; None for other optimisers and before the first update.
 
     Args:
-        options: Of the run's optimiser.
+        options: The run's optimiser.
         squares: v by parameter, as the optimiser keeps it.
-        count: How many updates there were.
+        count: The number of updates.
     """
     if not isinstance(options, AdamW) or not count:
         return None
-    share = 1 - options.beta2**count
-    return {name: (square / share).sqrt() + options.eps for name, square in squares.items()}
+    correction = 1 - options.beta2**count
+    return {name: (square / correction).sqrt() + options.eps for name, square in squares.items()}
 
 
 @dataclass(slots=True)
 class Probe:
-    """Takes the probe's statistics of a model."""
+    """Computes the probe statistics of a model."""
 
     model: GPT
     names: frozenset[str]
     tokens_BT: Tensor
     targets_BT: Tensor
-    measure: Mapping[str, Tensor] | None = None
-    """Adam's sqrt(v) + eps by parameter, for `sharpness_pre`; without it there is none."""
+    preconditioner: Mapping[str, Tensor] | None = None
+    """Adam's sqrt(v^) + eps by parameter; None leaves `sharpness_pre` out."""
 
-    def __call__(self) -> Measured:
-        """What is seen of the model as it stands.
+    def __call__(self) -> Measurement:
+        """Return the statistics of the model in its current state.
 
         Raises:
             StatisticsError: A statistic was not measured.
         """
-        found: dict[Column, Tensor] = {}
+        values: dict[Column, Tensor] = {}
         training = self.model.training
         self.model.eval()
         try:
-            with _written_out(self.model):
-                made = {"layer_drop": self._layer_drop, "angular": self._angular, "erank": self._erank}
-                streams = self._streams() if self.names & made.keys() else []
-                for name in made.keys() & self.names:
+            with _unfused_attention(self.model):
+                of_streams = {"layer_drop": self._layer_drop, "angular": self._angular, "erank": self._erank}
+                if self.names & of_streams.keys():
                     with torch.no_grad():
-                        found |= made[name](streams)
+                        streams = self._streams()
+                        for name in of_streams.keys() & self.names:
+                            values |= of_streams[name](streams)
                 if "jac_gain" in self.names:
-                    found |= self._jac_gain()
-                found |= self._of_matrices()
-                found |= self._sharpness()
+                    values |= self._jacobian_gain()
+                values |= self._matrix_norms()
+                values |= self._sharpness()
         finally:
             self.model.train(training)
-        refuse_unmeasured(self.names - ({"sharpness_pre"} if self.measure is None else set()), found)
-        values = [value.to(torch.float32).cpu() for value in found.values()]
-        return Measured(tuple(found), torch.stack(values) if values else torch.zeros(0))
+        check_statistics(self.names - ({"sharpness_pre"} if self.preconditioner is None else set()), values)
+        numbers = [value.to(torch.float32).cpu() for value in values.values()]
+        return Measurement(tuple(values), torch.stack(numbers) if numbers else torch.zeros(0))
 
     def _loss(self, stream: Any) -> Tensor:
         return F.cross_entropy(self.model.head(stream).flatten(0, 1), self.targets_BT.flatten())
 
-    @torch.no_grad()
     def _streams(self) -> list[Any]:
-        """What enters each block and the head."""
+        """Return the stream that enters each block and the head."""
         streams = [self.model.embed(self.tokens_BT)]
         for block in self.model.blocks:
             streams.append(block(streams[-1]))
         return streams
 
     def _layer_drop(self, streams: list[Any]) -> dict[Column, Tensor]:
-        whole, found = self._loss(streams[-1]), dict[Column, Tensor]()
-        for layer in range(len(self.model.blocks)):
-            stream = streams[layer]
-            for block in self.model.blocks[layer + 1 :]:
+        full_loss, values = self._loss(streams[-1]), dict[Column, Tensor]()
+        for layer, stream in enumerate(streams[:-1], start=1):
+            for block in self.model.blocks[layer:]:
                 stream = block(stream)
-            found[Column("layer_drop", "", layer + 1)] = self._loss(stream) - whole
-        return found
+            values[Column("layer_drop", "", layer)] = self._loss(stream) - full_loss
+        return values
 
     def _angular(self, streams: list[Any]) -> dict[Column, Tensor]:
-        units = [F.normalize(first(stream).double(), dim=-1) for stream in streams]
-        found: dict[Column, Tensor] = {}
-        for apart in range(1, len(units)):
-            for place in range(1, len(units) - apart + 1):
-                cosine = (units[place - 1] * units[place - 1 + apart]).sum(-1).clamp(-1, 1)
-                found[Column("angular", str(apart), place)] = cosine.arccos().mean() / math.pi
-        return found
+        units = [F.normalize(main_stream(stream).double(), dim=-1) for stream in streams]
+        values: dict[Column, Tensor] = {}
+        for distance in range(1, len(units)):
+            for layer, (a, b) in enumerate(zip(units, units[distance:], strict=False), start=1):
+                cosine = (a * b).sum(-1).clamp(-1, 1)
+                values[Column("angular", str(distance), layer)] = cosine.arccos().mean() / math.pi
+        return values
 
     def _erank(self, streams: list[Any]) -> dict[Column, Tensor]:
-        found: dict[Column, Tensor] = {}
-        for place, stream in enumerate(streams, start=1):
-            tokens_ND = first(stream).flatten(0, -2).double()
+        values: dict[Column, Tensor] = {}
+        for layer, stream in enumerate(streams, start=1):
+            tokens_ND = main_stream(stream).flatten(0, -2).double()
             centred_ND = tokens_ND - tokens_ND.mean(0)
             erank = torch.tensor(math.nan)
-            if bool(centred_ND.isfinite().all()):  # or there are no singular values
-                shares = torch.linalg.svdvals(centred_ND).square()
-                whole = shares.sum().clamp(min=torch.finfo(shares.dtype).tiny)
-                erank = torch.special.entr(shares / whole).sum().exp()
-            found[Column("erank", "", place)] = erank
-        return found
+            if bool(centred_ND.isfinite().all()):  # svdvals raises otherwise
+                squares = torch.linalg.svdvals(centred_ND).square()
+                total = squares.sum().clamp(min=torch.finfo(squares.dtype).tiny)
+                erank = torch.special.entr(squares / total).sum().exp()
+            values[Column("erank", "", layer)] = erank
+        return values
 
-    def _jac_gain(self) -> dict[Column, Tensor]:
+    def _jacobian_gain(self) -> dict[Column, Tensor]:
         stream, inputs = self.model.embed(self.tokens_BT), list[Tensor]()
         for block in self.model.blocks:
             stream, tapped = tap(stream)
             inputs.append(tapped)
             stream = block(stream)
-        last_BTD = first(stream)
+        last_BTD = main_stream(stream)
         generator = torch.Generator().manual_seed(0)
         gains = torch.zeros(len(inputs), dtype=torch.float64)
-        for _ in range(VECTORS):
+        for _ in range(JACOBIAN_VECTORS):
             v_BTD = torch.randn(last_BTD.shape, generator=generator).to(last_BTD)
-            back = torch.autograd.grad(last_BTD, inputs, v_BTD, retain_graph=True)
-            size = v_BTD.square().sum()
-            gains += torch.stack([(g.square().sum() / size).double().cpu() for g in back]) / VECTORS
-        return {Column("jac_gain", "", place): gain for place, gain in enumerate(gains, start=1)}
+            grads = torch.autograd.grad(last_BTD, inputs, v_BTD, retain_graph=True)
+            square = v_BTD.square().sum()
+            gains += torch.stack([(g.square().sum() / square).double().cpu() for g in grads]) / JACOBIAN_VECTORS
+        return {Column("jac_gain", "", layer): gain for layer, gain in enumerate(gains, start=1)}
 
     @torch.no_grad()
-    def _of_matrices(self) -> dict[Column, Tensor]:
-        found: dict[Column, Tensor] = {}
+    def _matrix_norms(self) -> dict[Column, Tensor]:
+        values: dict[Column, Tensor] = {}
         for name, p in self.model.named_parameters():
             if p.dim() == 2 and self.names & {"spec_norm", "stable_rank"}:
-                column, size = column_of(name, len(self.model.blocks)), torch.tensor(math.nan)
-                if bool(p.isfinite().all()):
-                    size = torch.linalg.matrix_norm(p, ord=2)
-                for statistic, value in (
-                    ("spec_norm", size), ("stable_rank", torch.linalg.matrix_norm(p).square() / size.square())
-                ):  # fmt: skip
+                column, norm = parameter_column(name, len(self.model.blocks)), torch.tensor(math.nan)
+                if bool(p.isfinite().all()):  # matrix_norm raises otherwise
+                    norm = torch.linalg.matrix_norm(p, ord=2)
+                stable_rank = torch.linalg.matrix_norm(p).square() / norm.square()
+                for statistic, value in (("spec_norm", norm), ("stable_rank", stable_rank)):
                     if statistic in self.names:
-                        found[column._replace(statistic=statistic)] = value
-        return found
+                        values[column._replace(statistic=statistic)] = value
+        return values
 
     def _sharpness(self) -> dict[Column, Tensor]:
-        asked = {"sharpness": None, **({"sharpness_pre": self.measure} if self.measure is not None else {})}
-        asked = {name: measure for name, measure in asked.items() if name in self.names}
-        if not asked:
+        preconditioners: dict[str, Mapping[str, Tensor] | None] = {"sharpness": None}
+        if self.preconditioner is not None:
+            preconditioners["sharpness_pre"] = self.preconditioner
+        names = [name for name in preconditioners if name in self.names]
+        if not names:
             return {}
         named = dict(self.model.named_parameters())
         params: Vector = list(named.values())
-        loss = self._loss(self._through())
+        loss = self._loss(self._streams()[-1])
         grads = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
+        values: dict[Column, Tensor] = {}
+        for name in names:
+            scale = None
+            if preconditioner := preconditioners[name]:
+                scale = [preconditioner[parameter].rsqrt() for parameter in named]
 
-        def product(v: Vector) -> Vector:
-            return list(torch.autograd.grad(grads, params, v, retain_graph=True, materialize_grads=True))
+            def product(v: Vector, scale: Vector | None = scale) -> Vector:
+                v = _scaled(v, scale)
+                v = list(torch.autograd.grad(grads, params, v, retain_graph=True, materialize_grads=True))
+                return _scaled(v, scale)
 
-        found: dict[Column, Tensor] = {}
-        for name, measure in asked.items():
-            roots = [torch.ones(()) if measure is None else measure[each].rsqrt() for each in named]
-
-            def times(v: Vector, roots: Vector = roots) -> Vector:
-                return _by(product(_by(v, roots)), roots)
-
-            place = len(self.model.blocks) + 1
-            found[Column(name, "", place)] = torch.tensor(largest_eigenvalue(times, params))
-        return found
-
-    def _through(self) -> Any:
-        stream = self.model.embed(self.tokens_BT)
-        for block in self.model.blocks:
-            stream = block(stream)
-        return stream
+            values[Column(name, "", len(self.model.blocks) + 1)] = torch.tensor(largest_eigenvalue(product, params))
+        return values
 
 
-def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: int = PRODUCTS) -> float:
-    """The largest eigenvalue of a symmetric operator by Lanczos' iteration, three vectors at a time.
+def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: int = MOST_PRODUCTS) -> float:
+    """Return the largest eigenvalue of a symmetric operator, by Lanczos iteration without reorthogonalisation.
 
     Args:
-        product: The operator on a vector, which is a list of tensors.
+        product: Applies the operator to a vector, which is a list of tensors.
         like: A vector, for its shapes.
-        most: Most products.
+        most: The most products.
     """
     generator = torch.Generator().manual_seed(0)
     v = [torch.randn(p.shape, generator=generator).to(p.detach()) for p in like]
-    v = _scaled(v, 1 / _length(v))
-    before, beta = [torch.zeros_like(p) for p in v], 0.0
+    norm = _norm(v)
+    v = [tensor * (1 / norm) for tensor in v]
+    previous, beta = [torch.zeros_like(p) for p in v], 0.0
     diagonal: list[float] = []
-    beside: list[float] = []
-    largest = math.nan
+    off_diagonal: list[float] = []
+    eigenvalue = math.nan
     for _ in range(min(most, sum(p.numel() for p in like))):
         w = [tensor.detach() for tensor in product(v)]
         alpha = sum(float((a.double() * b.double()).sum()) for a, b in zip(w, v, strict=True))
-        w = [a - alpha * b - beta * c for a, b, c in zip(w, v, before, strict=True)]
+        w = [a - alpha * b - beta * c for a, b, c in zip(w, v, previous, strict=True)]
         diagonal.append(alpha)
-        last, largest = largest, _top(diagonal, beside)
-        beta = _length(w)
-        if not math.isfinite(largest) or beta == 0 or abs(largest - last) <= ENOUGH * abs(largest):
+        last, eigenvalue = eigenvalue, _largest_tridiagonal(diagonal, off_diagonal)
+        beta = _norm(w)
+        if not math.isfinite(eigenvalue) or beta == 0 or abs(eigenvalue - last) <= TOLERANCE * abs(eigenvalue):
             break
-        beside.append(beta)
-        before, v = v, _scaled(w, 1 / beta)
-    return largest
+        off_diagonal.append(beta)
+        previous, v = v, [tensor * (1 / beta) for tensor in w]
+    return eigenvalue
 
 
-def _top(diagonal: list[float], beside: list[float]) -> float:
-    """The largest eigenvalue of a symmetric tridiagonal matrix."""
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-    if beside:
-        off = torch.tensor(beside, dtype=torch.float64)
-        matrix += torch.diag(off, 1) + torch.diag(off, -1)
-    return float(torch.linalg.eigvalsh(matrix)[-1]) if bool(matrix.isfinite().all()) else math.nan
+def _largest_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> float:
+    """Return the largest eigenvalue of a symmetric tridiagonal matrix."""
+    matrix = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
+    return float(np.linalg.eigvalsh(matrix)[-1]) if np.isfinite(matrix).all() else math.nan
 
 
-def _length(v: Vector) -> float:
+def _norm(v: Vector) -> float:
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in v))
 
 
-def _by(v: Vector, w: Vector) -> Vector:
-    """The product, number by number."""
-    return [a * b.to(a) for a, b in zip(v, w, strict=True)]
-
-
-def _scaled(v: Vector, factor: float) -> Vector:
-    return [tensor * factor for tensor in v]
+def _scaled(v: Vector, scale: Vector | None) -> Vector:
+    return v if scale is None else [a * b.to(a) for a, b in zip(v, scale, strict=True)]
 
 
 @contextlib.contextmanager
-def _written_out(model: GPT) -> Iterator[None]:
-    """Attention by its formula: torch's fused kernels have no second derivative."""
-    modules = [module for module in model.modules() if isinstance(module, Attention)]
-    fused = [module.fused for module in modules]
-    for module in modules:
+def _unfused_attention(model: GPT) -> Iterator[None]:
+    changed = [module for module in model.modules() if isinstance(module, Attention) and module.fused]
+    for module in changed:
         module.fused = False
     try:
         yield
     finally:
-        for module, was in zip(modules, fused, strict=True):
-            module.fused = was
+        for module in changed:
+            module.fused = True
+
+
+# Checkpoints.
+
+
+def probe_checkpoints(run: LoadedRun, only: str | None = None) -> Iterator[Profiles]:
+    """Yield the probe statistics of each intact checkpoint of a run, oldest first; print the time of each.
+
+    Args:
+        run: The run.
+        only: One statistic to measure; None for all of the probe's.
+
+    Raises:
+        StoreError: There is no checkpoint.
+        ConfigError, DataError: The run's config or its corpus cannot be read.
+    """
+    folder, config = run.folder.path / checkpoint.FOLDER, run.config
+    steps = sorted(checkpoint.steps(folder))
+    if not steps:
+        raise StoreError(f"run {run.folder.run_id} has no checkpoint to probe; the same `normlab train` makes one")
+    corpus = open_corpus(config.data)
+    tokens, targets = validation_windows(corpus.val, config.model.context, config.eval.sequences)
+    count = probe_examples(config.train.batch_size)
+    names = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE and only in (None, name))
+    for step in steps:
+        start = time.perf_counter()
+        try:
+            saved = checkpoint.read(folder, step)
+        except checkpoint.DamagedCheckpoint as error:
+            notify(f"{error}; left out")
+            continue
+        model = run.model_at(saved)
+        prefix = "square/"
+        squares = {n.removeprefix(prefix): tensor for n, tensor in saved.tensors.items() if n.startswith(prefix)}
+        preconditioner = adam_preconditioner(config.optim, squares, saved.tensors["count"])
+        measurement = Probe(model, names, tokens[:count], targets[:count], preconditioner)()
+        layout, order = Layout.of(measurement.columns, config.model.depth, parameter_families(model))
+        notify(f"probe of step {step} took {time.perf_counter() - start:.1f} s")
+        yield Profiles(layout, np.array([step]), measurement.values.numpy()[None, order])

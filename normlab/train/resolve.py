@@ -1,4 +1,4 @@
-"""What `auto` means on this machine, and bringing torch into that state."""
+"""Resolves the `auto` options on this machine, and configures torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from normlab.openmp import wait_policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Resolved:
-    """The choices that depend on the machine, as they were made."""
+class RuntimeSettings:
+    """The machine-dependent settings of a run, without `auto`."""
 
     device: str
     """cpu or cuda. Part of a run's identity, like precision and compile."""
@@ -30,42 +30,41 @@ class Resolved:
     """The init rule."""
     device_name: str
     threads: int
-    """Threads of torch's CPU kernels: 1 and 2 give other bits."""
+    """Threads of torch's CPU kernels: 1 and 2 threads give different bits."""
     wait_policy: str
-    """How those threads wait for each other: changes speed beside a busy process, never bits."""
+    """How those threads wait for each other: changes the speed on a busy machine, never bits."""
     instructions: str
-    """Widest vector instructions that torch uses on this CPU: AVX2 and AVX-512 give other bits."""
+    """Widest vector instructions that torch uses on this CPU: AVX2 and AVX-512 give different bits."""
 
     def record(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for run.json."""
         return asdict(self)
 
     @property
     def torch_device(self) -> torch.device:
-        """The device."""
+        """The torch device."""
         return torch.device(self.device)
 
     def autocast(self) -> Callable[[], AbstractContextManager]:
-        """Makes the context that a forward runs in."""
+        """Return a factory of the context that a forward pass runs in."""
         if self.precision == "fp32":
             return nullcontext
         device = self.device
         return lambda: torch.autocast(device, dtype=torch.bfloat16)
 
 
-def resolve(config: RunConfig, has_gpu: bool | None = None) -> Resolved:
-    """Decide device, precision, compile and determinism for a config on this machine, or on another.
+def resolve(config: RunConfig, has_gpu: bool | None = None) -> RuntimeSettings:
+    """Resolve device, precision, compile and determinism of a config for this machine, or for another.
 
     Args:
-        config: The run's.
-        has_gpu: Whether the machine that is to train has a GPU; None asks this one.
+        config: The run's config.
+        has_gpu: Whether the training machine has a GPU; None checks this machine.
 
     Raises:
-        ConfigError: A GPU or a compiler was asked for that is not there; or another machine's GPU would have to be
-            asked.
+        ConfigError: The config needs a GPU or a compiler that is missing, or a property of another machine's GPU.
     """
-    is_here = torch.cuda.is_available()
-    has_gpu = is_here if has_gpu is None else has_gpu
+    gpu_here = torch.cuda.is_available()
+    has_gpu = gpu_here if has_gpu is None else has_gpu
     device = ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not has_gpu:
         raise ConfigError(
@@ -74,10 +73,10 @@ def resolve(config: RunConfig, has_gpu: bool | None = None) -> Resolved:
     on_gpu = device == "cuda"
     precision, compiled = config.precision, config.compile
     if precision == "auto":
-        if on_gpu and not is_here:
+        if on_gpu and not gpu_here:
             raise ConfigError(
-                "precision=auto: is for the GPU to say, and there is none here to be asked; give precision=bf16, or "
-                "fp32 where it is older than Ampere"
+                "precision=auto: depends on the GPU, and this machine has none; set precision=bf16, or fp32 for a GPU "
+                "older than Ampere"
             )
         precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if compiled == "auto":
@@ -87,13 +86,13 @@ def resolve(config: RunConfig, has_gpu: bool | None = None) -> Resolved:
             f"compile=on: the C++ compiler {compiler!r} was not found; install g++, set CXX to a compiler, "
             "or use compile=off"
         )
-    return Resolved(
+    return RuntimeSettings(
         device=device,
         precision=precision,
         compile=compiled,
         deterministic=(not on_gpu) if config.deterministic is None else config.deterministic,
         init=config.init_rule,
-        device_name=torch.cuda.get_device_name() if on_gpu and is_here else device,
+        device_name=torch.cuda.get_device_name() if on_gpu and gpu_here else device,
         threads=torch.get_num_threads(),
         wait_policy=wait_policy(),
         instructions=torch.backends.cpu.get_cpu_capability(),
@@ -101,21 +100,21 @@ def resolve(config: RunConfig, has_gpu: bool | None = None) -> Resolved:
 
 
 def cpp_compiler() -> str:
-    """The one program that torch compiles with on a CPU: it takes $CXX as it stands, and looks for no other."""
+    """Return the C++ compiler that torch uses on a CPU: $CXX, or the platform's default."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
-def apply(resolved: Resolved) -> None:
-    """Bring torch's global switches into the state that a run asks for."""
-    if resolved.deterministic and resolved.device == "cuda":
-        # cuBLAS reads it when its first handle is made.
+def apply(settings: RuntimeSettings) -> None:
+    """Set torch's global switches for a run."""
+    if settings.deterministic and settings.device == "cuda":
+        # cuBLAS reads this when it creates its first handle.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if resolved.compile == "on":
-        torch.use_deterministic_algorithms(resolved.deterministic)  # tells the compiler too, and loads it for that
+    if settings.compile == "on":
+        torch.use_deterministic_algorithms(settings.deterministic)  # also configures the compiler, which it imports
     else:
-        torch.set_deterministic_debug_mode("error" if resolved.deterministic else "default")
-    # It would fill every fresh tensor with NaN: a check on kernels, not a need of ours, and it costs time.
+        torch.set_deterministic_debug_mode("error" if settings.deterministic else "default")
+    # It fills every new tensor with NaN, which tests kernels and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    if resolved.compile == "on":
-        # Graphs are cached by code, not by model: another width would count towards the recompile limit.
+    if settings.compile == "on":
+        # Graphs are cached by code, not by model: a second width would count towards the recompile limit.
         torch.compiler.reset()

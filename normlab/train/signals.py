@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request to stop at the next step boundary; the second one stops at once."""
+"""SIGINT and SIGTERM as a request to stop at the next step boundary; the second signal stops at once."""
 
 from __future__ import annotations
 
@@ -6,86 +6,84 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
-PATIENCE_S = 1.0
-"""How long the second signal's own handler has to be heard."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+GRACE_S = 1.0
+"""Seconds that the handler of the second signal has to end the process."""
 
 
 class StopRequest:
-    """While entered, remembers the first signal in `received` and gives the handlers back for the second.
+    """A context that stores the first signal in `received` and restores the old handlers for the second.
 
-    Python runs a handler between two of its own instructions. In a long call into torch the second signal would
-    wait for the call's end, and, where the first one waits there too, count as the same one. So a thread
-    counts them as they come and, unless the second is heard within `PATIENCE_S`, ends the process as a kill would:
-    what is written is whole, and the run goes on from its last checkpoint.
+    Python runs handlers between two of its own instructions. During a long call into torch the second signal would
+    wait for the end of the call, and might merge with a first one that waits too. With `ends_process` a thread
+    therefore counts signals as they arrive and, unless the second is handled within `GRACE_S`, ends the process as a
+    kill would: the files are intact, and the run resumes from its last checkpoint.
 
     Args:
-        ends_process: Whether that may be done, the process being the run's own.
+        ends_process: Whether the thread may end the process.
     """
 
     def __init__(self, *, ends_process: bool = False) -> None:
         self.received: int | None = None
-        self._old: dict[int, Any] = {}
+        self._old_handlers: dict[int, Any] = {}
         self._ends_process = ends_process
         self._watch: _Watch | None = None
 
     def __enter__(self) -> StopRequest:
-        """Take the handlers, in the main thread; elsewhere signals never arrive."""
+        """Install the handlers; in other threads than the main one signals never arrive."""
         if threading.current_thread() is threading.main_thread():
-            self._old = {number: signal.signal(number, self._note) for number in NUMBERS}
+            self._old_handlers = {number: signal.signal(number, self._handle) for number in SIGNALS}
             self._watch = _Watch() if self._ends_process else None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        """Give the handlers back, and count no more."""
+    def __exit__(self, *error: object) -> None:
+        """Restore the old handlers."""
         self.end()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        self._give_back()
-
-    def _give_back(self) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-        self._old = {}
-
     def end(self) -> None:
-        """Give the handlers back, and count no more; once is enough."""
-        self._give_back()
+        """Restore the old handlers and stop the thread; a second call does nothing."""
+        self._restore_handlers()
         if self._watch is not None:
             self._watch.end()
             self._watch = None
 
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore_handlers()
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        self._old_handlers = {}
+
 
 class _Watch:
-    """Ends the process `PATIENCE_S` after the second signal, unless ended before."""
+    """A thread that ends the process `GRACE_S` after the second signal."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
-        # Python's C handler writes a signal's number here the moment that it comes, whatever runs.
-        self._reads, self._writes = os.pipe()
-        os.set_blocking(self._writes, False)
-        self._before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
+        # Python's C handler writes a signal's number to this pipe at once, also during a call into torch.
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        self._old_fd = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         threading.Thread(target=self._count, name="normlab signals", daemon=True).start()
 
     def end(self) -> None:
-        """Stand down; the thread closes what it reads."""
+        """Stop; the thread closes the pipe's read end."""
         self._ended.set()
-        signal.set_wakeup_fd(self._before)
-        os.close(self._writes)
+        signal.set_wakeup_fd(self._old_fd)
+        os.close(self._write_end)
 
     def _count(self) -> None:
-        seen = 0
-        with os.fdopen(self._reads, "rb", buffering=0) as coming:
-            while number := coming.read(1):
-                seen += number[0] in NUMBERS
-                if seen == 2 and not self._ended.wait(PATIENCE_S):
-                    line = "normlab: stopped inside a step: the same command goes on from the last checkpoint\n"
+        count = 0
+        with os.fdopen(self._read_end, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                count += number[0] in SIGNALS
+                if count == 2 and not self._ended.wait(GRACE_S):
+                    line = "normlab: stopped inside a step: the same command resumes from the last checkpoint\n"
                     with suppress(OSError):
                         os.write(2, line.encode())
                     os._exit(128 + number[0])

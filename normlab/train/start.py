@@ -1,4 +1,4 @@
-"""From a config to a run's end: which folder it is, whether it goes on, who listens, how it ended."""
+"""Trains runs from their configs: finds the folder, resumes or starts, feeds the sinks, and writes the final status."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from normlab.config import RunConfig, canonical_hash, config_from_record
-from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError
-from normlab.stats.spikes import count
+from normlab.config import RunConfig, canonical_hash, config_of_record
+from normlab.data.corpus import Corpus, open_corpus
+from normlab.errors import ConfigError, MemoryRanOut, NormlabError, StoreError
+from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import STATISTICS_FOLDER
 from normlab.store.evaluations import evaluations
@@ -40,44 +40,44 @@ from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbSink
 from normlab.train import checkpoint
 from normlab.train.identity import describe
-from normlab.train.loop import Loop, copied_rows
-from normlab.train.member import Member
+from normlab.train.loop import Loop
+from normlab.train.member import FRESH, TrainingRun, notify
 from normlab.train.resolve import apply, resolve
-from normlab.train.resume import go_to_checkpoint, note_what_differs, say
+from normlab.train.resume import report_changes, resume_from_checkpoint
 from normlab.train.signals import StopRequest
-from normlab.train.trunk import longest_trunk
+from normlab.train.trunk import find_parent_run
 from normlab.verify.fingerprint import fingerprint
 
 PLUGINS = "plugins"
 TOKENIZER_FILE = "tokenizer.json"
 UNFINISHED = "unfinished"
-"""Stands in a folder while it is filled, so that what a kill left there is known from a run's remains."""
+"""Marks a folder while its files are created, to tell an unfinished start from the remains of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a call of `train` ended."""
+    """The result of a call of `train`."""
 
     folder: RunFolder
     state: str
-    """finished, diverged, interrupted."""
+    """finished, diverged or interrupted."""
     status: dict[str, Any]
     signal: int | None = None
-    """The signal that interrupted it."""
-    already: bool = False
-    """Whether the run had ended before, and nothing was done."""
+    """The signal that interrupted the run."""
+    already_ended: bool = False
+    """Whether the run had ended before the call."""
 
 
 def train(config: RunConfig, sinks: Sequence[Sink] | None = None, *, ends_process: bool = False) -> Outcome:
-    """Train the run of a validated config, or go on with it, or find that it has ended.
+    """Train the run of a validated config, or resume it, or return the outcome that it has already.
 
     Args:
-        config: What to train.
-        sinks: Who listens besides the local record; the console and W&B, as configured, unless given.
-        ends_process: Whether the second SIGINT or SIGTERM may end the whole process, in the middle of what it does.
+        config: The run's config.
+        sinks: Receivers of the record besides the run's folder; by default the console and W&B, as configured.
+        ends_process: Whether the second SIGINT or SIGTERM may end the whole process in the middle of a step.
 
     Raises:
-        ConfigError, DataError, StoreError: Each says what to do.
+        ConfigError, DataError, StoreError: The message says what to do.
     """
     return train_pack([config], None if sinks is None else [sinks], ends_process=ends_process)[0]
 
@@ -89,79 +89,99 @@ def train_pack(
     pack: Mapping[str, Any] | None = None,
     ends_process: bool = False,
 ) -> list[Outcome]:
-    """Train runs together, as one stacked computation; or go on with them, or find that all have ended.
+    """Train runs as one stacked computation, or resume them, or return the outcomes that all have already.
 
-    Each has its own folder, status and listeners. They go on together, from the newest step of which each has a whole
-    checkpoint; one that has diverged stays in the stack where it was frozen.
+    Each run has its own folder, status and sinks. They resume together, from the newest step of which each has an
+    intact checkpoint; a run that has diverged stays frozen in the stack.
 
     Args:
-        configs: Validated, and alike but for numbers: seeds, learning rates and the like (`sweep.packs`).
-        sinks: Who listens to each.
-        pack: Which pack of which sweep they are, for their records: `sweep` and `number`.
+        configs: Validated configs that differ in numbers only: seeds, learning rates and the like (`sweep.packs`).
+        sinks: The sinks of each run.
+        pack: The pack's `sweep` and `number`, for the records.
         ends_process: As for `train`.
 
     Raises:
-        ConfigError, DataError, StoreError: Each says what to do.
+        ConfigError, DataError, StoreError: The message says what to do.
     """
-    resolved = resolve(configs[0])
-    # A signal ends this at once: what it makes appears whole or not at all.
+    settings = resolve(configs[0])
+    # Before the stop request: a signal ends the preparation of a corpus at once, and its files appear atomically.
     corpus = open_corpus(configs[0].data)
-    apply(resolved)  # after the corpus: it may load a compiler, and a text that is not there is said sooner
+    apply(settings)  # after the corpus: it may import a compiler, and a missing text is reported sooner
     with StopRequest(ends_process=ends_process) as stop:
-        # The init rule alone is each run's own.
-        now = [describe(config, replace(resolved, init=config.init_rule), corpus) for config in configs]
-        members = [Member(config, RunFolder(_place(config, own))) for config, own in zip(configs, now, strict=True)]
-        if pack is not None or len(members) > 1:
-            ids = [member.folder.run_id for member in members]
-            for member, own in zip(members, now, strict=True):
-                own["pack"] = member.pack = {**(pack or {}), "runs": ids}
-        before = [_ended(member, own) for member, own in zip(members, now, strict=True)]
-        ended = [outcome for outcome in before if outcome is not None]
-        if len(ended) == len(members):
+        # Of the settings only the init rule may differ between the runs of a pack.
+        records = [describe(config, replace(settings, init=config.init_rule), corpus) for config in configs]
+        runs = [
+            TrainingRun(config, RunFolder(_choose_folder(config, record)))
+            for config, record in zip(configs, records, strict=True)
+        ]
+        if pack is not None or len(runs) > 1:
+            ids = [run.folder.run_id for run in runs]
+            for run, record in zip(runs, records, strict=True):
+                record["pack"] = run.pack = {**(pack or {}), "runs": ids}
+        outcomes = [_existing_outcome(run, record) for run, record in zip(runs, records, strict=True)]
+        ended = [outcome for outcome in outcomes if outcome is not None]
+        if len(ended) == len(runs):
             return ended
-        for member, own in zip(members, now, strict=True):
-            if member.folder.exists():
-                _refuse_other_company(member.folder.run(), own, pack)
-        block = fingerprint(configs[0])
-        for own in now:
-            own["fingerprint"] = block
-        # What can be wrong with a new run is wrong here, before its folder is made.
-        with _torchs_words():
-            loop = Loop(members, resolved, corpus)
+        for run, record in zip(runs, records, strict=True):
+            if run.folder.exists():
+                _refuse_other_pack(run.folder.run(), record, pack)
+        block_fingerprint = fingerprint(configs[0])
+        for record in records:
+            record["fingerprint"] = block_fingerprint
+        # The loop comes before the folders: a config that cannot be trained leaves nothing behind.
+        with _convert_torch_errors():
+            loop = Loop(runs, settings, corpus)
         with contextlib.ExitStack() as locks:
-            for member in members:
-                locks.enter_context(member.folder.lock())
-            runs = []
-            with _torchs_words():  # of a checkpoint that is read, this run's or its trunk's
-                for member, own in zip(members, now, strict=True):
-                    if not member.folder.exists():
-                        _create(member.folder, own, member.config)
-                    runs.append(member.folder.run())
-                    (member.folder.path / UNFINISHED).unlink(missing_ok=True)
-                    write_atomic(member.folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
-                go_to_checkpoint(loop)
-            for number, (member, run, own) in enumerate(zip(members, runs, now, strict=True)):
-                note_what_differs(member, run, own)
-                stats = member.config.stats
-                member.folder.statistics.set_cadence(
-                    member.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every}
+            for run in runs:
+                locks.enter_context(run.folder.lock())
+            with _convert_torch_errors():  # reading a checkpoint can exhaust the memory
+                old_records = [_prepare_folder(run, record, corpus) for run, record in zip(runs, records, strict=True)]
+                resume_from_checkpoint(loop)
+            for number, (run, old, record) in enumerate(zip(runs, old_records, records, strict=True)):
+                report_changes(run, old, record)
+                stats = run.config.stats
+                run.folder.statistics.set_cadence(run.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every})
+                run.sinks = (
+                    make_sinks(run.config, run.folder, console=loop.is_single) if sinks is None else sinks[number]
                 )
-                member.sinks = (
-                    make_sinks(member.config, member.folder, console=loop.is_alone) if sinks is None else sinks[number]
-                )
-            # Only where something is trained: an error stays a line of its own.
-            for doubt in dict.fromkeys(doubt for config in configs for doubt in config.warnings()):
-                print(f"warning: {doubt}", file=sys.stderr)
-            return _run(loop, runs, stop)
+            # After all errors, which stay a single line.
+            for warning in dict.fromkeys(warning for config in configs for warning in config.doubts()):
+                print(f"warning: {warning}", file=sys.stderr)
+            return _run(loop, old_records, stop)
 
 
-def _ended(member: Member, now: Mapping[str, Any]) -> Outcome | None:
-    """How a run ended, if it has; what has no effect then is said."""
-    config, folder = member.config, member.folder
+# The folder.
+
+
+def _choose_folder(config: RunConfig, record: dict[str, Any]) -> Path:
+    """Return the run's folder, and set the record's id and name; run.fresh=true numbers a new folder."""
+    runs = Path(config.results_dir) / RUNS_FOLDER
+    run_id, number = record["run_id"], 1
+    while config.run.fresh and (runs / record["run_id"]).exists():
+        if _is_stopped_fresh_run(RunFolder(runs / record["run_id"])):
+            break  # the same command started it: resume it
+        number += 1
+        record["run_id"] = f"{run_id}.{number}"
+    if config.run.name is None:
+        record["name"] = record["run_id"]
+    return runs / record["run_id"]
+
+
+def _is_stopped_fresh_run(folder: RunFolder) -> bool:
+    """Return whether a run was started with run.fresh=true and is neither ended nor running."""
+    try:
+        return bool(folder.run()["config"]["run"]["fresh"]) and folder.state() not in (*COMPLETED_STATES, RUNNING)
+    except (StoreError, KeyError, TypeError):  # a damaged record
+        return False
+
+
+def _existing_outcome(run: TrainingRun, record: Mapping[str, Any]) -> Outcome | None:
+    """Return the outcome of a run that has ended; print which options have no effect then."""
+    config, folder = run.config, run.folder
     if not folder.exists():
         return None
-    run, status = folder.run(), folder.status()
-    if not _is_record_of(run, now):
+    old, status = folder.run(), folder.status()
+    if not _is_record_of_run(old, record):
         raise StoreError(
             f"{folder.path / RUN_FILE}: is damaged (it is not the record of run {folder.run_id}); "
             f"{HOW_TO_FIX[RUN_FILE]}"
@@ -169,80 +189,79 @@ def _ended(member: Member, now: Mapping[str, Any]) -> Outcome | None:
     if status["state"] not in COMPLETED_STATES:
         return None
     if problem := folder.metrics_problem():
-        say(problem)
-    if config.run.name not in (None, run["name"]):
-        say(f"run.name={config.run.name}: has no effect, the run has ended and is called {run['name']}")
-    if differing := _other_statistics(run, now):
-        say(
-            f"{', '.join(differing)}: no effect, the run has ended; `normlab inspect RUN --probe` looks "
-            "into its checkpoints now, and run.fresh=true trains another run that measures so"
+        notify(problem)
+    if config.run.name not in (None, old["name"]):
+        notify(f"run.name={config.run.name}: has no effect, the run has ended with the name {old['name']}")
+    old_stats, stats = (each["config"].get("stats", {}) for each in (old, record))
+    changed = [
+        f"stats.{option}"
+        for option, value in stats.items()
+        if option != "preset" and old_stats.get(option, value) != value
+    ]
+    if changed:
+        notify(
+            f"{', '.join(changed)}: no effect, the run has ended; `normlab inspect RUN --probe` measures its "
+            "checkpoints, and run.fresh=true trains another run with these statistics"
         )
-    return Outcome(folder, status["state"], status, already=True)
+    return Outcome(folder, status["state"], status, already_ended=True)
 
 
-def _is_record_of(run: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a run.json, whoever wrote it, is of the run that its folder's name says, and has every part of one."""
+def _is_record_of_run(old: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Return whether a run.json describes the run of its folder's name, with every part of the right type."""
     try:
-        config, identity = config_from_record(run["config"]).identity(), run["identity"]
-        same = canonical_hash([config, identity]) == canonical_hash([now["identity"]["config"], now["identity"]])
-        whole = all(isinstance(run[part], type(now[part])) for part in ("run_id", "name", "resolved", "corpus"))
-        git, pack = run["git"] or {"commit": "", "diff": ""}, run.get("pack")
-        whole = whole and all(isinstance(git[part], str) for part in ("commit", "diff"))
-        whole = whole and isinstance(run["versions"], dict) and isinstance(run["config"]["run"]["fresh"], bool)
-        return same and whole and (pack is None or isinstance(pack["runs"], list))
+        config, identity = config_of_record(old["config"]).identity(), old["identity"]
+        same = canonical_hash([config, identity]) == canonical_hash([record["identity"]["config"], record["identity"]])
+        git, pack = old["git"] or {"commit": "", "diff": ""}, old.get("pack")
+        return (
+            same
+            and all(isinstance(old[part], type(record[part])) for part in ("run_id", "name", "resolved", "corpus"))
+            and all(isinstance(git[part], str) for part in ("commit", "diff"))
+            and isinstance(old["versions"], dict)
+            and isinstance(old["config"]["run"]["fresh"], bool)
+            and (pack is None or isinstance(pack["runs"], list))
+        )
     except (ConfigError, KeyError, TypeError, ValueError, AttributeError):
         return False
 
 
-def _refuse_other_company(run: Mapping[str, Any], now: Mapping[str, Any], pack: Mapping[str, Any] | None) -> None:
-    """A pack is gone on with by its own sweep only, for a step of the others' would be lost; and none joins it.
+def _refuse_other_pack(old: Mapping[str, Any], record: Mapping[str, Any], pack: Mapping[str, Any] | None) -> None:
+    """Check that a run resumes in the kind of pack that it started in, because its checkpoints are shared.
 
     Raises:
-        StoreError: The run is another sweep's, or of none.
+        StoreError: The run started in another sweep's pack, or on its own.
     """
-    together = len(pack_run_ids(run))
-    if together > 1 and run["pack"].get("sweep") != (pack or {}).get("sweep"):
+    size = len(pack_members(old))
+    if size > 1 and old["pack"].get("sweep") != (pack or {}).get("sweep"):
         raise StoreError(
-            f"run {run['run_id']} is one of a pack of {together} that trains together in sweep "
-            f"{run['pack'].get('sweep')}; start that sweep again to resume it, or run.fresh=true starts another "
+            f"run {old['run_id']} is one of a pack of {size} that trains together in sweep "
+            f"{old['pack'].get('sweep')}; start that sweep again to resume it, or run.fresh=true starts another "
             "beside it"
         )
-    if together < 2 <= len(pack_run_ids(now)):
+    if size < 2 <= len(pack_members(record)):
         raise StoreError(
-            f"run {run['run_id']} was begun alone, and cannot join a pack; go on with it by `normlab train`, or plan "
-            "the sweep with sweep.pack=off"
+            f"run {old['run_id']} was started as a single run and cannot join a pack; resume it with `normlab train`, "
+            "or plan the sweep with sweep.pack=off"
         )
 
 
-def _place(config: RunConfig, run: dict[str, Any]) -> Path:
-    """The run's folder; with run.fresh, one beside it that has not ended. The run takes the folder's name."""
-    runs = Path(config.results_dir) / RUNS_FOLDER
-    run_id, number = run["run_id"], 1
-    while config.run.fresh and (runs / run["run_id"]).exists():
-        if _stopped(RunFolder(runs / run["run_id"])):
-            break  # started by these very words, and stopped: they go on with it
-        number += 1
-        run["run_id"] = f"{run_id}.{number}"
-    if config.run.name is None:
-        run["name"] = run["run_id"]
-    return runs / run["run_id"]
+def _prepare_folder(run: TrainingRun, record: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
+    """Create the folder of a new run; return the run.json that the folder holds."""
+    folder = run.folder
+    if not folder.exists():
+        _create(folder, record, run.config)
+    old = folder.run()
+    (folder.path / UNFINISHED).unlink(missing_ok=True)
+    write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
+    return old
 
 
-def _stopped(folder: RunFolder) -> bool:
-    """Whether a run that was started with run.fresh is neither ended nor active."""
-    try:
-        return bool(folder.run()["config"]["run"]["fresh"]) and folder.state() not in (*COMPLETED_STATES, RUNNING)
-    except (StoreError, KeyError, TypeError):  # damaged, or another's
-        return False
-
-
-def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
+def _create(folder: RunFolder, record: dict[str, Any], config: RunConfig) -> None:
     """Fill a new folder; run.json comes last, so that a kill in between leaves a folder that is no run yet."""
     marker = folder.path / UNFINISHED
     if not marker.exists() and (remains := _remains(folder)):
         raise StoreError(
-            f"{folder.path / RUN_FILE}: is missing, and there is {' and '.join(remains)} of a run; put back a copy, or "
-            "start another run beside it with run.fresh=true"
+            f"{folder.path / RUN_FILE}: is missing, but the folder has {' and '.join(remains)} of a run; put back a "
+            f"copy, or {FRESH}"
         )
     write_atomic(marker, b"")
     try:
@@ -254,106 +273,101 @@ def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
     except OSError as error:
         raise io_error(Path(error.filename or folder.path), "written", error) from error
     for number, path in enumerate(config.plugins):
-        kept = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
-        write_atomic(kept, Path(path).expanduser().read_bytes())
-    # The runs of a pack begin together.
-    trunk = None if config.run.fresh or len(pack_run_ids(run)) > 1 else longest_trunk(folder.path.parent, run, config)
-    if trunk is not None:
-        trunk.graft(folder)
-        run["continued_from"] = {"run_id": trunk.folder.run_id, "step": trunk.checkpoint.step}
-    RunFolder.create(folder.path, run)
+        copy = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
+        write_atomic(copy, Path(path).expanduser().read_bytes())
+    # The runs of a pack start together, at step 0.
+    parent = None
+    if not config.run.fresh and len(pack_members(record)) < 2:
+        parent = find_parent_run(folder.path.parent, record, config)
+    if parent is not None:
+        parent.branch(folder)
+        record["continued_from"] = {"run_id": parent.folder.run_id, "step": parent.checkpoint.step}
+    RunFolder.create(folder.path, record)
 
 
 def _remains(folder: RunFolder) -> list[str]:
-    """What a run left in a folder that does not say which run it was."""
-    found = {
+    """Return the names of a run's files in a folder without run.json."""
+    files = {
         checkpoint.FOLDER: checkpoint.steps(folder.path / checkpoint.FOLDER),
         METRICS_FILE: folder.size(),
         STATUS_FILE: (folder.path / STATUS_FILE).exists(),
     }
-    return [name for name, is_there in found.items() if is_there]
+    return [name for name, exists in files.items() if exists]
+
+
+# The run.
 
 
 def make_sinks(config: RunConfig, folder: RunFolder, *, console: bool = True) -> list[Sink]:
-    """Who listens besides the local record, as the config asks; several runs at once have no use for one console."""
+    """Return the configured sinks of a run; the runs of a pack have no console."""
     sinks: list[Sink] = [Console()] if console else []
     if config.tracking.wandb != "off":
         sinks.append(Background(WandbSink(config.tracking, folder.path)))
     return sinks
 
 
-def _run(loop: Loop, runs: Sequence[dict[str, Any]], stop: StopRequest) -> list[Outcome]:
+def _run(loop: Loop, records: Sequence[dict[str, Any]], stop: StopRequest) -> list[Outcome]:
     try:
-        for member, run in zip(loop.members, runs, strict=True):
-            first = member.progress.step
-            for sink in member.sinks:
-                sink.start(run, first)
-                if run.get("continued_from", {}).get("step") == first and first > 0:
-                    sink.log(copied_rows(member.folder))
+        for run, record in zip(loop.runs, records, strict=True):
+            first = run.progress.step
+            for sink in run.sinks:
+                sink.start(record, first)
+                if record.get("continued_from", {}).get("step") == first and first > 0:
+                    sink.log(run.folder.rows().rows)  # those of the parent run
         wait_for_start(_mirrors(loop))
-        with _torchs_words():
+        with _convert_torch_errors():
             state = loop.run(stop)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: no checkpoint, and nobody's failure
+        if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: stop without a checkpoint
             stop.end()
-            _finish(loop, [loop.status(member, "interrupted") for member in loop.members], stop, at_once=True)
+            _finish(loop, [loop.status(run, "interrupted") for run in loop.runs], stop, at_once=True)
         else:
             reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
-            _finish(loop, [_failed(loop.status(member, "failed"), reason) for member in loop.members], stop)
+            statuses = [loop.status(run, "failed") for run in loop.runs]
+            # A run of the pack that diverged before the error keeps its outcome.
+            final = [each if each["state"] == DIVERGED else {**each, "error": reason} for each in statuses]
+            _finish(loop, final, stop)
         raise
-    statuses = [
-        final_status(
-            run,
-            loop.status(member, DIVERGED if member.diverged else state),
-            _initial_val_loss(member.folder),
-            member.last_finite,
-        )
-        for member, run in zip(loop.members, runs, strict=True)
-    ]
+    statuses: list[dict[str, Any]] = []
+    for run, record in zip(loop.runs, records, strict=True):
+        status = loop.status(run, DIVERGED if run.diverged else state)
+        initial_loss = next((evaluation.loss for evaluation in evaluations(run.folder) if evaluation.step == 0), None)
+        statuses.append(conclude(record, status, initial_loss, run.last_finite))
     return [
-        Outcome(member.folder, status["state"], status, stop.received if status["state"] == "interrupted" else None)
-        for member, status in zip(loop.members, _finish(loop, statuses, stop), strict=True)
+        Outcome(run.folder, status["state"], status, stop.received if status["state"] == "interrupted" else None)
+        for run, status in zip(loop.runs, _finish(loop, statuses, stop), strict=True)
     ]
-
-
-def _initial_val_loss(folder: RunFolder) -> float | None:
-    """The validation loss before the first update, from the record."""
-    return next((seen.loss for seen in evaluations(folder) if seen.step == 0), None)
-
-
-def _failed(status: dict[str, Any], reason: str) -> dict[str, Any]:
-    """The status of a run of a loop that failed; one that had diverged before has ended already."""
-    return status if status["state"] == DIVERGED else {**status, "error": reason}
 
 
 @contextlib.contextmanager
-def _torchs_words() -> Iterator[None]:
-    """What torch says of memory that ran out, and of a compiler that fails, in ours."""
+def _convert_torch_errors() -> Iterator[None]:
+    """Convert torch's out-of-memory and compiler errors to NormlabError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # It has a class of error for a GPU's memory only.
+        # torch has a class of error for the memory of a GPU only.
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise OutOfMemoryError(
                 "the memory ran out; lower train.batch_size or model.context, or raise train.accumulation, which "
-                "splits a batch into parts that go through the model one after the other"
+                "splits a batch into micro-batches"
             ) from error
         if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
             reason = " ".join(str(error).partition("\n\n")[0].split())
             raise ConfigError(
-                f"compile=on: torch's compiler failed ({reason:.200}); see what `normlab doctor` says of it, or train "
-                "with compile=off"
+                f"compile=on: torch's compiler failed ({reason:.200}); check it with `normlab doctor`, or train with "
+                "compile=off"
             ) from error
         raise
 
 
 def _with_spikes(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
-    """The status with what each rule finds in a run that has taken a step: so many spikes, of so many steps."""
-    with contextlib.suppress(StoreError):  # the run has ended as it is; they can be counted again
-        found = {
-            each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored} for each in count(series(folder))
+    """Return the status with the number of spikes by each rule, and write it if the run has ended."""
+    with contextlib.suppress(StoreError):  # the outcome stands without them: a report can count them again
+        spikes = {
+            each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored}
+            for each in count_spikes(series(folder))
         }
-        status = {**status, "spikes": found}
+        status = {**status, "spikes": spikes}
         if status["state"] in COMPLETED_STATES:
             folder.write_status(status)
     return status
@@ -362,38 +376,30 @@ def _with_spikes(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
 def _finish(
     loop: Loop, statuses: Sequence[dict[str, Any]], stop: StopRequest, *, at_once: bool = False
 ) -> list[dict[str, Any]]:
-    """Write the last statuses, tell who listens, and return what they were told."""
-    told = list(statuses)
+    """Write the final statuses and finish the sinks; return the statuses that the sinks received."""
+    final = list(statuses)
     mirrors = _mirrors(loop)
     try:
-        for index, (member, status) in enumerate(zip(loop.members, statuses, strict=True)):
-            told[index] = status | (
-                {"metrics": member.folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {}
-            )
-            member.folder.write_status(told[index])
+        for index, (run, status) in enumerate(zip(loop.runs, statuses, strict=True)):
+            final[index] = status | ({"metrics": run.folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {})
+            run.folder.write_status(final[index])
     finally:
-        stop.end()  # no step is left to stop at: from here Ctrl-C is for what is waited for
+        stop.end()  # no step is left to stop at: from here Ctrl-C ends the wait for the sinks
         try:
             if at_once:
                 abandon(mirrors)
-            for index, member in enumerate(loop.members):
+            for index, run in enumerate(loop.runs):
                 if not at_once:
-                    told[index] = _with_spikes(member.folder, told[index])
-                for sink in member.sinks:
-                    sink.finish(told[index])
+                    final[index] = _with_spikes(run.folder, final[index])
+                for sink in run.sinks:
+                    sink.finish(final[index])
             wait_for_finish(mirrors)
         except KeyboardInterrupt:
             abandon(mirrors)
             raise
-    return told
+    return final
 
 
 def _mirrors(loop: Loop) -> list[Background]:
-    """Return the sinks of all runs that may have to be waited for."""
-    return [sink for member in loop.members for sink in member.sinks if isinstance(sink, Background)]
-
-
-def _other_statistics(begun: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The words after `stats.` that are not those that a run was begun with."""
-    was, has = (run["config"].get("stats", {}) for run in (begun, now))
-    return [f"stats.{word}" for word in has if word != "preset" and word in was and was[word] != has[word]]
+    """Return the sinks of all runs that may need time to finish."""
+    return [sink for run in loop.runs for sink in run.sinks if isinstance(sink, Background)]

@@ -1,7 +1,7 @@
-"""The steps that a longer run shares with a finished shorter one: found, and taken over instead of trained again.
+"""Branches a new run from the checkpoint of a shorter finished run, so that shared steps are not trained again.
 
-Under a constant or a warm-up-stable-decay schedule the learning rate of a step does not depend on how many
-steps there are in all, up to where the decay begins: the shorter run's checkpoint there is the longer run's.
+With a constant or warmup-stable-decay schedule the learning rate of a step does not depend on the total number of
+steps until the decay starts: the shorter run's checkpoint at that step is also the longer run's.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import decode
 from normlab.train import checkpoint
 from normlab.train.checkpoint import Checkpoint
+from normlab.train.member import notify
 from normlab.train.optim import decay_start
-from normlab.train.resume import say
 
 
 @dataclass(frozen=True, slots=True)
-class Trunk:
-    """A finished run and its last checkpoint that the longer run shares."""
+class ParentRun:
+    """A finished run and its last checkpoint that a longer run shares."""
 
     folder: RunFolder
     checkpoint: Checkpoint
-    ended_between: bool
-    """Whether the shorter run evaluated at that step only because it ended there."""
+    has_extra_evaluation: bool
+    """Whether the parent evaluated at the checkpoint's step only because it finished there."""
 
-    def graft(self, onto: RunFolder) -> None:
-        """Put the record and the checkpoint into a new run's folder, as if it had trained those steps itself."""
+    def branch(self, folder: RunFolder) -> None:
+        """Copy the record and the checkpoint into a new run's folder, as if it had trained those steps itself."""
         saved = self.checkpoint
         record = self.folder.metrics_path.read_bytes()[: saved.meta["record_bytes"]]
         meta = saved.meta
-        if self.ended_between:
+        if self.has_extra_evaluation:
             record, meta = _without_last_evaluation(record, saved)
-        write_atomic(onto.metrics_path, record)
-        self.folder.statistics.copy(onto.path, before=saved.step)
-        meta = {**meta, "record_bytes": len(record), "run_id": onto.run_id}
-        checkpoint.save(onto.path / checkpoint.FOLDER, saved.step, saved.tensors, meta)
+        write_atomic(folder.metrics_path, record)
+        self.folder.statistics.copy(folder.path, before=saved.step)
+        meta = {**meta, "record_bytes": len(record), "run_id": folder.run_id}
+        checkpoint.save(folder.path / checkpoint.FOLDER, saved.step, saved.tensors, meta)
 
 
-def longest_trunk(runs: Path, run: Mapping[str, Any], config: RunConfig) -> Trunk | None:
-    """Among the runs of a folder, the one that shares the most steps with a run that is to be made."""
+def find_parent_run(runs: Path, run: Mapping[str, Any], config: RunConfig) -> ParentRun | None:
+    """Return the finished run in the folder `runs` that shares the most steps with a new run, if there is one."""
     if run["trunk"] is None:
         return None
-    best: Trunk | None = None
+    best: ParentRun | None = None
     for entry in find_runs(runs):
         other = entry.run
         if other.get("trunk") != run["trunk"] or entry.state != "finished":
@@ -62,37 +62,36 @@ def longest_trunk(runs: Path, run: Mapping[str, Any], config: RunConfig) -> Trun
             continue
         limit = min(decay_start(config.optim, steps), decay_start(config.optim, config.train.steps))
         with contextlib.suppress(StoreError):
-            saved, _ = checkpoint.newest(entry.folder.path / checkpoint.FOLDER, at_most=limit)
+            saved, _ = checkpoint.read_newest(entry.folder.path / checkpoint.FOLDER, at_most=limit)
             if saved is None or (best is not None and saved.step <= best.checkpoint.step):
                 continue
             if problem := entry.folder.metrics_problem():
-                say(f"{problem}; this run does not continue from it")
+                notify(f"{problem}; this run does not branch from it")
             elif _has_every_row(entry.folder, saved):
-                best = Trunk(entry.folder, saved, saved.step == steps and (every == 0 or steps % every != 0))
+                best = ParentRun(entry.folder, saved, saved.step == steps and (every == 0 or steps % every != 0))
     return best
 
 
 def _has_every_row(folder: RunFolder, saved: Checkpoint) -> bool:
-    """Whether a record holds what it held at a checkpoint; one that was damaged since is not taken over."""
+    """Return whether a record still holds every row up to a checkpoint."""
     record = folder.rows()
     trained = [row.get("step") for row in record.rows if row.get("kind") == "train"]
-    whole = not record.damaged and all("kind" in row and "step" in row for row in record.rows)
-    return whole and folder.size() >= saved.meta["record_bytes"] and trained[: saved.step] == list(range(saved.step))
+    intact = not record.damaged and all("kind" in row and "step" in row for row in record.rows)
+    return intact and folder.size() >= saved.meta["record_bytes"] and trained[: saved.step] == list(range(saved.step))
 
 
 def _without_last_evaluation(record: bytes, saved: Checkpoint) -> tuple[bytes, dict[str, Any]]:
-    lines = record.splitlines(keepends=True)
-    rows = [decode(from_json(line)) for line in lines]
-    kept = [index for index, row in enumerate(rows) if not (row["kind"] == "eval" and row["step"] == saved.step)]
-    evaluations = [rows[index] for index in kept if rows[index]["kind"] == "eval"]
-    # The first of the smallest, and never a NaN: as the loop keeps count.
-    finite = [row for row in evaluations if row["loss"] < math.inf]
-    best = min(finite, key=lambda row: row["loss"], default={})
-    last = evaluations[-1]  # there is one before the first step
+    """Return a record without the evaluation at the checkpoint's step, and the checkpoint's meta to match."""
+    rows = [(line, decode(from_json(line))) for line in record.splitlines(keepends=True)]
+    kept = [(line, row) for line, row in rows if not (row["kind"] == "eval" and row["step"] == saved.step)]
+    evaluations = [row for _, row in kept if row["kind"] == "eval"]
+    # The first of the smallest losses, and never NaN, as in `TrainingRun.record_evaluation`.
+    best = min((row for row in evaluations if row["loss"] < math.inf), key=lambda row: row["loss"], default={})
+    last = evaluations[-1]  # there is always the one before the first step
     progress = saved.meta["progress"] | {
         "val_loss": last["loss"],
         "val_loss_batch_statistics": last.get("loss_batch_statistics"),
         "best_val_loss": best.get("loss"),
         "best_val_step": best.get("step"),
     }
-    return b"".join(lines[index] for index in kept), {**saved.meta, "progress": progress}
+    return b"".join(line for line, _ in kept), {**saved.meta, "progress": progress}

@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from normlab.config import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, seed_of
-from normlab.stats.show import Wanted, looking
-from normlab.stats.tap import first
+from normlab.stats.show import Collector, Selection, main_stream
 
 VOCAB = 512
 """Vocabulary size. Tokens follow Zipf's law: token r has probability proportional to 1 / r."""
@@ -69,7 +68,7 @@ def measure_model(model: GPT, config: RunConfig) -> tuple[Signal, dict[str, Tens
     """Measure one pass of a model as it is; see `measure`."""
     drawn_BT = zipf_tokens(config.train.batch_size, config.model.context + 1, config.seed)
     stream = model.embed(drawn_BT[:, :-1])
-    sizes = [_rms(first(stream)).item()]
+    sizes = [_rms(main_stream(stream)).item()]
     ratios: dict[str, list[float]] = {branch: [] for branch in _BRANCHES}
     for block in model.blocks:
         with looking(_BRANCHES) as collected:
@@ -112,5 +111,5 @@ def _norm(tensors: list[Tensor]) -> float:
     return sum(tensor.double().square().sum().item() for tensor in tensors) ** 0.5
 
 
-_BRANCHES: Wanted = {branch: ((branch, lambda view: _rms(view.x)),) for branch in ("attn", "mlp")}
+_BRANCHES: Selection = {branch: ((branch, lambda view: _rms(view.x)),) for branch in ("attn", "mlp")}
 """RMS of what each sub-layer adds, in float64, where squares of large float32 numbers do not overflow."""

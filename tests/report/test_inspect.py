@@ -56,7 +56,7 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
     assert head.split("  ")[0] == "layer"
     assert all(f"step {step}" in head for step in (0, 10, 20))
     (profiles,), _ = run.statistics.read("core")
-    values = profiles.one("resid_rms")
+    values = profiles.single_site("resid_rms")
     assert [line[:7].strip() for line in lines] == ["block 1", "block 2", "block 3", "head"]
     for place, line in enumerate(lines, start=1):
         texts = line[7:].split()
@@ -133,9 +133,9 @@ def test_run_without_statistics_is_an_error(words: list[str], run_command: Comma
     folder = train(compose_run(words), sinks=[]).folder
     assert {row["statistic"] for row in inspect(folder)} == {"adj_cos"}
     code, _, err = run_command("inspect", str(folder.path), "resid_crest")
-    assert (code, err) == (2, "error: resid_crest: resid_absmax, of which it is made, was not measured\n")
+    assert (code, err) == (2, "error: resid_crest: is derived from resid_absmax, which was not measured\n")
     code, _, err = run_command("inspect", str(folder.path), "grad_share")
-    assert (code, err) == (2, "error: grad_share: grad_norm, of which it is made, was not measured\n")
+    assert (code, err) == (2, "error: grad_share: is derived from grad_norm, which was not measured\n")
     code, _, err = run_command("inspect", str(folder.path), "erank")
     expected = "error: erank: was not measured; `normlab inspect RUN erank --probe` measures it now\n"
     assert (code, err) == (2, expected)

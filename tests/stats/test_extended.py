@@ -1,4 +1,4 @@
-"""The closer look: each of its statistics against a slow one, and what is known of them beforehand."""
+"""The extended statistics against slow reference implementations and known values."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ import pytest
 import torch
 from by_hooks import where
 from test_statistics import VOCAB, case
-from test_trajectory import HOW, bits, trained
+from test_trajectory import CADENCES, bits, trained
 from torch import Tensor, nn
 
 from normlab.model.gpt import GPT
 from normlab.norms.base import NORMS
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.statistic import EXTENDED, STATISTICS, values_of
-from normlab.train.closer import CloserLook, noise_and_signal
-from normlab.train.optim import hyper_of
+from normlab.train.closer import ExtendedPass, gradient_noise
+from normlab.train.optim import hyperparameters_at
 
-NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == EXTENDED and one.derive is None)
+NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == EXTENDED and entry.derive is None)
 
 
-def looked(placement: str, *words: str, steps: int = 2, apart: bool = True) -> tuple[dict[Any, float], GPT, Any]:
-    """What the closer look sees of a model after some steps, the model, and the optimiser."""
-    one = case(placement, 1, *words)
-    (model,) = one.models()
-    step = one.step_of([model])
+def extended_statistics(
+    placement: str, *overrides: str, steps: int = 2, independent: bool = True
+) -> tuple[dict[Any, float], GPT, Any]:
+    """Return the extended statistics of a model after some steps, the model, and the optimiser."""
+    runs = case(placement, 1, *overrides)
+    (model,) = runs.models()
+    step = runs.step_of([model])
     for number in range(steps):
-        tokens, targets = one.batch(number)
-        step(tokens[0], targets[0], hyper_of(one.configs[0].optim, 50, number))
-    tokens, targets = (x[0, :5] for x in one.batch(99))
-    look = CloserLook(step.bound, NAMES, tokens, targets, step.optimizer, apart=apart)
+        tokens, targets = runs.batch(number)
+        step(tokens[0], targets[0], hyperparameters_at(runs.configs[0].optim, 50, number))
+    tokens, targets = (x[0, :5] for x in runs.batch(99))
+    extended_pass = ExtendedPass(step.runner, NAMES, tokens, targets, step.optimizer, independent=independent)
     before = copy.deepcopy(model.state_dict())
-    seen = look()
+    measurement = extended_pass()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    return dict(zip(map(tuple, seen.columns), seen.values.tolist(), strict=True)), model, step.optimizer
+    return dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True)), model, step.optimizer
 
 
-def batch(placement: str, *words: str) -> tuple[Tensor, Tensor]:
-    tokens, targets = case(placement, 1, *words).batch(99)
+def batch(placement: str, *overrides: str) -> tuple[Tensor, Tensor]:
+    tokens, targets = case(placement, 1, *overrides).batch(99)
     return tokens[0, :5], targets[0, :5]
 
 
-@pytest.mark.parametrize("words", [(), ("model.qk_norm=head", "model.positions=rope")], ids=["plain", "qk"])
-def test_attention_equals_the_formula_query_by_query(words: tuple[str, ...]) -> None:
-    found, model, _ = looked("pre", "norm=rmsnorm", *words)
+@pytest.mark.parametrize("overrides", [(), ("model.qk_norm=head", "model.positions=rope")], ids=["plain", "qk"])
+def test_attention_statistics_equal_a_loop_over_queries(overrides: tuple[str, ...]) -> None:
+    measured, model, _ = extended_statistics("pre", "norm=rmsnorm", *overrides)
     tokens, _ = batch("pre")
     calls: list[tuple[Tensor, Tensor, float]] = []
     real = nn.functional.scaled_dot_product_attention
@@ -81,11 +83,11 @@ def test_attention_equals_the_formula_query_by_query(words: tuple[str, ...]) -> 
             "attn_sink": sum(sinks) / len(sinks),
         }  # fmt: skip
         for name, value in expected.items():
-            assert found[name, "", place] == pytest.approx(value, rel=1e-9), name
+            assert measured[name, "", place] == pytest.approx(value, rel=1e-9), name
 
 
 def test_the_stream_and_the_hidden_activations_equal_their_formulas() -> None:
-    found, model, _ = looked("peri", "norm=rmsnorm")
+    measured, model, _ = extended_statistics("peri", "norm=rmsnorm")
     tokens, _ = batch("peri")
     streams, hidden = [], []
     handles = [
@@ -107,14 +109,14 @@ def test_the_stream_and_the_hidden_activations_equal_their_formulas() -> None:
             "part_ratio": (values.sum().square() / values.square().sum()).item(),
         }
         for name, value in expected.items():
-            assert found[name, "", place] == pytest.approx(value, rel=1e-9), name
+            assert measured[name, "", place] == pytest.approx(value, rel=1e-9), name
     for place, h in enumerate(hidden, start=1):
         mean = h.detach().abs().flatten(0, 1).mean(0)
-        assert found["dead_frac", "", place] == (mean < mean.mean() / 1000).double().mean().item()
+        assert measured["dead_frac", "", place] == (mean < mean.mean() / 1000).double().mean().item()
 
 
-def test_gradients_of_each_example() -> None:
-    found, model, _ = looked("pre", "norm=layernorm")
+def test_gradient_noise_equals_per_example_gradients() -> None:
+    measured, model, _ = extended_statistics("pre", "norm=layernorm")
     tokens, targets = batch("pre")
     rows = []
     for example in range(len(tokens)):
@@ -122,17 +124,17 @@ def test_gradients_of_each_example() -> None:
         rows.append(torch.autograd.grad(loss, list(model.parameters())))
     depth, count = len(model.blocks), len(tokens)
     for index, (name, p) in enumerate(model.named_parameters()):
-        own = torch.stack([row[index].flatten() for row in rows])
-        mean = own.mean(0)
-        # The textbook's unbiased estimates: the trace of the covariance, and the mean's square less its own noise.
-        trace = (own - mean).square().sum() / (count - 1)
+        grads = torch.stack([row[index].flatten() for row in rows])
+        mean = grads.mean(0)
+        # The textbook's unbiased estimates of the covariance's trace and of the squared mean.
+        trace = (grads - mean).square().sum() / (count - 1)
         square = mean.square().sum() - trace / count
         site, place = where(name, depth)
-        assert found["gns_trace", site, place] == pytest.approx(trace.item(), rel=1e-6), name
-        assert found["gns_square", site, place] == pytest.approx(square.item(), rel=1e-6), name
+        assert measured["gns_trace", site, place] == pytest.approx(trace.item(), rel=1e-6), name
+        assert measured["gns_square", site, place] == pytest.approx(square.item(), rel=1e-6), name
         if p.dim() == 2:
             cosine = nn.functional.cosine_similarity(p.detach().flatten(), mean, dim=0).item()
-            assert found["radial_cos", site, place] == pytest.approx(cosine, rel=1e-6, abs=1e-12), name
+            assert measured["radial_cos", site, place] == pytest.approx(cosine, rel=1e-6, abs=1e-12), name
 
 
 def test_the_noise_scale_is_a_ratio_of_means_and_not_a_mean_of_ratios() -> None:
@@ -143,33 +145,33 @@ def test_the_noise_scale_is_a_ratio_of_means_and_not_a_mean_of_ratios() -> None:
     mean /= np.linalg.norm(mean)
     grads = mean + generator.normal(size=(steps, count, width)) * np.sqrt(100 / width)
     squares = torch.tensor((grads**2).sum(2).mean(1)), torch.tensor((grads.mean(1) ** 2).sum(1))
-    trace, square = noise_and_signal(*squares, count)
+    trace, square = gradient_noise(*squares, count)
     layout, order = Layout.of([Column("gns_trace", "w", 1), Column("gns_square", "w", 1)], 1, {})
     values = torch.stack([trace, square], 1).numpy()[:, order]
-    found = values_of(Profiles(layout, np.arange(steps), values), "gns")["w"][:, 1]
+    scale = values_of(Profiles(layout, np.arange(steps), values), "gns")["w"][:, 1]
     # Over the later 1000 steps the standard errors are 0.06 of |G|^2 and 0.17 of tr(S).
-    assert found[-1] == pytest.approx(100, rel=0.2)
+    assert scale[-1] == pytest.approx(100, rel=0.2)
     ratios = values[:, 0] / values[:, 1]
     assert (ratios < 0).mean() > 0.2
     assert abs(ratios.mean() - 100) > 50
     # Window by window, by numpy alone.
     expected = [values[stop // 2 : stop].mean(0) for stop in range(1, steps + 1)]
     expected = [trace / square if square > 0 else np.nan for trace, square in expected]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(scale, expected, rtol=1e-12)
 
 
-def test_the_noise_scale_of_all_parameters_adds_theirs_up() -> None:
+def test_noise_scale_of_all_parameters_sums_over_them() -> None:
     columns = [Column(name, site, 1) for name in ("gns_trace", "gns_square") for site in ("v", "w")]
     layout, order = Layout.of(columns, 1, {})
-    found = values_of(Profiles(layout, np.arange(2), np.array([[6.0, 2, 1, -1], [6, 2, 3, -1]])[:, order]), "gns")
-    assert (found["v"][1, 1], found["all"][1]) == (2, 8 / 2)
-    assert np.isnan([found["w"][0, 1], found["all"][0]]).all()  # |G|^2 is -1, and 0
+    scale = values_of(Profiles(layout, np.arange(2), np.array([[6.0, 2, 1, -1], [6, 2, 3, -1]])[:, order]), "gns")
+    assert (scale["v"][1, 1], scale["all"][1]) == (2, 8 / 2)
+    assert np.isnan([scale["w"][0, 1], scale["all"][0]]).all()  # |G|^2 is -1, and 0
 
 
 def test_radial_cosines_are_zero_exactly_where_a_norm_follows_the_weight() -> None:
-    """The norm's eps is all that sees the weight's size; without one in between, the size matters."""
-    peri, *_ = looked("peri", "norm=rmsnorm", "norm.eps=1e-12", "model.qk_norm=head")
-    pre, *_ = looked("pre", "norm=rmsnorm")
+    """With a norm after the weight only eps depends on the weight's size; without one the loss depends on it."""
+    peri, *_ = extended_statistics("peri", "norm=rmsnorm", "norm.eps=1e-12", "model.qk_norm=head")
+    pre, *_ = extended_statistics("pre", "norm=rmsnorm")
     followed = {"attn.out.weight", "mlp.down.weight", "attn.q.weight", "attn.k.weight"}
     for (name, site, _), value in peri.items():
         if name == "radial_cos" and site in followed:
@@ -179,9 +181,11 @@ def test_radial_cosines_are_zero_exactly_where_a_norm_follows_the_weight() -> No
     assert all(abs(pre["radial_cos", site, place]) > 1e-5 for site in followed for place in (1, 2, 3))
 
 
-def test_what_adam_does_is_what_its_next_step_does() -> None:
-    """From the state as it stands torch's own AdamW moves a weight by lr times the update that is measured."""
-    found, model, optimizer = looked("pre", "norm=rmsnorm", "model.bias=false", "optim.weight_decay=0", steps=4)
+def test_adam_statistics_equal_torch_adamw() -> None:
+    """From the same state torch's AdamW moves a weight by lr times the measured update."""
+    measured, model, optimizer = extended_statistics(
+        "pre", "norm=rmsnorm", "model.bias=false", "optim.weight_decay=0", steps=4
+    )
     for name, p in model.named_parameters():
         if p.dim() != 2 or not name.startswith("blocks."):
             continue
@@ -199,36 +203,36 @@ def test_what_adam_does_is_what_its_next_step_does() -> None:
         other.step()
         moved = (weight.detach() - before).square().mean().sqrt().item()
         site, place = where(name, len(model.blocks))
-        assert found["adam_rms", site, place] == pytest.approx(moved, rel=1e-6), name
+        assert measured["adam_rms", site, place] == pytest.approx(moved, rel=1e-6), name
         root = (optimizer.moments["square"][name] / (1 - 0.95**count)).sqrt()
-        assert found["adam_eps_frac", site, place] == (root < 1e-7).double().mean().item()
+        assert measured["adam_eps_frac", site, place] == (root < 1e-7).double().mean().item()
 
 
-def test_batch_statistics_have_no_example_of_their_own_and_keep_their_running_ones() -> None:
-    found, *_ = looked("pre", "norm=batchnorm", apart=False)
-    assert not any(name.startswith("gns") for name, _, _ in found)
-    assert any(name == "radial_cos" for name, _, _ in found)
+def test_norm_with_batch_statistics_has_no_per_example_statistics() -> None:
+    measured, *_ = extended_statistics("pre", "norm=batchnorm", independent=False)
+    assert not any(name.startswith("gns") for name, _, _ in measured)
+    assert any(name == "radial_cos" for name, _, _ in measured)
     assert NORMS["batchnorm"].batch_statistics
 
 
 @pytest.mark.parametrize("context", [1, 2, 300])
-def test_one_token_or_many(context: int) -> None:
-    one = case("pre", 1, f"model.context={context}")
-    (model,) = one.models()
-    step = one.step_of([model])
+def test_statistics_are_finite_for_one_token_and_for_many(context: int) -> None:
+    runs = case("pre", 1, f"model.context={context}")
+    (model,) = runs.models()
+    step = runs.step_of([model])
     tokens = torch.randint(0, VOCAB, (2, context), generator=torch.Generator().manual_seed(0))
-    seen = CloserLook(step.bound, NAMES, tokens, tokens, step.optimizer)()
-    told = dict(zip(map(tuple, seen.columns), seen.values.tolist(), strict=True))
-    assert all(math.isfinite(value) for (name, _, _), value in told.items() if name != "adam_rms")
+    measurement = ExtendedPass(step.runner, NAMES, tokens, tokens, step.optimizer)()
+    values = dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True))
+    assert all(math.isfinite(value) for (name, _, _), value in values.items() if name != "adam_rms")
     if context == 1:
-        assert told["attn_entropy", "", 1] == 0
-        assert told["attn_sink", "", 1] == 1
+        assert values["attn_entropy", "", 1] == 0
+        assert values["attn_sink", "", 1] == 1
 
 
-def test_a_run_with_everything_has_the_same_bits_and_resumes(tmp_path: Path) -> None:
-    words = ("stats=full", "stats.extended_every=7", "optim.lr=1e-2")
-    folder = trained(tmp_path / "full", *words)
-    assert bits(folder) == bits(trained(tmp_path / "never", *HOW["never"], "optim.lr=1e-2"))
+def test_run_with_all_statistics_has_the_same_bits(tmp_path: Path) -> None:
+    overrides = ("stats=full", "stats.extended_every=7", "optim.lr=1e-2")
+    folder = trained(tmp_path / "full", *overrides)
+    assert bits(folder) == bits(trained(tmp_path / "never", *CADENCES["never"], "optim.lr=1e-2"))
     (first, closer), damaged = folder.statistics.read(EXTENDED)
     assert (first.steps.tolist(), closer.steps.tolist(), damaged) == ([0], [7, 14], 0)
     assert set(closer.names()) == NAMES

@@ -1,4 +1,4 @@
-"""Statistics whose value is known beforehand, by a law or by hand."""
+"""Statistics with a known value."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from test_statistics import VOCAB, case
 
 from normlab.launch import compose_run
 from normlab.model.init import build_model
-from normlab.stats.show import looking, show, wanted, watched
+from normlab.stats.show import Collector, instrument, observe, select
 from normlab.stats.statistic import STATISTICS
 from normlab.stats.views import View
-from normlab.train.optim import hyper_of
+from normlab.train.optim import hyperparameters_at
 
 WIDTH = 4096
-SEEN = frozenset(STATISTICS)
+NAMES = frozenset(STATISTICS)
 
 
 def of_stream(x: torch.Tensor) -> dict[str, float]:
-    with looking(wanted(SEEN)) as seen:
-        show("resid", "", x)
-    names, values = seen.taken()
-    told = dict(zip((name for name, _ in names), values.tolist(), strict=True))
-    return told | {"resid_rms": math.sqrt(told["resid_rms"])}  # merged as its square
+    with Collector(select(NAMES)) as collector:
+        observe("resid", "", x)
+    names, values = collector.results()
+    statistics = dict(zip((name for name, _ in names), values.tolist(), strict=True))
+    return statistics | {"resid_rms": math.sqrt(statistics["resid_rms"])}  # merged as its square
 
 
 def gaussian(*shape: int) -> torch.Tensor:
@@ -32,20 +32,20 @@ def gaussian(*shape: int) -> torch.Tensor:
 
 
 def test_a_gaussian_has_kurtosis_3_and_uniform_energy_1() -> None:
-    told = of_stream(3 * gaussian(64, 32, WIDTH))
-    assert told["resid_rms"] == pytest.approx(3, rel=1e-3)
-    assert told["resid_kurt"] == pytest.approx(3, rel=1e-3)  # 3 - 6 / (D + 2), and its deviation is 0.002
-    assert told["resid_uniform"] == pytest.approx(1, abs=4 * math.sqrt(2 / (64 * 32)))
-    assert told["resid_nonfinite"] == 0
+    statistics = of_stream(3 * gaussian(64, 32, WIDTH))
+    assert statistics["resid_rms"] == pytest.approx(3, rel=1e-3)
+    assert statistics["resid_kurt"] == pytest.approx(3, rel=1e-3)  # 3 - 6 / (D + 2), and its deviation is 0.002
+    assert statistics["resid_uniform"] == pytest.approx(1, abs=4 * math.sqrt(2 / (64 * 32)))
+    assert statistics["resid_nonfinite"] == 0
 
 
-def test_one_channel_alone_has_kurtosis_d_and_the_vector_of_ones_uniform_energy_d() -> None:
+def test_single_channel_has_kurtosis_d_and_ones_have_uniform_energy_d() -> None:
     one_hot = torch.zeros(2, 3, WIDTH)
     one_hot[..., 7] = -5
-    told = of_stream(one_hot)
-    assert told["resid_kurt"] == pytest.approx(WIDTH)
-    assert told["resid_absmax"] == 5
-    assert told["resid_uniform"] == pytest.approx(1)
+    statistics = of_stream(one_hot)
+    assert statistics["resid_kurt"] == pytest.approx(WIDTH)
+    assert statistics["resid_absmax"] == 5
+    assert statistics["resid_uniform"] == pytest.approx(1)
     assert of_stream(torch.full((2, 3, WIDTH), -0.1))["resid_uniform"] == pytest.approx(WIDTH, rel=1e-5)
 
 
@@ -58,7 +58,7 @@ def test_ratios_do_not_depend_on_size(size: float) -> None:
     assert View(x * size).cosine(View(x * size)).tolist() == [[pytest.approx(1, rel=1e-5)] * 8] * 4
 
 
-def test_zeros_have_zeros_and_what_is_not_finite_is_counted() -> None:
+def test_zeros_have_zero_statistics_and_nonfinite_tokens_are_counted() -> None:
     zeros = torch.zeros(2, 3, 8)
     assert set(of_stream(zeros).values()) == {0}
     assert View(zeros).cosine(View(zeros)).abs().max() == 0
@@ -74,35 +74,35 @@ def test_orthogonal_and_opposite_vectors() -> None:
 
 
 @pytest.mark.parametrize("placement", ["post", "peri"])
-def test_the_stream_at_initialisation(placement: str) -> None:
-    """Post-norm's is its gain, at every depth; peri's grows as the root of what was added to it: 2 a block."""
-    one = case(placement, 1, "model.depth=24", "model.width=64", "model.context=32", "norm=rmsnorm")
-    model = build_model(one.configs[0], VOCAB).double()
+def test_stream_rms_at_initialisation_follows_the_placement(placement: str) -> None:
+    """It equals the gain with post-norm, and grows as the root of 2 per block with peri-norm."""
+    runs = case(placement, 1, "model.depth=24", "model.width=64", "model.context=32", "norm=rmsnorm")
+    model = build_model(runs.configs[0], VOCAB).double()
     with torch.no_grad():
         for name, p in model.named_parameters():
             if placement == "post" and name.endswith("gain"):
                 p.fill_(1.5)
-    (told,) = [dict_of(one, model)]
-    sizes = [told["resid_rms", "", place] for place in range(1, 26)]
+    statistics = step_statistics(runs, model)
+    sizes = [statistics["resid_rms", "", layer] for layer in range(1, 26)]
     if placement == "post":
         assert sizes[1:] == pytest.approx([1.5] * 24, rel=1e-3)
     else:
         assert sizes[1:] == pytest.approx([math.sqrt(2 * block) for block in range(1, 25)], rel=0.1)
-        assert [told["attn_rms", "", place] for place in range(1, 25)] == pytest.approx([1.0] * 24, rel=1e-2)
+        assert [statistics["attn_rms", "", layer] for layer in range(1, 25)] == pytest.approx([1.0] * 24, rel=1e-2)
 
 
-def dict_of(one, model) -> dict:
-    step = one.step_of([model])
-    tokens, targets = one.batch(0)
-    out = step(tokens[0], targets[0], hyper_of(one.configs[0].optim, 50, 0), measured=True)
+def step_statistics(runs, model) -> dict:
+    step = runs.step_of([model])
+    tokens, targets = runs.batch(0)
+    out = step(tokens[0], targets[0], hyperparameters_at(runs.configs[0].optim, 50, 0), measured=True)
     return dict(zip(map(tuple, out.measured.columns), out.measured.values.tolist(), strict=True))
 
 
-def test_a_norm_that_is_watched_is_the_norm_it_was() -> None:
+def test_instrumented_norm_equals_the_plain_norm() -> None:
     config = compose_run(["norm=layernorm", "norm.bias=true"])
-    plain, seen = config.norm.build(16), watched(config.norm.build(16))
-    assert isinstance(seen, type(plain))
-    assert list(plain.state_dict()) == list(seen.state_dict())
+    plain, instrumented = config.norm.build(16), instrument(config.norm.build(16))
+    assert isinstance(instrumented, type(plain))
+    assert list(plain.state_dict()) == list(instrumented.state_dict())
     x = gaussian(2, 3, 16)
-    assert torch.equal(plain(x), seen(x))
-    assert repr(plain) == repr(seen)
+    assert torch.equal(plain(x), instrumented(x))
+    assert repr(plain) == repr(instrumented)

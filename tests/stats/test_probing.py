@@ -1,4 +1,4 @@
-"""The probe: each of its statistics against another way to compute it, and when a run is probed."""
+"""The probe statistics against reference implementations, and the schedule of probes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_statistics import VOCAB, case
-from test_trajectory import HOW, bits, trained
+from test_trajectory import CADENCES, bits, trained
 from torch import Tensor, nn
 from torch.func import functional_call, hessian
 
@@ -18,35 +18,40 @@ from normlab.errors import ConfigError
 from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
+from normlab.stats.show import main_stream
 from normlab.stats.statistic import PROBE, STATISTICS, TIERS
-from normlab.stats.tap import first
 from normlab.train import looks
 from normlab.train.load import LoadedRun
-from normlab.train.probed import probe_checkpoints
-from normlab.train.probing import Probe, cost, fits, largest_eigenvalue, probed_steps
+from normlab.train.probing import Probe, fits_share, largest_eigenvalue, probe_checkpoints, probe_cost, probe_steps
 
-NAMES = frozenset(name for name, one in STATISTICS.items() if one.tier == PROBE)
+NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE)
 
 
-def probed(placement: str, *words: str) -> tuple[dict[Any, float], GPT, Tensor, Tensor, dict[str, Tensor]]:
-    one = case(placement, 1, "model.width=8", "model.heads=1", "model.mlp_width=8", "model.context=6", *words)
-    model = build_model(one.configs[0], VOCAB).double()
+def probed(placement: str, *overrides: str) -> tuple[dict[Any, float], GPT, Tensor, Tensor, dict[str, Tensor]]:
+    runs = case(placement, 1, "model.width=8", "model.heads=1", "model.mlp_width=8", "model.context=6", *overrides)
+    model = build_model(runs.configs[0], VOCAB).double()
     tokens = torch.randint(0, VOCAB, (2, 3, 6), generator=torch.Generator().manual_seed(1))
-    measure = {name: p.detach().abs() + 0.1 for name, p in model.named_parameters()}
+    preconditioner = {name: p.detach().abs() + 0.1 for name, p in model.named_parameters()}
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    seen = Probe(model, NAMES, tokens[0], tokens[1], measure)()
+    measurement = Probe(model, NAMES, tokens[0], tokens[1], preconditioner)()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(block.attn.fused for block in model.blocks)
     assert model.training
-    return dict(zip(map(tuple, seen.columns), seen.values.tolist(), strict=True)), model, tokens[0], tokens[1], measure
+    return (
+        dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True)),
+        model,
+        tokens[0],
+        tokens[1],
+        preconditioner,
+    )
 
 
 def loss_of(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
 
-def test_curvature_equals_the_whole_hessian() -> None:
-    found, model, tokens, targets, measure = probed("pre", "model.depth=1", "norm=rmsnorm")
+def test_sharpness_equals_the_full_hessian() -> None:
+    measured, model, tokens, targets, preconditioner = probed("pre", "model.depth=1", "norm=rmsnorm")
     for block in model.blocks:
         block.attn.fused = False
     named = dict(model.named_parameters())
@@ -55,47 +60,47 @@ def test_curvature_equals_the_whole_hessian() -> None:
 
     def of(vector: Tensor) -> Tensor:
         parts = vector.split([size for *_, size in shapes])
-        own = {name: part.view(shape) for part, (name, shape, _) in zip(parts, shapes, strict=True)}
-        logits = functional_call(model, own, (tokens,))
+        params = {name: part.view(shape) for part, (name, shape, _) in zip(parts, shapes, strict=True)}
+        logits = functional_call(model, params, (tokens,))
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    whole = hessian(of)(flat).detach()
-    assert found["sharpness", "", 2] == pytest.approx(torch.linalg.eigvalsh(whole)[-1].item(), rel=1e-2)
-    roots = torch.cat([measure[name].flatten() for name, *_ in shapes]).rsqrt()
-    scaled = roots[:, None] * whole * roots
-    assert found["sharpness_pre", "", 2] == pytest.approx(torch.linalg.eigvalsh(scaled)[-1].item(), rel=1e-2)
+    full_hessian = hessian(of)(flat).detach()
+    assert measured["sharpness", "", 2] == pytest.approx(torch.linalg.eigvalsh(full_hessian)[-1].item(), rel=1e-2)
+    roots = torch.cat([preconditioner[name].flatten() for name, *_ in shapes]).rsqrt()
+    scaled = roots[:, None] * full_hessian * roots
+    assert measured["sharpness_pre", "", 2] == pytest.approx(torch.linalg.eigvalsh(scaled)[-1].item(), rel=1e-2)
 
 
 @pytest.mark.parametrize("placement", ["pre", "residual"])
-def test_what_each_block_is_worth(placement: str) -> None:
-    found, model, tokens, targets, _ = probed(placement, "model.depth=3", "norm=layernorm")
-    whole = loss_of(model, tokens, targets).item()
+def test_layer_drop_equals_the_loss_without_the_block(placement: str) -> None:
+    measured, model, tokens, targets, _ = probed(placement, "model.depth=3", "norm=layernorm")
+    full_loss = loss_of(model, tokens, targets).item()
     blocks = list(model.blocks)
-    for place in (1, 2, 3):
-        model.blocks = nn.ModuleList(blocks[: place - 1] + blocks[place:])
-        expected = loss_of(model, tokens, targets).item() - whole
-        assert found["layer_drop", "", place] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    for layer in (1, 2, 3):
+        model.blocks = nn.ModuleList(blocks[: layer - 1] + blocks[layer:])
+        expected = loss_of(model, tokens, targets).item() - full_loss
+        assert measured["layer_drop", "", layer] == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
-def test_the_streams_geometry() -> None:
-    found, model, tokens, _, _ = probed("pre", "model.depth=3", "norm=layernorm")
+def test_erank_and_angular_equal_their_formulas() -> None:
+    measured, model, tokens, _, _ = probed("pre", "model.depth=3", "norm=layernorm")
     streams: list[Tensor] = []
     for part in (*model.blocks, model.head):
         part.register_forward_pre_hook(lambda m, a: streams.append(a[0]))
     model(tokens)
-    for place, x in enumerate(streams, start=1):
+    for layer, x in enumerate(streams, start=1):
         values = torch.linalg.eigvalsh(torch.cov(x.detach().flatten(0, 1).T)).clamp(min=1e-300)
         shares = values / values.sum()
-        assert found["erank", "", place] == pytest.approx((-(shares * shares.log()).sum()).exp().item(), rel=1e-5)
-        for apart in range(1, 5 - place):
-            cosine = nn.functional.cosine_similarity(x, streams[place - 1 + apart], dim=-1)
+        assert measured["erank", "", layer] == pytest.approx((-(shares * shares.log()).sum()).exp().item(), rel=1e-5)
+        for apart in range(1, 5 - layer):
+            cosine = nn.functional.cosine_similarity(x, streams[layer - 1 + apart], dim=-1)
             expected = (cosine.arccos() / math.pi).mean().item()
-            assert found["angular", str(apart), place] == pytest.approx(expected, rel=1e-5)
-    assert ("angular", "3", 2) not in found
+            assert measured["angular", str(apart), layer] == pytest.approx(expected, rel=1e-5)
+    assert ("angular", "3", 2) not in measured
 
 
-def test_the_jacobian_and_the_matrices() -> None:
-    found, model, tokens, _, _ = probed("pre", "model.depth=2", "norm=rmsnorm", "model.context=6")
+def test_jacobian_gain_and_matrix_norms_equal_their_formulas() -> None:
+    measured, model, tokens, _, _ = probed("pre", "model.depth=2", "norm=rmsnorm", "model.context=6")
     x = model.embed(tokens[:1]).detach()
 
     def through(flat: Tensor) -> Tensor:
@@ -110,66 +115,66 @@ def test_the_jacobian_and_the_matrices() -> None:
         x = model.embed(tokens[example : example + 1]).detach()
         jacobian = torch.autograd.functional.jacobian(through, x.flatten())
         exact.append(jacobian.square().sum().item() / x.numel())
-    assert found["jac_gain", "", 1] == pytest.approx(sum(exact) / 3, rel=0.15)  # of four vectors
+    assert measured["jac_gain", "", 1] == pytest.approx(sum(exact) / 3, rel=0.15)  # of four vectors
     for name, p in model.named_parameters():
         if p.dim() == 2 and name.startswith("blocks.0."):
             values = torch.linalg.svdvals(p.detach())
             site = name.removeprefix("blocks.0.")
-            assert found["spec_norm", site, 1] == pytest.approx(values[0].item(), rel=1e-6)
-            assert found["stable_rank", site, 1] == pytest.approx(
+            assert measured["spec_norm", site, 1] == pytest.approx(values[0].item(), rel=1e-6)
+            assert measured["stable_rank", site, 1] == pytest.approx(
                 (values.square().sum() / values[0] ** 2).item(), rel=1e-6
             )
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "x0_lambdas", "siamese"])
-def test_the_jacobian_is_by_the_stream_that_the_block_is_given(placement: str) -> None:
-    """By that alone: what a placement keeps of it elsewhere stays as it was."""
-    found, model, tokens, _, _ = probed(placement, "model.depth=3", "norm=rmsnorm")
+def test_jacobian_gain_is_with_respect_to_the_blocks_input(placement: str) -> None:
+    """Other tensors that a placement carries are constants."""
+    measured, model, tokens, _, _ = probed(placement, "model.depth=3", "norm=rmsnorm")
     stream, streams = model.embed(tokens), list[Any]()
     for block in model.blocks:
         streams.append(stream)
         stream = block(stream)
-    for place, given in enumerate(streams, start=1):
+    for layer, given in enumerate(streams, start=1):
         x, *others = [each.detach() for each in ((given,) if isinstance(given, Tensor) else given)]
 
-        def last(x: Tensor, others: list[Tensor] = others, place: int = place) -> Tensor:
+        def last(x: Tensor, others: list[Tensor] = others, layer: int = layer) -> Tensor:
             stream: Any = (x, *others) if others else x
-            for block in model.blocks[place - 1 :]:
+            for block in model.blocks[layer - 1 :]:
                 stream = block(stream)
-            return first(stream)
+            return main_stream(stream)
 
-        whole, back = torch.func.vjp(last, x)
+        output, vjp = torch.func.vjp(last, x)
         generator, gain = torch.Generator().manual_seed(0), 0.0
         for _ in range(4):
-            v = torch.randn(whole.shape, generator=generator).to(whole)
-            gain += (back(v)[0].square().sum() / v.square().sum()).item() / 4
-        assert found["jac_gain", "", place] == pytest.approx(gain, rel=1e-5), place
+            v = torch.randn(output.shape, generator=generator).to(output)
+            gain += (vjp(v)[0].square().sum() / v.square().sum()).item() / 4
+        assert measured["jac_gain", "", layer] == pytest.approx(gain, rel=1e-5), layer
 
 
-def test_no_probe_is_made_that_would_take_more_than_its_share() -> None:
-    assert fits(0.03, 1000, 0, 0.0, [])  # nothing is known yet
-    assert fits(0.03, 1000, 0, 0.0, [9.0])  # nor is what a step takes
-    assert fits(0.03, 1000, 100, 10.0, [1.0])  # 2 s of 100
-    assert fits(0.03, 1000, 500, 50.0, [1.0, 1.0])
-    assert not fits(0.03, 1000, 500, 50.0, [1.0, 1.0, 0.5])
-    assert not fits(0.03, 1000, 100, 10.0, [1.6])
+def test_probe_must_fit_its_time_share() -> None:
+    assert fits_share(0.03, 1000, 0, 0.0, [])  # nothing is known yet
+    assert fits_share(0.03, 1000, 0, 0.0, [9.0])  # nor is what a step takes
+    assert fits_share(0.03, 1000, 100, 10.0, [1.0])  # 2 s of 100
+    assert fits_share(0.03, 1000, 500, 50.0, [1.0, 1.0])
+    assert not fits_share(0.03, 1000, 500, 50.0, [1.0, 1.0, 0.5])
+    assert not fits_share(0.03, 1000, 100, 10.0, [1.6])
 
 
 @pytest.mark.slow
-def test_a_probe_that_would_take_too_much_is_left_out_and_said(
+def test_probe_beyond_its_time_share_is_skipped_and_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "fits", lambda share, steps, done, seconds, probes: not probes)
+    monkeypatch.setattr(looks, "fits_share", lambda share, steps, done, seconds, probes: not probes)
     folder = trained(tmp_path, "stats=full", "stats.probe_share=1", "train.steps=400", "model.depth=1")
-    told = [line for line in capfd.readouterr().err.splitlines() if "probed after" in line]
-    assert told[0].startswith("normlab: probed after step 0, in ")
-    assert len(told) > 1
-    assert all("not probed after step" in line and "stats.probe_share=1.0" in line for line in told[1:])
+    lines = [line for line in capfd.readouterr().err.splitlines() if "probe after" in line]
+    assert lines[0].startswith("normlab: probe after step 0 took ")
+    assert len(lines) > 1
+    assert all("no probe after step" in line and "stats.probe_share=1.0" in line for line in lines[1:])
     ((parts,), _) = folder.statistics.read(PROBE)
     assert parts.steps.tolist() == [0]
 
 
-def test_lanczos_on_a_matrix_that_is_known() -> None:
+def test_lanczos_finds_the_largest_eigenvalue_of_a_known_matrix() -> None:
     generator = torch.Generator().manual_seed(3)
     basis = torch.linalg.qr(torch.randn(60, 60, generator=generator, dtype=torch.float64))[0]
     values = torch.linspace(-30, 10, 60, dtype=torch.float64)
@@ -183,7 +188,7 @@ def test_lanczos_on_a_matrix_that_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "moments"),
+    ("overrides", "moments"),
     [
         (["train.steps=10000"], {0, 50, 2500, 5000, 10000}),
         (["train.steps=2500"], {0, 1250, 2500}),
@@ -193,22 +198,22 @@ def test_lanczos_on_a_matrix_that_is_known() -> None:
         (["train.steps=10000", "stats=core"], set()),
     ],
 )
-def test_as_many_moments_as_fit(words: list[str], moments: set[int]) -> None:
-    config = compose_run(["stats=full", *words])
-    assert probed_steps(config) == moments
+def test_as_many_probes_as_fit_are_scheduled(overrides: list[str], moments: set[int]) -> None:
+    config = compose_run(["stats=full", *overrides])
+    assert probe_steps(config) == moments
     share = config.stats.probe_share
-    assert share is None or len(moments) * cost(4, 8) <= share * config.train.steps
+    assert share is None or len(moments) * probe_cost(4, 8) <= share * config.train.steps
 
 
 @pytest.mark.slow
-def test_a_run_that_is_probed_has_the_same_bits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_probes_do_not_change_the_bits_of_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain = ("train.steps=120", "model.depth=2", "train.batch_size=8", "norm=batchnorm")
     folder = trained(tmp_path / "probed", "stats=full", "stats.probe_share=1", *plain)
-    told = [line for line in capfd.readouterr().err.splitlines() if "probed" in line]
-    assert [line.partition(",")[0] for line in told] == [
-        f"normlab: probed after step {step}" for step in (0, 30, 50, 60, 120)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "probe after" in line]
+    assert [line.partition(" took")[0] for line in lines] == [
+        f"normlab: probe after step {step}" for step in (0, 30, 50, 60, 120)
     ]
-    assert bits(folder) == bits(trained(tmp_path / "never", *HOW["never"], *plain))
+    assert bits(folder) == bits(trained(tmp_path / "never", *CADENCES["never"], *plain))
     parts, damaged = folder.statistics.read(PROBE)
     assert sorted(step for part in parts for step in part.steps) == [0, 30, 50, 60, 120]
     assert damaged == 0
@@ -216,9 +221,9 @@ def test_a_run_that_is_probed_has_the_same_bits(tmp_path: Path, capfd: pytest.Ca
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_does_so_when_it_is_probed_too(tmp_path: Path, run_command: Any) -> None:
-    words = ("stats=full", "stats.probe_share=1", "train.steps=60", "train.log_every=60", "optim.lr=1e30")
-    folder = trained(tmp_path, *words, "train.batch_size=8")
+def test_diverging_run_diverges_with_probes_too(tmp_path: Path, run_command: Any) -> None:
+    overrides = ("stats=full", "stats.probe_share=1", "train.steps=60", "train.log_every=60", "optim.lr=1e30")
+    folder = trained(tmp_path, *overrides, "train.batch_size=8")
     assert folder.state() == "diverged"
     broken = folder.status()["diverged"]["step"]
     for tier in TIERS:
@@ -229,7 +234,7 @@ def test_a_run_that_diverges_does_so_when_it_is_probed_too(tmp_path: Path, run_c
     assert json.loads(out)
 
 
-def test_a_statistic_that_no_probe_makes(tmp_path: Path, run_command: Any) -> None:
+def test_probe_of_another_tiers_statistic_fails(tmp_path: Path, run_command: Any) -> None:
     folder = trained(tmp_path, "train.steps=1")
     for name in ("resid_rms", "spikes"):
         code, out, err = run_command("inspect", str(folder.path), name, "--probe")
@@ -238,31 +243,37 @@ def test_a_statistic_that_no_probe_makes(tmp_path: Path, run_command: Any) -> No
 
 
 @pytest.mark.slow
-def test_what_only_adam_has(tmp_path: Path) -> None:
+def test_sharpness_pre_needs_adam_and_an_update(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sharpness_pre: has no effect with optim=sgd"):
         compose_run(["optim=sgd", "stats.also=[sharpness_pre]"])
-    words = ("stats=off", "stats.also=[sharpness_pre]", "stats.probe_share=1", "train.steps=60", "train.batch_size=8")
-    (part,), _ = trained(tmp_path, *words).statistics.read(PROBE)
+    overrides = (
+        "stats=off",
+        "stats.also=[sharpness_pre]",
+        "stats.probe_share=1",
+        "train.steps=60",
+        "train.batch_size=8",
+    )
+    (part,), _ = trained(tmp_path, *overrides).statistics.read(PROBE)
     assert part.names() == ["sharpness_pre"]
     assert 0 not in part.steps
     assert not trained(tmp_path / "sgd", "optim=sgd", "stats=full", "train.steps=1").statistics.read(PROBE)[0]
 
 
-def test_a_run_too_short_for_a_probe_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_too_short_for_a_probe_reports_that(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, "stats=full", "train.steps=3")
-    assert "3 steps are too few for a probe within stats.probe_share=0.03" in capfd.readouterr().err
+    assert "no probe fits into stats.probe_share=0.03 of 3 steps" in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_checkpoints_of_a_run_that_has_ended(
+def test_inspect_probes_the_checkpoints_of_a_finished_run(
     tmp_path: Path, run_command: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = trained(tmp_path, "train.steps=8", "train.checkpoint_every=4", "stats=off")
     before = sorted(path.stat().st_mtime_ns for path in folder.path.rglob("*"))
     code, out, err = run_command("inspect", str(folder.path), "sharpness", "--probe", "--json")
     assert code == 0
-    assert [line.partition(",")[0] for line in err.splitlines()] == [
-        "normlab: probed step 4", "normlab: probed step 8"
+    assert [line.partition(" took")[0] for line in err.splitlines()] == [
+        "normlab: probe of step 4", "normlab: probe of step 8"
     ]  # fmt: skip
     (row,) = json.loads(out)
     assert (row["steps"], row["place"], len(row["values"])) == ([4, 8], "", 2)

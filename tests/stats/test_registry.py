@@ -1,4 +1,4 @@
-"""What is said of each statistic, what the words after `stats.` do, and what happens where one is missing."""
+"""The registry of statistics, the `stats.` options, missing statistics, and derived ones."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ CORPUS = Path(__file__).parents[1] / "corpus.txt"
 
 
 @pytest.mark.parametrize("name", STATISTICS)
-def test_everything_is_said_of_it(name: str) -> None:
-    one = STATISTICS[name]
+def test_statistic_has_all_descriptions(name: str) -> None:
+    entry = STATISTICS[name]
     assert re.fullmatch(r"[a-z][a-z0-9_]*", name)  # what W&B sorts and filters by
-    for text in (one.formula, one.unit, one.question, one.source):
+    for text in (entry.formula, entry.unit, entry.question, entry.source):
         assert text == " ".join(text.split()) != ""
-    assert one.question[-1] in "?.:"
-    assert (one.merge == "derived") == (one.derive is not None) == bool(one.needs)
-    assert all(STATISTICS[need].derive is None for need in one.needs)
-    assert not (one.derive and one.value)
+    assert entry.question[-1] in "?.:"
+    assert (entry.merge == "derived") == (entry.derive is not None) == bool(entry.needs)
+    assert all(STATISTICS[need].derive is None for need in entry.needs)
+    assert not (entry.derive and entry.value)
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,23 @@ def test_everything_is_said_of_it(name: str) -> None:
         ({"merge": "derived"}, "go together"),
     ],
 )
-def test_a_statistic_that_is_none(change: dict[str, str], message: str) -> None:
-    told = {"name": "new", "of": "resid", "formula": "f", "unit": "1", "merge": "mean", "question": "?", "source": "s"}
+def test_invalid_statistic_is_not_registered(change: dict[str, str], message: str) -> None:
+    fields = {
+        "name": "new",
+        "of": "resid",
+        "formula": "f",
+        "unit": "1",
+        "merge": "mean",
+        "question": "?",
+        "source": "s",
+    }
     with pytest.raises(ConfigError, match=message):
-        register(Statistic(**(told | change)))
+        register(Statistic(**(fields | change)))
     assert "new" not in STATISTICS
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["stats.without=[resid_rm]"], "stats.without=resid_rm: unknown name .*did you mean 'resid_rms'"),
         (["stats.also=[resid_rms]"], "has no effect, it is measured anyway"),
@@ -58,29 +66,29 @@ def test_a_statistic_that_is_none(change: dict[str, str], message: str) -> None:
         (["stats.also=[gns]", "eval.sequences=1"], "stats.also=gns: has no effect with eval.sequences=1"),
         (["stats=full", "stats.also=[gns]"], "stats.also=gns: has no effect, it is measured anyway"),
         (["stats=off", "stats.without=[resid_rms]"], "has no effect, it is not measured"),
-        (["stats=off", "stats.every=5"], "has no effect, none of those statistics is measured; set stats=core"),
+        (["stats=off", "stats.every=5"], "has no effect, no core statistic is measured; set stats=core"),
         (["stats.without=[resid_growth]"], "has no effect, other statistics need resid_rms too"),
         (["stats=off", "stats.without=[gns]"], "has no effect, it is not measured"),
         (["stats.tiers=[cores]"], "did you mean 'core'"),
         (["stats.every=0"], "must be at least 1"),
-        (["stats.extended_every=5"], "has no effect, none of those .*; set stats=full"),
-        (["stats.probe_share=0.5"], "has no effect, none of those .*; set stats=full"),
+        (["stats.extended_every=5"], "has no effect, no .* statistic is measured; set stats=full"),
+        (["stats.probe_share=0.5"], "has no effect, no .* statistic is measured; set stats=full"),
         (["stats.also=[gns]", "stats.probe_share=0.5"], "stats.probe_share=0.5: has no effect"),
     ],
 )
-def test_words_that_mean_nothing_are_refused(words: list[str], message: str) -> None:
+def test_options_without_effect_fail(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        compose_run(words)
+        compose_run(overrides)
 
 
-def test_a_choice_that_there_is_not(run_command: Command) -> None:
+def test_unknown_preset_fails(run_command: Command) -> None:
     assert run_command("train", "stats=of") == (
         2, "", "error: stats=of: unknown stats 'of': choose one of core, full, off (did you mean 'off'?)\n"
     )  # fmt: skip
 
 
-def test_words_that_choose() -> None:
-    core = {name for name, one in STATISTICS.items() if one.tier == CORE and one.derive is None}
+def test_options_select_statistics() -> None:
+    core = {name for name, entry in STATISTICS.items() if entry.tier == CORE and entry.derive is None}
     assert compose_run([]).stats.names(CORE) == core
     assert compose_run([]).stats.every == 10
     assert compose_run(["stats=off"]).stats.names(CORE) == set()
@@ -92,13 +100,13 @@ def test_words_that_choose() -> None:
     assert compose_run(["stats.also=[gns]"]).stats.names(EXTENDED) == {"gns_trace", "gns_square"}
 
 
-def test_they_are_no_part_of_a_run_s_identity() -> None:
+def test_statistics_options_do_not_change_the_config_hash() -> None:
     plain = compose_run([])
-    for words in (["stats=off"], ["stats.every=1"], ["stats.without=[adj_cos]"], ["tracking.layers=true"]):
-        assert compose_run(words).config_hash == plain.config_hash
+    for overrides in (["stats=off"], ["stats.every=1"], ["stats.without=[adj_cos]"], ["tracking.layers=true"]):
+        assert compose_run(overrides).config_hash == plain.config_hash
 
 
-# A tap that did not run.
+# Missing statistics.
 
 HALF = '''
 from dataclasses import dataclass
@@ -133,7 +141,7 @@ class Wiring(nn.Module):
 
 register_placement(Half())
 '''
-WORDS = [
+OVERRIDES = [
     "train", "data=files", f"data.path=[{CORPUS}]", "tracking.wandb=off", "model=gpt2_nano", "train.steps=2",
     "train.batch_size=2", "eval.sequences=2", "device=cpu",
 ]  # fmt: skip
@@ -143,49 +151,49 @@ WORDS = [
 @pytest.mark.parametrize(
     ("name", "body", "missing"),
     [
-        ("no_mlp", "return x + attn(self.norm(self.other(x)))", "mlp_rms, place 1: .*never called the MLP"),
-        ("no_attn", "return x + mlp(self.norm(self.other(x)))", "attn_rms, place 1: .*never called attention"),
+        ("no_mlp", "return x + attn(self.norm(self.other(x)))", "mlp_rms, layer 1: .*never called the MLP"),
+        ("no_attn", "return x + mlp(self.norm(self.other(x)))", "attn_rms, layer 1: .*never called attention"),
         (
             "no_norm", "return x + attn(self.norm(x)) + mlp(x)",
-            "norm_in_rms of other, place 1: .*built and never called",
+            "norm_in_rms at other, layer 1: .*built and never called",
         ),
     ],
 )  # fmt: skip
-def test_a_statistic_that_is_missing_is_an_error(
+def test_missing_statistic_is_an_error(
     name: str, body: str, missing: str, tmp_path: Path, run_command: Command
 ) -> None:
     plugin = tmp_path / "half.py"
     plugin.write_text(HALF.replace("NAME", name).replace("BODY", body))
-    words = [*WORDS, f"plugins=[{plugin}]", f"placement={name}", f"results_dir={tmp_path / 'results'}"]
-    code, _, err = run_command(*words)
+    overrides = [*OVERRIDES, f"plugins=[{plugin}]", f"placement={name}", f"results_dir={tmp_path / 'results'}"]
+    code, _, err = run_command(*overrides)
     assert code == 2
     (line,) = (line for line in err.splitlines() if line.startswith("error: "))
     assert re.search(f"statistic {missing}", line)
-    code, _, err = run_command(*words, "stats=off")
+    code, _, err = run_command(*overrides, "stats=off")
     assert code == 0, err
 
 
-def test_a_norm_that_is_run_twice_has_two_sites(tmp_path: Path) -> None:
+def test_norm_that_runs_twice_has_two_sites(tmp_path: Path) -> None:
     plugin = tmp_path / "twice.py"
     body = "x = x + attn(self.norm(x)); return x + mlp(self.other(self.norm(x)))"
     plugin.write_text(HALF.replace("NAME", "twice").replace("BODY", body))
-    words = [*WORDS[1:], f"plugins=[{plugin}]", "placement=twice", f"results_dir={tmp_path / 'results'}"]
-    (profiles,), _ = train(compose_run(words), sinks=[]).folder.statistics.read(CORE)
+    overrides = [*OVERRIDES[1:], f"plugins=[{plugin}]", "placement=twice", f"results_dir={tmp_path / 'results'}"]
+    (profiles,), _ = train(compose_run(overrides), sinks=[]).folder.statistics.read(CORE)
     assert set(profiles.get("norm_in_rms")) == {"norm", "norm#2", "other"}
 
 
-# What is derived.
+# Derived statistics.
 
 
 def profiles_of(values: dict[tuple[str, str], list[float]], families: dict[str, str] | None = None) -> Profiles:
-    """One step of a model of three blocks: the numbers of each statistic and site at places 1, 2, ..."""
-    columns = [Column(*key, place) for key, own in values.items() for place in range(1, len(own) + 1)]
+    """Return one step of a model of three blocks, from values of each statistic and site at layers 1, 2, ..."""
+    columns = [Column(*key, layer) for key, by_layer in values.items() for layer in range(1, len(by_layer) + 1)]
     layout, order = Layout.of(columns, 3, families or {})
-    whole = np.array([number for own in values.values() for number in own], dtype=np.float32)
-    return Profiles(layout, np.array([0]), whole[None, order])
+    row = np.array([number for by_layer in values.values() for number in by_layer], dtype=np.float32)
+    return Profiles(layout, np.array([0]), row[None, order])
 
 
-def test_what_is_derived_is_what_its_formula_says() -> None:
+def test_derived_statistics_equal_their_formulas() -> None:
     measured = profiles_of(
         {
             ("resid_rms", ""): [1, 2, 4, 8], ("resid_absmax", ""): [5, 8, 8, 80], ("attn_rms", ""): [0.5, 3, 1],
@@ -212,7 +220,7 @@ def test_what_is_derived_is_what_its_formula_says() -> None:
         "update_ratio": {"q": [nan, 1e-3, 5e-4, np.inf, nan]},
         "gns": {"q": [nan, 2, nan, nan, nan], "all": 11 / 2},
     }
-    assert expected.keys() == {name for name, one in STATISTICS.items() if one.derive is not None}
+    assert expected.keys() == {name for name, entry in STATISTICS.items() if entry.derive is not None}
     for name, sites in expected.items():
         found = values_of(measured, name)
         assert found.keys() == sites.keys()
@@ -220,15 +228,15 @@ def test_what_is_derived_is_what_its_formula_says() -> None:
             np.testing.assert_allclose(found[site][0], values, rtol=1e-6, err_msg=name)
 
 
-def test_a_gradient_that_is_no_number_is_its_familys() -> None:
+def test_nan_gradient_makes_all_shares_nan() -> None:
     measured = profiles_of(
         {("grad_norm", "q"): [1, np.nan], ("grad_norm", "up"): [2, 3]}, {"q": "attn", "up": "mlp"}
     )  # fmt: skip
     assert all(np.isnan(share[0]) for share in values_of(measured, "grad_share").values())
 
 
-def test_what_cannot_be_derived_says_what_it_lacks() -> None:
-    with pytest.raises(StatisticsError, match="resid_crest: resid_absmax, of which it is made, was not measured"):
+def test_derived_statistic_names_its_missing_input() -> None:
+    with pytest.raises(StatisticsError, match="resid_crest: is derived from resid_absmax, which was not measured"):
         values_of(profiles_of({("resid_rms", ""): [1, 2]}), "resid_crest")
     with pytest.raises(StatisticsError, match="logz: was not measured"):
         values_of(profiles_of({("resid_rms", ""): [1, 2]}), "logz")

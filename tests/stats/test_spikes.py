@@ -1,4 +1,4 @@
-"""Every definition of a spike, against the same written out step by step, and on series that are known."""
+"""Every spike rule against a loop over steps, and on known series."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from normlab.stats.spikes import RULES, count
+from normlab.stats.spikes import RULES, count_spikes
 
 Values = Sequence[float]
 
@@ -64,45 +64,47 @@ def series(steps: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2, 11, 128, 129, 200, 201, 202, 1000, 1001, 2500])
-def test_every_rule_equals_the_slow_one(steps: int) -> None:
+def test_every_rule_equals_a_loop_over_steps(steps: int) -> None:
     given = series(steps)
-    found = {one.rule.name: one for one in count(given)}
+    found = {result.rule.name: result for result in count_spikes(given)}
     assert found.keys() == SLOW.keys() == {rule.name for rule in RULES}
-    for name, one in found.items():
-        judged = [SLOW[name](given[one.rule.of].tolist(), step) for step in range(steps)]
-        assert one.spikes == [step for step, spike in enumerate(judged) if spike], name
-        assert one.scored == sum(spike is not None for spike in judged), name
+    for name, result in found.items():
+        judged = [SLOW[name](given[result.rule.of].tolist(), step) for step in range(steps)]
+        assert result.spikes == [step for step, spike in enumerate(judged) if spike], name
+        assert result.scored == sum(spike is not None for spike in judged), name
     if steps == 2500:
-        assert all(one.spikes for one in found.values())
+        assert all(result.spikes for result in found.values())
 
 
-def test_a_long_run_is_judged_in_parts() -> None:
+def test_long_series_is_judged_in_chunks() -> None:
     given = series(10_500)
-    (found,) = (one for one in count(given) if one.rule.name == "loss_median")
+    (found,) = (result for result in count_spikes(given) if result.rule.name == "loss_median")
     loss = given["loss"].tolist()
     assert found.spikes == [step for step in range(len(loss)) if by_median(loss, step)]
 
 
-def test_a_run_without_noise_has_none_and_one_that_diverges_is_judged_up_to_there() -> None:
+def test_constant_series_has_no_spikes_and_diverged_series_is_cut() -> None:
     quiet = {"loss": np.full(3000, 2.5), "grad_norm": np.full(3000, 0.5), "clip": np.ones(3000)}
-    assert [one.spikes for one in count(quiet)] == [[]] * len(RULES)
+    assert [result.spikes for result in count_spikes(quiet)] == [[]] * len(RULES)
     broken = series(600)
     broken["loss"][500] = math.nan
-    found = {one.rule.name: one for one in count(broken)}
+    found = {result.rule.name: result for result in count_spikes(broken)}
     assert found["loss_olmo_core"].scored == 500 - 128
     assert found["grad_norm_olmo_core"].scored == 500 - 128  # the update of step 500 was not made
     assert found["loss_olmo_2"].share is None
 
 
-def test_a_huge_value_is_forgotten_with_its_window() -> None:
+def test_huge_value_does_not_affect_later_windows() -> None:
     loss = 3 + 0.01 * np.random.default_rng(1).standard_normal(500)
     loss[100] = 1e17
-    (found,) = (one for one in count({**series(500), "loss": loss}) if one.rule.name == "loss_lightning")
+    (found,) = (
+        result for result in count_spikes({**series(500), "loss": loss}) if result.rule.name == "loss_lightning"
+    )
     assert found.spikes == [step for step in range(500) if by_lightning(loss.tolist(), step)] == [100]
 
 
-def test_a_step_that_was_not_taken_is_not_judged() -> None:
+def test_skipped_step_is_not_judged() -> None:
     given = series(20)
     given["grad_norm"][7], given["clip"][:], given["clip"][7] = math.inf, 0.5, 0.0
-    (found,) = (one for one in count(given) if one.rule.name == "clipped")
+    (found,) = (result for result in count_spikes(given) if result.rule.name == "clipped")
     assert (found.spikes, found.scored) == (list(range(7)), 7)

@@ -1,4 +1,4 @@
-"""Looking changes nothing: with statistics every step, now and then, and never, a run has the same bits."""
+"""Statistics do not change training: with every cadence, and without statistics, a run has the same bits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from test_statistics import case
 from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train import checkpoint
-from normlab.train.optim import hyper_of
+from normlab.train.optim import hyperparameters_at
 from normlab.train.resolve import resolve
 from normlab.train.start import train
 from normlab.train.step import Step
 
 CORPUS = Path(__file__).parents[1] / "corpus.txt"
-WORDS = [
+OVERRIDES = [
     "data=files", f"data.path=[{CORPUS}]", "device=cpu", "tracking.wandb=off", "model=gpt2_nano", "model.depth=4",
     "train.steps=21", "train.batch_size=4", "eval.sequences=4", "optim.lr=1e-2",
 ]  # fmt: skip
-HOW = {"always": ["stats.every=1"], "now and then": [], "never": ["stats=off"]}
+CADENCES = {"always": ["stats.every=1"], "now and then": [], "never": ["stats=off"]}
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +35,15 @@ def _one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
-def trained(results: Path, *words: str) -> RunFolder:
-    return train(compose_run([*WORDS, f"results_dir={results}", *words]), sinks=[]).folder
+def trained(results: Path, *overrides: str) -> RunFolder:
+    return train(compose_run([*OVERRIDES, f"results_dir={results}", *overrides]), sinks=[]).folder
 
 
 def bits(folder: RunFolder) -> tuple[Any, str]:
-    """Every loss, gradient norm and clip factor, and the state at the end."""
+    """Return every loss, gradient norm and clip factor, and a hash of the final state."""
     rows = [tuple(row.values()) for row in folder.rows().rows if row["kind"] != "pace"]
     state = hashlib.sha256()
-    saved, _ = checkpoint.newest(folder.path / "checkpoints")
+    saved, _ = checkpoint.read_newest(folder.path / "checkpoints")
     assert saved is not None
     for name in sorted(saved.tensors):
         state.update(saved.tensors[name].contiguous().numpy().tobytes())
@@ -59,27 +59,29 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "compiled"),
+    ("overrides", "compiled"),
     [
         # Half a minute to a minute each where they are compiled.
-        pytest.param(words, compiled, marks=[pytest.mark.slow] if compiled == "on" else [])
-        for name, words in CASES.items()
+        pytest.param(overrides, compiled, marks=[pytest.mark.slow] if compiled == "on" else [])
+        for name, overrides in CASES.items()
         for compiled in ("off", "on")
     ],
     ids=[f"{name}-{compiled}" for name in CASES for compiled in ("off", "on")],
 )
-def test_looking_changes_nothing(words: tuple[str, ...], compiled: str, tmp_path: Path) -> None:
+def test_statistics_do_not_change_the_bits_of_a_run(overrides: tuple[str, ...], compiled: str, tmp_path: Path) -> None:
     torch.compiler.reset()
     found = {
-        how: bits(trained(tmp_path / how, *words, *looks, f"compile={compiled}", "deterministic=true"))
-        for how, looks in HOW.items()
+        how: bits(trained(tmp_path / how, *overrides, *options, f"compile={compiled}", "deterministic=true"))
+        for how, options in CADENCES.items()
     }
     assert found["always"] == found["never"]
     assert found["now and then"] == found["never"]
 
 
-def test_in_bfloat16_eager_steps_are_the_same(tmp_path: Path) -> None:
-    found = [bits(trained(tmp_path / how, *looks, "precision=bf16", "train.steps=3")) for how, looks in HOW.items()]
+def test_statistics_do_not_change_eager_bfloat16_steps(tmp_path: Path) -> None:
+    found = [
+        bits(trained(tmp_path / how, *options, "precision=bf16", "train.steps=3")) for how, options in CADENCES.items()
+    ]
     assert found == [found[0]] * 3
 
 
@@ -88,39 +90,39 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("post", "peri")]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", *SLOW])
-def test_in_bfloat16_compiled_steps_round_otherwise_and_by_how_much(placement: str) -> None:
-    """What backward gets is kept as it was rounded or computed again unrounded, as the compiler likes: float32 is one.
+def test_statistics_change_compiled_bfloat16_steps_by_rounding_only(placement: str) -> None:
+    """The compiler may keep rounded values for the backward pass or recompute them unrounded, unlike in float32.
 
-    From one state, a measured step and a plain one: the loss and the gradient's norm are far nearer to each other
-    than a unit in the last place of bfloat16, 2^-8.
+    From one state, the loss and the gradient norm of a measured and a plain step differ by far less than a unit in
+    the last place of bfloat16, 2^-8.
     """
     torch.compiler.reset()
-    one = case(placement, 1, "precision=bf16", "optim.lr=1e-2", dtype=torch.float32, compiled=True)
-    config = one.configs[0]
-    steps = [one.step_of(one.models()) for _ in range(2)]
+    runs = case(placement, 1, "precision=bf16", "optim.lr=1e-2", dtype=torch.float32, compiled=True)
+    config = runs.configs[0]
+    steps = [runs.step_of(runs.models()) for _ in range(2)]
     for step in steps:
         step.autocast = resolve(config).autocast()
     for number in range(12):
-        (tokens, targets), hyper = one.batch(number), hyper_of(config.optim, 50, number)
-        seen = [step(tokens[0], targets[0], hyper, measured=step is steps[0]) for step in steps]
-        torch.testing.assert_close(seen[0].loss, seen[1].loss, rtol=2**-16, atol=0)
-        torch.testing.assert_close(seen[0].grad_norm, seen[1].grad_norm, rtol=2**-12, atol=0)
+        (tokens, targets), hyper = runs.batch(number), hyperparameters_at(config.optim, 50, number)
+        outputs = [step(tokens[0], targets[0], hyper, measured=step is steps[0]) for step in steps]
+        torch.testing.assert_close(outputs[0].loss, outputs[1].loss, rtol=2**-16, atol=0)
+        torch.testing.assert_close(outputs[0].grad_norm, outputs[1].grad_norm, rtol=2**-12, atol=0)
         with torch.no_grad():
-            for ours, theirs in zip(state_of(steps[0]), state_of(steps[1]), strict=True):
-                theirs.copy_(ours)
+            for measured, plain in zip(state_of(steps[0]), state_of(steps[1]), strict=True):
+                plain.copy_(measured)
 
 
 def state_of(step: Step) -> list[torch.Tensor]:
-    return [*step.bound.params.values(), *(m for kind in step.optimizer.moments.values() for m in kind.values())]
+    return [*step.runner.params.values(), *(m for kind in step.optimizer.moments.values() for m in kind.values())]
 
 
-def test_what_is_kept(tmp_path: Path) -> None:
+def test_record_holds_the_measured_steps(tmp_path: Path) -> None:
     folder = trained(tmp_path)
     (profiles,), damaged = folder.statistics.read("core")
     assert damaged == 0
     assert profiles.steps.tolist() == [0, 10, 20]
-    assert profiles.one("resid_rms").shape == (3, 6)
-    assert np.isnan(profiles.one("resid_rms")[:, 0]).all()
-    assert np.isfinite(profiles.one("resid_rms")[:, 1:]).all()
+    assert profiles.single_site("resid_rms").shape == (3, 6)
+    assert np.isnan(profiles.single_site("resid_rms")[:, 0]).all()
+    assert np.isfinite(profiles.single_site("resid_rms")[:, 1:]).all()
     assert [row["step"] for row in folder.rows("train").rows] == list(range(21))
     assert not (trained(tmp_path / "off", "stats=off").path / "stats").exists()

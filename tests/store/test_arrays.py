@@ -65,7 +65,7 @@ def test_what_is_written_is_read(stored: StatisticsFiles) -> None:
     assert part.steps.tolist() == [0, 10, 20]
     assert np.array_equal(part.values, measured(0, 10, 20).values)
     nan = np.nan
-    assert np.array_equal(part.one("resid_rms")[1], [nan, 10, 10.125, 10.25], equal_nan=True)
+    assert np.array_equal(part.single_site("resid_rms")[1], [nan, 10, 10.125, 10.25], equal_nan=True)
     assert np.array_equal(part.get("norm_in_rms")["attn.in"][2], [nan, 20.375, nan, nan], equal_nan=True)
 
 

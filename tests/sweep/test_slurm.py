@@ -454,7 +454,7 @@ def test_gpu_of_a_node_is_not_queried(monkeypatch: pytest.MonkeyPatch, words: li
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     grid = [*(word for word in words if not word.startswith("device=")), "sweep.on=slurm"]
-    with pytest.raises(ConfigError, match=r"precision=auto: is for the GPU to say, and there is none here"):
+    with pytest.raises(ConfigError, match=r"precision=auto: depends on the GPU, and this machine has none"):
         make_plan(*compose_sweep(grid))
     planned = make_plan(*compose_sweep([*grid, "precision=bf16"]))
     named = make_plan(*compose_sweep([*grid, "precision=bf16", "device=cuda"]))

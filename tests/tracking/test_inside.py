@@ -46,13 +46,13 @@ def test_number_of_keys_does_not_depend_on_depth(placement: str, tmp_path: Path)
 def test_metrics_of_a_profile(tmp_path: Path) -> None:
     profiles = measured(tmp_path, "model.depth=4")
     metrics = step_metrics(profiles)
-    sizes = profiles.one("resid_rms")[0, 1:]
+    sizes = profiles.single_site("resid_rms")[0, 1:]
     numbers = [metrics.numbers[f"stats/resid_rms/{which}"] for which in ("first", "mid", "last", "max", "slope")]
     slope = np.polyfit(np.arange(5), sizes, 1)[0]
     assert numbers == pytest.approx([sizes[0], sizes[2], sizes[4], sizes.max(), slope], rel=1e-5)
     assert metrics.profiles["profiles/resid_rms"].tolist() == sizes.tolist()
     assert sum(value for key, value in metrics.numbers.items() if key.startswith("grad_share/")) == pytest.approx(1)
-    assert metrics.numbers["out/logz"] == profiles.one("logz")[0, 5]
+    assert metrics.numbers["out/logz"] == profiles.single_site("logz")[0, 5]
     assert all(np.isfinite(value) for value in metrics.numbers.values())
 
 

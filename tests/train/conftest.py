@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import WORDS, Command, Train
+from resuming import OVERRIDES, Command, Train
 
 from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
@@ -18,7 +18,7 @@ from normlab.train import start
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The number of threads may change bits; some of these runs change the process half-way."""
+    """Use one thread: the number of threads changes bits, and some of these runs resume in another process."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -28,27 +28,27 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
-    """Train the run of WORDS and more, however it ends, and return its folder."""
+    """Return a function that trains the run of OVERRIDES with more overrides and returns its folder."""
 
-    def call(*words: str, results: str = "results") -> RunFolder:
-        return start.train(compose_run([*WORDS, f"results_dir={tmp_path / results}", *words])).folder
+    def call(*overrides: str, results: str = "results") -> RunFolder:
+        return start.train(compose_run([*OVERRIDES, f"results_dir={tmp_path / results}", *overrides])).folder
 
     return call
 
 
 @pytest.fixture
 def command(tmp_path: Path, run_command: Command) -> Command:
-    """`normlab train` with WORDS and more, in the folder that `train` uses: exit code, output, errors."""
-    return lambda *words: run_command("train", *WORDS, f"results_dir={tmp_path / 'results'}", *words)
+    """Return a function that runs `normlab train` with OVERRIDES: exit code, stdout, stderr."""
+    return lambda *overrides: run_command("train", *OVERRIDES, f"results_dir={tmp_path / 'results'}", *overrides)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of WORDS that nothing happened to."""
+    """The folder of an uninterrupted run of OVERRIDES."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     results = tmp_path_factory.mktemp("reference")
-    outcome = start.train(compose_run([*WORDS, f"results_dir={results}"]))
+    outcome = start.train(compose_run([*OVERRIDES, f"results_dir={results}"]))
     torch.set_num_threads(threads)
     assert outcome.state == "finished"
     return outcome.folder.path
@@ -56,7 +56,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have the next run send itself a signal once `step` updates are in its record; 0: before the first."""
+    """Make the next run send itself a signal after `step` updates are in its record; 0: before the first."""
 
     def arm(step: int, number: int = signal.SIGTERM, times: int = 1) -> None:
         class Interrupting(Console):

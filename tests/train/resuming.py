@@ -1,4 +1,4 @@
-"""A run of a second that has everything in its state, and what may be done to its folder."""
+"""A run of one second whose state has everything, and helpers that inspect and damage its folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Train = Callable[..., RunFolder]
 
 CORPUS = Path(__file__).parents[1] / "corpus.txt"
 SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_and_resume.py"
-WORDS = [
+OVERRIDES = [
     "norm=batchnorm", "placement=pre", "model=gpt2_nano", "data=files", f"data.path=[{CORPUS}]", "device=cpu",
     "tracking.wandb=off", "eval.sequences=8", "train.batch_size=4", "train.steps=16",
     "train.checkpoint_every=4", "eval.every=4", "train.log_every=3",
 ]  # fmt: skip
-"""A run whose state has everything: buffers, two moments. Checkpoints at 4, 8, 12 and 16."""
+"""Overrides of a run whose state has buffers and two moments. Checkpoints at 4, 8, 12 and 16."""
 
 
 def _load_script() -> ModuleType:

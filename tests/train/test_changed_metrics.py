@@ -1,4 +1,4 @@
-"""A run that has ended knows the rows of its metrics: every reader reports rows that were lost, added or changed."""
+"""An ended run stores a digest of its metrics: every reader reports lost, added and changed rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from resuming import WORDS, Command
+from resuming import OVERRIDES, Command
 
 from normlab.launch import compose_run
 from normlab.report.by import Options, summarize_by
@@ -23,7 +23,7 @@ CONSTANT = ("optim.schedule=constant", "optim.warmup_steps=2")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results folder of a finished run."""
     results = tmp_path_factory.mktemp("changed") / "results"
-    train(compose_run([*WORDS, *CONSTANT, f"results_dir={results}"]), sinks=[])
+    train(compose_run([*OVERRIDES, *CONSTANT, f"results_dir={results}"]), sinks=[])
     return results
 
 
@@ -54,57 +54,55 @@ CHANGES = {
 
 
 def rewrite(run: RunFolder, change: Callable[[list[bytes]], list[bytes]]) -> str:
-    """Change the metrics; return the sentence that readers must report."""
+    """Change the metrics; return the sentence that every reader must print."""
     lines = run.metrics_path.read_bytes().splitlines(keepends=True)
     assert change(lines) != lines
     run.metrics_path.write_bytes(b"".join(change(lines)))
-    told = CHANGES[change].format(rows=len(lines), less=len(lines) - 2, more=len(lines) + 1)
-    return f"the metrics of run {run.run_id} {told}; put back a copy"
+    message = CHANGES[change].format(rows=len(lines), less=len(lines) - 2, more=len(lines) + 1)
+    return f"the metrics of run {run.run_id} {message}; put back a copy"
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_reader_of_the_metrics_reports_rows_that_were_lost_added_or_changed(
+def test_every_reader_reports_lost_added_or_changed_rows(
     change: Callable[[list[bytes]], list[bytes]],
     run: RunFolder,
     run_command: Command,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     results = str(run.path.parents[1])
-    told = rewrite(run, change)
+    message = rewrite(run, change)
     for command in (
         ("inspect", run.run_id, "spikes", "--results-dir", results),
         ("compare", results, "-o", f"{results}/page.html"),
-        ("train", *WORDS, *CONSTANT, f"results_dir={results}"),
+        ("train", *OVERRIDES, *CONSTANT, f"results_dir={results}"),
     ):
         code, _, err = run_command(*command)
         assert code == 0
-        assert [line for line in err.splitlines() if told in line], command
-    assert told in (Path(results) / "page.html").read_text()
+        assert [line for line in err.splitlines() if message in line], command
+    assert message in (Path(results) / "page.html").read_text()
     capfd.readouterr()
     assert len(load(run.path).metrics)
-    assert told in capfd.readouterr().err
+    assert message in capfd.readouterr().err
     (row,) = summarize_by(results, ["norm"], Options(target=99.0)).rows
     assert (row["target_runs"], row["target_reached"]) == (0, 0)
-    assert [warning for warning in row["warnings"] if told in warning]
+    assert [warning for warning in row["warnings"] if message in warning]
 
 
-def test_a_run_with_changed_metrics_is_not_continued_by_a_longer_one(run: RunFolder, run_command: Command) -> None:
-    longer = (*WORDS, *CONSTANT, "train.steps=20", f"results_dir={run.path.parents[1]}", "run.name=longer")
-    told = rewrite(run, change_a_digit)
+def test_longer_run_does_not_branch_from_changed_metrics(run: RunFolder, run_command: Command) -> None:
+    longer = (*OVERRIDES, *CONSTANT, "train.steps=20", f"results_dir={run.path.parents[1]}", "run.name=longer")
+    message = rewrite(run, change_a_digit)
     code, _, err = run_command("train", *longer)
     assert code == 0
-    assert f"{told}; this run does not continue from it" in err
+    assert f"{message}; this run does not branch from it" in err
     assert "continued_from" not in load("longer", run.path.parents[1]).record
 
 
-def test_runs_that_were_only_resumed_copied_or_made_before_are_reported_by_nobody(
-    run: RunFolder, run_command: Command
-) -> None:
+def test_resumed_branched_and_old_runs_are_not_reported(run: RunFolder, run_command: Command) -> None:
     results = str(run.path.parents[1])
     assert run.metrics_problem() == ""
     assert run.status()["metrics"]["rows"] == len(run.rows().rows)
     assert "spikes" in run.status()
-    longer = train(compose_run([*WORDS, *CONSTANT, "train.steps=20", f"results_dir={results}"]), sinks=[]).folder
+    longer = train(compose_run([*OVERRIDES, *CONSTANT, "train.steps=20", f"results_dir={results}"]), sinks=[]).folder
     assert longer.run()["continued_from"]["run_id"] == run.run_id
     assert longer.metrics_problem() == ""
     before = {name: value for name, value in run.status().items() if name != "metrics"}
@@ -116,8 +114,8 @@ def test_runs_that_were_only_resumed_copied_or_made_before_are_reported_by_nobod
     assert run.metrics_problem() == ""
 
 
-def test_each_run_of_a_pack_knows_its_rows_the_diverged_one_too(tmp_path: Path) -> None:
-    configs = [compose_run([*WORDS, f"results_dir={tmp_path}", f"seed={seed}", f"optim.lr={lr}", "optim.clip=1e9"])
+def test_each_run_of_a_pack_stores_the_digest_of_its_rows(tmp_path: Path) -> None:
+    configs = [compose_run([*OVERRIDES, f"results_dir={tmp_path}", f"seed={seed}", f"optim.lr={lr}", "optim.clip=1e9"])
                for seed, lr in ((0, 1e-3), (1, 1e6))]  # fmt: skip
     outcomes = train_pack(configs, [[], []], pack={"sweep": "some", "number": 0})
     assert [outcome.state for outcome in outcomes] == ["finished", "diverged"]

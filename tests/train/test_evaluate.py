@@ -1,4 +1,4 @@
-"""Validation: what it averages, what it leaves alone, and the gap of norms with batch statistics."""
+"""Validation: the mean over windows, unchanged running statistics, and the loss with batch statistics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from normlab.launch import compose_run
 from normlab.model.init import build_model
-from normlab.train.bound import Alone
+from normlab.train.bound import SingleRun
 from normlab.train.evaluate import Validation
 from normlab.train.start import train
 
@@ -21,34 +21,34 @@ def validation_of(batch_size: int, batch_statistics: bool = False) -> Validation
     return Validation(tokens[:, :-1], tokens[:, 1:], batch_size, nullcontext, batch_statistics)
 
 
-def bound_of(norm: str) -> Alone:
+def runner_of(norm: str) -> SingleRun:
     config = compose_run(["model=gpt2_nano", "model.context=8", f"norm={norm}", "init=xavier"])
-    return Alone(build_model(config, VOCAB), compiled=False)
+    return SingleRun(build_model(config, VOCAB), compiled=False)
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
-def test_the_loss_is_the_mean_over_windows_whatever_the_batch(norm: str) -> None:
-    bound, whole = bound_of(norm), validation_of(7)
+def test_validation_loss_does_not_depend_on_the_batch_size(norm: str) -> None:
+    runner, validation = runner_of(norm), validation_of(7)
     with torch.no_grad():
-        logits = bound.model.eval()(whole.tokens_NT)
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), whole.targets_NT.flatten()).item()
+        logits = runner.model.eval()(validation.tokens_NT)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), validation.targets_NT.flatten()).item()
     for batch_size in (1, 2, 3, 7, 50):
-        assert validation_of(batch_size)(bound)["loss"] == [pytest.approx(expected, abs=1e-6)]
+        assert validation_of(batch_size)(runner)["loss"] == [pytest.approx(expected, abs=1e-6)]
 
 
-def test_batch_statistics_are_measured_and_left_as_they_were() -> None:
-    bound = bound_of("batchnorm")
-    before = {name: tensor.clone() for name, tensor in bound.buffers.items()}
-    losses = validation_of(4, batch_statistics=True)(bound)
+def test_evaluation_with_batch_statistics_keeps_the_running_ones() -> None:
+    runner = runner_of("batchnorm")
+    before = {name: tensor.clone() for name, tensor in runner.buffers.items()}
+    losses = validation_of(4, batch_statistics=True)(runner)
     (loss,), (of_batches,) = losses["loss"], losses["loss_batch_statistics"]
     assert loss != pytest.approx(of_batches, abs=1e-3)
     assert before
-    for name, tensor in bound.buffers.items():
+    for name, tensor in runner.buffers.items():
         assert torch.equal(tensor, before[name])
 
 
 @pytest.mark.parametrize(("norm", "gap"), [("batchnorm", True), ("rmsnorm", False)])
-def test_the_gap_is_in_the_record_of_norms_that_have_one(norm: str, gap: bool, words: list[str]) -> None:
+def test_batch_statistics_loss_is_recorded_for_norms_that_have_it(norm: str, gap: bool, words: list[str]) -> None:
     folder = train(compose_run([*words, f"norm={norm}", "train.steps=2"]), sinks=[]).folder
     assert all(("loss_batch_statistics" in row) == gap for row in folder.rows("eval").rows)
     assert (folder.status()["val_loss_batch_statistics"] is not None) == gap
@@ -56,11 +56,11 @@ def test_the_gap_is_in_the_record_of_norms_that_have_one(norm: str, gap: bool, w
 
 @pytest.mark.slow
 def test_bf16_and_compile_train_the_same_model(words: list[str]) -> None:
-    """Other precision and compilation are other runs with nearly the same numbers."""
+    """Other precision or compilation is another run with nearly the same losses."""
     torch.compiler.reset()
     plain = train(compose_run([*words, "train.steps=6"]), sinks=[])
-    for word, tolerance in (("precision=bf16", 0.02), ("compile=on", 1e-4)):
-        other = train(compose_run([*words, "train.steps=6", word]), sinks=[])
+    for override, tolerance in (("precision=bf16", 0.02), ("compile=on", 1e-4)):
+        other = train(compose_run([*words, "train.steps=6", override]), sinks=[])
         assert other.folder.run_id != plain.folder.run_id
         pairs = zip(other.folder.rows("train").rows, plain.folder.rows("train").rows, strict=True)
         assert all(a["loss"] == pytest.approx(b["loss"], abs=tolerance) for a, b in pairs)

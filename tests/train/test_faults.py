@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, missing, foreign or malicious: named, never believed, never a silent fresh start."""
+"""Damaged, missing, foreign and malicious checkpoints are reported and never used; a run never restarts silently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import WORDS, Command, Train, contents, damage, differences, steps_of
+from resuming import OVERRIDES, Command, Train, contents, damage, differences, steps_of
 from safetensors.torch import save_file
 
 import normlab
@@ -25,7 +25,7 @@ from normlab.store.schema import seal
 from normlab.train import checkpoint
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+def test_resume_from_damaged_checkpoint_uses_the_previous_one(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -39,7 +39,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert differences(reference, folder.path) == []
 
 
-def test_all_checkpoints_damaged_is_an_error_that_changes_nothing(
+def test_resume_with_all_checkpoints_damaged_fails_and_changes_nothing(
     train: Train, command: Command, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -54,7 +54,7 @@ def test_all_checkpoints_damaged_is_an_error_that_changes_nothing(
     assert contents(folder.path) == before
 
 
-def test_missing_checkpoints_are_no_fresh_start(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+def test_resume_without_checkpoints_fails(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
     interrupt(9)
     folder = train()
     shutil.rmtree(folder.path / "checkpoints")
@@ -65,7 +65,7 @@ def test_missing_checkpoints_are_no_fresh_start(train: Train, command: Command, 
     assert contents(folder.path) == before
 
 
-def test_a_missing_status_and_checkpoints_are_no_fresh_start(
+def test_resume_without_status_and_checkpoints_fails(
     train: Train, command: Command, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -75,23 +75,23 @@ def test_a_missing_status_and_checkpoints_are_no_fresh_start(
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "the run took steps, and has neither status.json nor a checkpoint; put back what there was of" in err
+    assert "the run took steps, and has neither status.json nor a checkpoint" in err
     assert contents(folder.path) == before
 
 
-def test_a_missing_run_json_is_no_fresh_start(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+def test_resume_without_run_json_fails(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
     interrupt(9)
     folder = train()
     (folder.path / "run.json").rename(folder.path / "elsewhere")
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run.json: is missing, and there is checkpoints and metrics.jsonl and status.json of a run; put" in err
+    assert "run.json: is missing, but the folder has checkpoints and metrics.jsonl and status.json of a run" in err
     assert contents(folder.path) == before
 
 
 @pytest.mark.parametrize("left", ["status.json", "metrics.jsonl"])
-def test_what_is_left_of_a_record_is_no_fresh_start(left: str, train: Train, command: Command) -> None:
+def test_partial_record_without_run_json_fails(left: str, train: Train, command: Command) -> None:
     folder = train()
     shutil.rmtree(folder.path / "checkpoints")
     for name in {"run.json", "status.json", "metrics.jsonl"} - {left}:
@@ -99,9 +99,9 @@ def test_what_is_left_of_a_record_is_no_fresh_start(left: str, train: Train, com
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"run.json: is missing, and there is {left} of a run; put back a copy, or" in err
+    assert f"run.json: is missing, but the folder has {left} of a run" in err
     assert contents(folder.path) == before
-    code, out, err = command("run.fresh=true")  # as it says
+    code, out, err = command("run.fresh=true")  # as the message says
     assert code == 0
     assert contents(folder.path) == before
 
@@ -109,30 +109,30 @@ def test_what_is_left_of_a_record_is_no_fresh_start(left: str, train: Train, com
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"[" * 200_000, b'{"x":' * 2000 + b"1" + b"}" * 2000], ids=["lists", "objects"])
 @pytest.mark.parametrize("place", ["manifest.json", "meta.json"])
-def test_json_without_end_is_damage(
+def test_deeply_nested_json_is_damage(
     place: str, content: bytes, train: Train, command: Command, run_command: Command, interrupt: Callable[..., None]
 ) -> None:
-    """Deeper than Python's stack, or deeper than what walks through it."""
+    """Nested deeper than Python's stack, or than the limit of the parser."""
     interrupt(9)
     folder = train()
     path = folder.path / "checkpoints" / "step_00000011"
     (path / place).write_bytes(content)
     if place == "meta.json":
-        _vouch_for(path)
-    said = "step_00000011: damaged (its files do not hold what a checkpoint's do)"
+        _write_manifest(path)
+    message = "step_00000011: damaged (its files hold no checkpoint)"
     code, _, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, err.count("\n")) == (0, 1)
-    assert said in err
+    assert message in err
     code, _, err = command()
     assert code == 0
-    assert f"{said}; going on from the checkpoint before it" in err
+    assert f"{message}; resuming from the previous checkpoint" in err
     (folder.path / "tokenizer.json").write_bytes(content)
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "tokenizer.json: is damaged (it holds no tokenizer); put back a copy" in err
 
 
-def test_a_bit_of_a_manifests_version_is_damage_and_no_newer_normlab(
+def test_flipped_version_of_a_manifest_is_damage(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -141,13 +141,11 @@ def test_a_bit_of_a_manifests_version_is_damage_and_no_newer_normlab(
     path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
     code, _, err = command()
     assert code == 0
-    assert "manifest.json: damaged (its content is not what was written); going on from the checkpoint before" in err
+    assert "manifest.json: damaged (its content is not what was written); resuming from the previous checkpoint" in err
     assert differences(reference, folder.path) == []
 
 
-def test_a_newer_normlabs_checkpoint_is_not_passed_over(
-    train: Train, command: Command, interrupt: Callable[..., None]
-) -> None:
+def test_checkpoint_of_a_newer_version_fails(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
     interrupt(9)
     folder = train()
     path = folder.path / "checkpoints" / "step_00000011" / "manifest.json"
@@ -155,11 +153,11 @@ def test_a_newer_normlabs_checkpoint_is_not_passed_over(
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "step_00000011: is of checkpoint version 2, this normlab reads up to 1; update it" in err
+    assert "step_00000011: has checkpoint version 2, this normlab reads up to 1; update normlab" in err
     assert contents(folder.path) == before
 
 
-def test_a_manifest_without_a_seal_is_one_from_before(tmp_path: Path) -> None:
+def test_old_manifest_without_a_seal_is_read(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 4, {"x": torch.ones(4)}, {"a": 1})
     path = tmp_path / "step_00000004" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -169,7 +167,7 @@ def test_a_manifest_without_a_seal_is_one_from_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_may_not_be_read_is_neither_damaged_nor_deleted(
+def test_unreadable_checkpoint_is_neither_damaged_nor_deleted(
     train: Train, run_bound: Command, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -178,15 +176,15 @@ def test_a_checkpoint_that_may_not_be_read_is_neither_damaged_nor_deleted(
     state = folder.path / "checkpoints" / "step_00000011" / "state.safetensors"
     mode = state.stat().st_mode
     state.chmod(0)
-    for words in (("train", *WORDS, f"results_dir={folder.path.parents[1]}"), ("sample", str(folder.path))):
-        code, out, err = run_bound(*words)
+    for arguments in (("train", *OVERRIDES, f"results_dir={folder.path.parents[1]}"), ("sample", str(folder.path))):
+        code, out, err = run_bound(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert "step_00000011/state.safetensors: cannot be read (Permission denied); make it readable, or" in err
     state.chmod(mode)
     assert contents(folder.path) == before
 
 
-def test_the_advice_for_a_damaged_status_holds_where_there_is_no_checkpoint(
+def test_advice_for_a_damaged_status_works_without_checkpoints(
     train: Train, command: Command, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -200,11 +198,11 @@ def test_the_advice_for_a_damaged_status_holds_where_there_is_no_checkpoint(
     status.unlink()
     before = contents(folder.path)
     assert "another run beside it with run.fresh=true" in command()[2]
-    assert command("run.fresh=true")[0] == 0  # as both say
+    assert command("run.fresh=true")[0] == 0  # as both messages say
     assert contents(folder.path) == before
 
 
-def test_a_missing_checkpoint_is_named_and_the_one_before_it_used(
+def test_resume_without_the_newest_checkpoint_uses_the_previous_one(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -212,11 +210,11 @@ def test_a_missing_checkpoint_is_named_and_the_one_before_it_used(
     shutil.rmtree(folder.path / "checkpoints" / "step_00000011")
     code, _, err = command()
     assert code == 0
-    assert "the checkpoint of step 11 is missing; going on from that of step 8" in err.splitlines()[0]
+    assert "the checkpoint of step 11 is missing; resuming from that of step 8" in err.splitlines()[0]
     assert differences(reference, folder.path) == []
 
 
-def test_a_checkpoint_under_another_name_is_not_believed(
+def test_renamed_checkpoint_is_damage(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -225,12 +223,12 @@ def test_a_checkpoint_under_another_name_is_not_believed(
     shutil.copytree(checkpoints / "step_00000008", checkpoints / "step_00000012")
     code, _, err = command()
     assert code == 0
-    assert "step_00000012: is the checkpoint of step 8 under another name" in err
+    assert "step_00000012: holds the checkpoint of step 8" in err
     assert differences(reference, folder.path) == []
 
 
 @pytest.mark.parametrize("word", ["model.depth=3", "seed=1"])
-def test_another_runs_checkpoint_is_refused(
+def test_checkpoint_of_another_run_fails(
     word: str, train: Train, command: Command, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -252,8 +250,8 @@ def _torch_file(content: object) -> bytes:
     return file.getvalue()
 
 
-class Planted:
-    """Unpickled, it leaves a file behind."""
+class FileCreator:
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -269,7 +267,7 @@ class Planted:
     ["checkpoints/step_00000011/state.safetensors", "checkpoints/step_00000011/meta.json",
      "checkpoints/step_00000011/manifest.json", "run.json", "status.json", "metrics.jsonl", "tokenizer.json"],
 )  # fmt: skip
-def test_a_pickle_in_a_files_place_does_not_execute(
+def test_pickle_instead_of_a_file_does_not_execute(
     place: str,
     dump: Callable[[object], bytes],
     train: Train,
@@ -282,17 +280,17 @@ def test_a_pickle_in_a_files_place_does_not_execute(
     interrupt(9)
     folder = train()
     planted = tmp_path / "executed"
-    (folder.path / place).write_bytes(dump(Planted(planted)))
+    (folder.path / place).write_bytes(dump(FileCreator(planted)))
     if place.endswith(("state.safetensors", "meta.json")):
-        _vouch_for(folder.path / "checkpoints" / "step_00000011")
-    for words in (("summarize", str(folder.path)), ("sample", str(folder.path), "--tokens=1")):
-        run_command(*words)
+        _write_manifest(folder.path / "checkpoints" / "step_00000011")
+    for arguments in (("summarize", str(folder.path)), ("sample", str(folder.path), "--tokens=1")):
+        run_command(*arguments)
     before = contents(folder.path)
     code, _, err = command()
     assert not planted.exists()
     if place.startswith("checkpoints"):
-        assert "step_00000011: damaged (its files do not hold what a checkpoint's do); going on from" in err
-    if place.startswith(("checkpoints", "tokenizer")):  # the one before it is used; the other is written anew
+        assert "step_00000011: damaged (its files hold no checkpoint); resuming from" in err
+    if place.startswith(("checkpoints", "tokenizer")):  # an older checkpoint is used; the tokenizer is written again
         assert code == 0
         assert differences(reference, folder.path) == []
     else:
@@ -301,13 +299,13 @@ def test_a_pickle_in_a_files_place_does_not_execute(
         assert contents(folder.path) == before
 
 
-def _vouch_for(path: Path) -> None:
-    """Write the manifest of a checkpoint as whoever planted something in it would."""
+def _write_manifest(path: Path) -> None:
+    """Write a manifest that matches a modified checkpoint."""
     parts = {name: checkpoint._digest(path / name) for name in ("state.safetensors", "meta.json")}
     (path / "manifest.json").write_text(json.dumps({"version": 1, "step": 11, "files": parts}))
 
 
-def test_a_record_of_another_length_is_refused(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+def test_resume_with_a_longer_record_fails(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
     interrupt(9)
     folder = train()
     content = folder.metrics_path.read_bytes()
@@ -319,7 +317,7 @@ def test_a_record_of_another_length_is_refused(train: Train, command: Command, i
     assert contents(folder.path) == before
 
 
-def test_damaged_rows_are_said(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+def test_damaged_rows_are_reported(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
     interrupt(9)
     folder = train()
     content = folder.metrics_path.read_bytes()
@@ -327,23 +325,23 @@ def test_damaged_rows_are_said(train: Train, command: Command, interrupt: Callab
     folder.metrics_path.write_bytes(content[:at] + b"??" + content[at + 2 :])
     code, _, err = command()
     assert code == 0
-    assert "metrics.jsonl: damaged rows: 1; the run itself goes on from a whole checkpoint" in err.splitlines()[0]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    assert "metrics.jsonl: damaged rows: 1; the run resumes from an intact checkpoint" in err.splitlines()[0]
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
         metrics = normlab.load(folder.path).metrics
     assert sorted(set(range(16)) - set(metrics[metrics["kind"] == "train"]["step"])) == [5]
-    assert "metrics.jsonl: damaged rows, left out: 1" in said.getvalue()
+    assert "metrics.jsonl: damaged rows, left out: 1" in stderr.getvalue()
 
 
 @pytest.mark.parametrize("version", [-1, 0, 1.5, True, None, "1", [1]])
-def test_a_manifest_of_no_version_is_damaged(version: object, tmp_path: Path) -> None:
+def test_manifest_without_a_valid_version_is_damage(version: object, tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 4, {"x": torch.zeros(4)}, {})
     path = tmp_path / "step_00000004" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
     with pytest.raises(StoreError, match=r"every checkpoint of this run is damaged: .*manifest\.json: damaged"):
-        checkpoint.newest(tmp_path)
+        checkpoint.read_newest(tmp_path)
 
 
-def test_damaged_checkpoints_do_not_push_out_whole_ones(
+def test_damaged_checkpoints_do_not_replace_intact_ones(
     train: Train, command: Command, interrupt: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt(9)
@@ -361,7 +359,7 @@ def test_damaged_checkpoints_do_not_push_out_whole_ones(
     assert kept == [[8, 12], [12, 16]]
 
 
-def test_fields_of_a_checkpoint_that_are_unknown_are_named_and_what_is_missing_is_refused(
+def test_unknown_meta_fields_are_reported_and_missing_ones_fail(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -371,46 +369,48 @@ def test_fields_of_a_checkpoint_that_are_unknown_are_named_and_what_is_missing_i
     more = {**meta, "mood": "fine", "progress": {**meta["progress"], "speed": 1}}
     for content, code in (({**meta, "progress": {}}, 2), ({"progress": 3}, 2), (more, 0)):
         (path / "meta.json").write_text(json.dumps(content))
-        _vouch_for(path)
+        _write_manifest(path)
         ended, _, err = command()
         assert ended == code
-        said = "has fields that this normlab does not know: mood, speed" if code == 0 else "in its meta.json: it is of"
-        assert f"the checkpoint of step 11 {'' if code else said}" in err.splitlines()[0]
-        assert said in err.splitlines()[0]
+        message = "has unknown fields: mood, speed" if code == 0 else "in its meta.json: it is of"
+        assert f"the checkpoint of step 11 {'' if code else message}" in err.splitlines()[0]
+        assert message in err.splitlines()[0]
     assert differences(reference, folder.path) == []
 
 
-def test_a_save_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
+def test_save_deletes_the_temporary_folder_of_a_killed_save(tmp_path: Path) -> None:
     (tmp_path / ".step_00000003.tmp").mkdir()
     (tmp_path / ".step_00000003.tmp" / "state.safetensors").write_bytes(b"half")
     checkpoint.save(tmp_path, 4, {"x": torch.zeros(4)}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000004"]
 
 
-def test_whoever_may_read_the_record_may_read_the_state(tmp_path: Path) -> None:
+def test_all_files_of_a_checkpoint_have_the_same_mode(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 4, {"x": torch.zeros(4)}, {})
     modes = {path.stat().st_mode for path in (tmp_path / "step_00000004").iterdir()}
     assert len(modes) == 1
 
 
-def test_reading_names_what_it_passes_over(train: Train, run_command: Command, interrupt: Callable[..., None]) -> None:
+def test_sample_reports_a_damaged_checkpoint(
+    train: Train, run_command: Command, interrupt: Callable[..., None]
+) -> None:
     interrupt(9)
     folder = train()
     damage(folder, steps_of(folder)[-1])
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, err.count("\n")) == (0, 1)
     assert "damaged" in err
-    assert "taking the checkpoint before it" in err
+    assert "using the previous checkpoint" in err
     assert out
 
 
 @pytest.mark.parametrize(
     ("section", "word", "value"), [("norm", "name", None), ("model", "context", None), ("optim", "lecay", 1)]
 )
-def test_a_config_that_nobody_knows_is_named(
+def test_unknown_config_in_a_record_fails(
     section: str, word: str, value: object, train: Train, run_command: Command, interrupt: Callable[..., None]
 ) -> None:
-    """As another normlab would write it, sealed as it should be."""
+    """As another version of normlab would write it, with a valid seal."""
     interrupt(9)
     folder = train()
     run = folder.run()
@@ -418,11 +418,11 @@ def test_a_config_that_nobody_knows_is_named(
     (folder.path / "run.json").write_bytes(seal(run))
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run.json: holds no config that this normlab knows" in err
+    assert "run.json: holds no config that this version of normlab knows" in err
     assert "update normlab, or put back a copy" in err
 
 
-def test_a_file_in_a_checkpoints_place_is_replaced(
+def test_file_instead_of_a_checkpoint_folder_is_replaced(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -436,8 +436,8 @@ def test_a_file_in_a_checkpoints_place_is_replaced(
 
 
 @pytest.mark.slow
-def test_the_memory_runs_out(tmp_path: Path) -> None:
-    """Really: the process may have 1 GB more than it has when it starts, and a step needs several."""
+def test_out_of_memory_in_a_step_is_reported(tmp_path: Path) -> None:
+    """The process may allocate 1 GiB after its start, and a step needs more."""
     script = """
 import resource, sys, torch
 from pathlib import Path
@@ -447,8 +447,10 @@ pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30,) * 2)
 main(sys.argv[1:])
 """
-    words = [*WORDS, "norm=rmsnorm", "train.batch_size=20000", f"results_dir={tmp_path}"]
-    done = subprocess.run([sys.executable, "-c", script, "train", *words], capture_output=True, text=True, check=False)
+    overrides = [*OVERRIDES, "norm=rmsnorm", "train.batch_size=20000", f"results_dir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, "train", *overrides], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2, done.stderr
     assert "error: the memory ran out; lower train.batch_size" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -459,15 +461,15 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "sample"])
-def test_the_memory_runs_out_while_a_checkpoint_is_read(
+def test_out_of_memory_while_reading_a_checkpoint_is_not_damage(
     command: str, train: Train, interrupt: Callable[..., None]
 ) -> None:
-    """Really: the process may have 900 MB more than it has, the checkpoint has 1 GB, and its hashes are right."""
+    """The process may allocate 900 MB, and the checkpoint, whose hashes are right, has 1 GB."""
     interrupt(9)
     folder = train()
     path = folder.path / "checkpoints" / "step_00000011"
     save_file({"x": torch.zeros(2**28)}, path / "state.safetensors")
-    _vouch_for(path)
+    _write_manifest(path)
     script = """
 import resource, sys, torch
 from pathlib import Path
@@ -477,9 +479,11 @@ pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 7 * 2**27,) * 2)
 main(sys.argv[1:])
 """
-    words = [*WORDS, f"results_dir={folder.path.parents[1]}"] if command == "train" else [str(folder.path)]
+    overrides = [*OVERRIDES, f"results_dir={folder.path.parents[1]}"] if command == "train" else [str(folder.path)]
     before = steps_of(folder)
-    done = subprocess.run([sys.executable, "-c", script, command, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, command, *overrides], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2, done.stderr
     assert "error: the memory ran out" in done.stderr.splitlines()[-1]
     assert "damaged" not in done.stderr

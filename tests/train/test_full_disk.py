@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from resuming import WORDS, Command, differences, steps_of
+from resuming import OVERRIDES, Command, differences, steps_of
 
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
@@ -47,7 +47,7 @@ def the_run(disk: Path) -> RunFolder:
 
 
 def test_disk_full_in_a_checkpoint(disk: Path, reference: Path, run_command: Command) -> None:
-    words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
+    words = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
     size = sum(path.stat().st_size for path in (reference / "checkpoints" / "step_00000016").iterdir())
     filler = fill(disk, leave=int(2.5 * size))
     code, _, err = run_command(*words)
@@ -66,7 +66,7 @@ def test_disk_full_in_a_checkpoint(disk: Path, reference: Path, run_command: Com
 def test_disk_full_in_the_first_checkpoint(disk: Path, reference: Path, run_command: Command) -> None:
     size = sum(path.stat().st_size for path in (reference / "checkpoints" / "step_00000016").iterdir())
     fill(disk, leave=int(0.7 * size))
-    code, _, err = run_command("train", *WORDS, f"results_dir={disk / 'results'}")
+    code, _, err = run_command("train", *OVERRIDES, f"results_dir={disk / 'results'}")
     assert code == 2
     assert "step_00000004: cannot be written (No space left on device); free some space and" in err.splitlines()[-1]
 
@@ -93,7 +93,7 @@ def test_disk_full_in_the_record(
     step: int, disk: Path, reference: Path, run_command: Command, fill_at: Callable[[int], None]
 ) -> None:
     """Before and after the first checkpoint."""
-    words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
+    words = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
     fill_at(step)
     code, _, err = run_command(*words)
     assert code == 2
@@ -119,7 +119,7 @@ def test_disk_full_in_the_folder_of_wandb(
         fill_at(step)
     else:
         fill(disk)
-    code, _, err = run_command("train", *WORDS, "tracking.wandb=offline", f"results_dir={tmp_path / 'results'}")
+    code, _, err = run_command("train", *OVERRIDES, "tracking.wandb=offline", f"results_dir={tmp_path / 'results'}")
     assert code == 0
     if not step:
         assert "No space left on device. The local record has everything; upload later with" in err
@@ -130,7 +130,7 @@ def test_disk_full_in_the_folder_of_wandb(
 def test_disk_full_while_a_plugin_is_copied(disk: Path, run_command: Command, tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text('"""Nothing."""\n' + "# much of it\n" * 40_000)
-    words = ["train", *WORDS, f"results_dir={disk / 'results'}", f"plugins=[{plugin}]"]
+    words = ["train", *OVERRIDES, f"results_dir={disk / 'results'}", f"plugins=[{plugin}]"]
     filler = fill(disk, leave=200_000)
     code, _, err = run_command(*words)
     assert (code, err.count("\n")) == (2, 1)
@@ -141,7 +141,7 @@ def test_disk_full_while_a_plugin_is_copied(disk: Path, run_command: Command, tm
 
 
 def test_read_only_disk(disk: Path, run_command: Command, interrupt: Callable[..., None]) -> None:
-    words = ["train", *WORDS, f"results_dir={disk / 'results'}"]
+    words = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
     interrupt(9)
     run_command(*words)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)

@@ -1,4 +1,4 @@
-"""What holds on a GPU. Skips itself where there is none; `scripts/gpu` runs it with the benches."""
+"""Tests on a GPU, skipped without one; `scripts/gpu` runs them with the benchmarks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from normlab.data.corpus import open_corpus
 from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop
-from normlab.train.member import Member
+from normlab.train.member import TrainingRun
 from normlab.train.resolve import apply, resolve
 from normlab.train.start import train
 
@@ -24,13 +24,13 @@ def gpu_words(words: list[str]) -> list[str]:
     return [*[word for word in words if word != "device=cpu"], "device=cuda"]
 
 
-def test_auto_is_the_gpu_in_bf16_compiled(words: list[str]) -> None:
+def test_auto_settings_are_gpu_bf16_compiled(words: list[str]) -> None:
     resolved = resolve(compose_run([*words, "device=auto"]))
     assert (resolved.device, resolved.precision, resolved.compile) == ("cuda", "bf16", "on")
     assert not resolved.deterministic
 
 
-def test_the_same_words_name_the_same_weights_batches_and_losses(words: list[str], gpu_words: list[str]) -> None:
+def test_gpu_and_cpu_have_the_same_losses(words: list[str], gpu_words: list[str]) -> None:
     same = ["precision=fp32", "compile=off"]
     cpu, gpu = (train(compose_run([*some, *same]), sinks=[]) for some in (words, gpu_words))
     pairs = zip(cpu.folder.rows().rows, gpu.folder.rows().rows, strict=True)
@@ -44,12 +44,12 @@ def test_the_default_run_trains(extra: list[str], gpu_words: list[str]) -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_stopped_and_resumed_bit_for_bit(gpu_words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_is_bit_identical(gpu_words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from normlab.train import loop as loop_module
 
     every = [*gpu_words, "deterministic=true", "train.checkpoint_every=5", "norm=batchnorm"]
     whole = train(compose_run([*every, "run.fresh=true"]), sinks=[])
-    real, seen = loop_module.Loop.one_step, []
+    real, seen = loop_module.Loop.take_step, []
 
     def stopping(self: Loop, step: int):
         seen.append(step)
@@ -58,26 +58,26 @@ def test_stopped_and_resumed_bit_for_bit(gpu_words: list[str], monkeypatch: pyte
         return real(self, step)
 
     split = [word.replace("results", "results2") if word.startswith("results_dir") else word for word in every]
-    monkeypatch.setattr(loop_module.Loop, "one_step", stopping)
+    monkeypatch.setattr(loop_module.Loop, "take_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(compose_run(split), sinks=[])
-    monkeypatch.setattr(loop_module.Loop, "one_step", real)
+    monkeypatch.setattr(loop_module.Loop, "take_step", real)
     rest = train(compose_run(split), sinks=[])
     rows = [[row for row in out.folder.rows().rows if row["kind"] != "pace"] for out in (whole, rest)]
     assert rows[0] == rows[1]
 
 
-def test_steps_between_two_writes_never_wait_for_the_gpu(gpu_words: list[str], tmp_path) -> None:
+def test_steps_do_not_synchronise_with_the_gpu(gpu_words: list[str], tmp_path) -> None:
     config = compose_run([*gpu_words, "compile=off"])
     resolved = resolve(config)
     apply(resolved)
-    loop = Loop([Member(config, RunFolder(tmp_path / "run"))], resolved, open_corpus(config.data))
+    loop = Loop([TrainingRun(config, RunFolder(tmp_path / "run"))], resolved, open_corpus(config.data))
     for step in range(3):
-        loop.one_step(step)
+        loop.take_step(step)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step in range(3, 10):
-            loop.one_step(step)
+            loop.take_step(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")

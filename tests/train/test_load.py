@@ -1,4 +1,4 @@
-"""A run's record is held against its limits, the machine and the checkpoint before a model is built of it."""
+"""A record is checked against the limits, the machine and the checkpoint before a model is built."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from normlab.store.schema import SEAL, seal
 
 @pytest.fixture
 def folder(reference: Path, tmp_path: Path) -> RunFolder:
-    """A copy of a trained run, to be damaged; its width is 32, its depth 2."""
+    """A copy of a trained run of width 32 and depth 2."""
     shutil.copytree(reference, tmp_path / reference.name)
     return RunFolder(tmp_path / reference.name)
 
 
 @pytest.fixture
 def trained(reference: Path, tmp_path: Path) -> RunFolder:
-    """The same where `command` looks for it, stopped before its last checkpoint."""
+    """The same in the folder of `command`, with the status interrupted."""
     folder = RunFolder(tmp_path / "results" / "runs" / reference.name)
     shutil.copytree(reference, folder.path)
     folder.write_status({**folder.status(), "state": "interrupted"})
@@ -35,7 +35,7 @@ def trained(reference: Path, tmp_path: Path) -> RunFolder:
 
 
 def rewrite(folder: RunFolder, option: str, value: Any) -> None:
-    """Change what run.json holds at a dotted path, with a seal that fits: the work of a person, not of a disk."""
+    """Change the value at a dotted path of run.json and seal it again."""
     path = folder.path / "run.json"
     record = json.loads(path.read_bytes())
     *outer, last = option.split(".")
@@ -47,7 +47,7 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "message"),
     [
         ("config.model.context", 2**20, "1048576"),
         ("config.model.width", 2**17, "needs about 1 TiB of memory for its weights, and this machine has "),
@@ -56,12 +56,12 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
         ("config.model.width", 2**40, "model.width=1099511627776: must be at most 131072"),
         ("config.model.depth", -1, "model.depth=-1: must be at least 1"),
         ("config.model.heads", 3, "model.heads=3: does not divide model.width=32"),
-        ("config", 3, "holds no config that this normlab knows"),
+        ("config", 3, "holds no config that this version of normlab knows"),
         ("identity", None, "run.json: is damaged (it names no sources)"),
     ],
 )
-def test_absurd_records_are_one_line_and_build_nothing(
-    option: str, value: Any, told: str, folder: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatch
+def test_invalid_records_fail_in_one_line_before_building_a_model(
+    option: str, value: Any, message: str, folder: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*arguments: Any) -> None:
         raise AssertionError("nothing is built")
@@ -71,7 +71,7 @@ def test_absurd_records_are_one_line_and_build_nothing(
     for command in (["sample", str(folder.path)], ["inspect", str(folder.path), "sharpness", "--probe"]):
         code, out, err = run_command(*command)
         assert (code, out, err.count("\n")) == (2, "", 1), err
-        assert told in err
+        assert message in err
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,7 @@ def test_absurd_records_are_one_line_and_build_nothing(
         ("pack", {}),
     ],
 )
-def test_a_record_of_something_else_is_not_resumed(
-    option: str, value: Any, trained: RunFolder, command: Command
-) -> None:
+def test_invalid_record_is_not_resumed(option: str, value: Any, trained: RunFolder, command: Command) -> None:
     rewrite(trained, option, value)
     before = contents(trained.path)
     code, out, err = command()
@@ -102,14 +100,14 @@ def test_a_record_of_something_else_is_not_resumed(
     }
 
 
-def test_weights_that_the_machine_has_no_memory_for(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_larger_than_the_memory_fail(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     run = normlab.load(folder.path)
     shutil.rmtree(folder.path / "checkpoints" / "step_00000012")
     needed = 8 * memory.num_weights(run.config)
     size = (folder.path / "checkpoints" / "step_00000016" / "state.safetensors").stat().st_size
     assert run.model
     monkeypatch.setattr(memory, "available_bytes", lambda: size - 1)
-    with pytest.raises(StoreError, match=r"the memory ran out while .*checkpoints was read"):
+    with pytest.raises(StoreError, match=r"the memory ran out while reading .*checkpoints"):
         assert normlab.load(folder.path).model
     with pytest.raises(memory.ConfigError, match=r"this machine has .*; use a machine with more"):
         memory.check_weights_fit(run.config, needed - 1, "this machine")
@@ -117,15 +115,15 @@ def test_weights_that_the_machine_has_no_memory_for(folder: RunFolder, monkeypat
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "meta.json", "state.safetensors"])
-def test_a_part_of_a_checkpoint_of_terabytes_is_damage(name: str, folder: RunFolder, run_command: Command) -> None:
+def test_huge_checkpoint_file_is_damage(name: str, folder: RunFolder, run_command: Command) -> None:
     os.truncate(folder.path / "checkpoints" / "step_00000016" / name, 2**40)
     code, _, err = run_command("sample", str(folder.path), "--tokens", "1")
     assert (code, err.count("\n")) == (0, 1)
     assert "step_00000016" in err
-    assert "taking the checkpoint before it" in err
+    assert "using the previous checkpoint" in err
 
 
-def test_a_tokenizer_of_terabytes_is_damage(folder: RunFolder) -> None:
+def test_huge_tokenizer_file_is_damage(folder: RunFolder) -> None:
     os.truncate(folder.path / "tokenizer.json", 2**40)
     with pytest.raises(StoreError, match=r"tokenizer.json: is damaged"):
         assert normlab.load(folder.path).tokenizer

@@ -11,11 +11,11 @@ import torch
 from normlab.config import SGD, AdamW
 from normlab.launch import compose_run
 from normlab.model.init import build_model
-from normlab.train.bound import Alone
+from normlab.train.bound import SingleRun
 from normlab.train.optim import (
-    build_optimizer,
+    Optimizer,
     decay_start,
-    hyper_of,
+    hyperparameters_at,
     is_decayed,
     learning_rate,
 )
@@ -58,55 +58,55 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["adamw", "adamw-all", "sgd", "nesterov", "plain-sgd"])
-def test_a_lone_update_equals_torch_optim(options: AdamW | SGD) -> None:
+def test_update_of_a_single_run_equals_torch_optim(options: AdamW | SGD) -> None:
     params = drawn()
-    theirs = {n: p.clone().requires_grad_() for n, p in params.items()}
+    reference_params = {n: p.clone().requires_grad_() for n, p in params.items()}
     decayed = [n for n, p in params.items() if is_decayed(options, p)]
     assert ("gain" in decayed) == (options.decay == "all")
-    ours = build_optimizer(options, params, decayed)
-    other = reference(options, theirs, decayed)
+    optimizer = Optimizer(options, params, decayed)
+    other = reference(options, reference_params, decayed)
     for step in range(STEPS):
         grads = gradients(step, params)
-        for n, p in theirs.items():
+        for n, p in reference_params.items():
             p.grad = grads[n].clone()
         other.step()
-        ours.update(params, grads, hyper_of(options, STEPS, step), torch.tensor(True))
+        optimizer.update(params, grads, hyperparameters_at(options, STEPS, step), torch.tensor(True))
         for n, p in params.items():
-            torch.testing.assert_close(p, theirs[n].detach(), atol=1e-12, rtol=1e-12)
+            torch.testing.assert_close(p, reference_params[n].detach(), atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["adamw", "adamw-all", "sgd", "nesterov", "plain-sgd"])
-def test_a_stacked_update_equals_the_lone_ones(options: AdamW | SGD) -> None:
+def test_update_of_stacked_runs_equals_single_updates(options: AdamW | SGD) -> None:
     runs = [copy.deepcopy(options) for _ in range(3)]
     for number, run in enumerate(runs):
         run.lr, run.weight_decay = options.lr * (1 + number), 0.1 * number
     stacked = drawn(3)
-    lone = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]
-    decayed = [n for n, p in lone[0].items() if is_decayed(options, p)]
-    together = build_optimizer(options, stacked, decayed)
-    alone = [build_optimizer(run, lone[r], decayed) for r, run in enumerate(runs)]
+    single = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]
+    decayed = [n for n, p in single[0].items() if is_decayed(options, p)]
+    together = Optimizer(options, stacked, decayed)
+    optimizers = [Optimizer(run, single[r], decayed) for r, run in enumerate(runs)]
     alive = torch.tensor([True, False, True])
     start = {n: p.clone() for n, p in stacked.items()}
     for step in range(STEPS):
         grads = gradients(step, stacked)
-        hypers = [hyper_of(run, STEPS, step) for run in runs]
+        hypers = [hyperparameters_at(run, STEPS, step) for run in runs]
         together.update(stacked, grads, hypers, alive)
         for r in (0, 2):
-            alone[r].update(lone[r], {n: g[r] for n, g in grads.items()}, hypers[r], torch.tensor(True))
+            optimizers[r].update(single[r], {n: g[r] for n, g in grads.items()}, hypers[r], torch.tensor(True))
     for n, p in stacked.items():
         assert torch.equal(p[1], start[n][1])
         for r in (0, 2):
-            torch.testing.assert_close(p[r], lone[r][n], atol=1e-12, rtol=1e-12)
+            torch.testing.assert_close(p[r], single[r][n], atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=["adamw", "adamw-all", "sgd"])
-def test_a_spoiled_update_changes_no_bit(options: AdamW | SGD) -> None:
+def test_skipped_update_changes_no_bit(options: AdamW | SGD) -> None:
     params = drawn()
-    optimizer = build_optimizer(options, params, list(params))
-    optimizer.update(params, gradients(0, params), hyper_of(options, STEPS, 0), torch.tensor(True))
+    optimizer = Optimizer(options, params, list(params))
+    optimizer.update(params, gradients(0, params), hyperparameters_at(options, STEPS, 0), torch.tensor(True))
     before = copy.deepcopy((params, optimizer.moments))
     spoiled = {n: torch.full_like(g, math.nan) for n, g in gradients(1, params).items()}
-    optimizer.update(params, spoiled, hyper_of(options, STEPS, 1), torch.tensor(False))
+    optimizer.update(params, spoiled, hyperparameters_at(options, STEPS, 1), torch.tensor(False))
     for n, p in params.items():
         assert torch.equal(p, before[0][n])
         for kind, moments in optimizer.moments.items():
@@ -119,10 +119,10 @@ def test_clipping_equals_torch(clip: float) -> None:
     model = build_model(config, 20)
     tokens = torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     step = Step(
-        Alone(model, compiled=False), build_optimizer(config.optim, dict(model.named_parameters()), []), clip=clip
+        SingleRun(model, compiled=False), Optimizer(config.optim, dict(model.named_parameters()), []), clip=clip
     )
     other = copy.deepcopy(model)
-    out = step(tokens[:, :-1], tokens[:, 1:], hyper_of(config.optim, 10, 0))
+    out = step(tokens[:, :-1], tokens[:, 1:], hyperparameters_at(config.optim, 10, 0))
     logits = other(tokens[:, :-1])
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     before = {n: p.grad.clone() for n, p in other.named_parameters()}

@@ -1,4 +1,4 @@
-"""The outcome of real runs: a final loss that is a divergence, alone and in a pack, and what the user reads of it."""
+"""Outcomes of real runs: divergence by the final loss, single and in a pack, and the messages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from normlab.report.summary import summarize
 from normlab.train.start import train, train_pack
 
 BAD = ["optim.lr=10", "optim.clip=null"]
-"""Trained to its last step on finite losses, and far worse than a uniform guess."""
+"""Overrides of a run that makes all its steps with finite losses and ends far worse than a uniform guess."""
 
 
-def test_a_finite_final_loss_far_above_a_guess_is_a_divergence(
+def test_finite_final_loss_above_the_uniform_loss_is_divergence(
     words: list[str], run_command: Callable[..., tuple[int, str, str]]
 ) -> None:
     code, out, err = run_command("train", *words, *BAD)
@@ -31,7 +31,7 @@ def test_a_finite_final_loss_far_above_a_guess_is_a_divergence(
     assert again == ["diverged at step 12: nothing to do (run.fresh=true starts another run)", first, place]
 
 
-def test_a_short_run_is_finished_and_its_message_says_how_far_it_is(
+def test_message_of_a_short_run_says_what_it_has_not_learned(
     words: list[str], run_command: Callable[..., tuple[int, str, str]]
 ) -> None:
     _, _, err = run_command("train", *words)
@@ -39,20 +39,24 @@ def test_a_short_run_is_finished_and_its_message_says_how_far_it_is(
     assert err.splitlines()[-1].endswith(": it has not yet learned how often tokens occur")
 
 
-def test_a_run_of_a_pack_has_the_outcome_that_it_has_alone(words: list[str], tmp_path: Path) -> None:
+def test_run_has_the_same_outcome_in_a_pack_and_single(words: list[str], tmp_path: Path) -> None:
     configs = [compose_run([*words, "optim.clip=null", f"optim.lr={lr}"]) for lr in (1e-3, 10)]
     finished, diverged = train_pack(configs, sinks=[[], []])
-    alone = train(compose_run([*words, *BAD, f"results_dir={tmp_path / 'alone'}"]), sinks=[])
+    single = train(compose_run([*words, *BAD, f"results_dir={tmp_path / 'single'}"]), sinks=[])
     assert (finished.status["outcome"], finished.state) == ("finished", "finished")
-    assert (diverged.status["outcome"], diverged.state, alone.state) == ("diverged", "diverged", "diverged")
-    for one in (diverged, alone):
-        told = one.status["diverged"]
-        assert (told["step"], told["last_finite"]["step"], told["val_loss"]) == (12, 11, one.status["val_loss"])
-        assert told["val_loss"] > 7
-    assert [one.already for one in train_pack(configs, sinks=[[], []])] == [True, True]
+    assert (diverged.status["outcome"], diverged.state, single.state) == ("diverged", "diverged", "diverged")
+    for outcome in (diverged, single):
+        divergence = outcome.status["diverged"]
+        assert (divergence["step"], divergence["last_finite"]["step"], divergence["val_loss"]) == (
+            12,
+            11,
+            outcome.status["val_loss"],
+        )
+        assert divergence["val_loss"] > 7
+    assert [outcome.already_ended for outcome in train_pack(configs, sinks=[[], []])] == [True, True]
 
 
-def test_the_baselines_of_a_run_are_of_the_targets_that_it_evaluates(words: list[str]) -> None:
+def test_baselines_use_the_targets_of_the_evaluation(words: list[str]) -> None:
     record = train(
         compose_run([*words, "train.steps=1", "model.context=32", "eval.sequences=5"]), sinks=[]
     ).folder.run()

@@ -1,4 +1,4 @@
-"""The step holds what comes next: packs, statistics that leave it as values, placements from outside."""
+"""Stacked runs equal single runs in the step; compiled graphs and placements from plugins."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from normlab.config import RunConfig
 from normlab.launch import compose_run
 from normlab.model.init import build_model
 from normlab.stats.statistic import CORE
-from normlab.train.bound import Alone, Bound, Pack
+from normlab.train.bound import ModelRunner, SingleRun, StackedRuns
 from normlab.train.measure import Measure
-from normlab.train.optim import build_optimizer, hyper_of, is_decayed
+from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.start import train
 from normlab.train.step import Step
 
@@ -28,12 +28,14 @@ def config_of(*words: str) -> RunConfig:
     return compose_run(["model=gpt2_nano", "data=stdlib", "train.steps=50", "model.context=16", *words])
 
 
-def step_of(config: RunConfig, bound: Bound) -> Step:
-    decayed = [name for name, p in bound.model.named_parameters() if is_decayed(config.optim, p)]
-    optimizer = build_optimizer(config.optim, bound.params, decayed)
-    clip = torch.full(bound.lead, config.optim.clip, dtype=torch.float64) if bound.lead else config.optim.clip
-    measure = Measure(bound, config.stats.names(CORE))
-    return Step(bound, optimizer, clip=clip, project=config.placement.project, measure=measure)
+def step_of(config: RunConfig, runner: ModelRunner) -> Step:
+    decayed = [name for name, p in runner.model.named_parameters() if is_decayed(config.optim, p)]
+    optimizer = Optimizer(config.optim, runner.params, decayed)
+    clip = (
+        torch.full(runner.run_shape, config.optim.clip, dtype=torch.float64) if runner.run_shape else config.optim.clip
+    )
+    measure = Measure(runner, config.stats.names(CORE))
+    return Step(runner, optimizer, clip=clip, project=config.placement.project, measure=measure)
 
 
 def cyclic_batch(generator: torch.Generator, runs: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,7 +45,7 @@ def cyclic_batch(generator: torch.Generator, runs: int) -> tuple[torch.Tensor, t
     return text[..., :-1], text[..., 1:]
 
 
-WORDS = (
+OVERRIDES = (
     ("norm=batchnorm",),
     ("norm=rmsnorm", "model=llama_nano"),
     ("norm=layernorm", "optim=sgd", "optim.weight_decay=0.1", "placement=post"),
@@ -56,83 +58,86 @@ WORDS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "compiled", "runs"),
+    ("overrides", "compiled", "runs"),
     [
-        (WORDS[0], False, 4),
-        *((words, False, 2) for words in WORDS[1:]),
+        (OVERRIDES[0], False, 4),
+        *((overrides, False, 2) for overrides in OVERRIDES[1:]),
         # Compiled: the norm with buffers, a shared factor, blocks of two kinds; the others share their path.
-        *(pytest.param(words, True, 2, marks=pytest.mark.slow) for words in (WORDS[0], WORDS[3], WORDS[5])),
+        *(
+            pytest.param(overrides, True, 2, marks=pytest.mark.slow)
+            for overrides in (OVERRIDES[0], OVERRIDES[3], OVERRIDES[5])
+        ),
     ],
 )
-def test_a_pack_equals_its_runs_alone(words: tuple[str, ...], compiled: bool, runs: int) -> None:
+def test_stacked_runs_equal_single_runs(overrides: tuple[str, ...], compiled: bool, runs: int) -> None:
     torch.compiler.reset()
-    sgd = "optim=sgd" in words
+    sgd = "optim=sgd" in overrides
     lr = 0.1 if sgd else 1e-3
-    configs = [config_of(*words, f"seed={seed}", f"optim.lr={(1 + seed) * lr}") for seed in range(runs)]
+    configs = [config_of(*overrides, f"seed={seed}", f"optim.lr={(1 + seed) * lr}") for seed in range(runs)]
     models = [build_model(config, VOCAB).double() for config in configs]
-    lone = [step_of(c, Alone(copy.deepcopy(m), compiled=compiled)) for c, m in zip(configs, models, strict=True)]
-    pack = step_of(configs[0], Pack(models, compiled=compiled))
+    singles = [step_of(c, SingleRun(copy.deepcopy(m), compiled=compiled)) for c, m in zip(configs, models, strict=True)]
+    pack = step_of(configs[0], StackedRuns(models, compiled=compiled))
     generator = torch.Generator().manual_seed(0)
     losses = torch.empty(runs)
     for step in range(50):
         tokens, targets = cyclic_batch(generator, runs)
-        hypers = [hyper_of(config.optim, 50, step) for config in configs]
-        alone = [one(tokens[r], targets[r], hypers[r]) for r, one in enumerate(lone)]
+        hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
+        outputs = [single(tokens[r], targets[r], hypers[r]) for r, single in enumerate(singles)]
         together = pack(tokens, targets, hypers)
         losses = together.loss
         for name in ("loss", "grad_norm", "clip"):
-            expected = torch.stack([getattr(out, name) for out in alone])
+            expected = torch.stack([getattr(out, name) for out in outputs])
             torch.testing.assert_close(getattr(together, name), expected, atol=1e-9, rtol=0)
-    # Without this the comparison could be one of two models that learned nothing.
+    # Without this the comparison could be single of two models that learned nothing.
     assert losses.max() < math.log(VOCAB)
     for kind in ("params", "buffers"):
-        stacked = getattr(pack.bound, kind)
-        for r, one in enumerate(lone):
-            for name, tensor in getattr(one.bound, kind).items():
+        stacked = getattr(pack.runner, kind)
+        for r, single in enumerate(singles):
+            for name, tensor in getattr(single.runner, kind).items():
                 torch.testing.assert_close(
                     stacked[name][r], tensor, atol=1e-9, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
                 )
 
 
-def test_a_run_of_a_pack_that_diverges_is_frozen_and_the_others_go_on() -> None:
+def test_diverged_run_is_frozen_and_the_others_continue() -> None:
     configs = [config_of("norm=batchnorm", f"seed={seed}") for seed in (0, 1)]
     models = [build_model(config, VOCAB).double() for config in configs]
-    lone = step_of(configs[1], Alone(copy.deepcopy(models[1]), compiled=False))
-    pack = step_of(configs[0], Pack(models, compiled=False))
+    single = step_of(configs[1], SingleRun(copy.deepcopy(models[1]), compiled=False))
+    pack = step_of(configs[0], StackedRuns(models, compiled=False))
     generator = torch.Generator().manual_seed(0)
     frozen: dict[str, torch.Tensor] = {}
     for step in range(6):
         tokens, targets = cyclic_batch(generator, 2)
         if step == 3:
-            frozen = {n: t[0].clone() for n, t in (pack.bound.params | pack.bound.buffers).items()}
+            frozen = {n: t[0].clone() for n, t in (pack.runner.params | pack.runner.buffers).items()}
             with torch.no_grad():
-                pack.bound.params["embed.tokens.weight"][0, 0, 0] = math.inf
-            frozen["embed.tokens.weight"] = pack.bound.params["embed.tokens.weight"][0].clone()
-        hypers = [hyper_of(config.optim, 50, step) for config in configs]
+                pack.runner.params["embed.tokens.weight"][0, 0, 0] = math.inf
+            frozen["embed.tokens.weight"] = pack.runner.params["embed.tokens.weight"][0].clone()
+        hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
         out = pack(tokens, targets, hypers)
-        alone = lone(tokens[1], targets[1], hypers[1])
+        single_output = single(tokens[1], targets[1], hypers[1])
         assert out.alive.tolist() == [step < 3, True]
-        torch.testing.assert_close(out.loss[1], alone.loss, atol=1e-9, rtol=0)
-    for name, tensor in (pack.bound.params | pack.bound.buffers).items():
+        torch.testing.assert_close(out.loss[1], single_output.loss, atol=1e-9, rtol=0)
+    for name, tensor in (pack.runner.params | pack.runner.buffers).items():
         assert torch.equal(tensor[0], frozen[name]), name
 
 
 @pytest.mark.slow
-def test_graphs_do_not_depend_on_depth() -> None:
-    """Three for a plain step, and three for a measured one: embeddings, block, head."""
+def test_number_of_graphs_does_not_depend_on_depth() -> None:
+    """Three graphs for a plain step and three for a measured one: embeddings, block, head."""
     graphs = []
     for depth in (2, 24):
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
         config = config_of("norm=rmsnorm", f"model.depth={depth}")
-        step = step_of(config, Alone(build_model(config, VOCAB), compiled=True))
+        step = step_of(config, SingleRun(build_model(config, VOCAB), compiled=True))
         counters: dict[str, Counter] = torch._dynamo.utils.counters
-        seen = []
+        counts = []
         for number in range(4):
             tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(number), 1))
-            step(tokens, targets, hyper_of(config.optim, 50, number), measured=number % 2 == 1)
-            seen.append(counters["stats"]["unique_graphs"])
-        graphs.append(seen)
+            step(tokens, targets, hyperparameters_at(config.optim, 50, number), measured=number % 2 == 1)
+            counts.append(counters["stats"]["unique_graphs"])
+        graphs.append(counts)
         assert not counters["graph_break"]
     assert graphs == [[3, 6, 6, 6]] * 2
 

@@ -1,4 +1,4 @@
-"""Runs that train together: each has the record that it would have alone, and a pack goes on whole."""
+"""Packs of runs: each run has the record of a single run, and a pack resumes as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import WORDS, differences, steps_of
+from resuming import OVERRIDES, differences, steps_of
 
 from normlab.config import RunConfig
 from normlab.errors import StoreError
@@ -20,7 +20,7 @@ from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train import checkpoint
 from normlab.train.load import load
-from normlab.train.member import Member
+from normlab.train.member import TrainingRun
 from normlab.train.start import Outcome, train, train_pack
 
 NUMBERS = (
@@ -28,25 +28,25 @@ NUMBERS = (
     ("seed=1", "optim.lr=3e-3", "optim.warmup_steps=2", "optim.clip=0.5"),
     ("seed=0", "data.seed=1", "optim.weight_decay=0", "optim.beta1=0.8", "init=xavier"),
 )
-"""What the runs of a pack may differ in."""
+"""Overrides of the runs of a pack."""
 PACK = {"sweep": "some", "number": 0}
 
 
-def configs_of(results: Path, *words: str, numbers: Sequence[Sequence[str]] = NUMBERS) -> list[RunConfig]:
-    return [compose_run([*WORDS, f"results_dir={results}", *words, *own]) for own in numbers]
+def configs_of(results: Path, *overrides: str, numbers: Sequence[Sequence[str]] = NUMBERS) -> list[RunConfig]:
+    return [compose_run([*OVERRIDES, f"results_dir={results}", *overrides, *differing]) for differing in numbers]
 
 
 def pack_of(configs: Sequence[RunConfig], **more: Any) -> list[Outcome]:
     return train_pack(configs, [[] for _ in configs], pack=PACK, **more)
 
 
-def alike(one: RunFolder, other: RunFolder) -> list[str]:
-    """What differs between two runs' folders, but for times, and for the sweep's name."""
+def run_differences(one: RunFolder, other: RunFolder) -> list[str]:
+    """Return the differences between the folders of two runs, without times."""
     return differences(one.path, other.path)
 
 
-class Sending:
-    """A listener that sends this process a signal, or raises, once a row of a step is in the record."""
+class SignallingSink:
+    """A sink that sends this process a signal, or raises, after the row of a step."""
 
     def __init__(self, step: int, error: BaseException | None = None) -> None:
         self.step, self.error = step, error
@@ -68,33 +68,35 @@ class Sending:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("norm=rmsnorm",), ("norm=batchnorm", "train.accumulation=2")])
-def test_each_run_has_the_record_that_it_has_alone(words: tuple[str, ...], tmp_path: Path) -> None:
-    """To 1e-5 over ten steps in float32: every row, every statistic, and the weights."""
-    # No biases: that of the keys, and each before batch norm, has a gradient of rounding alone, and Adam enlarges it.
-    words = (*words, "train.steps=10", "stats.every=2", "model.bias=false")
-    alone = [train(config, sinks=[]).folder for config in configs_of(tmp_path / "alone", *words)]
-    packed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "packed", *words))]
-    assert [folder.run_id for folder in packed] == [folder.run_id for folder in alone]
-    for one, other in zip(alone, packed, strict=True):
-        assert other.run()["pack"] == {**PACK, "runs": [folder.run_id for folder in packed]}
+@pytest.mark.parametrize("overrides", [("norm=rmsnorm",), ("norm=batchnorm", "train.accumulation=2")])
+def test_run_has_the_same_record_in_a_pack_and_single(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """Rows, statistics and weights agree to 1e-5 over ten steps in float32."""
+    # No biases: those of keys and before batch norm have rounding errors as gradients, which Adam enlarges.
+    overrides = (*overrides, "train.steps=10", "stats.every=2", "model.bias=false")
+    singles = [train(config, sinks=[]).folder for config in configs_of(tmp_path / "single", *overrides)]
+    packed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "packed", *overrides))]
+    assert [folder.run_id for folder in packed] == [folder.run_id for folder in singles]
+    for single, in_pack in zip(singles, packed, strict=True):
+        assert in_pack.run()["pack"] == {**PACK, "runs": [folder.run_id for folder in packed]}
         for kind in ("train", "eval"):
-            rows, expected = other.rows(kind).rows, one.rows(kind).rows
+            rows, expected = in_pack.rows(kind).rows, single.rows(kind).rows
             assert len(rows) == len(expected) > 1
-            for row, told in zip(rows, expected, strict=True):
-                numbers = {name: row.pop(name) for name in told.keys() - {"kind"}}
-                assert numbers == pytest.approx({name: told[name] for name in numbers}, rel=1e-4, abs=1e-5)
+            for row, expected_row in zip(rows, expected, strict=True):
+                numbers = {name: row.pop(name) for name in expected_row.keys() - {"kind"}}
+                assert numbers == pytest.approx({name: expected_row[name] for name in numbers}, rel=1e-4, abs=1e-5)
                 assert row == {"kind": kind}
-        ((seen,), _), ((told,), _) = other.statistics.read("core"), one.statistics.read("core")
-        assert seen.steps.tolist() == told.steps.tolist() == [0, 2, 4, 6, 8]
-        assert seen.layout == told.layout
-        torch.testing.assert_close(torch.tensor(seen.values), torch.tensor(told.values), rtol=1e-3, atol=1e-4)
-        status, wanted = other.status(), one.status()
+        ((statistics,), _), ((expected_statistics,), _) = in_pack.statistics.read("core"), single.statistics.read("core")
+        assert statistics.steps.tolist() == expected_statistics.steps.tolist() == [0, 2, 4, 6, 8]
+        assert statistics.layout == expected_statistics.layout
+        torch.testing.assert_close(
+            torch.tensor(statistics.values), torch.tensor(expected_statistics.values), rtol=1e-3, atol=1e-4
+        )
+        status, expected_status = in_pack.status(), single.status()
         for name in ("state", "step", "steps", "tokens", "checkpoint", "best_val_step"):
-            assert status[name] == wanted[name], name
-        weights, own = (dict(load(folder.path).model.named_parameters()) for folder in (other, one))
+            assert status[name] == expected_status[name], name
+        weights, expected_weights = (dict(load(folder.path).model.named_parameters()) for folder in (in_pack, single))
         for name, weight in weights.items():
-            torch.testing.assert_close(weight, own[name], rtol=0, atol=2e-4)
+            torch.testing.assert_close(weight, expected_weights[name], rtol=0, atol=2e-4)
     losses = [folder.status()["val_loss"] for folder in packed]
     assert len({round(loss, 3) for loss in losses}) == 3, "the runs differ, or the comparison says nothing"
 
@@ -106,140 +108,140 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
     return [outcome.folder for outcome in outcomes]
 
 
-def test_a_pack_that_is_stopped_goes_on_bit_for_bit(undisturbed: list[RunFolder], tmp_path: Path) -> None:
-    stopped = train_pack(configs_of(tmp_path), [[], [Sending(5)], []], pack=PACK)
+def test_interrupted_pack_resumes_bit_identical(undisturbed: list[RunFolder], tmp_path: Path) -> None:
+    stopped = train_pack(configs_of(tmp_path), [[], [SignallingSink(5)], []], pack=PACK)
     assert [outcome.state for outcome in stopped] == ["interrupted"] * 3
     assert {outcome.signal for outcome in stopped} == {signal.SIGTERM}
     folders = [outcome.folder for outcome in pack_of(configs_of(tmp_path))]
-    assert [alike(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
+    assert [run_differences(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [4, 8, 16])
-def test_a_pack_killed_between_two_checkpoints_of_a_step_goes_on_bit_for_bit(
+def test_pack_killed_between_checkpoints_of_a_step_resumes_bit_identical(
     at: int, undisturbed: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ordinary = Member.save
+    ordinary = TrainingRun.save
 
-    def killed(self: Member, tensors: Any) -> None:
+    def killed(self: TrainingRun, tensors: Any) -> None:
         if self.progress.step == at and self.config.seed == 1:
             raise SystemExit("killed")
         ordinary(self, tensors)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Member, "save", killed)
+        patched.setattr(TrainingRun, "save", killed)
         with pytest.raises(SystemExit):
             pack_of(configs_of(tmp_path))
     folders = [RunFolder(tmp_path / "runs" / folder.run_id) for folder in undisturbed]
     assert [at in steps_of(folder) for folder in folders] == [True, False, False]
     assert [folder.state() for folder in folders] == ["failed"] * 3
     pack_of(configs_of(tmp_path))
-    assert [alike(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
+    assert [run_differences(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
 
 
-def test_a_damaged_checkpoint_of_one_takes_all_back(
+def test_damaged_checkpoint_of_one_run_rewinds_the_pack(
     undisturbed: list[RunFolder], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stopped = train_pack(configs_of(tmp_path), [[], [Sending(9)], []], pack=PACK)
+    stopped = train_pack(configs_of(tmp_path), [[], [SignallingSink(9)], []], pack=PACK)
     (newest,) = {steps_of(outcome.folder)[-1] for outcome in stopped}
     state = stopped[1].folder.path / "checkpoints" / f"step_{newest:08d}" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-8])
     folders = [outcome.folder for outcome in pack_of(configs_of(tmp_path))]
     assert "damaged (its SHA-256 is not the one in the manifest)" in capfd.readouterr().err
-    assert [alike(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
+    assert [run_differences(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
 
 
-# A norm without bounds and a rate that no run survives, but one that does not warm up at once.
+# The third run has a learning rate at which it diverges at once.
 DIVERGING = (*NUMBERS[:2], ("seed=2", "optim.lr=1e30", "optim.warmup_steps=0"))
 
 
 @pytest.mark.slow
-def test_one_that_diverges_is_frozen_and_the_others_have_the_same_bits(tmp_path: Path) -> None:
+def test_diverged_run_is_frozen_and_the_others_keep_their_bits(tmp_path: Path) -> None:
     calm = pack_of(configs_of(tmp_path / "calm"))
     outcomes = pack_of(configs_of(tmp_path / "wild", numbers=DIVERGING))
     assert [outcome.state for outcome in outcomes] == ["finished", "finished", "diverged"]
     for one, other in zip(calm[:2], outcomes[:2], strict=True):
         assert one.folder.rows("train").rows == other.folder.rows("train").rows
     wild = outcomes[2].folder
-    seen = wild.status()["diverged"]
-    lone = train(configs_of(tmp_path / "lone", numbers=DIVERGING)[2], sinks=[])
-    assert lone.state == "diverged"
-    assert seen["step"] == lone.status["diverged"]["step"] == wild.status()["step"]
-    assert wild.rows("train").rows[-1]["step"] == seen["step"]
-    assert steps_of(wild)[-1] == seen["step"]
-    assert all(row["step"] <= seen["step"] for row in wild.rows().rows)
+    divergence = wild.status()["diverged"]
+    single = train(configs_of(tmp_path / "single", numbers=DIVERGING)[2], sinks=[])
+    assert single.state == "diverged"
+    assert divergence["step"] == single.status["diverged"]["step"] == wild.status()["step"]
+    assert wild.rows("train").rows[-1]["step"] == divergence["step"]
+    assert steps_of(wild)[-1] == divergence["step"]
+    assert all(row["step"] <= divergence["step"] for row in wild.rows().rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 6, 9])
-def test_a_pack_with_one_that_diverged_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
+def test_pack_with_a_diverged_run_resumes_bit_identical(at: int, tmp_path: Path) -> None:
     undisturbed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "whole", numbers=DIVERGING))]
     configs = configs_of(tmp_path / "stopped", numbers=DIVERGING)
-    train_pack(configs, [[Sending(at)], [], []], pack=PACK)
+    train_pack(configs, [[SignallingSink(at)], [], []], pack=PACK)
     outcomes = pack_of(configs)
     assert [outcome.state for outcome in outcomes] == ["finished", "finished", "diverged"]
-    assert [alike(*pair) for pair in zip(undisturbed, (o.folder for o in outcomes), strict=True)] == [[]] * 3
+    assert [run_differences(*pair) for pair in zip(undisturbed, (o.folder for o in outcomes), strict=True)] == [[]] * 3
 
 
-def test_an_end_that_was_written_is_not_undone_by_what_happens_to_the_others(tmp_path: Path) -> None:
+def test_error_after_a_divergence_keeps_the_diverged_status(tmp_path: Path) -> None:
     configs = configs_of(tmp_path, numbers=DIVERGING)
-    with pytest.raises(ValueError, match="no listener"):
-        train_pack(configs, [[Sending(13, ValueError("no listener"))], [], []], pack=PACK)
+    with pytest.raises(ValueError, match="sink failed"):
+        train_pack(configs, [[SignallingSink(13, ValueError("sink failed"))], [], []], pack=PACK)
     states = [RunFolder(path).state() for path in (tmp_path / "runs").iterdir()]
     assert sorted(states) == ["diverged", "failed", "failed"]
 
 
-def test_all_that_diverge_end_the_pack(tmp_path: Path) -> None:
+def test_pack_ends_when_all_runs_diverge(tmp_path: Path) -> None:
     numbers = [("optim.lr=1e30", "optim.warmup_steps=0"), ("optim.lr=2e30", "optim.warmup_steps=0")]
     outcomes = pack_of(configs_of(tmp_path, numbers=numbers))
     assert [outcome.state for outcome in outcomes] == ["diverged"] * 2
-    assert all(outcome.already for outcome in pack_of(configs_of(tmp_path, numbers=numbers)))
+    assert all(outcome.already_ended for outcome in pack_of(configs_of(tmp_path, numbers=numbers)))
 
 
-def test_a_pack_that_has_ended_has_nothing_to_do(undisturbed: list[RunFolder]) -> None:
+def test_ended_pack_changes_nothing(undisturbed: list[RunFolder]) -> None:
     before = {path: path.read_bytes() for folder in undisturbed for path in folder.path.rglob("*") if path.is_file()}
     outcomes = pack_of(configs_of(undisturbed[0].path.parents[1]))
-    assert [(outcome.state, outcome.already) for outcome in outcomes] == [("finished", True)] * 3
+    assert [(outcome.state, outcome.already_ended) for outcome in outcomes] == [("finished", True)] * 3
     assert before == {path: path.read_bytes() for path in before}
 
 
-def test_what_has_finished_is_not_taken_back_for_another_one(tmp_path: Path) -> None:
+def test_finished_run_is_not_rewound_with_its_pack(tmp_path: Path) -> None:
     folders = [outcome.folder for outcome in pack_of(configs_of(tmp_path))]
     shutil.rmtree(folders[1].path)
     before = {path: path.read_bytes() for folder in folders for path in folder.path.rglob("*") if path.is_file()}
-    with pytest.raises(StoreError, match=r"has finished, and would be taken back to step 0 with its pack"):
+    with pytest.raises(StoreError, match=r"has finished, and its pack would go back to step 0"):
         pack_of(configs_of(tmp_path))
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_member_is_gone_on_with_by_its_sweep_only(tmp_path: Path) -> None:
+def test_run_of_a_pack_resumes_in_its_sweep_only(tmp_path: Path) -> None:
     configs = configs_of(tmp_path)
-    stopped = train_pack(configs, [[Sending(5)], [], []], pack=PACK)
+    stopped = train_pack(configs, [[SignallingSink(5)], [], []], pack=PACK)
     before = json.dumps(stopped[0].folder.status())
     with pytest.raises(StoreError, match="one of a pack of 3 that trains together in sweep some; start that sweep"):
         train(configs[0], sinks=[])
     with pytest.raises(StoreError, match="in sweep some"):
         train_pack(configs[:2], pack={"sweep": "another", "number": 0})
     assert json.dumps(stopped[0].folder.status()) == before
-    # A half of it, as where the memory ran out, says so.
+    # A part of the pack, as after running out of memory, is reported.
     outcomes = train_pack(configs[:2], [[], []], pack={"sweep": "some", "number": 1})
     assert [outcome.state for outcome in outcomes] == ["finished"] * 2
     assert "the size of its pack was 3 and is 2" in outcomes[0].status["elsewhere"][0]
 
 
-def test_none_joins_a_pack_that_was_begun_alone(tmp_path: Path) -> None:
+def test_single_run_cannot_join_a_pack(tmp_path: Path) -> None:
     configs = configs_of(tmp_path)
-    train(configs[1], sinks=[Sending(5)])
-    with pytest.raises(StoreError, match="was begun alone, and cannot join a pack"):
+    train(configs[1], sinks=[SignallingSink(5)])
+    with pytest.raises(StoreError, match="was started as a single run and cannot join a pack"):
         pack_of(configs)
     assert train(configs[1], sinks=[]).state == "finished"
 
 
-def test_a_checkpoint_of_a_member_is_that_of_a_lone_run(undisturbed: list[RunFolder], tmp_path: Path) -> None:
-    lone = train(configs_of(tmp_path)[0], sinks=[]).folder
-    for step in steps_of(lone):
-        one, other = (checkpoint.read(folder.path / "checkpoints", step) for folder in (lone, undisturbed[0]))
-        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in one.tensors.items()}
-        assert shapes == {name: (tensor.shape, tensor.dtype) for name, tensor in other.tensors.items()}
-        assert one.meta.keys() == other.meta.keys()
-        assert other.tensors["count"].item() == step
+def test_checkpoint_in_a_pack_has_the_layout_of_a_single_run(undisturbed: list[RunFolder], tmp_path: Path) -> None:
+    single = train(configs_of(tmp_path)[0], sinks=[]).folder
+    for step in steps_of(single):
+        expected, saved = (checkpoint.read(folder.path / "checkpoints", step) for folder in (single, undisturbed[0]))
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in expected.tensors.items()}
+        assert shapes == {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}
+        assert expected.meta.keys() == saved.meta.keys()
+        assert saved.tensors["count"].item() == step

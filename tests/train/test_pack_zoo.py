@@ -1,4 +1,4 @@
-"""A pack equals its runs alone, for every norm in pre-norm and for every placement: what is added is held to it too."""
+"""Stacked runs equal single runs for every norm with placement=pre and for every placement."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from test_placements import norm_in
 from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
-from normlab.train.bound import Alone, Pack
-from normlab.train.optim import hyper_of
+from normlab.train.bound import SingleRun, StackedRuns
+from normlab.train.optim import hyperparameters_at
 
-# Of 32 channels the default looks at two, whose length may be next to nothing: then rounding alone grows to 1e-1.
+# The default uses two of 32 channels, whose norm may be tiny: then rounding grows to 1e-1.
 OPTIONS = {"prmsnorm": ("norm.fraction=0.5",)}
 PAIRS = [(f"norm={norm}", "placement=pre", *OPTIONS.get(norm, ())) for norm in load_norms()] + [
     (norm_in(name, "rmsnorm"), f"placement={name}") for name in load_placements() if name != "pre"
@@ -27,62 +27,64 @@ NUMBERS = (
 )
 
 
-def losses(words: tuple[str, ...], steps: int, dtype: torch.dtype, *, nudge: bool = False) -> torch.Tensor:
-    """The losses of two runs, alone and in a pack, and of the first once more: (steps, 5).
+def losses(overrides: tuple[str, ...], steps: int, dtype: torch.dtype, *, nudge: bool = False) -> torch.Tensor:
+    """Return the losses of two stacked runs, of both as single runs, and of the first repeated: (steps, 5).
 
     Args:
-        words: What they have in common.
-        steps: How many.
-        dtype: Of everything.
-        nudge: Whether the last bit of one weight of the fifth is changed.
+        overrides: The overrides that the runs share.
+        steps: The number of steps.
+        dtype: The dtype of the model.
+        nudge: Whether to change the last bit of one weight of the repeated run.
     """
-    configs = [config_of(*words, *numbers) for numbers in NUMBERS]
+    configs = [config_of(*overrides, *numbers) for numbers in NUMBERS]
     models = [build_model(config, VOCAB).to(dtype) for config in configs]
     nudged = copy.deepcopy(models[0])
     with torch.no_grad():
         weight = next(p for p in nudged.parameters() if p.dim() > 1).view(-1)
         weight[:1] = torch.nextafter(weight[:1], weight[:1] + 1) if nudge else weight[:1]
-    lone = [Alone(copy.deepcopy(model), compiled=False) for model in models] + [Alone(nudged, compiled=False)]
+    runners = [SingleRun(copy.deepcopy(model), compiled=False) for model in models] + [
+        SingleRun(nudged, compiled=False)
+    ]
     of_each = [*configs, configs[0]]
-    alone = [step_of(config, bound) for config, bound in zip(of_each, lone, strict=True)]
-    pack = step_of(configs[0], Pack(models, compiled=False))
+    singles = [step_of(config, runner) for config, runner in zip(of_each, runners, strict=True)]
+    pack = step_of(configs[0], StackedRuns(models, compiled=False))
     pack.clip = torch.tensor([config.optim.clip for config in configs], dtype=dtype)
     generator = torch.Generator().manual_seed(0)
-    seen = []
+    rows = []
     for step in range(steps):
         tokens, targets = cyclic_batch(generator, 2)
-        hypers = [hyper_of(config.optim, 50, step) for config in configs]
+        hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
         together = pack(tokens, targets, hypers).loss
-        apart = [one(tokens[r % 2], targets[r % 2], hypers[r % 2]).loss for r, one in enumerate(alone)]
-        seen.append(torch.stack([*together, *apart]))
-    return torch.stack(seen)
+        separate = [single(tokens[r % 2], targets[r % 2], hypers[r % 2]).loss for r, single in enumerate(singles)]
+        rows.append(torch.stack([*together, *separate]))
+    return torch.stack(rows)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", PAIRS, ids=" ".join)
-def test_a_pack_equals_its_runs_alone(words: tuple[str, ...]) -> None:
-    """In float64, where rounding is too small for ten steps of training to amplify it to 1e-10."""
-    seen = losses(words, 10, torch.float64)
-    torch.testing.assert_close(seen[:, :2], seen[:, 2:4], atol=1e-10, rtol=0)
-    assert (seen[:, 0] - seen[:, 1]).abs().max() > 1e-4, "two runs, and not one twice"
+@pytest.mark.parametrize("overrides", PAIRS, ids=" ".join)
+def test_stacked_runs_equal_single_runs(overrides: tuple[str, ...]) -> None:
+    """The losses agree to 1e-10 over ten steps in float64."""
+    rows = losses(overrides, 10, torch.float64)
+    torch.testing.assert_close(rows[:, :2], rows[:, 2:4], atol=1e-10, rtol=0)
+    assert (rows[:, 0] - rows[:, 1]).abs().max() > 1e-4, "the two runs are the same, so the comparison says nothing"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", PAIRS, ids=" ".join)
-def test_a_pack_equals_its_runs_alone_while_they_learn(words: tuple[str, ...]) -> None:
-    """Within 1e-9 over fifty steps in float64, in which the loss falls below a unigram's."""
-    seen = losses(words, 50, torch.float64)
-    torch.testing.assert_close(seen[:, :2], seen[:, 2:4], atol=1e-9, rtol=0)
-    assert seen[-1].max() < math.log(VOCAB)
+@pytest.mark.parametrize("overrides", PAIRS, ids=" ".join)
+def test_stacked_runs_equal_single_runs_while_they_learn(overrides: tuple[str, ...]) -> None:
+    """The losses agree to 1e-9 over fifty steps in float64, and fall below the unigram entropy."""
+    rows = losses(overrides, 50, torch.float64)
+    torch.testing.assert_close(rows[:, :2], rows[:, 2:4], atol=1e-9, rtol=0)
+    assert rows[-1].max() < math.log(VOCAB)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [("norm=layernorm", "placement=pre"), ("norm=rmsnorm", "placement=post")], ids=" ".join
+    "overrides", [("norm=layernorm", "placement=pre"), ("norm=rmsnorm", "placement=post")], ids=" ".join
 )
-def test_at_a_high_rate_a_pack_is_no_further_off_than_a_bit(words: tuple[str, ...]) -> None:
-    """Training is chaotic there: a lone run with one bit changed in one weight is the measure, ten times."""
-    seen = losses((*words, "optim.lr=0.1"), 50, torch.float32, nudge=True)
-    gap, measure = (seen[:, 0] - seen[:, 2]).abs().max(), (seen[:, 4] - seen[:, 2]).abs().max()
-    assert measure > 1e-5, "it is chaotic, or the comparison says nothing"
+def test_stacking_at_a_high_learning_rate_is_no_worse_than_one_flipped_bit(overrides: tuple[str, ...]) -> None:
+    """Training is chaotic there: the tolerance is ten times the effect of one changed bit in one weight."""
+    rows = losses((*overrides, "optim.lr=0.1"), 50, torch.float32, nudge=True)
+    gap, measure = (rows[:, 0] - rows[:, 2]).abs().max(), (rows[:, 4] - rows[:, 2]).abs().max()
+    assert measure > 1e-5, "training is not chaotic, so the comparison says nothing"
     assert gap <= 10 * measure

@@ -17,8 +17,8 @@ from normlab.model.init import build_model
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all
 from normlab.train import start
-from normlab.train.bound import Alone, Pack
-from normlab.train.optim import hyper_of
+from normlab.train.bound import SingleRun, StackedRuns
+from normlab.train.optim import hyperparameters_at
 from normlab.train.step import StepOutput
 
 SCHEMES = [
@@ -59,12 +59,12 @@ def test_a_pack_equals_its_runs_alone(name: str, norm: str) -> None:
     words = (norm_in(name, norm), f"placement={name}", "model.depth=2")
     configs = [config_of(*words, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]
     models = [build_model(config, VOCAB).double() for config in configs]
-    lone = [step_of(c, Alone(copy.deepcopy(m), compiled=False)) for c, m in zip(configs, models, strict=True)]
-    pack = step_of(configs[0], Pack(models, compiled=False))
+    lone = [step_of(c, SingleRun(copy.deepcopy(m), compiled=False)) for c, m in zip(configs, models, strict=True)]
+    pack = step_of(configs[0], StackedRuns(models, compiled=False))
     generator = torch.Generator().manual_seed(0)
     for step in range(10):
         tokens, targets = cyclic_batch(generator, 2)
-        hypers = [hyper_of(config.optim, 10, step) for config in configs]
+        hypers = [hyperparameters_at(config.optim, 10, step) for config in configs]
         alone = [one(tokens[r], targets[r], hypers[r], measured=step == 9) for r, one in enumerate(lone)]
         together = pack(tokens, targets, hypers, measured=step == 9)
         for word in ("loss", "grad_norm"):
@@ -74,8 +74,8 @@ def test_a_pack_equals_its_runs_alone(name: str, norm: str) -> None:
             same_inside([together], alone)
     for kind in ("params", "buffers"):
         for r, one in enumerate(lone):
-            for tensor_name, tensor in getattr(one.bound, kind).items():
-                torch.testing.assert_close(getattr(pack.bound, kind)[tensor_name][r], tensor, atol=1e-9, rtol=0)
+            for tensor_name, tensor in getattr(one.runner, kind).items():
+                torch.testing.assert_close(getattr(pack.runner, kind)[tensor_name][r], tensor, atol=1e-9, rtol=0)
 
 
 def same_inside(found: Sequence[StepOutput], expected: Sequence[StepOutput]) -> None:
@@ -94,11 +94,12 @@ def test_compiled_equals_eager(name: str) -> None:
     torch._dynamo.utils.counters.clear()
     config = config_of(norm_in(name, "rmsnorm"), f"placement={name}", "model.depth=3")
     model = build_model(config, VOCAB).double()
-    eager, compiled = (step_of(config, Alone(copy.deepcopy(model), compiled=how)) for how in (False, True))
+    eager, compiled = (step_of(config, SingleRun(copy.deepcopy(model), compiled=how)) for how in (False, True))
     for number in range(2):
         tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(number), 1))
         outputs = [
-            step(tokens, targets, hyper_of(config.optim, 50, number), measured=True) for step in (eager, compiled)
+            step(tokens, targets, hyperparameters_at(config.optim, 50, number), measured=True)
+            for step in (eager, compiled)
         ]
         for word in ("loss", "grad_norm"):
             torch.testing.assert_close(*(getattr(out, word) for out in outputs), atol=1e-12, rtol=1e-9)

@@ -1,6 +1,6 @@
-"""A run that was stopped, killed or damaged, and then finished, is the run that nothing happened to.
+"""A run that was interrupted, killed or damaged and then resumed equals an uninterrupted run.
 
-`scripts/kill_and_resume.py` does the same at length, with kills at random and compiled models.
+`scripts/kill_and_resume.py` repeats this with random kills and compiled models.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hydra.core.config_store import ConfigStore
-from resuming import SCRIPT, WORDS, Command, Train, contents, differences, steps_of
+from resuming import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
 
 import normlab
 from normlab.data.batches import validation_windows
@@ -35,23 +35,25 @@ from normlab.train.identity import describe
 from normlab.train.resolve import resolve
 
 
-def run_id(*words: str) -> str:
-    config = compose_run([*WORDS, *words])
+def run_id(*overrides: str) -> str:
+    config = compose_run([*OVERRIDES, *overrides])
     return describe(config, resolve(config), open_corpus(config.data))["run_id"]
 
 
 def in_a_process(*arguments: str) -> subprocess.Popen[str]:
-    words = [sys.executable, *arguments]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    arguments = [sys.executable, *arguments]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 # Kills and signals.
 
 
 @pytest.mark.parametrize("point", ["before the state", "half of the state"])
-def test_killed_after_a_checkpoint_and_inside_a_save(point: str, train: Train, reference: Path, tmp_path: Path) -> None:
-    words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
-    with in_a_process(str(SCRIPT), "--child", point, "3", *words) as process:
+def test_run_killed_inside_a_save_resumes_bit_identical(
+    point: str, train: Train, reference: Path, tmp_path: Path
+) -> None:
+    arguments = ["train", *OVERRIDES, f"results_dir={tmp_path / 'results'}"]
+    with in_a_process(str(SCRIPT), "--child", point, "3", *arguments) as process:
         _, err = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL, err
     (path,) = (tmp_path / "results" / "runs").iterdir()
@@ -65,7 +67,7 @@ def test_killed_after_a_checkpoint_and_inside_a_save(point: str, train: Train, r
 @pytest.mark.parametrize(
     ("step", "number", "code"), [(0, signal.SIGTERM, 143), (6, signal.SIGINT, 130), (8, signal.SIGTERM, 143)]
 )
-def test_a_signal_stops_at_the_next_step_and_the_same_words_go_on(
+def test_signal_stops_at_the_next_step_and_resume_is_bit_identical(
     step: int,
     number: int,
     code: int,
@@ -87,7 +89,7 @@ def test_a_signal_stops_at_the_next_step_and_the_same_words_go_on(
     assert differences(reference, train().path) == []
 
 
-def test_the_second_signal_stops_at_once(
+def test_second_signal_stops_at_once(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None], tmp_path: Path
 ) -> None:
     interrupt(6, signal.SIGINT, times=2)
@@ -102,7 +104,7 @@ import sys, torch
 from normlab.cli import main
 from normlab.train.loop import Loop
 
-ordinary = Loop.one_step
+ordinary = Loop.take_step
 
 def long_step(self, step):
     if step == 6:
@@ -110,19 +112,19 @@ def long_step(self, step):
         torch.linalg.multi_dot([torch.randn(LARGE, LARGE)] * 4)
     return ordinary(self, step)
 
-Loop.one_step = long_step
+Loop.take_step = long_step
 main()
 """
-"""Trains, and calls into torch for LARGE numbers' time in step 6."""
+"""A training script with a long call into torch, on matrices of size LARGE, in step 6."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
-def test_the_second_signal_stops_at_once_inside_a_call_into_torch(
+def test_second_signal_stops_at_once_inside_a_call_into_torch(
     numbers: tuple[int, ...], train: Train, reference: Path, tmp_path: Path
 ) -> None:
-    words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
-    with in_a_process("-c", LONG_STEP.replace("LARGE", "8_000"), *words) as process:  # half a minute
+    arguments = ["train", *OVERRIDES, f"results_dir={tmp_path / 'results'}"]
+    with in_a_process("-c", LONG_STEP.replace("LARGE", "8_000"), *arguments) as process:  # half a minute
         try:
             assert process.stderr is not None
             while "in a long call" not in process.stderr.readline():
@@ -135,7 +137,7 @@ def test_the_second_signal_stops_at_once_inside_a_call_into_torch(
         finally:
             process.kill()
     assert process.returncode == 130
-    assert err == "normlab: stopped inside a step: the same command goes on from the last checkpoint\n"
+    assert err == "normlab: stopped inside a step: the same command resumes from the last checkpoint\n"
     (path,) = (tmp_path / "results" / "runs").iterdir()
     assert RunFolder(path).state() == "killed"
     assert steps_of(RunFolder(path)) == [4]
@@ -143,9 +145,9 @@ def test_the_second_signal_stops_at_once_inside_a_call_into_torch(
 
 
 @pytest.mark.slow
-def test_one_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
-    words = ["train", *WORDS, f"results_dir={tmp_path / 'results'}"]
-    with in_a_process("-c", LONG_STEP.replace("LARGE", "3_000"), *words) as process:  # seconds
+def test_first_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
+    arguments = ["train", *OVERRIDES, f"results_dir={tmp_path / 'results'}"]
+    with in_a_process("-c", LONG_STEP.replace("LARGE", "3_000"), *arguments) as process:  # seconds
         try:
             assert process.stderr is not None
             while "in a long call" not in process.stderr.readline():
@@ -161,16 +163,16 @@ def test_one_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_process_is_refused_and_a_signal_from_outside_is_heard(tmp_path: Path, run_command: Command) -> None:
-    words = ["train", *WORDS, f"results_dir={tmp_path}", "train.steps=1000000"]
-    with in_a_process("-m", "normlab", *words) as process:
+def test_second_process_fails_and_sigterm_interrupts(tmp_path: Path, run_command: Command) -> None:
+    arguments = ["train", *OVERRIDES, f"results_dir={tmp_path}", "train.steps=1000000"]
+    with in_a_process("-m", "normlab", *arguments) as process:
         try:
             deadline = time.monotonic() + 300
             while not list(tmp_path.glob("runs/*/checkpoints/step_*")):
                 assert time.monotonic() < deadline
                 assert process.poll() is None
                 time.sleep(0.02)
-            code, _, err = run_command(*words)
+            code, _, err = run_command(*arguments)
             assert (code, err.count("\n")) == (2, 1)
             assert f"process {process.pid}" in err
             process.terminate()
@@ -184,13 +186,13 @@ def test_a_second_process_is_refused_and_a_signal_from_outside_is_heard(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_a_signal_while_the_corpus_is_made_stops_at_once(number: int, code: int, tmp_path: Path) -> None:
+def test_signal_while_the_corpus_is_prepared_stops_at_once(number: int, code: int, tmp_path: Path) -> None:
     text, cache = tmp_path / "text.txt", tmp_path / "cache"
     text.write_text("much ado about nothing\n" * 2_000_000)
-    words = ["train", *WORDS, f"data.path=[{text}]", f"results_dir={tmp_path / 'results'}"]
+    arguments = ["train", *OVERRIDES, f"data.path=[{text}]", f"results_dir={tmp_path / 'results'}"]
     environment = {**os.environ, "NORMLAB_CACHE": str(cache)}
     with subprocess.Popen(
-        [sys.executable, "-m", "normlab", *words], env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "normlab", *arguments], env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
         while not list(cache.glob(".normlab-making/*/new")):
             assert process.poll() is None
@@ -203,10 +205,10 @@ def test_a_signal_while_the_corpus_is_made_stops_at_once(number: int, code: int,
     assert not list(cache.glob("tokens/*"))
 
 
-# The same words again.
+# The same command again.
 
 
-def test_a_finished_run_says_so_and_changes_nothing(train: Train, command: Command, tmp_path: Path) -> None:
+def test_finished_run_reports_that_and_changes_nothing(train: Train, command: Command, tmp_path: Path) -> None:
     folder = train()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*")}
     code, out, err = command()
@@ -216,7 +218,7 @@ def test_a_finished_run_says_so_and_changes_nothing(train: Train, command: Comma
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*")}
 
 
-def test_fresh_starts_another_beside_it(train: Train) -> None:
+def test_fresh_starts_another_run(train: Train) -> None:
     folder = train("train.steps=4")
     before = contents(folder.path)
     for number in (2, 3):
@@ -226,8 +228,8 @@ def test_fresh_starts_another_beside_it(train: Train) -> None:
     assert contents(folder.path) == before
 
 
-def test_fresh_goes_on_with_what_it_began(train: Train, interrupt: Callable[..., None]) -> None:
-    """Also where it was the first run of its words, and its folder has no number."""
+def test_fresh_resumes_the_run_that_it_started(train: Train, interrupt: Callable[..., None]) -> None:
+    """Also if it was the first run of its command, whose folder has no number."""
     interrupt(6)
     first = train("run.fresh=true")
     assert first.state() == "interrupted"
@@ -238,7 +240,7 @@ def test_fresh_goes_on_with_what_it_began(train: Train, interrupt: Callable[...,
     assert second.run_id == train("run.fresh=true").run_id == f"{first.run_id}.2"
 
 
-def test_fresh_leaves_alone_what_other_words_began(train: Train, interrupt: Callable[..., None]) -> None:
+def test_fresh_does_not_resume_other_runs(train: Train, interrupt: Callable[..., None]) -> None:
     interrupt(6)
     plain = train()
     assert train("run.fresh=true", "train.steps=16").run_id == f"{plain.run_id}.2"
@@ -250,11 +252,11 @@ def test_two_checkpoints_are_kept(schedule: str, train: Train) -> None:
     assert steps_of(train(f"optim.schedule={schedule}", "optim.warmup_steps=4")) == [12, 16]
 
 
-def test_wsd_keeps_the_one_before_its_decay(train: Train) -> None:
+def test_wsd_keeps_the_checkpoint_before_its_decay(train: Train) -> None:
     assert steps_of(train("optim.schedule=wsd", "optim.warmup_steps=4", "optim.decay_fraction=0.5")) == [8, 12, 16]
 
 
-def test_going_on_elsewhere_is_said_and_recorded(
+def test_resume_with_other_versions_warns_and_is_recorded(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
@@ -264,14 +266,14 @@ def test_going_on_elsewhere_is_said_and_recorded(
     (folder.path / "run.json").write_bytes(seal(was))
     code, _, err = command()
     assert code == 0
-    said = f"torch was 1.0 and is {run['versions']['torch']}; normlab's commit was 0000000000 and is "
-    assert f"this run goes on where {said}" in err.splitlines()[0]
+    message = f"torch was 1.0 and is {run['versions']['torch']}; normlab's commit was 0000000000 and is "
+    assert f"warning: resuming where {message}" in err.splitlines()[0]
     (noted,) = folder.status()["elsewhere"]
-    assert noted.startswith(f"from step 11: {said}")
+    assert noted.startswith(f"from step 11: {message}")
     assert RunFolder(reference).status()["elsewhere"] == []
 
 
-def test_fresh_passes_over_one_that_another_process_trains(train: Train) -> None:
+def test_fresh_skips_a_run_of_another_process(train: Train) -> None:
     folder = train("train.steps=4")
     active = RunFolder(f"{folder.path}.2")
     with active.lock():
@@ -280,7 +282,7 @@ def test_fresh_passes_over_one_that_another_process_trains(train: Train) -> None
         assert train("train.steps=4", "run.fresh=true").run_id == f"{folder.run_id}.3"
 
 
-def test_cadences_and_names_are_not_what_a_run_is() -> None:
+def test_cadences_and_names_do_not_change_the_run_id() -> None:
     ours = run_id()
     assert ours == run_id(
         "train.log_every=1", "eval.every=7", "train.checkpoint_every=0", "tracking.group=x", "tracking.tags=[a,b]",
@@ -302,40 +304,40 @@ def continuing(schedule: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "steps", "branch"), [("constant", 8, 8), ("constant", 7, 7), ("wsd", 8, 6)])
-def test_more_steps_go_on_from_the_shorter_run(schedule: str, steps: int, branch: int, train: Train) -> None:
-    """One that ends between two evaluations, too: the longer run has none there."""
-    words = continuing(schedule)
-    shorter = train(*words, f"train.steps={steps}")
+def test_longer_run_branches_from_the_shorter_one(schedule: str, steps: int, branch: int, train: Train) -> None:
+    """Also from a run that ends between two evaluations: the longer run has no evaluation there."""
+    overrides = continuing(schedule)
+    shorter = train(*overrides, f"train.steps={steps}")
     before = contents(shorter.path)
-    longer = train(*words)
+    longer = train(*overrides)
     assert longer.run()["continued_from"] == {"run_id": shorter.run_id, "step": branch}
     assert contents(shorter.path) == before
-    never_split = train(*words, results="never_split")
+    never_split = train(*overrides, results="never_split")
     assert "continued_from" not in never_split.run()
     assert differences(never_split.path, longer.path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "shorter", "no JSON", "another kind"])
-def test_a_shorter_run_with_a_damaged_record_is_no_trunk(damage: str, train: Train) -> None:
-    words = continuing("constant")
-    record = train(*words, "train.steps=7").metrics_path
+def test_longer_run_does_not_branch_from_a_damaged_record(damage: str, train: Train) -> None:
+    overrides = continuing("constant")
+    record = train(*overrides, "train.steps=7").metrics_path
     lines = record.read_bytes().splitlines(keepends=True)
     if damage == "missing":
         record.unlink()
     else:
         changed = {"shorter": b"", "no JSON": b"[" + lines[3][1:], "another kind": lines[3].replace(b"kind", b"dink")}
         record.write_bytes(b"".join([*lines[:3], changed[damage], *lines[4:]]))
-    longer = train(*words)
+    longer = train(*overrides)
     assert "continued_from" not in longer.run()
-    assert differences(train(*words, results="never_split").path, longer.path) == []
+    assert differences(train(*overrides, results="never_split").path, longer.path) == []
 
 
 @pytest.mark.parametrize("written", ["the marker", "the record", "the checkpoint"])
-def test_killed_while_a_shorter_run_is_taken_over(written: str, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same words begin again, and no half of it is taken for a run's remains."""
-    words = continuing("constant")
-    train(*words, "train.steps=8")
+def test_run_killed_while_branching_branches_again(written: str, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command starts again, and the unfinished folder does not count as the remains of a run."""
+    overrides = continuing("constant")
+    train(*overrides, "train.steps=8")
 
     class Killed(BaseException):
         pass
@@ -345,22 +347,19 @@ def test_killed_while_a_shorter_run_is_taken_over(written: str, train: Train, mo
 
     with monkeypatch.context() as patch:
         if written == "the marker":
-            patch.setattr(start, "longest_trunk", die)
+            patch.setattr(start, "find_parent_run", die)
         elif written == "the record":
             patch.setattr(trunk.checkpoint, "save", die)
         else:
             patch.setattr(RunFolder, "create", die)
         with pytest.raises(Killed):
-            train(*words)
-    assert train(*words).run()["continued_from"]["step"] == 8
+            train(*overrides)
+    assert train(*overrides).run()["continued_from"]["step"] == 8
 
 
-def test_a_cosine_run_is_bound_to_its_length(train: Train) -> None:
+def test_cosine_run_does_not_branch(train: Train) -> None:
     train(*continuing("cosine"), "train.steps=8")
     assert "continued_from" not in train(*continuing("cosine"), "train.steps=9").run()
-
-
-# Damage.
 
 
 # Divergence.
@@ -368,30 +367,30 @@ def test_a_cosine_run_is_bound_to_its_length(train: Train) -> None:
 DIVERGING = ["norm=none", "optim=sgd", "optim.lr=1e6", "optim.clip=null", "optim.warmup_steps=4"]
 
 
-def test_divergence_is_an_outcome_and_keeps_the_state_before_it(train: Train, command: Command, tmp_path: Path) -> None:
+def test_divergence_is_an_outcome_and_keeps_the_last_finite_state(
+    train: Train, command: Command, tmp_path: Path
+) -> None:
     folder = train(*DIVERGING)
     status = folder.status()
     assert status["state"] == "diverged"
-    seen = status["diverged"]
-    assert not (math.isfinite(seen["loss"]) and math.isfinite(seen["grad_norm"]))
-    assert seen["last_finite"]["step"] == seen["step"] - 1
-    assert all(math.isfinite(number) for number in seen["last_finite"].values())
-    assert status["step"] == seen["step"] == folder.rows("train").rows[-1]["step"]
-    saved, _ = checkpoint.newest(folder.path / "checkpoints")
+    divergence = status["diverged"]
+    assert not (math.isfinite(divergence["loss"]) and math.isfinite(divergence["grad_norm"]))
+    assert divergence["last_finite"]["step"] == divergence["step"] - 1
+    assert all(math.isfinite(number) for number in divergence["last_finite"].values())
+    assert status["step"] == divergence["step"] == folder.rows("train").rows[-1]["step"]
+    saved, _ = checkpoint.read_newest(folder.path / "checkpoints")
     assert saved is not None
-    assert saved.step == seen["step"]
+    assert saved.step == divergence["step"]
     assert all(tensor.isfinite().all() for tensor in saved.tensors.values())
 
     before = contents(tmp_path / "results")
     code, out, err = command(*DIVERGING)
     assert (code, err) == (0, "")
-    assert out.startswith(f"diverged at step {seen['step']}")
+    assert out.startswith(f"diverged at step {divergence['step']}")
     assert contents(tmp_path / "results") == before
 
 
-def test_killed_between_the_checkpoint_and_the_status_of_a_divergence(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_killed_before_its_diverged_status_diverges_again(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     untouched = train(*DIVERGING, results="untouched")
     with monkeypatch.context() as patch:
         patch.setattr(start, "_finish", lambda loop, statuses, stop: statuses)
@@ -402,17 +401,17 @@ def test_killed_between_the_checkpoint_and_the_status_of_a_divergence(
     assert folder.rows("train").rows == untouched.rows("train").rows
 
 
-def test_a_diverged_state_does_not_depend_on_the_cadence_of_the_record(train: Train) -> None:
+def test_diverged_state_does_not_depend_on_log_every(train: Train) -> None:
     for log_every in (1, 3):
         folder = train(*DIVERGING, f"train.log_every={log_every}", results=f"every_{log_every}")
-        saved, _ = checkpoint.newest(folder.path / "checkpoints")
+        saved, _ = checkpoint.read_newest(folder.path / "checkpoints")
         assert saved is not None
         assert saved.tensors["count"] == saved.step
 
 
 # Norms from files.
 
-PLUGIN = '''"""A norm of a user's."""
+PLUGIN = '''"""A norm from a plugin."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -445,7 +444,7 @@ class Halved(nn.Module):
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Iterator[Path]:
-    """A user's file with a norm, below a folder with a space in its name; forgotten after the test."""
+    """A plugin with a norm, in a folder with a space in its name; unregistered after the test."""
     path = tmp_path / "my norms" / "my_norm.py"
     path.parent.mkdir()
     path.write_text(PLUGIN)
@@ -459,12 +458,14 @@ def plugin(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_norm_from_a_file(plugin: Path, train: Train, interrupt: Callable[..., None], tmp_path: Path) -> None:
-    words = [f"plugins=['{plugin}']", "norm=halved"]
-    untouched = train(*words, results="untouched")
+def test_norm_from_a_plugin_trains_resumes_and_loads(
+    plugin: Path, train: Train, interrupt: Callable[..., None], tmp_path: Path
+) -> None:
+    overrides = [f"plugins=['{plugin}']", "norm=halved"]
+    untouched = train(*overrides, results="untouched")
     interrupt(6)
-    folder = train(*words)
-    assert differences(untouched.path, train(*words).path) == []
+    folder = train(*overrides)
+    assert differences(untouched.path, train(*overrides).path) == []
 
     source = folder.run()["identity"]["sources"]["norm"]
     (kept,) = (folder.path / "plugins").iterdir()
@@ -479,8 +480,8 @@ def test_a_norm_from_a_file(plugin: Path, train: Train, interrupt: Callable[...,
     assert "Halved()" in out
 
 
-def test_two_files_and_two_versions_of_one(plugin: Path, train: Train, tmp_path: Path) -> None:
-    """Each run is of the version that it names, whatever ran before in this process."""
+def test_run_uses_its_own_version_of_a_plugin(plugin: Path, train: Train, tmp_path: Path) -> None:
+    """Each run uses the plugin that it names, also after another version ran in this process."""
     other, older = tmp_path / "other.py", tmp_path / "older.py"
     other.write_text(plugin.read_text().replace("halved", "thirded").replace("Halved", "Thirded"))
     for name in ("halved", "thirded", "halved"):
@@ -491,26 +492,26 @@ def test_two_files_and_two_versions_of_one(plugin: Path, train: Train, tmp_path:
     assert ids[0] == ids[2] != ids[1] == ids[3]
 
 
-def test_an_edited_norm_is_another_run_and_a_comment_is_not(plugin: Path) -> None:
-    words = [f"plugins=['{plugin}']", "norm=halved"]
-    ours = run_id(*words)
+def test_edited_norm_changes_the_run_id_and_a_comment_does_not(plugin: Path) -> None:
+    overrides = [f"plugins=['{plugin}']", "norm=halved"]
+    ours = run_id(*overrides)
     plugin.write_text(PLUGIN.replace("# the point", "# more or less") + "\n\n# the end\n")
-    assert run_id(*words) == ours
+    assert run_id(*overrides) == ours
     plugin.write_text(PLUGIN.replace("return x / 2", "return x / 3"))
-    assert run_id(*words) != ours
+    assert run_id(*overrides) != ours
 
 
 # Reading a run.
 
 
-def test_nothing_of_a_run_is_unknown(reference: Path) -> None:
+def test_summary_knows_all_fields_of_a_run(reference: Path) -> None:
     (row,) = summarize(reference)
     assert (row["state"], row["note"]) == ("finished", "")
 
 
-def test_a_run_is_read_back_whole(reference: Path, run_command: Command) -> None:
+def test_load_returns_config_metrics_and_model(reference: Path, run_command: Command) -> None:
     run = normlab.load(reference)
-    composed = compose_run([*WORDS, f"results_dir={run.config.results_dir}"])
+    composed = compose_run([*OVERRIDES, f"results_dir={run.config.results_dir}"])
     assert plain_tree(run.config) == plain_tree(composed)
     metrics = run.metrics
     assert sorted(metrics["kind"].unique()) == ["eval", "pace", "train"]
@@ -526,9 +527,9 @@ def test_a_run_is_read_back_whole(reference: Path, run_command: Command) -> None
     assert loss == pytest.approx(losses[16], abs=1e-6)
     assert loss == pytest.approx(run.status["val_loss"], abs=1e-6)
 
-    words = ["sample", str(reference), "--prompt", "The norm ", "--tokens", "12", "--seed", "3"]
-    code, out, err = run_command(*words)
+    arguments = ["sample", str(reference), "--prompt", "The norm ", "--tokens", "12", "--seed", "3"]
+    code, out, err = run_command(*arguments)
     assert (code, err) == (0, "")
     assert out.startswith("The norm ")
     assert len(out) > len("The norm \n")
-    assert run_command(*words)[1] == out
+    assert run_command(*arguments)[1] == out

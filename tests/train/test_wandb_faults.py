@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from resuming import WORDS, differences
+from resuming import OVERRIDES, differences
 
 from normlab.store.runs import RunFolder
 
@@ -51,9 +51,9 @@ def silent_server() -> Iterator[str]:
 
 
 def train(results: Path, *before: str, mode: str, **variables: str) -> tuple[str, float]:
-    """Train the run of WORDS in a process of its own: return its stderr and its seconds."""
+    """Train the run of OVERRIDES in a process of its own: return its stderr and its seconds."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    command = [sys.executable, *(before or ("-m", "normlab")), "train", *WORDS]
+    command = [sys.executable, *(before or ("-m", "normlab")), "train", *OVERRIDES]
     since = time.monotonic()
     done = subprocess.run(
         [*command, f"tracking.wandb={mode}", f"results_dir={results}"],
@@ -141,7 +141,7 @@ def test_wandb_process_that_is_stopped_at_the_start(reference: Path, alone: floa
 def test_second_ctrl_c_waits_for_nothing(signals: str, awaited: str, state: str, tmp_path: Path) -> None:
     """The last Ctrl-C comes while the run waits for a stopped W&B; `signals` holds those before it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    words = ["train", *WORDS, "tracking.wandb=offline", f"results_dir={tmp_path}"]
+    words = ["train", *OVERRIDES, "tracking.wandb=offline", f"results_dir={tmp_path}"]
     with subprocess.Popen(
         [sys.executable, "-c", IN_THE_MIDDLE, signals, *words],
         env=inherited, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,

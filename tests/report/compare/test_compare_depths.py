@@ -112,7 +112,7 @@ def test_a_unit_is_a_cell_with_more_than_fifty_runs(trained, compare, tmp_path):
         for run_id in ids:
             (part,), _ = examine(_folder(tmp_path, run_id)).folder.statistics.read("core")
             values = np.full((4, part.layout.depth + 2), np.nan)
-            values[: len(part.steps)] = part.one("resid_rms")
+            values[: len(part.steps)] = part.single_site("resid_rms")
             tables.append(values)
         means = np.nanmean(np.stack(tables)[:, :, 1:], axis=0)
         mean = unpacked(unit, layout)

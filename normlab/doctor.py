@@ -153,7 +153,7 @@ def _wandb() -> tuple[str, str, str]:
     from normlab.tracking.wandb import wandb_environment
 
     try:
-        settings = outlook()
+        settings = wandb_environment()
     except ValueError as error:  # from pydantic, over several lines
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = " ".join(lines[1:3])

@@ -306,7 +306,7 @@ def _status(record: Record, numbers: Series, speed: float) -> dict[str, Any]:
     finite = numbers.loss[: record.last]
     tokens = record.last * record.batch_size * record.context
     best = min(numbers.validation, key=numbers.validation.__getitem__)
-    detections = count({"loss": numbers.loss, "grad_norm": numbers.grad_norm, "clip": numbers.clip})
+    detections = count_spikes({"loss": numbers.loss, "grad_norm": numbers.grad_norm, "clip": numbers.clip})
     state = FINISHED if record.outcome == STUCK else record.outcome
     status = {
         "state": state,

@@ -132,7 +132,7 @@ def _spikes_of(run: RunResult, from_metrics: bool) -> dict[str, Any]:
     from normlab.stats.spikes import count_spikes
     from normlab.store.series import series
 
-    found = count(series(run.entry.folder))
+    found = count_spikes(series(run.entry.folder))
     return {spikes.rule.name: {"spikes": len(spikes.spikes), "of_steps": spikes.scored} for spikes in found}
 
 

@@ -12,7 +12,7 @@ from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, history, read_statistics
 from normlab.stats import options  # noqa: F401  (registers every statistic)
 from normlab.stats.profiles import Profiles
-from normlab.stats.spikes import count
+from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import OF, PROBE, STATISTICS, sorted_statistics
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
@@ -194,7 +194,7 @@ def spike_rows(folder: RunFolder) -> list[Row]:
             "source": found.rule.source,
             "at": metrics["step"][found.spikes].astype(int).tolist(),
         }
-        for found in count(metrics)
+        for found in count_spikes(metrics)
     ]
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from normlab.errors import StoreError
 from normlab.report.summary import unreadable_lines_note
-from normlab.stats.spikes import RULES, count
+from normlab.stats.spikes import RULES, count_spikes
 from normlab.store.evaluations import Evaluation, evaluations_of
 from normlab.store.reading import Rows
 from normlab.store.runs import RunFolder
@@ -72,7 +72,7 @@ def read_metrics(folder: RunFolder) -> Metrics:
         grad_norm=series["grad_norm"],
         evaluations=evaluations_of(others),
         times=_times(others),
-        spikes={found.rule.of: steps[found.spikes].tolist() for found in count(series, rules)} if len(steps) else {},
+        spikes={found.rule.of: steps[found.spikes].tolist() for found in count_spikes(series, rules)} if len(steps) else {},
         problem="; ".join(filter(None, [folder.metrics_problem(), unreadable_lines_note(rows), without_step])),
     )
 

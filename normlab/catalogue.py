@@ -192,7 +192,7 @@ def _row(node: ast.Call, kinds: dict[str, Entry]) -> Entry:
     kind = _value(keywords.get("kind")) or ("EarlyPlacement" if "early" in keywords else "AlgebraPlacement")
     for name in ("note", "parameters", "equals", "pitfalls"):
         entry[name] = _value(keywords[name]) if name in keywords else kinds[kind][name]
-    for name in ("wrong_inits", "starts"):
+    for name in ("incompatible_inits", "starts"):
         told = keywords.get(name)
         if isinstance(told, ast.Dict):
             entry[name] = {_value(k): _value(v) for k, v in zip(told.keys, told.values, strict=True)}
@@ -212,7 +212,7 @@ def _rule(node: ast.FunctionDef, known: list[Entry]) -> Entry:
     entry["wrong_for"] = [
         of["name"]
         for of in known
-        if {node.name, "other"} & set(of.get("wrong_inits") or ()) and of["name"] not in entry["placements"]
+        if {node.name, "other"} & set(of.get("incompatible_inits") or ()) and of["name"] not in entry["placements"]
     ]
     return entry
 

@@ -18,7 +18,7 @@ from normlab.errors import ConfigError, unknown
 from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
-from normlab.placements.base import PLACEMENTS, Placement
+from normlab.placements.base import FORMER_NAMES, PLACEMENTS, Placement
 from normlab.source import file_of_plugin
 from normlab.stats.options import OF_ADAM, OF_EXAMPLES, StatsConfig
 
@@ -337,12 +337,12 @@ class RunConfig:
         """Return a warning for each thing that is known to be wrong with this config, which can still be trained."""
         placement, rule = self.placement, self.init_rule
         found = []
-        wrong = placement.wrong_inits
+        wrong = placement.incompatible_inits
         if reason := wrong.get(rule) or (wrong.get("other") if rule != placement.init_rule else None):
             found.append(
                 f"init={rule} is not what placement={placement.name} goes with ({placement.init_rule}): {reason}"
             )
-        if placement.is_plain_sum and (reason := self.norm.wrong_inits.get(rule)):
+        if placement.is_plain_sum and (reason := self.norm.incompatible_inits.get(rule)):
             found.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
         if not self.norm.causal:
             evaluated = "uses running statistics and does not" if self.norm.batch_statistics else "leaks it too"
@@ -355,7 +355,7 @@ class RunConfig:
     def _check_inits_of_placement(self) -> None:
         """The rules that a placement names are known: its own, and those that are wrong for it."""
         placement = self.placement
-        for rule in (placement.init_rule, *(rule for rule in placement.wrong_inits if rule != "other")):
+        for rule in (placement.init_rule, *(rule for rule in placement.incompatible_inits if rule != "other")):
             if str(rule) not in INIT_RULES:
                 file = file_of_plugin("placement", placement.name)
                 where = (
@@ -399,6 +399,10 @@ def config_of_record(tree: Mapping[str, Any]) -> RunConfig:
 
 
 def _config_of_record(tree: Mapping[str, Any]) -> RunConfig:
+    placement = dict(tree["placement"])
+    placement["name"] = FORMER_NAMES.get(placement["name"], placement["name"])
+    tree = {**tree, "placement": placement}
+
     def known(kind: str, names: Mapping[str, Any]) -> Any:
         name = tree[kind]["name"]
         if name not in names:

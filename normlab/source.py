@@ -1,88 +1,20 @@
-"""The code that defines a thing, as text to be hashed: comments, docstrings and layout left out.
+"""Plugins: Python files of the user that register norms, placements and init rules.
 
-Also loads a user's own files, which define norms and placements like those of the package.
+Reads and runs the files, keeps which file registered which name, and tells versions of the same file apart.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
 from normlab.errors import ConfigError
 from normlab.parsing import read_at_most
-
-
-def code_of(module: ModuleType) -> str:
-    """The code of a module and of those of its own package that its names come from, `base` left out.
-
-    `base` is the contract; what a norm computes does not depend on it.
-    """
-    seen: dict[str, ModuleType] = {}
-    _collect(module, module.__name__.rpartition(".")[0], seen)
-    return "\n".join(_normalised(Path(inspect.getfile(seen[name]))) for name in sorted(seen))
-
-
-def _collect(module: ModuleType, package: str, seen: dict[str, ModuleType]) -> None:
-    if module.__name__ in seen or module.__name__.endswith(".base"):
-        return
-    seen[module.__name__] = module
-    for value in list(vars(module).values()):
-        origin = sys.modules.get(getattr(value, "__module__", None) or "")
-        if origin is not None and package and origin.__name__.startswith(package + "."):
-            _collect(origin, package, seen)
-
-
-TOLD = (
-    "formula", "formulas", "opens", "closes", "inside", "wrong_inits", "source", "note",
-    "oracle", "oracle_kind", "parameters", "starts", "unit_length", "blind_to", "equals", "pitfalls",
-)  # fmt: skip
-"""What a dataclass of options says of itself."""
-HELD_AGAINST = ("reference", "reference_affine", "reference_evaluated")
-"""The methods of a norm's options that say what it is held against."""
-
-
-def _is_apart(node: ast.stmt, owner: ast.AST) -> bool:
-    """Whether a statement defines nothing that a run computes: documentation, and what only `verify` calls."""
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return node.target.id in TOLD and "ClassVar" in ast.unparse(node.annotation) and "dataclass" in _marks(owner)
-    return (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) or (
-        isinstance(node, ast.FunctionDef) and node.name in HELD_AGAINST and _is_norms_options(owner)
-    )
-
-
-def _is_norms_options(node: ast.AST) -> bool:
-    """Whether it is a norm's dataclass, or one that norms derive theirs from: elsewhere a name says nothing."""
-    bases = node.bases if isinstance(node, ast.ClassDef) else []
-    return "register_norm" in _marks(node) or any(ast.unparse(base).endswith("NormConfig") for base in bases)
-
-
-def _marks(node: ast.AST) -> list[str]:
-    """The names of a class's decorators, without what they are given."""
-    marks = node.decorator_list if isinstance(node, ast.ClassDef) else []
-    return [ast.unparse(mark.func if isinstance(mark, ast.Call) else mark).rpartition(".")[2] for mark in marks]
-
-
-def _normalised(path: Path) -> str:
-    return _code_in(path.read_text(encoding="utf-8"))
-
-
-@lru_cache(maxsize=256)  # a sweep asks for the same few files of every run
-def _code_in(text: str) -> str:
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            kept = [statement for statement in body if not _is_apart(statement, node)]
-            node.body = kept or [ast.Pass()]  # pyright: ignore[reportAttributeAccessIssue]
-    return ast.unparse(tree)
-
 
 LARGEST_PLUGIN = 2**22
 """Most bytes of a plugin."""
@@ -126,6 +58,11 @@ def claim(kind: str, name: str, *, known: bool, same: bool) -> None:
             raise ConfigError(f"{kind} {name!r} is defined by two of the plugins: give one of them another name")
         _superseded.add(owner)
     _owner[kind, name] = _running
+
+
+def version_of(kind: str, name: str, version: int) -> int | str:
+    """Return the version of a registered computation: the number, or for a plugin the SHA-256 of its file."""
+    return _owner.get((kind, name), "").removeprefix(_PLUGIN) or version
 
 
 def check_starts(kind: str, name: str, starts: object) -> None:

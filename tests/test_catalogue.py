@@ -82,7 +82,7 @@ def test_a_preset_is_shown_as_its_norm_is(run_command: Command) -> None:
         "preset of rmsnorm", "sets eps=1.0e-08, eps_mode=outside_rms", "pitfalls - x / (rms(x) + eps) written with pow",
     ):  # fmt: skip
         assert said in out
-    assert "not in training" in run_command("list", "norms", "batchnorm_seed000")[1]
+    assert "not in training" in run_command("list", "norms", "batchnorm_biased_var")[1]
     out = " ".join(run_command("list", "norms", "layernorm")[1].split())
     assert "eps_mode=outside: (x - mean(x)) / (sqrt(var(x)) + eps) * gain + bias" in out
 
@@ -92,5 +92,5 @@ def test_the_table_shows_where_a_presets_formula_is_another(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     rows = {line.split()[0]: line for line in run_command("list", "norms")[1].splitlines()}
-    assert " x / sqrt(sum(x^2) + eps) " in rows["rmsnorm_seed003_formula"]
+    assert " x / sqrt(sum(x^2) + eps) " in rows["rmsnorm_sum_of_squares"]
     assert " rmsnorm with eps=1.0e-06" in rows["rmsnorm_llama"]

@@ -520,7 +520,7 @@ def test_a_placement_is_shown_with_what_is_known_of_it(run_command: Command) -> 
 def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
     lines = run_command("list", "norms")[1].splitlines()
     causal = {line.split()[0]: {"yes", "no"} & set(line.split()) for line in lines[2:]}
-    assert causal["batchnorm"] == causal["batchnorm_seed000"] == {"no"}
+    assert causal["batchnorm"] == causal["batchnorm_biased_var"] == {"no"}
     assert causal["rmsnorm"] == causal["rmsnorm_llama"] == {"yes"}
 
 

@@ -243,7 +243,7 @@ PLACEMENT_LEAVES = {
     "b2t": SHARED_PLACEMENT | {"final_norm": Leaf("null", "true", shapes)},
     **{
         name: {"name": FIXED, "embedding_norm": NO_SWITCH, "final_norm": NO_SWITCH}
-        for name in ("residual", "siamese", "x0_lambdas")
+        for name in ("resi_dual", "siamese", "x0_lambdas")
     },
 }
 SHARED_DATA = {

@@ -21,6 +21,8 @@ from normlab.launch import compose_run, register
 from normlab.norms.base import NORMS
 from normlab.placements.algebra import _ROWS_BY_NAME
 from normlab.placements.base import PLACEMENTS
+from normlab.store.runs import RunFolder
+from normlab.store.schema import seal
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
 from normlab.train.start import train
@@ -64,40 +66,6 @@ def tiny(weight):
 """
 
 
-HELPED = """
-from dataclasses import dataclass
-from typing import ClassVar
-import torch
-from torch import nn
-from normlab.norms.base import NormConfig, register_norm
-
-def reference_affine(x):
-    return x + 1.0
-
-class Module(nn.Module):
-    note: ClassVar[float] = 2.0
-
-    def reference(self, x):
-        return x + 3.0
-
-    def forward(self, x):
-        return self.reference(reference_affine(x)) * self.note
-
-@register_norm
-@dataclass(kw_only=True, slots=True)
-class Mine(NormConfig):
-    oracle: ClassVar[str] = "nothing"
-    name: str = "mine"
-
-    def build(self, width):
-        return Module()
-
-    def reference(self, x_D, weights):
-        return x_D + 4.0
-"""
-"""Functions and a constant that a module's `forward` uses, by the names of what a norm's options say of it."""
-
-
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Let nothing that a test registers be known after it."""
@@ -128,35 +96,30 @@ def run_id(words: list[str]) -> Callable[..., str]:
 
 
 EDITS = {
-    "a norm": (NORM, "norm=mine", "nn.Tanh", "nn.Softsign"),
-    "a row's constant": (ROW, "placement=scaled", "ALPHA = 0.5", "ALPHA = 0.9"),
-    "a row's closure": (ROW, "placement=scaled", "factor(2.0)", "factor(30.0)"),
-    "what a forward calls": (HELPED, "norm=mine", "x + 1.0", "x + 5.0"),
-    "a method that a forward calls": (HELPED, "norm=mine", "x + 3.0", "x + 5.0"),
-    "a class's number": (HELPED, "norm=mine", "= 2.0", "= 5.0"),
-    "an init rule's constant": (RULE, "init=tiny", "STD = 0.01", "STD = 0.2"),
-    "an init rule outside the blocks": (RULE, "init=tiny", "OUTSIDE = 0.02", "OUTSIDE = 0.2"),
+    "norm": (NORM, "norm=mine", "nn.Tanh", "nn.Softsign"),
+    "row": (ROW, "placement=scaled", "ALPHA = 0.5", "ALPHA = 0.9"),
+    "init rule": (RULE, "init=tiny", "STD = 0.01", "STD = 0.2"),
 }
+"""By kind: a plugin, the override that selects it, and a text of the plugin with its replacement."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", EDITS)
-def test_what_is_edited_is_another_run(what: str, run_id: Callable[..., str]) -> None:
-    text, word, before, after = EDITS[what]
+@pytest.mark.parametrize("kind", EDITS)
+def test_edited_plugin_starts_another_run(kind: str, run_id: Callable[..., str]) -> None:
+    text, override, before, after = EDITS[kind]
     Path("mine.py").write_text(text)
-    first = run_id("plugins=[mine.py]", word)
-    Path("mine.py").write_text(f"# a comment\n{text}")
-    assert run_id("plugins=[mine.py]", word) == first
+    first, without = run_id("plugins=[mine.py]", override), run_id("plugins=[mine.py]")
     Path("mine.py").write_text(text.replace(before, after))
-    assert run_id("plugins=[mine.py]", word) != first
+    assert run_id("plugins=[mine.py]", override) != first
+    assert run_id("plugins=[mine.py]") == without == run_id()
+    Path("mine.py").write_text(text)
+    assert run_id("plugins=[mine.py]", override) == first
 
 
-@pytest.mark.parametrize(("before", "after"), [('"nothing"', '"itself"'), ("x_D + 4.0", "x_D + 5.0")])
-def test_what_a_norm_is_held_against_is_no_part_of_a_run(before: str, after: str, run_id: Callable[..., str]) -> None:
-    Path("mine.py").write_text(HELPED)
-    first = run_id("plugins=[mine.py]", "norm=mine")
-    Path("mine.py").write_text(HELPED.replace(before, after))
-    assert run_id("plugins=[mine.py]", "norm=mine") == first
+def test_raised_version_starts_another_run(run_id: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_id("norm=rmsnorm")
+    monkeypatch.setattr(NORMS["rmsnorm"], "version", 2)
+    assert run_id("norm=rmsnorm") != first
+    assert run_id("norm=layernorm") == run_id("norm=layernorm")
 
 
 @pytest.mark.parametrize(
@@ -205,9 +168,7 @@ def test_one_name_has_one_meaning(text: str, again: str, run_id: Callable[..., s
         run_id("plugins=[both.py]")
 
 
-@pytest.mark.parametrize(
-    ("text", "word", "before", "after"), [EDITS["a norm"], EDITS["a row's constant"]], ids=["norm", "row"]
-)
+@pytest.mark.parametrize(("text", "word", "before", "after"), [EDITS["norm"], EDITS["row"]], ids=["norm", "row"])
 def test_two_versions_are_loaded_in_one_process(
     text: str, word: str, before: str, after: str, words: list[str]
 ) -> None:
@@ -222,15 +183,39 @@ def test_two_versions_are_loaded_in_one_process(
     assert not torch.equal(logits[0], logits[1])
 
 
-def test_a_model_whose_norm_has_changed_since_is_said_to_be_another(
+def test_model_of_another_version_of_its_norm_loads_with_a_warning(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = train(compose_run([*words, "norm=rmsnorm", "train.steps=2"]), sinks=[]).folder
     assert normlab.load(folder.path).model
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(NORMS["rmsnorm"], "definition", lambda self: "another")
+    monkeypatch.setattr(NORMS["rmsnorm"], "version", 2)
     assert normlab.load(folder.path).model
-    assert "was trained with another version of its norm than this normlab has" in capsys.readouterr().err
+    assert "was trained with another version of its norm" in capsys.readouterr().err
+
+
+def recorded_before_versions(folder: RunFolder) -> Path:
+    """Rewrite a run as one whose identity holds hashes of source code, under another id."""
+    run = json.loads((folder.path / "run.json").read_text())
+    run["identity"].pop("versions")
+    run["identity"]["sources"] = {"norm": "a" * 64, "placement": "b" * 64, "init": "c" * 64}
+    run["run_id"] = f"{folder.run_id.rpartition('-')[0]}-0123456789"
+    path = folder.path.with_name(run["run_id"])
+    folder.path.rename(path)
+    (path / "run.json").write_bytes(seal(run))
+    return path
+
+
+def test_run_recorded_before_versions_loads_and_is_not_resumed(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = compose_run([*words, "train.steps=2"])
+    old = recorded_before_versions(train(config, sinks=[]).folder)
+    assert normlab.load(old).model
+    assert "was recorded before norms and placements had versions" in capsys.readouterr().err
+    new = train(config, sinks=[]).folder
+    assert new.path != old
+    assert f"run {old.name} has these settings, but was recorded before" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -238,7 +223,10 @@ def test_a_model_whose_norm_has_changed_since_is_said_to_be_another(
     [
         ('init="gpt3"', "unknown init rule 'gpt3': choose one of deepnorm, .* \\(did you mean 'gpt2'\\?\\)"),
         ("init=2", "unknown init rule '2': choose one of deepnorm, "),
-        ('init="gpt2", wrong_inits={"xavir": "why"}', r"unknown init rule 'xavir': .* \(did you mean 'xavier'\?\)"),
+        (
+            'init="gpt2", incompatible_inits={"xavir": "why"}',
+            r"unknown init rule 'xavir': .* \(did you mean 'xavier'\?\)",
+        ),
     ],
 )
 def test_a_row_with_an_init_rule_that_there_is_not_is_told_by_row_and_file(said: str, told: str) -> None:
@@ -249,7 +237,7 @@ def test_a_row_with_an_init_rule_that_there_is_not_is_told_by_row_and_file(said:
 
 def test_a_row_may_name_an_init_rule_of_the_same_file_or_of_another() -> None:
     Path("rule.py").write_text(RULE)
-    Path("row.py").write_text(ROW.replace('init="gpt2"', 'init="tiny", wrong_inits={"other": "why"}'))
+    Path("row.py").write_text(ROW.replace('init="gpt2"', 'init="tiny", incompatible_inits={"other": "why"}'))
     assert compose_run(["plugins=[row.py,rule.py]", "placement=scaled"]).init_rule == "tiny"
 
 

@@ -18,14 +18,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
-from normlab.source import check_starts, claim, code_of
+from normlab.source import check_starts, claim
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,6 +37,8 @@ ORACLE_KINDS = ("external", "identity", "self")
 class NormConfig:
     """Options that every norm has. A subclass adds its own, and builds the module."""
 
+    version: ClassVar[int] = 1
+    """Part of a run's identity. Raise it when the norm computes something else for the same options."""
     formula: ClassVar[str] = ""
     """What it computes, on one line, for people: `verify` reads `reference` instead."""
     formulas: ClassVar[Mapping[str, str]] = {}
@@ -60,7 +61,7 @@ class NormConfig:
     """What it is equal to, and when."""
     pitfalls: ClassVar[tuple[str, ...]] = ()
     """What others got wrong in it or take it for, a sentence each."""
-    wrong_inits: ClassVar[Mapping[str, str]] = {}
+    incompatible_inits: ClassVar[Mapping[str, str]] = {}
     """Why an init rule is known to be wrong with it, by its name, where a block is x = x + F(x) but for its norms."""
     causal: ClassVar[bool] = True
     """Whether, in training, no output depends on a later token."""
@@ -89,10 +90,6 @@ class NormConfig:
         for each in reversed(cls.__mro__):
             told |= vars(each).get("starts", {})
         return told
-
-    def definition(self) -> str:
-        """The code that defines the norm; its hash is part of a run's identity."""
-        return code_of(sys.modules[type(self).__module__])
 
     def validate(self) -> None:
         """Raise ConfigError where options contradict each other or have no effect."""

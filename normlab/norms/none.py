@@ -29,7 +29,7 @@ class NoNormConfig(NormConfig):
         "What it does depends on the init rule: a stream that is quiet at N(0, 0.02) explodes with Xavier at depth.",
     )
 
-    wrong_inits: ClassVar[Mapping[str, str]] = {
+    incompatible_inits: ClassVar[Mapping[str, str]] = {
         "xavier": (
             "nothing holds the stream, whose RMS grows exponentially with depth: to some 5 at 12 blocks, 2e3 at 24, "
             "2e8 at 48 (see `normlab probe norm=none init=xavier,gpt2_scaled`)"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 from normlab.errors import ConfigError, nearest, unknown
 from normlab.options import option
 from normlab.placements.base import INNER_SITES, NORMED, WITHOUT_NORMS, MakeNorm, Placement, register_placement
-from normlab.source import check_starts, code_of
+from normlab.source import check_starts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,17 +86,6 @@ class SubLayer:
     out_gain: Schedule | None = None
     """Where the gain of the `out` norm starts; nothing for where the norm itself starts it."""
 
-    @property
-    def factors(self) -> tuple[Schedule, Schedule, Schedule]:
-        """The three schedules."""
-        return self.skip, self.branch, self.shrink
-
-    def numbers(self, layer: int, depth: int) -> tuple[object, ...]:
-        """What the sub-layer is in block `layer`, its schedules as numbers."""
-        factors = [factor(layer, depth) for factor in self.factors]
-        starts = [None if start is None else start(layer, depth) for start in (self.scale, self.out_gain)]
-        return self.norms, factors, starts, self.scale_per_channel
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Early:
@@ -138,6 +127,8 @@ class Row:
     """One block's update, in the terms of `Placement.formula`."""
     source: str
     init: str
+    version: int = 1
+    """As `Placement.version`."""
     attn: SubLayer = field(default_factory=SubLayer)
     mlp: SubLayer = field(default_factory=SubLayer)
     early: Early | None = None
@@ -155,8 +146,8 @@ class Row:
     """A norm on the embeddings, before the first block."""
     final_norm: bool = False
     """A norm on the stream, before the head."""
-    wrong_inits: Mapping[str, str] = field(default_factory=dict)
-    """As `Placement.wrong_inits`."""
+    incompatible_inits: Mapping[str, str] = field(default_factory=dict)
+    """As `Placement.incompatible_inits`."""
     starts: Mapping[str, str] = field(default_factory=dict)
     """As `Placement.starts`."""
     note: str = ""
@@ -212,7 +203,7 @@ ROWS: tuple[Row, ...] = (
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.1",
         note="The norm is on the stream. OLMo 2 calls post-norm what leaves the stream alone: res_post here",
         init="xavier",
-        wrong_inits={"gpt2": SMALL_POST, "gpt2_scaled": SMALL_POST, "depth_scaled": SMALL_POST},
+        incompatible_inits={"gpt2": SMALL_POST, "gpt2_scaled": SMALL_POST, "depth_scaled": SMALL_POST},
         attn=SubLayer(norms=("res",)),
         mlp=SubLayer(norms=("res",)),
     ),
@@ -228,7 +219,7 @@ ROWS: tuple[Row, ...] = (
         source="Kim et al. 2025, arXiv:2502.02732 (Peri-LN)",
         note="Called sandwich before, and hybrid norm in levanter; the norm on the embeddings is embedding_norm=true",
         init="gpt2",
-        wrong_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
+        incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("in", "out")),
         mlp=SubLayer(norms=("in", "out")),
         final_norm=True,
@@ -241,7 +232,7 @@ ROWS: tuple[Row, ...] = (
         source="Ding et al. 2021, arXiv:2105.13290 (CogView)",
         note="peri by its older name. Some call N(x + F(N(x))) sandwich: pre_post here",
         init="gpt2",
-        wrong_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
+        incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("in", "out")),
         mlp=SubLayer(norms=("in", "out")),
         final_norm=True,
@@ -257,7 +248,7 @@ ROWS: tuple[Row, ...] = (
         note="peri whose output norms' gains start at c / sqrt(L), c_attn = 0.283 and c_mlp = 0.432. The init of Pangu "
         "Ultra is reported to be init=tinyinit. Arcee Trinity is placement.c_attn=1 placement.c_mlp=1",
         init="gpt2",
-        wrong_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
+        incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         starts={
             "wiring.attn.norms.out.affine.gain": "[c_attn * L ** -0.5 - unit_offset] * D",
             "wiring.mlp.norms.out.affine.gain": "[c_mlp * L ** -0.5 - unit_offset] * D",
@@ -277,7 +268,7 @@ ROWS: tuple[Row, ...] = (
         source="Liu et al. 2021, arXiv:2111.09883 (Swin v2)",
         note="OLMo 2 (arXiv:2501.00656) is this with model.qk_norm=full, and calls it reordered norm",
         init="gpt2",
-        wrong_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
+        incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("out",)),
         mlp=SubLayer(norms=("out",)),
         final_norm=True,
@@ -313,7 +304,9 @@ ROWS: tuple[Row, ...] = (
         ),
         source="Wang et al. 2022, arXiv:2203.00555 (DeepNet), of decoders alone",
         init="deepnorm",
-        wrong_inits={"other": "beta = (8L)^(-1/4) on values, output and MLP is half of the method (arXiv:2203.00555)"},
+        incompatible_inits={
+            "other": "beta = (8L)^(-1/4) on values, output and MLP is half of the method (arXiv:2203.00555)"
+        },
         attn=SubLayer(norms=("res",), skip=fourth_root),
         mlp=SubLayer(norms=("res",), skip=fourth_root),
     ),
@@ -367,7 +360,11 @@ ROWS: tuple[Row, ...] = (
         source="Sun et al. 2025, arXiv:2502.05795 (LayerNorm Scaling)",
         note="The factor is fixed. As the start of a learned gain it is another method",
         init="gpt2",
-        wrong_inits={"gpt2_scaled": DAMPED_TWICE, "smallinit_scaled": DAMPED_TWICE, "depth_scaled": DAMPED_TWICE},
+        incompatible_inits={
+            "gpt2_scaled": DAMPED_TWICE,
+            "smallinit_scaled": DAMPED_TWICE,
+            "depth_scaled": DAMPED_TWICE,
+        },
         attn=SubLayer(norms=("in",), shrink=root_of_layer),
         mlp=SubLayer(norms=("in",), shrink=root_of_layer),
         final_norm=True,
@@ -434,7 +431,9 @@ ROWS: tuple[Row, ...] = (
         pitfalls=("The gain sqrt(ln 2L) is a decoder's alone; one beside an encoder has sqrt(ln 3M).",),
         source="Wang et al. 2022, arXiv:2210.06423 (Magneto)",
         init="sub_ln",
-        wrong_inits={"other": "gamma = sqrt(ln 2L) on values, output and MLP is half of the method (arXiv:2210.06423)"},
+        incompatible_inits={
+            "other": "gamma = sqrt(ln 2L) on values, output and MLP is half of the method (arXiv:2210.06423)"
+        },
         attn=SubLayer(norms=("in", "attn_inner")),
         mlp=SubLayer(norms=("in", "mlp_inner")),
         final_norm=True,
@@ -512,14 +511,19 @@ class AlgebraPlacement(Placement):
         return _ROWS_BY_NAME[self.name]
 
     @property
+    def version(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The row's."""
+        return self.row.version
+
+    @property
     def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The row's."""
         return self.row.formula
 
     @property
-    def wrong_inits(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def incompatible_inits(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The row's."""
-        return self.row.wrong_inits
+        return self.row.incompatible_inits
 
     @property
     def starts(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -549,15 +553,6 @@ class AlgebraPlacement(Placement):
     def is_plain_sum(self) -> bool:
         """That of a row without factors."""
         return all(sub.scale is None and sub.skip is sub.branch is sub.shrink is one for sub in self.row.all_sub_layers)
-
-    def definition(self, depth: int) -> str:
-        """The row, its factors as numbers, and the wiring: other rows of the same table do not count."""
-        from normlab.placements import wiring
-
-        row = self.row
-        blocks = [[sub.numbers(layer, depth) for sub in subs] for layer, subs in enumerate(self.layers(depth), start=1)]
-        switches = row.head_scale, row.shared_scale, row.embedding_norm, row.final_norm
-        return repr((blocks, switches)) + code_of(wiring)
 
     def sub_layers(self, layer: int, depth: int) -> tuple[SubLayer, SubLayer]:
         """Attention and MLP of block `layer`, counted from 1."""

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from normlab.errors import ConfigError
 from normlab.options import option
-from normlab.source import check_starts, claim, code_of
+from normlab.source import check_starts, claim
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,6 +43,8 @@ WITHOUT_NORMS = "has no effect with norm=none; leave it out or choose a norm"
 class Placement:
     """A placement and its options. Registered under `name`, the word after `placement=`."""
 
+    version: ClassVar[int] = 1
+    """Part of a run's identity. Raise it when the placement computes something else for the same options."""
     formula: ClassVar[str]
     """One block's update of the stream x: Python statements `name = expression` separated by "; ". `normlab verify`
     evaluates it in float64 and holds the model to it.
@@ -66,7 +67,7 @@ class Placement:
     """Statements of what is done inside the sub-layers and to the logits: `q = ...` to each query and key after RoPE,
     `a = ...` to the products q.k, which are otherwise divided by sqrt(K), `h = ...` to `W_up x` and `W_gate x`,
     `z = ...` to the logits. `scale` is a learned parameter, `K` a head's width."""
-    wrong_inits: ClassVar[Mapping[str, str]] = {}
+    incompatible_inits: ClassVar[Mapping[str, str]] = {}
     """Why an init rule is known to be wrong here, by its name; under `other` why any but the placement's own is."""
     starts: ClassVar[Mapping[str, str]] = {}
     """Where each number starts that is learned beside linear layers and norms, by its name in a block (`wiring.gate`)
@@ -101,10 +102,6 @@ class Placement:
     def is_plain_sum(self) -> bool:
         """Whether a block is x = x + F(x) but for its norms."""
         return False
-
-    def definition(self, depth: int) -> str:
-        """What defines the placement in a model of `depth` blocks; its hash is part of a run's identity."""
-        return code_of(sys.modules[type(self).__module__])
 
     @property
     def has_switches(self) -> bool:
@@ -223,6 +220,8 @@ def projects(placement: Placement) -> bool:
 
 PLACEMENTS: dict[str, Placement] = {}
 """By name: the placement with its default options."""
+FORMER_NAMES = {"residual": "resi_dual"}
+"""Names of placements in older records, and the names they have now."""
 
 
 def register_placement(placement: Placement, *, same: bool | None = None) -> Placement:

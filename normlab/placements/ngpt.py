@@ -85,7 +85,9 @@ class NGPT(Placement):
         "rows": "tokens positions q k v up gate head",
         "columns": "out down",
     }
-    wrong_inits: ClassVar[Mapping[str, str]] = {"other": "rows are brought to length 1: only the rule's zeros count"}
+    incompatible_inits: ClassVar[Mapping[str, str]] = {
+        "other": "rows are brought to length 1: only the rule's zeros count"
+    }
 
     name: str = "ngpt"
     normalize_embeddings: bool = option(False, absent=True)

@@ -30,7 +30,7 @@ class ResiDual(Placement):
     pitfalls: ClassVar[tuple[str, ...]] = ("x-transformers still documents resi_dual=True, whose code is gone.",)
     init: ClassVar[str] = "xavier"  # that of post-norm; the authors' code leaves fairseq's as it is
 
-    name: str = "residual"
+    name: str = "resi_dual"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         """The two sub-layers, one after the other."""

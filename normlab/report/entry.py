@@ -124,7 +124,7 @@ def _lines(entry: Entry, width: int) -> Iterator[str]:
         if key == "formula":
             for word, formula in (entry.get("formulas") or {}).items():
                 yield from _folded(f"{'':{INDENT}}{word}: {formula}", width, INDENT + 2)
-    for rule, reason in (entry.get("wrong_inits") or {}).items():
+    for rule, reason in (entry.get("incompatible_inits") or {}).items():
         named = "another rule" if rule == "other" else f"init={rule}"
         yield from _folded(f"  {'not with':{INDENT - 2}}{named}: {reason}", width, INDENT)
     if text := entry.get("documentation") or entry.get("about"):

@@ -9,12 +9,17 @@ from typing import Any
 from normlab import catalogue
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
-from normlab.source import TOLD, registered_by_plugins
+from normlab.source import registered_by_plugins
 
 Entry = dict[str, Any]
 
 LABELS = ("name", "preset")
 """Fields of a config that are no options."""
+DECLARED = (
+    "formula", "formulas", "opens", "closes", "inside", "incompatible_inits", "source", "note",
+    "oracle", "oracle_kind", "parameters", "starts", "unit_length", "blind_to", "equals", "pitfalls", "causal", "init",
+)  # fmt: skip
+"""Class attributes of a norm or placement that become keys of its entry."""
 
 
 def plugin_norms() -> list[Entry]:
@@ -42,7 +47,7 @@ def _entry(thing: Any, name: str) -> Entry:
     ]
     documentation = inspect.getdoc(kind) or ""
     # A row of the algebra declares what its class does not.
-    owners = {key: getattr(thing, "row", thing) for key in (*TOLD, "causal", "init")}
+    owners = {key: getattr(thing, "row", thing) for key in DECLARED}
     owners = {key: owner if hasattr(owner, key) else thing for key, owner in owners.items()}
     declared = {key: getattr(owner, key) for key, owner in owners.items() if hasattr(owner, key)}
     return declared | {

@@ -51,7 +51,7 @@ _CIRCUMSTANCES: dict[str, Callable[[Run], Any]] = {
 _PACK, _SWEEP = list(_CIRCUMSTANCES)[-2:]
 
 _PARTS = ("norm", "placement")
-"""Parts whose code is hashed in a run's identity."""
+"""Parts whose version is part of a run's identity."""
 _RULE = "init rule"
 """The rule that `init=auto` came to be."""
 
@@ -145,7 +145,9 @@ def told(run: Run) -> dict[str, Any]:
     for word in {LR, *REPLICATE} | of_corpus:
         options.pop(word, None)
     circumstances = {word: _plain(read(run)) for word, read in _CIRCUMSTANCES.items()}
-    code = {_code_of(part): str(dig(run, f"identity.sources.{part}"))[:8] for part in _PARTS}
+    # Runs that were recorded before versions have the hash of the part's source code.
+    recorded = dig(run, "identity.versions") or dig(run, "identity.sources")
+    code = {_code_of(part): str(dig(recorded, part))[:8] for part in _PARTS}
     rules = {"init": _plain(dig(run, "config.init")), _RULE: _plain(dig(run, "resolved.init"))}
     return circumstances | options | code | rules
 

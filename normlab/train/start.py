@@ -30,7 +30,7 @@ from normlab.tracking.base import Sink
 from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbSink
 from normlab.train import checkpoint
-from normlab.train.identity import describe
+from normlab.train.identity import describe, runs_before_versions
 from normlab.train.loop import Loop, copied_rows
 from normlab.train.member import Member
 from normlab.train.resolve import apply, resolve
@@ -249,6 +249,11 @@ def _create(folder: RunFolder, run: dict[str, Any], config: RunConfig) -> None:
     if trunk is not None:
         trunk.graft(folder)
         run["continued_from"] = {"run_id": trunk.folder.run_id, "step": trunk.checkpoint.step}
+    for other in runs_before_versions(folder.path.parent, run["run_id"], run["identity"]):
+        say(
+            f"run {other} has these settings, but was recorded before norms and placements had versions: it cannot be "
+            f"resumed, and {run['run_id']} starts from step 0"
+        )
     RunFolder.create(folder.path, run)
 
 

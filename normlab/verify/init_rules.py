@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from normlab.config import RunConfig
-from normlab.init_rules import numbers_of
+from normlab.init_rules import standard_deviations
 from normlab.model.init import build_model, seed_of
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS, Placement
@@ -70,7 +70,7 @@ BELONGS: dict[str, tuple[str, str]] = {
     "ngpt": ("gpt2", "our choice: rows are brought to length 1, and so the rule decides nothing"),
     "parallel": ("gpt2_scaled", AS_PRE),
     "parallel_two_norms": ("gpt2_scaled", AS_PRE),
-    "residual": ("xavier", "our choice: that of post; the authors' code leaves fairseq's as it is (arXiv:2304.14802)"),
+    "resi_dual": ("xavier", "our choice: that of post; the authors' code leaves fairseq's as it is (arXiv:2304.14802)"),
     "siamese": (
         "gpt2_scaled",
         "our choice: that of pre, with whose recipes it agrees by its abstract (arXiv:2602.08064)",
@@ -120,7 +120,7 @@ def _drawable_check(rule: str) -> Check:
 
 
 def _stds(rule: str, depth: int, width: int) -> list[float]:
-    return numbers_of(rule, depth=depth, width=width, mlp_width=3 * width, vocab_size=VOCAB)
+    return standard_deviations(rule, depth=depth, width=width, mlp_width=3 * width, vocab_size=VOCAB)
 
 
 def _errors(config: RunConfig) -> Iterator[tuple[str, float]]:

@@ -14,7 +14,9 @@ from types import ModuleType
 from mutants.mutant import AS_IT_IS, Mutant
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
-from normlab.source import HELD_AGAINST
+
+HELD_AGAINST = ("reference", "reference_affine", "reference_evaluated")
+"""Methods of a norm's options that are its reference implementation."""
 
 
 @dataclass(frozen=True, slots=True)

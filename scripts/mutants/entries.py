@@ -103,7 +103,7 @@ def affine_checks() -> Iterator[Check]:
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
     "wiring": partial(algebra_checks, "rezero", "lns"),
-    "streams": partial(placement_checks, "residual", "siamese"),
+    "streams": partial(placement_checks, "resi_dual", "siamese"),
     "algebra": partial(algebra_checks, "rezero", "normformer", "keel", "depth_scaled_sandwich"),
 }
 """Files that are of no entry alone, and whose checks they are seen by."""

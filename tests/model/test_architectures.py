@@ -1297,7 +1297,7 @@ NO_DECODER_HAS = (
     "ngpt",
     "normformer",
     "pre_post",
-    "residual",
+    "resi_dual",
     "rezero",
     "siamese",
     "skipinit",

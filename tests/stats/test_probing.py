@@ -66,7 +66,7 @@ def test_curvature_equals_the_whole_hessian() -> None:
     assert found["sharpness_pre", "", 2] == pytest.approx(torch.linalg.eigvalsh(scaled)[-1].item(), rel=1e-2)
 
 
-@pytest.mark.parametrize("placement", ["pre", "residual"])
+@pytest.mark.parametrize("placement", ["pre", "resi_dual"])
 def test_what_each_block_is_worth(placement: str) -> None:
     found, model, tokens, targets, _ = probed(placement, "model.depth=3", "norm=layernorm")
     whole = loss_of(model, tokens, targets).item()

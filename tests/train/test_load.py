@@ -57,7 +57,7 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
         ("config.model.depth", -1, "model.depth=-1: must be at least 1"),
         ("config.model.heads", 3, "model.heads=3: does not divide model.width=32"),
         ("config", 3, "holds no config that this normlab knows"),
-        ("identity", None, "run.json: is damaged (it names no sources)"),
+        ("identity", None, "run.json: is damaged (it has no versions of its norm and placement)"),
     ],
 )
 def test_absurd_records_are_one_line_and_build_nothing(

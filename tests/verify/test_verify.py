@@ -530,8 +530,8 @@ def test_a_norm_on_queries_and_keys_that_is_none_is_refused(words: list[str]) ->
             "placement.final_norm=true: has no effect with norm",
         ),
         (
-            "placement=residual placement.embedding_norm=true",
-            "embedding_norm=true: residual has no such switch, what it does at the ends of the stream is a part of it "
+            "placement=resi_dual placement.embedding_norm=true",
+            "embedding_norm=true: resi_dual has no such switch, what it does at the ends of the stream is a part of it "
             "(y = x; x = x + N(y)); leave it out",
         ),
         ("placement=x0_lambdas placement.final_norm=false", "final_norm=false: x0_lambdas has no such switch, what it"),
@@ -642,5 +642,5 @@ def test_every_wrong_init_is_a_rule() -> None:
     from normlab.init_rules import INIT_RULES
 
     for placement in PLACEMENTS.values():
-        assert set(placement.wrong_inits) <= {*INIT_RULES, "other"}
+        assert set(placement.incompatible_inits) <= {*INIT_RULES, "other"}
         assert placement.init_rule in INIT_RULES

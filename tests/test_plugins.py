@@ -22,7 +22,7 @@ from normlab.norms.base import NORMS
 from normlab.placements.algebra import _ROWS_BY_NAME
 from normlab.placements.base import PLACEMENTS
 from normlab.store.runs import RunFolder
-from normlab.store.schema import seal
+from normlab.store.schema import SEAL, seal
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
 from normlab.train.start import train
@@ -197,7 +197,7 @@ def test_model_of_another_version_of_its_norm_loads_with_a_warning(
 def recorded_before_versions(folder: RunFolder) -> Path:
     """Rewrite a run as one whose identity holds hashes of source code, under another id."""
     run = json.loads((folder.path / "run.json").read_text())
-    run["identity"].pop("versions")
+    del run["identity"]["versions"], run[SEAL]
     run["identity"]["sources"] = {"norm": "a" * 64, "placement": "b" * 64, "init": "c" * 64}
     run["run_id"] = f"{folder.run_id.rpartition('-')[0]}-0123456789"
     path = folder.path.with_name(run["run_id"])

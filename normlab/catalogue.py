@@ -180,7 +180,7 @@ def _entry(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Entry:
 
 def _scheme(entry: Entry) -> Entry:
     """A placement with a class of its own, without the switches that it has not (`Placement.has_switches`)."""
-    if {entry["opens"], entry["closes"]} <= {"", _value(_constants()["NORMED"])}:
+    if {entry["opens"], entry["closes"]} <= {"", _value(_constants()["NORM_UPDATE"])}:
         return entry
     switches = _value(_constants()["SWITCHES"])
     return entry | {"options": [option for option in entry["options"] if option["option"] not in switches]}

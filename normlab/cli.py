@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 from normlab import __version__
 from normlab.errors import ConfigError, NormlabError, one_line, unknown
 from normlab.openmp import limit_spinning
-from normlab.source import line_of_plugin, load_plugins
+from normlab.source import plugin_line, load_plugins
 
 if TYPE_CHECKING:
     from normlab.config import RunConfig
@@ -525,7 +525,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         # Typer's own errors for words that it does not know; it keeps their class to itself.
         if not hasattr(error, "format_message"):
-            where = None if debug else line_of_plugin(error)
+            where = None if debug else plugin_line(error)
             if where is None:
                 raise
             _fail(f"plugins: {where}: {type(error).__name__}: {error}; mend the file (--debug shows how it got there)")

@@ -19,7 +19,7 @@ from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import FORMER_NAMES, PLACEMENTS, Placement
-from normlab.source import file_of_plugin
+from normlab.source import plugin_file
 from normlab.stats.options import OF_ADAM, OF_EXAMPLES, StatsConfig
 
 
@@ -301,9 +301,9 @@ class RunConfig:
                 raise ConfigError(f"stats.also={name}: has no effect with {why}; it needs two independent examples")
         self.norm.validate()
         self.placement.validate()
-        self.placement.fits(self.norm)
+        self.placement.check_norm(self.norm)
         for width in self._norm_widths():
-            self.norm.fits(width)
+            self.norm.check_width(width)
         if self.init != "auto" and self.init not in INIT_RULES:
             raise ConfigError(f"init={self.init}: " + unknown("rule", self.init, ["auto", *INIT_RULES]))
         self._check_inits_of_placement()
@@ -313,7 +313,7 @@ class RunConfig:
                 f"train.batch_size={self.train.batch_size}; choose a number that does"
             )
 
-    def refuse_idle(self) -> None:
+    def reject_unused_options(self) -> None:
         """Refuse words about norms and their places that change nothing.
 
         Apart from `validate`, since such a model can be made: `normlab verify` tries a placement with other norms and
@@ -322,7 +322,7 @@ class RunConfig:
         Raises:
             ConfigError: Naming the word, and what makes it idle.
         """
-        if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.holds_norm(self.model.depth):
+        if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.has_norms(self.model.depth):
             raise ConfigError(
                 f"placement={self.placement.name}: has no norm, so norm={self.norm.label}, named or by default, "
                 "has no effect; add norm=none"
@@ -331,7 +331,7 @@ class RunConfig:
             raise ConfigError(
                 f"model.qk_norm={self.model.qk_norm}: has no effect with norm=none; leave it out or choose a norm"
             )
-        self.placement.refuse_idle(self.norm, self.model.depth)
+        self.placement.reject_unused_options(self.norm, self.model.depth)
 
     def doubts(self) -> list[str]:
         """Return a warning for each thing that is known to be wrong with this config, which can still be trained."""
@@ -357,7 +357,7 @@ class RunConfig:
         placement = self.placement
         for rule in (placement.init_rule, *(rule for rule in placement.incompatible_inits if rule != "other")):
             if str(rule) not in INIT_RULES:
-                file = file_of_plugin("placement", placement.name)
+                file = plugin_file("placement", placement.name)
                 where = (
                     f"placement={placement.name}: "
                     if file is None
@@ -377,7 +377,7 @@ class RunConfig:
 
     def identity(self) -> dict[str, Any]:
         """The options that can change the numbers, `init` as it is resolved, and less what the placement has anyway."""
-        placement = identity_tree(self.placement.reduced(self.model.depth))
+        placement = identity_tree(self.placement.without_defaults(self.model.depth))
         return identity_tree(self) | {"init": self.init_rule, "placement": placement}
 
     @property

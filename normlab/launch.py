@@ -90,7 +90,7 @@ def to_config(cfg: DictConfig, words: Sequence[str] = ()) -> RunConfig:
     if not isinstance(config, RunConfig):
         raise ConfigError("--config-name: the config is not one of a run; let its defaults list begin with train")
     config.validate()
-    config.refuse_idle()
+    config.reject_unused_options()
     return config
 
 

@@ -86,7 +86,7 @@ def starts_line(starts: Mapping[str, str]) -> str:
     return f"starts: ClassVar[dict[str, str]] = {{{items}}}"
 
 
-def file_of_plugin(kind: str, name: str) -> str | None:
+def plugin_file(kind: str, name: str) -> str | None:
     """The user's own file that registered a name of a kind; None where it is the package's."""
     module = sys.modules.get(_owner.get((kind, name), ""))
     return None if module is None else Path(inspect.getfile(module)).name
@@ -187,7 +187,7 @@ def run_plugins(plugins: Sequence[Plugin]) -> None:
             _running = ""
 
 
-def line_of_plugin(error: BaseException) -> str | None:
+def plugin_line(error: BaseException) -> str | None:
     """Which line of a user's own file an exception came through last, as `FILE line N`; None if through none."""
     found, frame = None, error.__traceback__
     while frame is not None:

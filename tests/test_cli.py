@@ -455,7 +455,7 @@ def test_every_init_rule_is_listed_as_it_is_defined(run_command: Command) -> Non
 
 def alone(placement: str) -> list[str]:
     """The words of a placement, with no norm where it has no place for one."""
-    return [f"placement={placement}", *([] if load_placements()[placement].holds_norm(4) else ["norm=none"])]
+    return [f"placement={placement}", *([] if load_placements()[placement].has_norms(4) else ["norm=none"])]
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from normlab.norms.base import NORMS
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import PLACEMENTS, SWITCHES
 from normlab.placements.base import load_all as load_placements
-from normlab.source import file_of_plugin
+from normlab.source import plugin_file
 from normlab.verify.fingerprint import fingerprint
 from normlab.verify.small import config_of
 from normlab.verify.variants import LABELS, others
@@ -42,7 +42,7 @@ def norm_fingerprint(name: str) -> str:
 
 def placement_fingerprint(name: str) -> str:
     """Return a hash of the placement with its default options, and with every other value of each option."""
-    norm = NORMS["layernorm" if PLACEMENTS[name].holds_norm(DEPTH) else "none"]()  # pyright: ignore[reportCallIssue]
+    norm = NORMS["layernorm" if PLACEMENTS[name].has_norms(DEPTH) else "none"]()  # pyright: ignore[reportCallIssue]
     return _hash([fingerprint(config_of(norm, each, depth=DEPTH)) for each in _each_option(PLACEMENTS[name])])
 
 
@@ -76,7 +76,7 @@ ENTRIES = [
     (kind, name)
     for kind, names in (("norm", NORMS), ("placement", PLACEMENTS), ("init rule", INIT_RULES))
     for name in names
-    if file_of_plugin(kind, name) is None
+    if plugin_file(kind, name) is None
 ]
 
 

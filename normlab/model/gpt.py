@@ -32,7 +32,7 @@ class Embed(nn.Module):
         self.tokens = nn.Embedding(vocab_size, config.width)
         learned = config.positions == "learned"
         self.positions = nn.Embedding(config.context, config.width) if learned else None
-        self.open = placement.begin(config.width, make_norm)
+        self.open = placement.input_module(config.width, make_norm)
 
     def forward(self, tokens_BT: Tensor) -> Any:
         """The stream that enters the first block."""
@@ -52,9 +52,9 @@ class Block(nn.Module):
         scale = placement.attention_scale(head_width)
         self.attn = Attention(
             config, sites, scale, make_norm, head_scale=placement.head_scale(),
-            rotated=placement.rotated(config.heads, head_width),
+            rotated=placement.qk_transform(config.heads, head_width),
         )  # fmt: skip
-        self.mlp = MLP(config, sites, make_norm, placement.hidden)
+        self.mlp = MLP(config, sites, make_norm, placement.hidden_transform)
         self.wiring = placement.wire(layer, config.depth, config.width, make_norm)
 
     def forward(self, stream: Any) -> Any:
@@ -63,8 +63,8 @@ class Block(nn.Module):
         attn, mlp = Branch(self.attn), Branch(self.mlp)
         after = self.wiring(stream, attn, mlp)
         for name, branch in (("attn", attn), ("mlp", mlp)):
-            if branch.last is not None:
-                show(name, "", branch.last)
+            if branch.last_update is not None:
+                show(name, "", branch.last_update)
         show("block", "", first(stream), first(after))
         return after
 
@@ -81,8 +81,8 @@ class Head(nn.Module):
         tokens: nn.Embedding,
     ):
         super().__init__()
-        self.close = placement.end(config.width, make_norm)
-        self.logits = placement.logits(vocab_size, config.width)
+        self.close = placement.output_module(config.width, make_norm)
+        self.logits = placement.logits_transform(vocab_size, config.width)
         self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
 
     def forward(self, stream: Any) -> Tensor:

@@ -20,7 +20,7 @@ from normlab.model.gpt import GPT
 from normlab.stats.show import watched
 
 
-def seed_of(seed: int, name: str) -> int:
+def derive_seed(seed: int, name: str) -> int:
     """A 64-bit seed for the tensor or module called `name`, from the first bytes of a SHA-256."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")
 
@@ -68,7 +68,7 @@ def initialise(model: GPT, rule_name: str, seed: int) -> None:
         fan_out, fan_in = parameter.shape
         layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
         std = rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer))
-        generator = np.random.Generator(np.random.Philox(key=seed_of(seed, name)))
+        generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, name)))
         values = generator.standard_normal(math.prod(parameter.shape), dtype=np.float32)
         parameter.copy_(torch.from_numpy(values).reshape(parameter.shape) * std)
 
@@ -90,12 +90,12 @@ def build_model(config: RunConfig, vocab_size: int) -> GPT:
 
     def make_norm(width: int) -> nn.Module:
         nonlocal count
-        torch.default_generator.manual_seed(seed_of(config.seed, f"norm/{count}") % 2**63)
+        torch.default_generator.manual_seed(derive_seed(config.seed, f"norm/{count}") % 2**63)
         count += 1
         return watched(config.norm.build(width))
 
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed_of(config.seed, "wiring") % 2**63)
+        torch.default_generator.manual_seed(derive_seed(config.seed, "wiring") % 2**63)
         model = GPT(config.model, config.placement, make_norm, vocab_size)
     initialise(model, config.init_rule, config.seed)
     with torch.no_grad():

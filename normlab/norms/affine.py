@@ -28,7 +28,7 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     @torch.no_grad()
-    def start_gain(self, value: float) -> None:
+    def set_initial_gain(self, value: float) -> None:
         """Let every channel be multiplied by `value` at first."""
         assert self.gain is not None, "a placement that starts gains refuses norms without one"
         self.gain.fill_(value - self.unit_offset)

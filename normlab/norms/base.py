@@ -94,7 +94,7 @@ class NormConfig:
     def validate(self) -> None:
         """Raise ConfigError where options contradict each other or have no effect."""
 
-    def fits(self, width: int) -> None:
+    def check_width(self, width: int) -> None:
         """Raise ConfigError where the norm cannot be had for vectors of `width` numbers."""
 
     def build(self, width: int) -> nn.Module:

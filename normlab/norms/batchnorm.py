@@ -86,13 +86,13 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 
-    def normalised(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def normalise(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The batch normalised by its own statistics, and mean and biased variance of all its tokens, (D,) both."""
         axes = tuple(range(x_D.dim() - 1))
         mean_D, var_D = x_D.mean(axes), x_D.var(axes, unbiased=False)
         return (x_D - mean_D) * torch.rsqrt(var_D + self.eps), mean_D, var_D
 
-    def keep(self, mean_D: Tensor, var_D: Tensor, count: int) -> None:
+    def update_running_statistics(self, mean_D: Tensor, var_D: Tensor, count: int) -> None:
         """Move the running statistics towards those of a batch of `count` tokens."""
         # One token has no unbiased variance: keep the biased one (0) rather than divide by nothing.
         kept_D = var_D * (count / (count - 1)) if self.unbiased and count > 1 else var_D
@@ -104,8 +104,8 @@ class BatchNorm(nn.Module):
         """Normalise each channel; in training mode, move the running statistics too."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         if self.training:
-            y_D, mean_D, var_D = self.normalised(work_D)
-            self.keep(mean_D, var_D, x_D.numel() // x_D.shape[-1])
+            y_D, mean_D, var_D = self.normalise(work_D)
+            self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1])
         else:
             mean_D, var_D = self.running_mean.to(work_D.dtype), self.running_var.to(work_D.dtype)
             y_D = (work_D - mean_D) * torch.rsqrt(var_D + self.eps)

@@ -102,7 +102,7 @@ class BatchNormPast(BatchNorm):
         between_TD = (own_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)
         return mean_TD, past_average(within_TD + F.pad(between_TD, (0, 0, 1, 0)))
 
-    def normalised(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def normalise(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The batch normalised up to each position, and mean and biased variance of all its tokens, (D,) both."""
         x_TND = time_first(x_D)
         mean_TD, var_TD = self.statistics(x_TND)

@@ -63,7 +63,7 @@ class BatchNormPositionConfig(BatchNormConfig):
 class BatchNormPosition(BatchNorm):
     """The module of `BatchNormPositionConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, last."""
 
-    def normalised(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def normalise(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Each position normalised by itself, and mean and biased variance of all the batch's tokens, (D,) both."""
         x_TND = time_first(x_D)
         mean_TD, var_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)

@@ -46,7 +46,7 @@ class GroupNormConfig(AffineNormConfig):
     bias: bool = True
     """Learn a bias per channel, started at 0."""
 
-    def fits(self, width: int) -> None:
+    def check_width(self, width: int) -> None:
         """Refuse a width that the groups do not divide.
 
         Raises:
@@ -65,7 +65,7 @@ class GroupNormConfig(AffineNormConfig):
         Raises:
             ConfigError: The groups do not divide the width.
         """
-        self.fits(width)
+        self.check_width(width)
         return GroupNorm(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

@@ -66,12 +66,12 @@ class PRMSNorm(nn.Module):
         super().__init__()
         self.eps = options.eps
         whole = math.floor if options.count == "floor" else math.ceil
-        self.looked_at = max(1, whole(options.fraction * width))
+        self.channels = max(1, whole(options.fraction * width))
         self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
     def forward(self, x_D: Tensor) -> Tensor:
         """Divide by the root mean square of the first channels."""
         work_D = x_D.to(working_dtype(x_D.dtype))
-        length = torch.linalg.vector_norm(work_D[..., : self.looked_at], dim=-1, keepdim=True)
-        rms = length * self.looked_at**-0.5
+        length = torch.linalg.vector_norm(work_D[..., : self.channels], dim=-1, keepdim=True)
+        rms = length * self.channels**-0.5
         return self.affine(work_D / (rms + self.eps)).to(x_D.dtype)

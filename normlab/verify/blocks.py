@@ -61,7 +61,7 @@ def _outcomes(model: GPT, by_hand: ByHand) -> list[tuple[str, Tensor, Tensor]]:
 def norms_check(config: RunConfig, of: str) -> Check:
     """There is a norm in the model just where the placement says so."""
     _, norms = built(config)
-    says = config.placement.holds_norm(config.model.depth)
+    says = config.placement.has_norms(config.model.depth)
     check = f"has {'norms' if says else 'no norm of the run'}"
     return Check(of=of, check=check, passed=bool(norms) == says, seen=f"{len(norms)} at depth {config.model.depth}")
 

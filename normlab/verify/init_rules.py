@@ -16,7 +16,7 @@ import torch
 
 from normlab.config import RunConfig
 from normlab.init_rules import standard_deviations
-from normlab.model.init import build_model, seed_of
+from normlab.model.init import build_model, derive_seed
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS, Placement
 from normlab.verify.check import Check, Worst
@@ -140,6 +140,6 @@ def _errors(config: RunConfig) -> Iterator[tuple[str, float]]:
             "ln": math.log,
         }
         std = eval(forms[0], {"__builtins__": {}}, known)  # noqa: S307
-        generator = np.random.Generator(np.random.Philox(key=seed_of(config.seed, name)))
+        generator = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, name)))
         drawn = torch.from_numpy(generator.standard_normal(weight.numel(), dtype=np.float32)).view_as(weight)
         yield name, float((weight.detach() - std * drawn).abs().max() / (std * drawn).abs().max())

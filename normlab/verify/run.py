@@ -10,7 +10,7 @@ from normlab.errors import ConfigError
 from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
-from normlab.source import file_of_plugin, registered_by_plugins
+from normlab.source import plugin_file, registered_by_plugins
 from normlab.verify import blocks, norms, parameters, sizes
 from normlab.verify.check import Check
 from normlab.verify.contract import contract_check
@@ -166,7 +166,7 @@ def _formula_checks(placement: Placement, of: str, each_norm: bool) -> Iterator[
     for field in dataclasses.fields(placement):
         for other in others(placement, field, 1) if field.name != "name" else ():
             yield blocks.formula_check(config_of(plain, other, depth=DEPTH), f"{of} {called(other)}")
-    ours = [name for name in NORMS if file_of_plugin("norm", name) is None]
+    ours = [name for name in NORMS if plugin_file("norm", name) is None]
     for name in ours if each_norm else ():
         norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
         try:
@@ -186,7 +186,7 @@ def _has_effect(placement: Placement, option: str, config: RunConfig) -> bool:
 
 def _plain(placement: Placement) -> NormConfig:
     """RMS norm with an eps that shows; none where the placement has no place for a norm, which is refused."""
-    return NORMS["rmsnorm"](eps=LARGE_EPS) if placement.holds_norm(DEPTH) else NORMS["none"]()  # pyright: ignore[reportCallIssue]
+    return NORMS["rmsnorm"](eps=LARGE_EPS) if placement.has_norms(DEPTH) else NORMS["none"]()  # pyright: ignore[reportCallIssue]
 
 
 def _fingerprint(config: RunConfig, of: str) -> Check:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from normlab.config import RunConfig
 from normlab.model.gpt import GPT
-from normlab.model.init import build_model, seed_of
+from normlab.model.init import build_model, derive_seed
 from normlab.stats.show import Wanted, looking
 from normlab.stats.tap import first
 
@@ -47,7 +47,7 @@ class Signal:
 def zipf_tokens(batch: int, length: int, seed: int) -> Tensor:
     """Random tokens, shape (B, T)."""
     weights = 1 / np.arange(1, VOCAB + 1)
-    generator = np.random.Generator(np.random.Philox(key=seed_of(seed, "probe")))
+    generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "probe")))
     drawn = generator.random((batch, length))
     edges = np.cumsum(weights / weights.sum())
     return torch.from_numpy(np.searchsorted(edges, drawn).clip(max=VOCAB - 1))

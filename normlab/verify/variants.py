@@ -41,7 +41,7 @@ def allowed(options: Any, width: int) -> bool:
         check(options)
         options.validate()
         if isinstance(options, NormConfig):
-            options.fits(width)
+            options.check_width(width)
     except ConfigError:
         return False
     return True

@@ -20,7 +20,7 @@ from normlab.norms import base as norm_base
 from normlab.norms.base import NORMS
 from normlab.placements import algebra
 from normlab.placements import base as placement_base
-from normlab.placements.algebra import Early, Row, SubLayer, quarter
+from normlab.placements.algebra import EarlyBlocks, Row, SubLayer, quarter
 from normlab.placements.base import PLACEMENTS
 from normlab.verify import init_rules as init_rule_checks
 from normlab.verify import run
@@ -62,7 +62,7 @@ def made_up() -> list[Row]:
         "wiring.attn.norms.out.affine.gain": gain,
         "wiring.mlp.norms.out.affine.gain": gain,
     }
-    early = Early(
+    early = EarlyBlocks(
         blocks=quarter, condition="l <= L // 4", attn=SubLayer(norms=("in", "attn_inner")), mlp=SubLayer(norms=("in",))
     )
     post = SubLayer(norms=("res",))

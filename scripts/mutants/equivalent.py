@@ -18,9 +18,9 @@ LOOKED_AT = (
     "what a sub-layer adds is noted there for those who look, whom tests/stats holds; the block computes the same"
 )
 NOTES = (
-    ("ngpt", "return unit(unit_BTD + {}rate_D * (unit(sublayer(x_BTD)) - unit_BTD){})", "sublayer.added(", ")"),
-    ("siamese", "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.added(", ")"),
-    ("wiring", "return {}self.sublayer(x_BTD){}", "self.added(", ")"),
+    ("ngpt", "return unit(unit_BTD + {}rate_D * (unit(sublayer(x_BTD)) - unit_BTD){})", "sublayer.mark_update(", ")"),
+    ("siamese", "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.mark_update(", ")"),
+    ("wiring", "return {}self.sublayer(x_BTD){}", "self.mark_update(", ")"),
 )
 """Lines that note it, with and without the note."""
 EQUIVALENT: dict[tuple[str, str], str] = {
@@ -53,8 +53,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "torch computes in the wider of two dtypes, which is never a parameter's",
     (
         "batchnorm",
-        "self.keep(mean_D, var_D, x_D.numel() // x_D.shape[-1])  ->  "
-        "self.keep(mean_D, var_D, x_D.numel() / x_D.shape[-1])",
+        "self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1])  ->  "
+        "self.update_running_statistics(mean_D, var_D, x_D.numel() / x_D.shape[-1])",
     ): "the count of numbers is a multiple of the width",
     **{("batchnorm_past", f"{line}.unsqueeze(1)  ->  {line}.unsqueeze(-1)"): LAST_OF_ONE for line in COUNTS},
     (
@@ -78,13 +78,13 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     },
     (
         "wiring",
-        "return self.added(self.sublayer(x_BTD))  ->  return self.added(self.added(self.sublayer(x_BTD)))",
+        "return self.mark_update(self.sublayer(x_BTD))  ->  return self.mark_update(self.mark_update(self.sublayer(x_BTD)))",
     ): LOOKED_AT,
     ("wiring", "self.last = branch_BTD  ->  pass"): LOOKED_AT,
     **{
-        ("wiring", f"branch_BTD = sublayer.added(branch_BTD)  ->  {text}"): LOOKED_AT
+        ("wiring", f"branch_BTD = sublayer.mark_update(branch_BTD)  ->  {text}"): LOOKED_AT
         for text in ("pass", "branch_BTD = branch_BTD")
     },
-    **{("groupnorm", f"self.fits(width)  ->  {text}"): "a config has asked before" for text in ("pass", "width")},
+    **{("groupnorm", f"self.check_width(width)  ->  {text}"): "a config has asked before" for text in ("pass", "width")},
 }
 """Mutants that compute what the entry does, and why: by entry and the mutant's text."""

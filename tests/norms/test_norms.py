@@ -118,7 +118,7 @@ def assert_same(actual: tuple, expected: tuple, **tolerance: float) -> None:
 @pytest.mark.parametrize("shape", [(5, WIDTH), (2, 3, WIDTH), (2, 3, 4, WIDTH), (2, 3, 1)], ids=str)
 def test_shape_dtype_and_input_are_kept(options: NormConfig, shape: tuple[int, ...]) -> None:
     try:
-        options.fits(shape[-1])
+        options.check_width(shape[-1])
     except ConfigError as refused:
         with pytest.raises(ConfigError, match=re.escape(str(refused))):
             options.build(shape[-1])

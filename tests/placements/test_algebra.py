@@ -30,7 +30,7 @@ from normlab.placements.algebra import (
     ROWS,
     AlgebraPlacement,
     DepthScaledPlacement,
-    Early,
+    EarlyBlocks,
     EarlyPlacement,
     FirstBlockPlacement,
     Row,
@@ -358,7 +358,7 @@ def test_a_run_may_set_the_switches_otherwise_than_the_row() -> None:
 def test_a_word_that_says_what_is_so_anyway_makes_no_other_run(
     asked: AlgebraPlacement, depth: int, reduced: AlgebraPlacement
 ) -> None:
-    assert asked.reduced(depth) == reduced
+    assert asked.without_defaults(depth) == reduced
     model = dataclasses.replace(composed().model, depth=depth)
     ids = [dataclasses.replace(composed(), placement=one, model=model).config_hash for one in (asked, reduced)]
     bare = dataclasses.replace(composed(), placement=type(asked)(name=asked.name), model=model)
@@ -437,9 +437,9 @@ def test_the_variants_of_a_first_block_are_their_formulas(first_block: str, by_h
 def test_a_first_block_that_differs_by_its_norms_alone_is_refused_without_norms() -> None:
     words = ["norm=none", "placement=keel"]
     with pytest.raises(ConfigError, match=r"placement\.first_block=pre: has no effect with norm=none"):
-        compose_run([*words, "placement.first_block=pre"]).refuse_idle()
-    compose_run([*words, "placement.first_block=same"]).refuse_idle()  # it has the factor 2L
-    compose_run(words).refuse_idle()
+        compose_run([*words, "placement.first_block=pre"]).reject_unused_options()
+    compose_run([*words, "placement.first_block=same"]).reject_unused_options()  # it has the factor 2L
+    compose_run(words).reject_unused_options()
 
 
 def test_a_record_without_a_first_block_is_of_blocks_that_are_all_alike() -> None:
@@ -502,7 +502,7 @@ def test_the_formula_says_how_many_blocks_are_early() -> None:
 
 def test_a_misspelt_site_of_the_early_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown site 'rse'"):
-        register_row(row_of(early=Early(blocks=quarter, condition="", mlp=SubLayer(norms=("rse",)))))
+        register_row(row_of(early=EarlyBlocks(blocks=quarter, condition="", mlp=SubLayer(norms=("rse",)))))
 
 
 @pytest.mark.parametrize(
@@ -516,7 +516,7 @@ def test_a_misspelt_site_of_the_early_blocks_is_refused() -> None:
 @pytest.mark.parametrize("early", [False, True])
 def test_a_site_of_the_other_sub_layer_is_refused(part: str, norms: tuple[str, ...], said: str, early: bool) -> None:
     subs = {part: SubLayer(norms=norms)}
-    row = row_of(early=Early(blocks=quarter, condition="", **subs)) if early else row_of(**subs)
+    row = row_of(early=EarlyBlocks(blocks=quarter, condition="", **subs)) if early else row_of(**subs)
     with pytest.raises(ConfigError, match=said) as error:
         register_row(row)
     assert str(error.value).endswith(": attn has in, out, res, q, k, v, attn_inner; mlp has in, out, res, mlp_inner")
@@ -618,13 +618,13 @@ def test_a_depth_scaled_sandwich_takes_the_norms_that_have_a_gain(name: str) -> 
     placement, norm = DepthScaledPlacement(name="depth_scaled_sandwich"), NORM_KINDS[name]
     assert norm.has_gain is getattr(norm, "gain", False)
     if norm.has_gain:
-        placement.fits(norm)
+        placement.check_norm(norm)
         model = build_model(dataclasses.replace(config_of(placement), norm=norm), VOCAB)
         gain = model.get_parameter("blocks.0.wiring.mlp.norms.out.affine.gain")
         torch.testing.assert_close(gain, torch.full((WIDTH,), 0.432 / math.sqrt(DEPTH)))
     else:
         with pytest.raises(ConfigError, match=f"norm={name}: has no gain per channel"):
-            placement.fits(norm)
+            placement.check_norm(norm)
 
 
 def test_the_gain_of_a_norm_that_is_not_there_is_refused() -> None:

@@ -30,7 +30,7 @@ SCHEMES = [
 
 def norm_in(name: str, norm: str) -> str:
     """The word for a norm, or for none where the placement has no place for one."""
-    return f"norm={norm if load_all()[name].holds_norm(4) else 'none'}"
+    return f"norm={norm if load_all()[name].has_norms(4) else 'none'}"
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -106,7 +106,7 @@ def test_few_rest_on_themselves() -> None:
 def test_a_placement_that_is_no_row_rests_on_itself() -> None:
     schemes = {name for name, it in PLACEMENTS.items() if not isinstance(it, AlgebraPlacement)}
     for name in ("pre", *schemes):
-        norm = NORMS["rmsnorm" if PLACEMENTS[name].holds_norm(2) else "none"]()  # pyright: ignore[reportCallIssue]
+        norm = NORMS["rmsnorm" if PLACEMENTS[name].has_norms(2) else "none"]()  # pyright: ignore[reportCallIssue]
         check = blocks.formula_check(config_of(norm, PLACEMENTS[name], depth=2), "it")
         assert check.kind == ("self" if name in schemes else "identity"), name
 
@@ -531,7 +531,7 @@ def test_a_norm_on_queries_and_keys_that_is_none_is_refused(words: list[str]) ->
         ),
         (
             "placement=resi_dual placement.embedding_norm=true",
-            "embedding_norm=true: resi_dual has no such switch, what it does at the ends of the stream is a part of it "
+            "embedding_norm=true: resi_dual does not have this option, because the ends of the stream are part of its definition "
             "(y = x; x = x + N(y)); leave it out",
         ),
         ("placement=x0_lambdas placement.final_norm=false", "final_norm=false: x0_lambdas has no such switch, what it"),

@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 from normlab import __version__
 from normlab.errors import ConfigError, NormlabError, one_line, unknown
 from normlab.openmp import limit_spinning
-from normlab.source import plugin_line, load_plugins
+from normlab.source import load_plugins, plugin_line
 
 if TYPE_CHECKING:
     from normlab.config import RunConfig

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from normlab.errors import ConfigError, unknown
-from normlab.source import claim
+from normlab.source import claim_name
 
 OUTPUTS = ("attn.out", "mlp.down")
 """Roles whose output is added to the residual stream."""
@@ -52,7 +52,7 @@ def init_rule(rule: InitRule) -> InitRule:
         ConfigError: The name is taken.
     """
     known = INIT_RULES.get(rule.__name__)
-    claim("init rule", rule.__name__, known=known is not None, same=known is rule)
+    claim_name("init rule", rule.__name__, known=known is not None, same=known is rule)
     INIT_RULES[rule.__name__] = rule
     return rule
 
@@ -117,8 +117,8 @@ def xavier(weight: Weight) -> float:
 def xavier_scaled(weight: Weight) -> float:
     """Xavier, divided by sqrt(L) for every matrix of a block.
 
-    Source: after the public code of B2T (Takase et al. 2022, arXiv:2206.00330), which divides fairseq's init by sqrt(L):
-    Xavier for attention, with queries, keys and values divided by sqrt(2), and torch's default for the MLP.
+    Source: after the public code of B2T (Takase et al. 2022, arXiv:2206.00330), which divides the init of fairseq by
+    sqrt(L): Xavier for attention, with queries, keys and values divided by sqrt(2), and torch's default for the MLP.
     """
     return xavier(weight) / (1 if weight.role in EMBEDDINGS else math.sqrt(weight.depth))
 

@@ -22,8 +22,8 @@ from normlab.errors import ConfigError, nearest, unknown
 from normlab.options import option
 from normlab.placements.base import (
     INNER_SITES,
-    NORM_UPDATE,
     NO_EFFECT_WITHOUT_NORM,
+    NORM_UPDATE,
     MakeNorm,
     Placement,
     register_placement,
@@ -222,7 +222,7 @@ ROWS: tuple[Row, ...] = (
         parameters="0",
         equals="sandwich",
         pitfalls=(
-            "In ReaLLM-Forge peri has only the norm after the branch, res_post here; the norm before it is another switch.",
+            "In ReaLLM-Forge peri has only the norm after the branch: res_post here. The norm before it is a switch.",
             "Levanter and marin call it hybrid norm; that name belongs to hybridnorm.",
         ),
         source="Kim et al. 2025, arXiv:2502.02732 (Peri-LN)",
@@ -308,7 +308,7 @@ ROWS: tuple[Row, ...] = (
         pitfalls=(
             "pixeli99/MixLN and lmsdss/LayerNorm-Scaling use alpha = 2.828, that of 32 blocks, at every depth.",
             "The same two use (8L)^(+1/4) as the gain of the init: their tables show another method under this name.",
-            "A survey writes alpha x + beta F(N(x)); but there is no norm before the branch, and beta belongs to the init.",
+            "A survey writes alpha x + beta F(N(x)); but no norm is before the branch, and beta is part of the init.",
             "0.81 (N^4 M)^(1/16) and (3M)^(1/4) are for encoder-decoders; decoder-only models have (2L)^(1/4).",
         ),
         source="Wang et al. 2022, arXiv:2203.00555 (DeepNet), decoder-only",
@@ -655,8 +655,8 @@ class FirstBlockPlacement(AlgebraPlacement):
     """A row whose first block differs between public codes."""
 
     first_block: str = option("attention_pre", choices=("attention_pre", "pre", "same"), absent="same")
-    """The first block. `attention_pre`: pre-norm attention and the MLP N(x + M(N(x))); `pre`: pre-norm for both; `same`:
-    like all other blocks, as in every run recorded without this option."""
+    """The first block. `attention_pre`: pre-norm attention and the MLP N(x + M(N(x))); `pre`: pre-norm for both;
+    `same`: like all other blocks, as in every run recorded without this option."""
 
     @property
     def row(self) -> Row:
@@ -683,11 +683,11 @@ class DepthScaledPlacement(AlgebraPlacement):
     """A row whose output norms have the initial gain c times the row's number."""
 
     c_attn: float = option(0.283, above=0, absent=1.0)
-    """c of the output norm of attention: 0.283 as reported for Pangu Ultra; 1 in Arcee Trinity and in every run recorded
-    without this option."""
+    """c of the output norm of attention: 0.283 as reported for Pangu Ultra; 1 in Arcee Trinity and in every run
+    recorded without this option."""
     c_mlp: float = option(0.432, above=0, absent=1.0)
-    """c of the output norm of the MLP: 0.432 as reported for Pangu Ultra; 1 in Arcee Trinity and in every run recorded
-    without this option."""
+    """c of the output norm of the MLP: 0.432 as reported for Pangu Ultra; 1 in Arcee Trinity and in every run
+    recorded without this option."""
 
     @property
     def row(self) -> Row:

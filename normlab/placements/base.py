@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from normlab.errors import ConfigError
 from normlab.options import option
-from normlab.source import check_starts, claim
+from normlab.source import check_starts, claim_name
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,8 +53,8 @@ class Placement:
     `A_qkv(x) = W_out(heads_qkv(x))`, and `heads_scaled` has a learned factor on each head's output. `N(.)` is the
     next norm of the block, in call order, each used once. `L` is the number of blocks,
     `l` this one counted from 1, `D` the width; there are `sqrt`, `ln`, `silu`, `stop` (no gradient) and `norm2` (the
-    L2 norm over the channels). Any other name is a stream, a temporary, or a learned parameter of the wiring: with F, of
-    the module of that sub-layer; otherwise by its dotted name with `_` for `.`."""
+    L2 norm over the channels). Any other name is a stream, a temporary, or a learned parameter of the wiring: with F,
+    of the module of that sub-layer; otherwise by its dotted name with `_` for `.`."""
     source: ClassVar[str]
     init: ClassVar[str]
     """The init rule of the placement, which `init=auto` selects."""
@@ -242,7 +242,7 @@ def register_placement(placement: Placement, *, same: bool | None = None) -> Pla
     known = PLACEMENTS.get(placement.name)
     if same is None:
         same = known is not None and type(known).__qualname__ == type(placement).__qualname__
-    claim("placement", placement.name, known=known is not None, same=same)
+    claim_name("placement", placement.name, known=known is not None, same=same)
     PLACEMENTS[placement.name] = placement
     return placement
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from normlab.placements.base import MakeNorm, Placement, register_placement
-from normlab.placements.streams import Streams, DuplicateStream
+from normlab.placements.streams import DuplicateStream, Streams
 from normlab.placements.wiring import Branch, Sequential
 
 

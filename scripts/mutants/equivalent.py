@@ -78,13 +78,17 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     },
     (
         "wiring",
-        "return self.mark_update(self.sublayer(x_BTD))  ->  return self.mark_update(self.mark_update(self.sublayer(x_BTD)))",
+        "return self.mark_update(self.sublayer(x_BTD))  ->  "
+        "return self.mark_update(self.mark_update(self.sublayer(x_BTD)))",
     ): LOOKED_AT,
-    ("wiring", "self.last = branch_BTD  ->  pass"): LOOKED_AT,
+    ("wiring", "self.last_update = branch_BTD  ->  pass"): LOOKED_AT,
     **{
         ("wiring", f"branch_BTD = sublayer.mark_update(branch_BTD)  ->  {text}"): LOOKED_AT
         for text in ("pass", "branch_BTD = branch_BTD")
     },
-    **{("groupnorm", f"self.check_width(width)  ->  {text}"): "a config has asked before" for text in ("pass", "width")},
+    **{
+        ("groupnorm", f"self.check_width(width)  ->  {text}"): "the config is checked before"
+        for text in ("pass", "width")
+    },
 }
 """Mutants that compute what the entry does, and why: by entry and the mutant's text."""

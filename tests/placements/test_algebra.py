@@ -523,7 +523,7 @@ def test_a_site_of_the_other_sub_layer_is_refused(part: str, norms: tuple[str, .
 
 
 def test_a_site_that_is_named_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="attn has one norm at 'in'; name the site once"):
+    with pytest.raises(ConfigError, match="attn has the site 'in' twice"):
         register_row(row_of(attn=SubLayer(norms=("in", "in"))))
 
 

@@ -337,7 +337,7 @@ def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Pa
     code, _, err = run_command(command, *words)
     (line,) = (line for line in err.splitlines() if line.startswith("error"))
     assert code == 2
-    assert re.search(r"plugins: mine\.py line \d+: ValueError: boom; mend the file", line)
+    assert re.search(r"plugins: mine\.py line \d+: ValueError: boom; fix the file", line)
     assert "Traceback" not in err
 
 
@@ -531,13 +531,13 @@ def test_a_norm_on_queries_and_keys_that_is_none_is_refused(words: list[str]) ->
         ),
         (
             "placement=resi_dual placement.embedding_norm=true",
-            "embedding_norm=true: resi_dual does not have this option, because the ends of the stream are part of its definition "
-            "(y = x; x = x + N(y)); leave it out",
+            "embedding_norm=true: resi_dual does not have this option, because the ends of the "
+            "stream are part of its definition (y = x; x = x + N(y)); leave the option out",
         ),
-        ("placement=x0_lambdas placement.final_norm=false", "final_norm=false: x0_lambdas has no such switch, what it"),
+        ("placement=x0_lambdas placement.final_norm=false", "final_norm=false: x0_lambdas does not have this option"),
         (
             "placement=mix_ln placement.early_blocks=9 model.depth=8",
-            "early_blocks=9: more than model.depth=8; choose at",
+            "early_blocks=9: is more than model.depth=8; choose at",
         ),
     ],
 )

@@ -131,7 +131,7 @@ def test_raised_version_starts_another_run(run_id: Callable[..., str], monkeypat
         (RULE.replace("def tiny", "def gpt2_scaled"), "init rule 'gpt2_scaled'"),
     ],
 )
-def test_normlabs_own_names_are_not_to_be_had(text: str, said: str, run_id: Callable[..., str]) -> None:
+def test_names_of_the_package_are_rejected(text: str, said: str, run_id: Callable[..., str]) -> None:
     Path("mine.py").write_text(text)
     plain = run_id()
     with pytest.raises(ConfigError, match=f"{said} is defined by normlab itself: rename yours"):
@@ -141,7 +141,7 @@ def test_normlabs_own_names_are_not_to_be_had(text: str, said: str, run_id: Call
 
 @pytest.mark.parametrize("name", ["my norm", "a/b", "../mine", "", "2nd", "nörm"])
 @pytest.mark.parametrize(("text", "old", "kind"), [(NORM, "mine", "norm"), (ROW, "scaled", "placement")])
-def test_a_name_that_is_no_plain_word_is_refused(
+def test_name_that_is_no_identifier_is_rejected(
     text: str, old: str, kind: str, name: str, run_id: Callable[..., str]
 ) -> None:
     Path("mine.py").write_text(text.replace(f'"{old}"', f'"{name}"'))
@@ -154,7 +154,7 @@ def test_a_name_that_is_no_plain_word_is_refused(
     [(NORM, NORM.replace("Mine", "Other")), (ROW, ROW.replace("0.5", "0.6")), (RULE, RULE.replace("0.01", "0.02"))],
     ids=["norm", "row", "rule"],
 )
-def test_one_name_has_one_meaning(text: str, again: str, run_id: Callable[..., str]) -> None:
+def test_two_definitions_of_one_name_are_rejected(text: str, again: str, run_id: Callable[..., str]) -> None:
     Path("one.py").write_text(text)
     Path("other.py").write_text(again)
     for plugins in ("[one.py,other.py]", "[other.py,one.py]", "[one.py]", "[one.py,other.py]"):
@@ -169,7 +169,7 @@ def test_one_name_has_one_meaning(text: str, again: str, run_id: Callable[..., s
 
 
 @pytest.mark.parametrize(("text", "word", "before", "after"), [EDITS["norm"], EDITS["row"]], ids=["norm", "row"])
-def test_two_versions_are_loaded_in_one_process(
+def test_two_versions_of_a_plugin_load_in_one_process(
     text: str, word: str, before: str, after: str, words: list[str]
 ) -> None:
     runs = []
@@ -229,13 +229,13 @@ def test_run_recorded_before_versions_loads_and_is_not_resumed(
         ),
     ],
 )
-def test_a_row_with_an_init_rule_that_there_is_not_is_told_by_row_and_file(said: str, told: str) -> None:
+def test_row_with_an_unknown_init_rule_is_rejected_with_row_and_file(said: str, told: str) -> None:
     Path("mine.py").write_text(ROW.replace('init="gpt2"', said))
     with pytest.raises(ConfigError, match=rf"^plugins: mine\.py: placement scaled: {told}"):
         compose_run(["plugins=[mine.py]", "placement=scaled", "init=xavier"])
 
 
-def test_a_row_may_name_an_init_rule_of_the_same_file_or_of_another() -> None:
+def test_row_uses_an_init_rule_of_another_plugin() -> None:
     Path("rule.py").write_text(RULE)
     Path("row.py").write_text(ROW.replace('init="gpt2"', 'init="tiny", incompatible_inits={"other": "why"}'))
     assert compose_run(["plugins=[row.py,rule.py]", "placement=scaled"]).init_rule == "tiny"
@@ -284,7 +284,7 @@ def learned(folder: Path, name: str, starts: str) -> str:
     return f"plugins=[{folder / name}.py]"
 
 
-def test_verify_shows_the_line_that_says_where_parameters_start(run_command: Command, tmp_path: Path) -> None:
+def test_verify_prints_the_missing_starts_line(run_command: Command, tmp_path: Path) -> None:
     out = run_command("verify", learned(tmp_path, "nowhere", ""))[1]
     (failed,) = (line for line in out.splitlines() if "says where it starts" in line)
     assert "gain, shift: not in `starts`; write in class nowhere: " in failed
@@ -301,18 +301,14 @@ def test_verify_shows_the_line_that_says_where_parameters_start(run_command: Com
         'starts = {"gain": 1.0}', 'starts = ["gain"]',
     ],
 )  # fmt: skip
-def test_starts_of_a_wrong_type_is_one_line_that_shows_the_syntax(
-    starts: str, run_command: Command, tmp_path: Path
-) -> None:
+def test_starts_of_a_wrong_type_is_rejected_with_the_syntax(starts: str, run_command: Command, tmp_path: Path) -> None:
     code, out, err = run_command("verify", learned(tmp_path, "wrong", starts))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "norm 'wrong': starts is " in err
     assert 'write starts: ClassVar[dict[str, str]] = {"gain": "[1] * D"}' in err
 
 
-def test_an_expression_of_starts_that_cannot_be_evaluated_gives_the_reason(
-    run_command: Command, tmp_path: Path
-) -> None:
+def test_starts_expression_that_fails_reports_the_reason(run_command: Command, tmp_path: Path) -> None:
     starts = 'starts: ClassVar[dict[str, str]] = {"gain": "ones(D)", "shift": "0"}'
     code, out, err = run_command("verify", learned(tmp_path, "wrong", starts))
     (failed,) = (line for line in out.splitlines() if "starts where it is said to" in line)
@@ -320,15 +316,15 @@ def test_an_expression_of_starts_that_cannot_be_evaluated_gives_the_reason(
     assert "`ones(D)` cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, " in failed
 
 
-def test_starts_of_a_row_of_a_wrong_type_is_one_line(run_command: Command, tmp_path: Path) -> None:
+def test_starts_of_a_wrong_type_in_a_row_is_rejected(run_command: Command, tmp_path: Path) -> None:
     (tmp_path / "row.py").write_text(ROW.replace('name="scaled"', 'name="strs", starts="0.5"'))
     code, out, err = run_command("verify", f"plugins=[{tmp_path}/row.py]")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "placement 'strs': starts is '0.5', and must map" in err
+    assert "placement 'strs': starts is '0.5', but must map" in err
 
 
 @pytest.mark.slow
-def test_list_has_what_plugins_register(run_command: Command, tmp_path: Path) -> None:
+def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) -> None:
     word = learned(tmp_path, "listed", 'starts: ClassVar = {"gain": "[2] * D", "shift": "0"}')
     assert "listed" not in run_command("list", "norms")[1]
     out = run_command("list", "norms", word)[1]

@@ -93,6 +93,11 @@ class SubLayer:
     out_gain: Schedule | None = None
     """Initial gain of the `out` norm; None for the norm's own."""
 
+    @property
+    def factors(self) -> tuple[Schedule, Schedule, Schedule]:
+        """The schedules of a, b and s."""
+        return self.skip, self.branch, self.shrink
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyBlocks:

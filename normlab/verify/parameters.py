@@ -157,7 +157,7 @@ def factor_check(placement: Placement, of: str) -> Iterator[Check]:
         wirings = [placement.wire(layer, depth, 16, make_norm) for layer in range(depth)]
         for layer, (wiring, subs) in enumerate(zip(wirings, placement.layers(depth), strict=True), start=1):
             for part, sub in zip(("attn", "mlp"), subs, strict=True):
-                for name, factor in zip(("skip", "branch", "shrink"), (sub.skip, sub.branch, sub.shrink), strict=True):
+                for name, factor in zip(("skip", "branch", "shrink"), sub.factors, strict=True):
                     needed = any(factor(other, depth) != 1 for other in range(1, depth + 1))
                     count += 1
                     if needed != (wiring.get_submodule(part).get_buffer(name) is not None):

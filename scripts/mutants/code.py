@@ -61,7 +61,7 @@ IDEMPOTENT = ("tuple", "set", "frozenset", "float", "whole", "odd", "unit")
 COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
 """Functions whose arguments have no order."""
 LEFT_ALONE = ("validate", "check_width", "check_norm", "reject_unused_options",
-              "without_defaults", "register_row", "early",
+              "without_defaults", "register_row", "factors", "early",
               "formula", "starts", "has_norms", "is_plain_sum", "all_sub_layers", "layers", "all_starts",
               *HELD_AGAINST)  # fmt: skip
 """Functions in which nothing is computed that a run computes, or that a mutant is held against."""

@@ -16,8 +16,12 @@ from by_hand import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, config_of,
 from torch import Tensor, nn
 
 from normlab import catalogue
+from normlab.config import config_of_record
+from normlab.errors import ConfigError
+from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
+from normlab.options import plain_tree
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import PLACEMENTS, load_all
 from normlab.placements.ngpt import NGPT
@@ -142,7 +146,8 @@ def ngpt(model: GPT, x: Tensor) -> Tensor:
 
 
 BY_HAND: dict[str, Stream] = {
-    stream.__name__: stream for stream in (parallel, parallel_two_norms, resi_dual, b2t, gpas, siamese, x0_lambdas, ngpt)
+    stream.__name__: stream
+    for stream in (parallel, parallel_two_norms, resi_dual, b2t, gpas, siamese, x0_lambdas, ngpt)
 }
 
 

@@ -192,7 +192,7 @@ def _entry(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Entry:
 
 def _without_switches(scheme: Entry) -> Entry:
     """Drop the norm switches of a scheme that has none (`Placement.has_switches`)."""
-    if {scheme["opens"], scheme["closes"]} <= {"", _value(_constants()["NORMED"])}:
+    if {scheme["opens"], scheme["closes"]} <= {"", _value(_constants()["NORM_UPDATE"])}:
         return scheme
     switches = _value(_constants()["SWITCHES"])
     return scheme | {"options": [option for option in scheme["options"] if option["option"] not in switches]}
@@ -205,7 +205,7 @@ def _row(node: ast.Call, kinds: dict[str, Entry]) -> Entry:
     kind = kinds[_value(keywords.get("kind")) or ("EarlyPlacement" if "early" in keywords else "AlgebraPlacement")]
     for name in ("note", "parameters", "equals", "pitfalls"):
         entry[name] = _value(keywords[name]) if name in keywords else kind[name]
-    for name in ("wrong_inits", "starts"):
+    for name in ("incompatible_inits", "starts"):
         table = keywords.get(name)
         if isinstance(table, ast.Dict):
             entry[name] = {_value(k): _value(v) for k, v in zip(table.keys, table.values, strict=True)}
@@ -223,7 +223,7 @@ def _rule(node: ast.FunctionDef, known: list[Entry]) -> Entry:
     wrong_for = [
         placement["name"]
         for placement in known
-        if {node.name, "other"} & set(placement.get("wrong_inits") or ()) and placement["name"] not in defaults
+        if {node.name, "other"} & set(placement.get("incompatible_inits") or ()) and placement["name"] not in defaults
     ]
     return {
         "name": node.name, "formula": formula.rstrip("."), "source": source.rstrip("."), "placements": defaults,

@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 from normlab import __version__
 from normlab.errors import ConfigError, NormlabError, one_line, unknown
 from normlab.openmp import limit_spinning
-from normlab.source import line_of_plugin, load_plugins
+from normlab.source import load_plugins, plugin_line
 
 if TYPE_CHECKING:
     from normlab.config import RunConfig
@@ -91,7 +91,7 @@ def train(
 
 def _train(config: RunConfig) -> None:
     """Train one run and print its outcome; exit if a signal stopped it, so that a --multirun stops too."""
-    from normlab.store.outcome import describe_divergence, final_losses, outcome_of, format_loss
+    from normlab.store.outcome import describe_divergence, final_losses, format_loss, outcome_of
     from normlab.train.start import train
 
     _replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # train stops at a signal by itself
@@ -540,7 +540,7 @@ def _message_of(error: Exception) -> str | None:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "normlab"
         return f"{error.format_message().rstrip('.')}; {command} --help lists the options"  # pyright: ignore[reportAttributeAccessIssue]
-    if (where := line_of_plugin(error)) is not None:
+    if (where := plugin_line(error)) is not None:
         return f"plugins: {where}: {type(error).__name__}: {error}; fix the file (--debug prints the traceback)"
     return None
 

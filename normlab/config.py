@@ -18,8 +18,8 @@ from normlab.errors import ConfigError, unknown
 from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
-from normlab.placements.base import PLACEMENTS, Placement
-from normlab.source import file_of_plugin
+from normlab.placements.base import FORMER_NAMES, PLACEMENTS, Placement
+from normlab.source import plugin_file
 from normlab.stats.options import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, StatsConfig
 
 
@@ -298,9 +298,9 @@ class RunConfig:
         self._check_statistics()
         self.norm.validate()
         self.placement.validate()
-        self.placement.fits(self.norm)
+        self.placement.check_norm(self.norm)
         for width in self._norm_widths():
-            self.norm.fits(width)
+            self.norm.check_width(width)
         if self.init != "auto" and self.init not in INIT_RULES:
             raise ConfigError(f"init={self.init}: " + unknown("rule", self.init, ["auto", *INIT_RULES]))
         self._check_inits_of_placement()
@@ -328,7 +328,7 @@ class RunConfig:
         Raises:
             ConfigError: The message names the option, and why it has no effect.
         """
-        if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.holds_norm(self.model.depth):
+        if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.has_norms(self.model.depth):
             raise ConfigError(
                 f"placement={self.placement.name}: has no norm, so norm={self.norm.label}, named or by default, "
                 "has no effect; add norm=none"
@@ -343,12 +343,12 @@ class RunConfig:
         """Return a warning for each known problem of this config that does not prevent training."""
         placement, rule = self.placement, self.init_rule
         warnings = []
-        wrong = placement.wrong_inits
+        wrong = placement.incompatible_inits
         if reason := wrong.get(rule) or (wrong.get("other") if rule != placement.init_rule else None):
             warnings.append(
                 f"init={rule} is not the rule of placement={placement.name} ({placement.init_rule}): {reason}"
             )
-        if placement.is_plain_sum and (reason := self.norm.wrong_inits.get(rule)):
+        if placement.is_plain_sum and (reason := self.norm.incompatible_inits.get(rule)):
             warnings.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
         if not self.norm.causal:
             evaluated = "uses running statistics and does not" if self.norm.batch_statistics else "leaks it too"
@@ -361,9 +361,9 @@ class RunConfig:
     def _check_inits_of_placement(self) -> None:
         """Check that the init rules that the placement declares exist; a plugin may misspell one."""
         placement = self.placement
-        for rule in (placement.init_rule, *(rule for rule in placement.wrong_inits if rule != "other")):
+        for rule in (placement.init_rule, *(rule for rule in placement.incompatible_inits if rule != "other")):
             if str(rule) not in INIT_RULES:
-                file = file_of_plugin("placement", placement.name)
+                file = plugin_file("placement", placement.name)
                 prefix = (
                     f"placement={placement.name}: "
                     if file is None
@@ -383,7 +383,7 @@ class RunConfig:
 
     def identity(self) -> dict[str, Any]:
         """Return the options that can change the numbers, with the resolved `init` and the reduced placement."""
-        placement = identity_tree(self.placement.reduced(self.model.depth))
+        placement = identity_tree(self.placement.without_defaults(self.model.depth))
         return identity_tree(self) | {"init": self.init_rule, "placement": placement}
 
     @property
@@ -402,10 +402,12 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     try:
         for group, registry in (("norm", NORMS), ("placement", PLACEMENTS), ("optim", OPTIMIZERS)):
             name = tree[group]["name"]
+            if group == "placement":
+                name = FORMER_NAMES.get(name, name)
             if name not in registry:
                 raise ConfigError(unknown(group, name, registry))
             entry: Any = registry[name]
-            parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), tree[group])
+            parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), {**tree[group], "name": name})
         # A name that is not a corpus of normlab is a dataset of the hub.
         parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
         for group, kind in (

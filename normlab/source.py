@@ -1,168 +1,105 @@
-"""The code that defines a thing, as text to be hashed: comments, docstrings and layout left out.
+"""Plugins: Python files of the user that register norms, placements and init rules.
 
-Also loads a user's own files, which define norms and placements like those of the package.
+Reads and runs the files, keeps which file registered which name, and tells versions of the same file apart.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
 from normlab.errors import ConfigError
 from normlab.parsing import read_at_most
 
-
-def code_of(module: ModuleType) -> str:
-    """The code of a module and of those of its own package that its names come from, `base` left out.
-
-    `base` is the contract; what a norm computes does not depend on it.
-    """
-    seen: dict[str, ModuleType] = {}
-    _collect(module, module.__name__.rpartition(".")[0], seen)
-    return "\n".join(_normalised(Path(inspect.getfile(seen[name]))) for name in sorted(seen))
-
-
-def _collect(module: ModuleType, package: str, seen: dict[str, ModuleType]) -> None:
-    if module.__name__ in seen or module.__name__.endswith(".base"):
-        return
-    seen[module.__name__] = module
-    for value in list(vars(module).values()):
-        origin = sys.modules.get(getattr(value, "__module__", None) or "")
-        if origin is not None and package and origin.__name__.startswith(package + "."):
-            _collect(origin, package, seen)
-
-
-TOLD = (
-    "formula", "formulas", "opens", "closes", "inside", "wrong_inits", "source", "note",
-    "oracle", "oracle_kind", "parameters", "starts", "unit_length", "blind_to", "equals", "pitfalls",
-)  # fmt: skip
-"""What a dataclass of options says of itself."""
-HELD_AGAINST = ("reference", "reference_affine", "reference_evaluated")
-"""The methods of a norm's options that say what it is held against."""
-
-
-def _is_apart(node: ast.stmt, owner: ast.AST) -> bool:
-    """Whether a statement defines nothing that a run computes: documentation, and what only `verify` calls."""
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return node.target.id in TOLD and "ClassVar" in ast.unparse(node.annotation) and "dataclass" in _marks(owner)
-    return (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) or (
-        isinstance(node, ast.FunctionDef) and node.name in HELD_AGAINST and _is_norms_options(owner)
-    )
-
-
-def _is_norms_options(node: ast.AST) -> bool:
-    """Whether it is a norm's dataclass, or one that norms derive theirs from: elsewhere a name says nothing."""
-    bases = node.bases if isinstance(node, ast.ClassDef) else []
-    return "register_norm" in _marks(node) or any(ast.unparse(base).endswith("NormConfig") for base in bases)
-
-
-def _marks(node: ast.AST) -> list[str]:
-    """The names of a class's decorators, without what they are given."""
-    marks = node.decorator_list if isinstance(node, ast.ClassDef) else []
-    return [ast.unparse(mark.func if isinstance(mark, ast.Call) else mark).rpartition(".")[2] for mark in marks]
-
-
-def _normalised(path: Path) -> str:
-    return _code_in(path.read_text(encoding="utf-8"))
-
-
-@lru_cache(maxsize=256)  # a sweep asks for the same few files of every run
-def _code_in(text: str) -> str:
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            kept = [statement for statement in body if not _is_apart(statement, node)]
-            node.body = kept or [ast.Pass()]  # pyright: ignore[reportAttributeAccessIssue]
-    return ast.unparse(tree)
-
-
 LARGEST_PLUGIN = 2**22
-"""Most bytes of a plugin."""
+"""Largest size of a plugin, in bytes."""
 _PLUGIN = "normlab_plugin_"
-"""How the modules of plugins begin."""
-_superseded: set[str] = set()
-"""Modules of plugins whose names another version of them has taken; to have them back they must run again."""
+"""Prefix of the module names of plugins; the rest is the SHA-256 of the file."""
+_replaced: set[str] = set()
+"""Modules of plugins whose names another version of the file has replaced; they must run again to be used."""
 _owner: dict[tuple[str, str], str] = {}
-"""Which plugin registered a name of a kind; the empty string for the package."""
-_running = ""
-"""The plugin that is being run, if any."""
-_together: set[str] = set()
-"""The plugins that were last asked for at once."""
+"""The module of the plugin that registered a (kind, name); empty for the package."""
+_current = ""
+"""The module of the plugin that is running now; empty if none is."""
+_requested: set[str] = set()
+"""The modules of the plugins of the last call of `run_plugins`."""
 
 
-def claim(kind: str, name: str, *, known: bool, same: bool) -> None:
-    """Note that whoever is running registers `name`; another version of the same plugin is superseded.
+def claim_name(kind: str, name: str, *, known: bool, same: bool) -> None:
+    """Record that the running plugin, or the package, registers `name`; it replaces another version of the plugin.
 
     Args:
-        kind: What it names: norm, placement, init rule.
-        name: The name.
-        known: Whether it is registered already.
-        same: Whether what is registered is the very thing.
+        kind: norm, placement or init rule.
+        name: The name to register.
+        known: Whether the name is registered already.
+        same: Whether the registered object is the same one.
 
     Raises:
-        ConfigError: The name is no plain identifier, is the package's, or that of something else in the same file or of
-            another plugin that was asked for together with this one.
+        ConfigError: The name is no identifier, or it belongs to the package, to another object of the same file, or to
+            another plugin of the same command.
     """
     if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
         raise ConfigError(
-            f"{kind} {name!r}: a name is a word after {kind}= and a part of a folder's name; "
-            "give it one of letters, digits and underscores"
+            f"{kind} {name!r}: is no identifier, and names are part of folder names; "
+            "use letters, digits and underscores"
         )
     owner = _owner.get((kind, name), "")
-    if known and owner == _running and not same:
-        raise ConfigError(f"{kind} {name!r} is defined twice: give the new one another name")
-    if known and owner != _running:
+    if known and owner == _current and not same:
+        raise ConfigError(f"{kind} {name!r} is defined twice: rename one of them")
+    if known and owner != _current:
         if not owner:
-            raise ConfigError(f"{kind} {name!r} is normlab's own: give yours another name")
-        if owner in _together:
-            raise ConfigError(f"{kind} {name!r} is defined by two of the plugins: give one of them another name")
-        _superseded.add(owner)
-    _owner[kind, name] = _running
+            raise ConfigError(f"{kind} {name!r} is defined by normlab itself: rename yours")
+        if owner in _requested:
+            raise ConfigError(f"{kind} {name!r} is defined by two plugins: rename one of them")
+        _replaced.add(owner)
+    _owner[kind, name] = _current
+
+
+def version_of(kind: str, name: str, version: int) -> int | str:
+    """Return the version of a registered computation: the number, or for a plugin the SHA-256 of its file."""
+    return _owner.get((kind, name), "").removeprefix(_PLUGIN) or version
 
 
 def check_starts(kind: str, name: str, starts: object) -> None:
-    """Refuse a `starts` that does not map the names of parameters to expressions.
+    """Reject a `starts` that does not map names of parameters to expressions.
 
     Raises:
-        ConfigError: With the value seen, and a line to write instead.
+        ConfigError: The message shows the value and a correct line.
     """
     if isinstance(starts, Mapping) and all(isinstance(part, str) for item in starts.items() for part in item):
         return
-    seen = f"{starts!r:.60}" if isinstance(starts, str | Mapping) else f"of type {type(starts).__name__}"
+    value = f"{starts!r:.60}" if isinstance(starts, str | Mapping) else f"of type {type(starts).__name__}"
     raise ConfigError(
-        f"{kind} {name!r}: starts is {seen}, and must map each parameter's name to an expression; "
+        f"{kind} {name!r}: starts is {value}, but must map each parameter's name to an expression; "
         f"write {starts_line({'gain': '[1] * D'})}"
     )
 
 
 def starts_line(starts: Mapping[str, str]) -> str:
-    """Return the line of Python that declares where parameters start."""
+    """Return the line of Python that declares these initial values."""
     items = ", ".join(f'"{name}": "{start}"' for name, start in starts.items())
     return f"starts: ClassVar[dict[str, str]] = {{{items}}}"
 
 
-def file_of_plugin(kind: str, name: str) -> str | None:
-    """The user's own file that registered a name of a kind; None where it is the package's."""
+def plugin_file(kind: str, name: str) -> str | None:
+    """Return the name of the plugin that registered a name, or None if the package did."""
     module = sys.modules.get(_owner.get((kind, name), ""))
     return None if module is None else Path(inspect.getfile(module)).name
 
 
 def registered_by_plugins() -> list[tuple[str, str]]:
-    """What the plugins that were last asked for have registered: its kind and its name."""
-    return [thing for thing, owner in _owner.items() if owner in _together]
+    """Return (kind, name) of everything that the plugins of the last call of `run_plugins` registered."""
+    return [thing for thing, owner in _owner.items() if owner in _requested]
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A user's Python file as it was read; these bytes are what runs, whatever becomes of the file."""
+    """A Python file of the user. The bytes that were read are the ones that run."""
 
     path: Path
     content: bytes
@@ -174,12 +111,12 @@ class Plugin:
 
     @property
     def module(self) -> str:
-        """The name of its module, which is of the content alone."""
+        """Name of the module, which depends on the content only."""
         return f"{_PLUGIN}{self.sha256}"
 
     @property
     def has_run(self) -> bool:
-        """Whether this process has run these very bytes."""
+        """Whether this process has run exactly these bytes."""
         return self.module in sys.modules
 
 
@@ -187,7 +124,7 @@ def read_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
     """Read plugins without running them.
 
     Raises:
-        ConfigError: A file is missing, too large, no Python file, or cannot be read.
+        ConfigError: A file is missing, too large, not a Python file, or cannot be read.
     """
     plugins: list[Plugin] = []
     for name in paths:
@@ -198,7 +135,7 @@ def read_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
                     f"plugins: no file {str(name)!r}; give the path of a Python file that registers a norm"
                 )
             if path.suffix != ".py":
-                raise ConfigError(f"plugins: {str(name)!r} is no Python file; its name must end in .py")
+                raise ConfigError(f"plugins: {str(name)!r} is not a Python file; its name must end in .py")
             plugins.append(Plugin(path, read_at_most(path, LARGEST_PLUGIN)))
         except OSError as error:
             raise ConfigError(f"plugins: {name} cannot be read ({error.strerror}); make it readable") from error
@@ -208,56 +145,54 @@ def read_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
 
 
 def load_plugins(paths: Sequence[str]) -> None:
-    """Run Python files of the user's, so that what they register is known.
+    """Read and run the plugins that the user names, which registers their norms, placements and init rules.
 
-    Only for files that the user names; the copies in a run's folder are another's until the user trusts them
-    (`train.load`).
+    Copies in a run's folder are not trusted and are loaded by `train.load`.
 
     Raises:
-        ConfigError: A file is missing, cannot be read, or raises; the message says where.
+        ConfigError: A file is missing, cannot be read, or raises; the message names the line.
     """
     run_plugins(read_plugins(paths))
 
 
 def run_plugins(plugins: Sequence[Plugin]) -> None:
-    """Run plugins; one that has run is run again only where another version of it has taken its names since.
+    """Run plugins. A plugin that has run before runs again only if another version replaced its names since.
 
-    The bytes that were read are compiled: Python's own import would prefer a `__pycache__` beside the file, which holds
-    code that nobody sees.
+    The bytes that were read are compiled, because Python's import would prefer a `__pycache__` beside the file.
 
     Raises:
-        ConfigError: One of them raises; the message says where.
+        ConfigError: A plugin raises; the message names the line.
     """
-    global _running
-    _together.clear()
-    _together.update(plugin.module for plugin in plugins)
+    global _current
+    _requested.clear()
+    _requested.update(plugin.module for plugin in plugins)
     for plugin in plugins:
         name, path = plugin.module, plugin.path
-        if plugin.has_run and name not in _superseded:
+        if plugin.has_run and name not in _replaced:
             continue
         module = ModuleType(name)
         module.__file__ = str(path.absolute())
         sys.modules[name] = module
-        _superseded.discard(name)
-        _running = name
+        _replaced.discard(name)
+        _current = name
         try:
             exec(compile(plugin.content, module.__file__, "exec", dont_inherit=True), vars(module))  # noqa: S102
         except (Exception, SystemExit) as error:
             del sys.modules[name]
             line = _line_in(path.absolute(), error)
-            raise ConfigError(f"plugins: {path}{line}: {type(error).__name__}: {error}; mend the file") from error
+            raise ConfigError(f"plugins: {path}{line}: {type(error).__name__}: {error}; fix the file") from error
         finally:
-            _running = ""
+            _current = ""
 
 
-def line_of_plugin(error: BaseException) -> str | None:
-    """Which line of a user's own file an exception came through last, as `FILE line N`; None if through none."""
-    found, frame = None, error.__traceback__
+def plugin_line(error: BaseException) -> str | None:
+    """Return the last line of a plugin that an exception passed through, as `FILE line N`, or None."""
+    last, frame = None, error.__traceback__
     while frame is not None:
         if str(frame.tb_frame.f_globals.get("__name__", "")).startswith(_PLUGIN):
-            found = f"{Path(frame.tb_frame.f_code.co_filename).name} line {frame.tb_lineno}"
+            last = f"{Path(frame.tb_frame.f_code.co_filename).name} line {frame.tb_lineno}"
         frame = frame.tb_next
-    return found
+    return last
 
 
 def _line_in(path: Path, error: BaseException) -> str:

@@ -50,7 +50,7 @@ from normlab.stats.show import InstrumentedNorm
 from normlab.stats.statistic import CORE
 from normlab.train.bound import SingleRun
 from normlab.train.measure import Measure
-from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
+from normlab.train.optim import hyperparameters_at, is_decayed
 from normlab.train.resolve import apply, resolve
 from normlab.train.step import Step
 

@@ -161,7 +161,7 @@ class Record:
             },
             "identity": {
                 "config": self.config, "corpus": "b" * 64, "device": "cpu", "precision": "fp32", "compile": "off",
-                "sources": {name: name[0] * 64 for name in ("norm", "placement", "init")},
+                "versions": {"norm": 1, "placement": 1, "init": 1},
             },
             "trunk": None,
             "doubts": [],
@@ -278,7 +278,9 @@ def write_run(runs: Path, record: Record) -> RunFolder:
             folder.statistics.set_cadence(0, {CORE: record.stats_every})
             folder.statistics.append(CORE, statistics)
         status = _status(record, numbers, speed)
-        folder.write_status(status | ({"metrics": folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {}))
+        folder.write_status(
+            status | ({"metrics": folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {})
+        )
     return folder
 
 

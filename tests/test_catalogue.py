@@ -84,7 +84,7 @@ def test_preset_has_the_properties_of_its_norm(run_command: Command) -> None:
         "preset of rmsnorm", "sets eps=1.0e-08, eps_mode=outside_rms", "pitfalls - x / (rms(x) + eps) written with pow",
     ):  # fmt: skip
         assert text in out
-    assert "not in training" in run_command("list", "norms", "batchnorm_seed000")[1]
+    assert "not in training" in run_command("list", "norms", "batchnorm_biased_var")[1]
     out = " ".join(run_command("list", "norms", "layernorm")[1].split())
     assert "eps_mode=outside: (x - mean(x)) / (sqrt(var(x)) + eps) * gain + bias" in out
 
@@ -94,5 +94,5 @@ def test_table_shows_the_formula_of_a_preset_that_changes_it(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     rows = {line.split()[0]: line for line in run_command("list", "norms")[1].splitlines()}
-    assert " x / sqrt(sum(x^2) + eps) " in rows["rmsnorm_seed003_formula"]
+    assert " x / sqrt(sum(x^2) + eps) " in rows["rmsnorm_sum_of_squares"]
     assert " rmsnorm with eps=1.0e-06" in rows["rmsnorm_llama"]

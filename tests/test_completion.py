@@ -20,7 +20,7 @@ from normlab.launch import compose_run
 from normlab.norms.base import NORMS, load_all
 from normlab.options import flatten_options
 from normlab.placements.base import PLACEMENTS
-from normlab.source import file_of_plugin
+from normlab.source import plugin_file
 
 COMMANDS = {
     "train": [],
@@ -79,7 +79,7 @@ def test_candidates(line: str, expected: list[str]) -> None:
 def test_every_registered_name_is_offered() -> None:
     load_all()
     for group, names in (("norm", NORMS), ("placement", PLACEMENTS), ("data", DATA), ("optim", OPTIMIZERS)):
-        built_in = [name for name in names if file_of_plugin(group, name) is None]  # other tests register plugins
+        built_in = [name for name in names if plugin_file(group, name) is None]  # other tests register plugins
         assert {f"{group}={name}" for name in built_in} <= set(candidates(f"normlab train {group}="))
 
 

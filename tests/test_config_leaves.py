@@ -243,7 +243,7 @@ PLACEMENT_ROWS = {
     "b2t": SHARED_PLACEMENT | {"final_norm": Row("null", "true", shapes)},
     **{
         name: {"name": FIXED, "embedding_norm": REJECTED_SWITCH, "final_norm": REJECTED_SWITCH}
-        for name in ("residual", "siamese", "x0_lambdas")
+        for name in ("resi_dual", "siamese", "x0_lambdas")
     },
 }
 SHARED_DATA = {

@@ -21,6 +21,8 @@ from normlab.launch import compose_run, register
 from normlab.norms.base import NORMS
 from normlab.placements.algebra import _ROWS_BY_NAME
 from normlab.placements.base import PLACEMENTS
+from normlab.store.runs import RunFolder
+from normlab.store.schema import SEAL, seal
 from normlab.train.identity import describe
 from normlab.train.resolve import resolve
 from normlab.train.start import train
@@ -64,40 +66,6 @@ def tiny(weight):
 """
 
 
-HELPED = """
-from dataclasses import dataclass
-from typing import ClassVar
-import torch
-from torch import nn
-from normlab.norms.base import NormConfig, register_norm
-
-def reference_affine(x):
-    return x + 1.0
-
-class Module(nn.Module):
-    note: ClassVar[float] = 2.0
-
-    def reference(self, x):
-        return x + 3.0
-
-    def forward(self, x):
-        return self.reference(reference_affine(x)) * self.note
-
-@register_norm
-@dataclass(kw_only=True, slots=True)
-class Mine(NormConfig):
-    oracle: ClassVar[str] = "nothing"
-    name: str = "mine"
-
-    def build(self, width):
-        return Module()
-
-    def reference(self, x_D, weights):
-        return x_D + 4.0
-"""
-"""Functions and a constant that a module's `forward` uses, by the names of what a norm's options say of it."""
-
-
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Let nothing that a test registers be known after it."""
@@ -128,35 +96,30 @@ def run_id(words: list[str]) -> Callable[..., str]:
 
 
 EDITS = {
-    "a norm": (NORM, "norm=mine", "nn.Tanh", "nn.Softsign"),
-    "a row's constant": (ROW, "placement=scaled", "ALPHA = 0.5", "ALPHA = 0.9"),
-    "a row's closure": (ROW, "placement=scaled", "factor(2.0)", "factor(30.0)"),
-    "what a forward calls": (HELPED, "norm=mine", "x + 1.0", "x + 5.0"),
-    "a method that a forward calls": (HELPED, "norm=mine", "x + 3.0", "x + 5.0"),
-    "a class's number": (HELPED, "norm=mine", "= 2.0", "= 5.0"),
-    "an init rule's constant": (RULE, "init=tiny", "STD = 0.01", "STD = 0.2"),
-    "an init rule outside the blocks": (RULE, "init=tiny", "OUTSIDE = 0.02", "OUTSIDE = 0.2"),
+    "norm": (NORM, "norm=mine", "nn.Tanh", "nn.Softsign"),
+    "row": (ROW, "placement=scaled", "ALPHA = 0.5", "ALPHA = 0.9"),
+    "init rule": (RULE, "init=tiny", "STD = 0.01", "STD = 0.2"),
 }
+"""By kind: a plugin, the override that selects it, and a text of the plugin with its replacement."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", EDITS)
-def test_what_is_edited_is_another_run(what: str, run_id: Callable[..., str]) -> None:
-    text, word, before, after = EDITS[what]
+@pytest.mark.parametrize("kind", EDITS)
+def test_edited_plugin_starts_another_run(kind: str, run_id: Callable[..., str]) -> None:
+    text, override, before, after = EDITS[kind]
     Path("mine.py").write_text(text)
-    first = run_id("plugins=[mine.py]", word)
-    Path("mine.py").write_text(f"# a comment\n{text}")
-    assert run_id("plugins=[mine.py]", word) == first
+    first, without = run_id("plugins=[mine.py]", override), run_id("plugins=[mine.py]")
     Path("mine.py").write_text(text.replace(before, after))
-    assert run_id("plugins=[mine.py]", word) != first
+    assert run_id("plugins=[mine.py]", override) != first
+    assert run_id("plugins=[mine.py]") == without == run_id()
+    Path("mine.py").write_text(text)
+    assert run_id("plugins=[mine.py]", override) == first
 
 
-@pytest.mark.parametrize(("before", "after"), [('"nothing"', '"itself"'), ("x_D + 4.0", "x_D + 5.0")])
-def test_what_a_norm_is_held_against_is_no_part_of_a_run(before: str, after: str, run_id: Callable[..., str]) -> None:
-    Path("mine.py").write_text(HELPED)
-    first = run_id("plugins=[mine.py]", "norm=mine")
-    Path("mine.py").write_text(HELPED.replace(before, after))
-    assert run_id("plugins=[mine.py]", "norm=mine") == first
+def test_raised_version_starts_another_run(run_id: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_id("norm=rmsnorm")
+    monkeypatch.setattr(NORMS["rmsnorm"], "version", 2)
+    assert run_id("norm=rmsnorm") != first
+    assert run_id("norm=layernorm") == run_id("norm=layernorm")
 
 
 @pytest.mark.parametrize(
@@ -168,21 +131,21 @@ def test_what_a_norm_is_held_against_is_no_part_of_a_run(before: str, after: str
         (RULE.replace("def tiny", "def gpt2_scaled"), "init rule 'gpt2_scaled'"),
     ],
 )
-def test_normlabs_own_names_are_not_to_be_had(text: str, said: str, run_id: Callable[..., str]) -> None:
+def test_names_of_the_package_are_rejected(text: str, said: str, run_id: Callable[..., str]) -> None:
     Path("mine.py").write_text(text)
     plain = run_id()
-    with pytest.raises(ConfigError, match=f"{said} is normlab's own: give yours another name"):
+    with pytest.raises(ConfigError, match=f"{said} is defined by normlab itself: rename yours"):
         run_id("plugins=[mine.py]")
     assert run_id() == plain
 
 
 @pytest.mark.parametrize("name", ["my norm", "a/b", "../mine", "", "2nd", "nörm"])
 @pytest.mark.parametrize(("text", "old", "kind"), [(NORM, "mine", "norm"), (ROW, "scaled", "placement")])
-def test_a_name_that_is_no_plain_word_is_refused(
+def test_name_that_is_no_identifier_is_rejected(
     text: str, old: str, kind: str, name: str, run_id: Callable[..., str]
 ) -> None:
     Path("mine.py").write_text(text.replace(f'"{old}"', f'"{name}"'))
-    with pytest.raises(ConfigError, match=re.escape(f"{kind} {name!r}: a name is a word after {kind}= and")):
+    with pytest.raises(ConfigError, match=re.escape(f"{kind} {name!r}: is no identifier")):
         run_id("plugins=[mine.py]")
 
 
@@ -191,24 +154,22 @@ def test_a_name_that_is_no_plain_word_is_refused(
     [(NORM, NORM.replace("Mine", "Other")), (ROW, ROW.replace("0.5", "0.6")), (RULE, RULE.replace("0.01", "0.02"))],
     ids=["norm", "row", "rule"],
 )
-def test_one_name_has_one_meaning(text: str, again: str, run_id: Callable[..., str]) -> None:
+def test_two_definitions_of_one_name_are_rejected(text: str, again: str, run_id: Callable[..., str]) -> None:
     Path("one.py").write_text(text)
     Path("other.py").write_text(again)
     for plugins in ("[one.py,other.py]", "[other.py,one.py]", "[one.py]", "[one.py,other.py]"):
         if "," in plugins:
-            with pytest.raises(ConfigError, match="is defined by two of the plugins: give one of them another name"):
+            with pytest.raises(ConfigError, match="is defined by two plugins: rename one of them"):
                 run_id(f"plugins={plugins}")
         else:
             run_id(f"plugins={plugins}")
     Path("both.py").write_text(text + again.replace("from __future__", ""))
-    with pytest.raises(ConfigError, match="is defined twice: give the new one another name"):
+    with pytest.raises(ConfigError, match="is defined twice: rename one of them"):
         run_id("plugins=[both.py]")
 
 
-@pytest.mark.parametrize(
-    ("text", "word", "before", "after"), [EDITS["a norm"], EDITS["a row's constant"]], ids=["norm", "row"]
-)
-def test_two_versions_are_loaded_in_one_process(
+@pytest.mark.parametrize(("text", "word", "before", "after"), [EDITS["norm"], EDITS["row"]], ids=["norm", "row"])
+def test_two_versions_of_a_plugin_load_in_one_process(
     text: str, word: str, before: str, after: str, words: list[str]
 ) -> None:
     runs = []
@@ -222,15 +183,39 @@ def test_two_versions_are_loaded_in_one_process(
     assert not torch.equal(logits[0], logits[1])
 
 
-def test_a_model_whose_norm_has_changed_since_is_said_to_be_another(
+def test_model_of_another_version_of_its_norm_loads_with_a_warning(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = train(compose_run([*words, "norm=rmsnorm", "train.steps=2"]), sinks=[]).folder
     assert normlab.load(folder.path).model
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(NORMS["rmsnorm"], "definition", lambda self: "another")
+    monkeypatch.setattr(NORMS["rmsnorm"], "version", 2)
     assert normlab.load(folder.path).model
-    assert "was trained with another version of its norm than this normlab has" in capsys.readouterr().err
+    assert "was trained with another version of its norm" in capsys.readouterr().err
+
+
+def recorded_before_versions(folder: RunFolder) -> Path:
+    """Rewrite a run as one whose identity holds hashes of source code, under another id."""
+    run = json.loads((folder.path / "run.json").read_text())
+    del run["identity"]["versions"], run[SEAL]
+    run["identity"]["sources"] = {"norm": "a" * 64, "placement": "b" * 64, "init": "c" * 64}
+    run["run_id"] = f"{folder.run_id.rpartition('-')[0]}-0123456789"
+    path = folder.path.with_name(run["run_id"])
+    folder.path.rename(path)
+    (path / "run.json").write_bytes(seal(run))
+    return path
+
+
+def test_run_recorded_before_versions_loads_and_is_not_resumed(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = compose_run([*words, "train.steps=2"])
+    old = recorded_before_versions(train(config, sinks=[]).folder)
+    assert normlab.load(old).model
+    assert "was recorded before norms and placements had versions" in capsys.readouterr().err
+    new = train(config, sinks=[]).folder
+    assert new.path != old
+    assert f"run {old.name} has these settings, but was recorded before" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -238,18 +223,21 @@ def test_a_model_whose_norm_has_changed_since_is_said_to_be_another(
     [
         ('init="gpt3"', "unknown init rule 'gpt3': choose one of deepnorm, .* \\(did you mean 'gpt2'\\?\\)"),
         ("init=2", "unknown init rule '2': choose one of deepnorm, "),
-        ('init="gpt2", wrong_inits={"xavir": "why"}', r"unknown init rule 'xavir': .* \(did you mean 'xavier'\?\)"),
+        (
+            'init="gpt2", incompatible_inits={"xavir": "why"}',
+            r"unknown init rule 'xavir': .* \(did you mean 'xavier'\?\)",
+        ),
     ],
 )
-def test_a_row_with_an_init_rule_that_there_is_not_is_told_by_row_and_file(said: str, told: str) -> None:
+def test_row_with_an_unknown_init_rule_is_rejected_with_row_and_file(said: str, told: str) -> None:
     Path("mine.py").write_text(ROW.replace('init="gpt2"', said))
     with pytest.raises(ConfigError, match=rf"^plugins: mine\.py: placement scaled: {told}"):
         compose_run(["plugins=[mine.py]", "placement=scaled", "init=xavier"])
 
 
-def test_a_row_may_name_an_init_rule_of_the_same_file_or_of_another() -> None:
+def test_row_uses_an_init_rule_of_another_plugin() -> None:
     Path("rule.py").write_text(RULE)
-    Path("row.py").write_text(ROW.replace('init="gpt2"', 'init="tiny", wrong_inits={"other": "why"}'))
+    Path("row.py").write_text(ROW.replace('init="gpt2"', 'init="tiny", incompatible_inits={"other": "why"}'))
     assert compose_run(["plugins=[row.py,rule.py]", "placement=scaled"]).init_rule == "tiny"
 
 
@@ -296,7 +284,7 @@ def learned(folder: Path, name: str, starts: str) -> str:
     return f"plugins=[{folder / name}.py]"
 
 
-def test_verify_shows_the_line_that_says_where_parameters_start(run_command: Command, tmp_path: Path) -> None:
+def test_verify_prints_the_missing_starts_line(run_command: Command, tmp_path: Path) -> None:
     out = run_command("verify", learned(tmp_path, "nowhere", ""))[1]
     (failed,) = (line for line in out.splitlines() if "declares where it starts" in line)
     assert "gain, shift: not in `starts`; write in class nowhere: " in failed
@@ -313,18 +301,14 @@ def test_verify_shows_the_line_that_says_where_parameters_start(run_command: Com
         'starts = {"gain": 1.0}', 'starts = ["gain"]',
     ],
 )  # fmt: skip
-def test_starts_of_a_wrong_type_is_one_line_that_shows_the_syntax(
-    starts: str, run_command: Command, tmp_path: Path
-) -> None:
+def test_starts_of_a_wrong_type_is_rejected_with_the_syntax(starts: str, run_command: Command, tmp_path: Path) -> None:
     code, out, err = run_command("verify", learned(tmp_path, "wrong", starts))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "norm 'wrong': starts is " in err
     assert 'write starts: ClassVar[dict[str, str]] = {"gain": "[1] * D"}' in err
 
 
-def test_an_expression_of_starts_that_cannot_be_evaluated_gives_the_reason(
-    run_command: Command, tmp_path: Path
-) -> None:
+def test_starts_expression_that_fails_reports_the_reason(run_command: Command, tmp_path: Path) -> None:
     starts = 'starts: ClassVar[dict[str, str]] = {"gain": "ones(D)", "shift": "0"}'
     code, out, err = run_command("verify", learned(tmp_path, "wrong", starts))
     (failed,) = (line for line in out.splitlines() if "starts where it declares" in line)
@@ -332,15 +316,15 @@ def test_an_expression_of_starts_that_cannot_be_evaluated_gives_the_reason(
     assert "`ones(D)` cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, " in failed
 
 
-def test_starts_of_a_row_of_a_wrong_type_is_one_line(run_command: Command, tmp_path: Path) -> None:
+def test_starts_of_a_wrong_type_in_a_row_is_rejected(run_command: Command, tmp_path: Path) -> None:
     (tmp_path / "row.py").write_text(ROW.replace('name="scaled"', 'name="strs", starts="0.5"'))
     code, out, err = run_command("verify", f"plugins=[{tmp_path}/row.py]")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "placement 'strs': starts is '0.5', and must map" in err
+    assert "placement 'strs': starts is '0.5', but must map" in err
 
 
 @pytest.mark.slow
-def test_list_has_what_plugins_register(run_command: Command, tmp_path: Path) -> None:
+def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) -> None:
     word = learned(tmp_path, "listed", 'starts: ClassVar = {"gain": "[2] * D", "shift": "0"}')
     assert "listed" not in run_command("list", "norms")[1]
     out = run_command("list", "norms", word)[1]

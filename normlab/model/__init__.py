@@ -1,1 +1,1 @@
-"""The GPT: its norm and its placement are objects that it is handed."""
+"""The GPT; its norm and its placement are arguments."""

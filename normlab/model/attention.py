@@ -1,4 +1,4 @@
-"""Causal self-attention, with norms inside it where the placement or `qk_norm` asks for them.
+"""Causal self-attention, with the norms that the placement or `qk_norm` put inside it.
 
 Shapes: B batch, T time, D model width, H heads, K head width.
 """
@@ -15,9 +15,9 @@ from normlab.stats.show import observe
 
 
 def rotate(x_HTK: Tensor, theta: float) -> Tensor:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864, eq. 34), in Llama's half-split layout.
+    """Apply rotary position embedding (Su et al. 2021, arXiv:2104.09864, eq. 34), in Llama's half-split layout.
 
-    Channel i is paired with i + K/2 and turned by t * theta^(-2i/K) at position t, in float32, or in float64 if x is.
+    Channels i and i + K/2 are rotated by t * theta^(-2i/K) at position t, in float32, or in float64 for float64 input.
     """
     steps, width = x_HTK.shape[-2:]
     device, dtype = x_HTK.device, torch.promote_types(x_HTK.dtype, torch.float32)
@@ -25,12 +25,12 @@ def rotate(x_HTK: Tensor, theta: float) -> Tensor:
     angle_TK = torch.outer(torch.arange(steps, device=device, dtype=dtype), inverse_K)
     cos_TK, sin_TK = angle_TK.cos(), angle_TK.sin()
     first, second = x_HTK.to(dtype).chunk(2, dim=-1)
-    turned = (first * cos_TK - second * sin_TK, second * cos_TK + first * sin_TK)
-    return torch.cat(turned, dim=-1).to(x_HTK.dtype)
+    rotated = (first * cos_TK - second * sin_TK, second * cos_TK + first * sin_TK)
+    return torch.cat(rotated, dim=-1).to(x_HTK.dtype)
 
 
 def attend(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
-    """softmax(scale q k^T + causal mask) v, written out: what SDPA computes, in a form that vmap can batch."""
+    """Return softmax(scale q k^T + causal mask) v, as SDPA, in operations that vmap can batch."""
     steps = q_HTK.shape[-2]
     future_TT = torch.ones(steps, steps, dtype=torch.bool, device=q_HTK.device).triu(1)
     logits_HTT = (q_HTK @ k_HTK.transpose(-1, -2)) * scale
@@ -39,7 +39,7 @@ def attend(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
 
 
 class Attention(nn.Module):
-    """W_o (g attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x))); norms, rope and g, a factor a head, optional.
+    """W_o (g attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x))); norms, rope and g (per head) are optional.
 
     Maps (B, T, D) to (B, T, D).
     """
@@ -56,12 +56,12 @@ class Attention(nn.Module):
     ):
         super().__init__()
         self.rotated = rotated
-        """What queries and keys pass through last; the placement's."""
+        """The placement's `qk_transform` of queries and keys, after RoPE."""
         self.heads = config.heads
         self.scale = scale
         self.rope_theta = config.rope_theta
         self.fused = True
-        """Whether to call torch's fused kernel; a pack does not, which vmap cannot batch on a CPU."""
+        """Whether to call torch's fused kernel, which vmap cannot batch on a CPU: packs set this to False."""
         width = config.width
         self.q = nn.Linear(width, width, bias=config.bias)
         self.k = nn.Linear(width, width, bias=config.bias)
@@ -79,8 +79,8 @@ class Attention(nn.Module):
             self.qk_norms = nn.ModuleDict()
         self.qk_norm_full = config.qk_norm == "full"
 
-    def heads_of(self, site: str, x_BTD: Tensor) -> Tensor:
-        """Project to queries, keys or values, normed as asked, split in heads: (B, H, T, K)."""
+    def project_heads(self, site: str, x_BTD: Tensor) -> Tensor:
+        """Return queries, keys or values with their norms, split into heads: (B, H, T, K)."""
         y_BTD = getattr(self, site)(x_BTD)
         if self.qk_norm_full and site in self.qk_norms:
             y_BTD = self.qk_norms[site](y_BTD)
@@ -92,8 +92,8 @@ class Attention(nn.Module):
         return y_BTHK.transpose(1, 2)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Attend over the positions up to each one's own."""
-        q_BHTK, k_BHTK, v_BHTK = (self.heads_of(site, x_BTD) for site in ("q", "k", "v"))
+        """Attend to the positions up to the query's."""
+        q_BHTK, k_BHTK, v_BHTK = (self.project_heads(site, x_BTD) for site in ("q", "k", "v"))
         if self.rope_theta is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, self.rope_theta), rotate(k_BHTK, self.rope_theta)
         if self.rotated is not None:

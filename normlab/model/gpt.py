@@ -1,8 +1,8 @@
-"""The GPT: embeddings, blocks, head. It names no norm and no placement; it is handed both.
+"""The GPT: embeddings, blocks, head. Its norm and its placement are arguments.
 
-The model is three kinds of segment, `embed`, each of `blocks`, and `head`, each of them a pure function of
-its input and its own tensors. The step runs (and compiles) them one by one: one compiled block then serves
-every depth, and a pack of runs is the same segments under vmap.
+The model has three kinds of segments: `embed`, each of `blocks`, and `head`. A segment is a pure function of its input
+and its tensors. The training step runs and compiles the segments one by one: one compiled block serves every depth,
+and a pack of runs is the same segments under vmap.
 
 Shapes: B batch, T time, D model width, V vocabulary.
 """
@@ -24,17 +24,17 @@ from normlab.stats.show import assign_sites, main_stream, observe
 
 
 class Embed(nn.Module):
-    """Token embedding, plus position embedding where positions are learned; then the placement's `open`."""
+    """Token embedding, plus learned positions if configured, then the placement's `input_module`."""
 
     def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, vocab_size: int):
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, config.width)
         learned = config.positions == "learned"
         self.positions = nn.Embedding(config.context, config.width) if learned else None
-        self.open = placement.begin(config.width, make_norm)
+        self.open = placement.input_module(config.width, make_norm)
 
     def forward(self, tokens_BT: Tensor) -> Any:
-        """The stream that enters the first block."""
+        """Return the stream that enters the first block."""
         x_BTD = self.tokens(tokens_BT)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions.weight[: tokens_BT.shape[-1]]
@@ -42,7 +42,7 @@ class Embed(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, wired to the stream by the placement. Which layer it is, is in its tensors alone."""
+    """Attention and MLP, wired to the stream by the placement. Only its tensors depend on the layer."""
 
     def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, layer: int):
         super().__init__()
@@ -51,25 +51,25 @@ class Block(nn.Module):
         scale = placement.attention_scale(head_width)
         self.attn = Attention(
             config, sites, scale, make_norm, head_scale=placement.head_scale(),
-            rotated=placement.rotated(config.heads, head_width),
+            rotated=placement.qk_transform(config.heads, head_width),
         )  # fmt: skip
-        self.mlp = MLP(config, sites, make_norm, placement.hidden)
+        self.mlp = MLP(config, sites, make_norm, placement.hidden_transform)
         self.wiring = placement.wire(layer, config.depth, config.width, make_norm)
 
     def forward(self, stream: Any) -> Any:
-        """The stream after the block."""
+        """Return the stream after the block."""
         observe("resid", "", main_stream(stream))
         attn, mlp = Branch(self.attn), Branch(self.mlp)
         after = self.wiring(stream, attn, mlp)
         for name, branch in (("attn", attn), ("mlp", mlp)):
-            if branch.last is not None:
-                observe(name, "", branch.last)
+            if branch.last_update is not None:
+                observe(name, "", branch.last_update)
         observe("block", "", main_stream(stream), main_stream(after))
         return after
 
 
 class Head(nn.Module):
-    """The placement's `close`, then logits by the token embedding's matrix or one of its own."""
+    """The placement's `output_module`, then logits by the (possibly tied) output matrix."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class Head(nn.Module):
         tokens: nn.Embedding,
     ):
         super().__init__()
-        self.close = placement.end(config.width, make_norm)
-        self.logits = placement.logits(vocab_size, config.width)
+        self.close = placement.output_module(config.width, make_norm)
+        self.logits = placement.logits_transform(vocab_size, config.width)
         self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
 
     def forward(self, stream: Any) -> Tensor:
-        """Logits, shape (B, T, V)."""
+        """Return the logits, shape (B, T, V)."""
         observe("resid", "", main_stream(stream))
         x_BTD = stream if self.close is None else self.close(stream)
         logits_BTV = nn.functional.linear(x_BTD, self.weight)
@@ -111,14 +111,14 @@ class GPT(nn.Module):
             assign_sites(segment)
 
     def segments(self) -> Iterator[tuple[str, nn.Module]]:
-        """The segments in order, each with the prefix that its tensors have in the whole model."""
+        """Yield the segments in order, each with the prefix of its tensors' names in the model."""
         yield "embed.", self.embed
         for layer, block in enumerate(self.blocks):
             yield f"blocks.{layer}.", block
         yield "head.", self.head
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits, shape (B, T, V)."""
+        """Return the logits, shape (B, T, V)."""
         stream = self.embed(tokens_BT)
         for block in self.blocks:
             stream = block(stream)

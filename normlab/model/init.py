@@ -1,8 +1,8 @@
-"""Building a model from a config, and drawing its initial weights.
+"""Build a model from a config and draw its initial weights.
 
-Each weight is drawn from (seed, its own name), on the CPU, by a counter-based generator: two models under one
-seed share every weight that both have, whatever else differs, on every machine. What a norm draws for itself is
-drawn from (seed, the norm's number in the model).
+Each weight is drawn from (seed, parameter name), on the CPU, by a counter-based generator: two models with the same
+seed have equal weights wherever name and shape agree, on every machine. A norm that draws its own parameters draws
+them from (seed, number of the norm in the model).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from normlab.model.gpt import GPT
 from normlab.stats.show import instrument
 
 
-def seed_of(seed: int, name: str) -> int:
-    """A 64-bit seed for the tensor or module called `name`, from the first bytes of a SHA-256."""
+def derive_seed(seed: int, name: str) -> int:
+    """Return a 64-bit seed for the tensor or module `name`: the first bytes of a SHA-256."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")
 
 
 def role_of(name: str) -> str | None:
-    """The role that init rules know a weight by, from its name; None for what norms and biases own."""
+    """Return the role of a weight for init rules, from its name; None for norms and biases."""
     parts = name.split(".")
     if parts[-1] != "weight":
         return None
@@ -40,7 +40,7 @@ def role_of(name: str) -> str | None:
 
 
 def weight_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of weights, by name, that every size of a resolved config is found in, without a model."""
+    """Return shapes of weights by name, enough to show every size of a resolved config, without a model."""
     assert config.mlp_width is not None, "ModelConfig.resolve() sets it"
     shapes = {"embed.tokens.weight": (vocab_size, config.width)}
     if config.positions == "learned":
@@ -53,9 +53,9 @@ def weight_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, 
 
 @torch.no_grad()
 def initialise(model: GPT, rule_name: str, seed: int) -> None:
-    """Draw every weight of the model by an init rule; biases of linear layers start at zero.
+    """Draw every weight of the model by an init rule and set the biases of linear layers to 0, in place.
 
-    What belongs to norms and wirings keeps the values that they were built with.
+    Parameters of norms and wirings keep their values.
     """
     rule = get_init_rule(rule_name)
     depth, width = len(model.blocks), model.embed.tokens.embedding_dim
@@ -68,7 +68,7 @@ def initialise(model: GPT, rule_name: str, seed: int) -> None:
         fan_out, fan_in = parameter.shape
         layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
         std = rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer))
-        generator = np.random.Generator(np.random.Philox(key=seed_of(seed, name)))
+        generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, name)))
         values = generator.standard_normal(math.prod(parameter.shape), dtype=np.float32)
         parameter.copy_(torch.from_numpy(values).reshape(parameter.shape) * std)
 
@@ -81,21 +81,21 @@ def _is_linear_bias(model: nn.Module, name: str) -> bool:
 
 
 def build_model(config: RunConfig, vocab_size: int) -> GPT:
-    """The model of a validated config, initialised and projected, on the CPU in float32.
+    """Return the model of a validated config, initialised and projected, on the CPU in float32.
 
-    Norms are built in a fixed order, each with torch's global generator seeded from (seed, its number), so
-    that one that draws its parameters draws the same ones every time; the generator is put back afterwards.
+    Norms are built in a fixed order, each with torch's global generator seeded from (seed, number of the norm), so
+    that a norm always draws the same parameters. The state of the generator is restored afterwards.
     """
     count = 0
 
     def make_norm(width: int) -> nn.Module:
         nonlocal count
-        torch.default_generator.manual_seed(seed_of(config.seed, f"norm/{count}") % 2**63)
+        torch.default_generator.manual_seed(derive_seed(config.seed, f"norm/{count}") % 2**63)
         count += 1
         return instrument(config.norm.build(width))
 
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed_of(config.seed, "wiring") % 2**63)
+        torch.default_generator.manual_seed(derive_seed(config.seed, "wiring") % 2**63)
         model = GPT(config.model, config.placement, make_norm, vocab_size)
     initialise(model, config.init_rule, config.seed)
     with torch.no_grad():

@@ -16,9 +16,9 @@ from normlab.stats.show import observe
 
 
 class MLP(nn.Module):
-    """gelu: W_down N(gelu(W_up x)); swiglu: W_down N(silu(W_gate x) * W_up x). N only where asked for.
+    """gelu: W_down N(gelu(W_up x)); swiglu: W_down N(silu(W_gate x) * W_up x). N is optional.
 
-    GELU in its tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415), as GPT-2. SwiGLU: Shazeer 2020,
+    GELU in the tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415), as GPT-2. SwiGLU: Shazeer 2020,
     arXiv:2002.05202, eq. 6. Maps (B, T, D) to (B, T, D).
     """
 
@@ -27,7 +27,7 @@ class MLP(nn.Module):
         config: ModelConfig,
         sites: frozenset[str],
         make_norm: MakeNorm,
-        hidden_of: Callable[[str, int, int], nn.Module | None] = lambda site, width, hidden: None,
+        hidden_transform: Callable[[str, int, int], nn.Module | None] = lambda site, width, hidden: None,
     ):
         super().__init__()
         width, hidden = config.width, config.mlp_width
@@ -36,12 +36,12 @@ class MLP(nn.Module):
         self.gate = nn.Linear(width, hidden, bias=config.bias) if config.mlp == "swiglu" else None
         self.down = nn.Linear(hidden, width, bias=config.bias)
         self.norm = make_norm(hidden) if "mlp_inner" in sites else None
-        # What each product passes through before the activation; the placement's.
-        self.of_up = hidden_of("up", width, hidden)
-        self.of_gate = None if self.gate is None else hidden_of("gate", width, hidden)
+        # The placement's transforms of the two products, before the activation.
+        self.of_up = hidden_transform("up", width, hidden)
+        self.of_gate = None if self.gate is None else hidden_transform("gate", width, hidden)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Each token apart."""
+        """Apply the MLP to each token."""
         h_BTM = self.up(x_BTD)
         if self.of_up is not None:
             h_BTM = self.of_up(h_BTM)

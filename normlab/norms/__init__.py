@@ -1,1 +1,1 @@
-"""Norms, one file each. `base` holds the contract and the registry; nothing is imported here."""
+"""Norms, one file each; `base` has the contract and the registry."""

@@ -1,4 +1,4 @@
-"""The learned gain and bias that follow a normalisation, and the two precisions a norm works in.
+"""The learned gain and bias after a normalisation, and the dtype that norms compute in.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32, or float64 for float64: what a norm computes in unless told otherwise."""
+    """Return the dtype that norms compute in by default: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -28,22 +28,22 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     @torch.no_grad()
-    def start_gain(self, value: float) -> None:
-        """Let every channel be multiplied by `value` at first."""
-        assert self.gain is not None, "a placement that starts gains refuses norms without one"
+    def set_initial_gain(self, value: float) -> None:
+        """Set the initial factor of every channel, in place."""
+        assert self.gain is not None, "Placement.check_norm rejects norms without a gain"
         self.gain.fill_(value - self.unit_offset)
 
     def effective_gain(self, dtype: torch.dtype) -> Tensor | None:
-        """The factor on each channel, shape (D,), in `dtype`: `gain`, or 1 + `gain` with a unit offset."""
+        """Return the factor on each channel in `dtype`, shape (D,): `gain`, or 1 + `gain` with a unit offset."""
         if self.gain is None:
             return None
         if not self.unit_offset:
             return self.gain.to(dtype)
-        # Added in the wider of the two, for a narrow one loses a small gain beside 1.
+        # Add in the wider dtype: a narrow one rounds a small gain away next to 1.
         return (1 + self.gain.to(torch.promote_types(self.gain.dtype, dtype))).to(dtype)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Scale and shift; the identity where there is neither gain nor bias."""
+        """Return x * gain + bias; x itself without gain and bias."""
         gain_D = self.effective_gain(x_D.dtype)
         if gain_D is not None:
             x_D = x_D * gain_D

@@ -23,10 +23,10 @@ from normlab.options import option
 class BatchNormConfig(AffineNormConfig):
     """(x - mean) / sqrt(var + eps) * gain + bias, mean and biased variance over every axis but the last.
 
-    In training the statistics are the batch's own, so position t sees later positions of its sequence
-    through them: the training loss is not causal. In evaluation they are running ones,
-    running <- (1 - momentum) running + momentum batch, updated once a micro-batch. The gap between the two
-    is reported with every validation loss.
+    In training the statistics are those of the batch, so position t depends on later positions of its sequence:
+    the training loss is not causal. In evaluation they are running statistics,
+    running <- (1 - momentum) running + momentum batch, updated once per micro-batch. Every evaluation reports the gap
+    between the two.
     """
 
     formula: ClassVar[str] = "(x - mean_batch(x)) / sqrt(var_batch(x) + eps) * gain + bias"
@@ -37,9 +37,9 @@ class BatchNormConfig(AffineNormConfig):
     starts: ClassVar[Mapping[str, str]] = {"running_mean": "[0] * D", "running_var": "[1] * D"}
     blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "A language model that trains with it reads the tokens that it is to predict, through the statistics.",
-        "torch keeps the unbiased variance for evaluation, as the paper's algorithm 2 does; other code the biased one.",
-        "Accumulating gradients does not widen its batch: the statistics are the micro-batch's.",
+        "In training a language model sees the tokens that it predicts, through the statistics.",
+        "torch keeps the unbiased variance for evaluation, as algorithm 2 of the paper; other code the biased one.",
+        "Gradient accumulation does not enlarge the batch: the statistics are those of the micro-batch.",
     )
     causal: ClassVar[bool] = False
     batch_statistics: ClassVar[bool] = True
@@ -50,16 +50,16 @@ class BatchNormConfig(AffineNormConfig):
     momentum: float = option(0.1, above=0, at_most=1)
     """Weight of the newest batch in the running statistics."""
     running_var: str = option("unbiased", choices=("unbiased", "biased"))
-    """Variance that is kept for evaluation: over N-1 as torch does, or over N as in the seed article's code."""
+    """Variance for evaluation: over N - 1 as in torch, or over N as in much tutorial code."""
     bias: bool = True
-    """Learn a bias per channel, started at 0."""
+    """Learn a bias per channel, initially 0."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return BatchNorm(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's batch_norm in training; the operator, for the function refuses a batch of one token."""
+        """Torch's batch_norm in training; the operator, because the function rejects a batch of one token."""
         tokens_D = x_D.reshape(-1, x_D.shape[-1])
         y_D = torch.batch_norm(tokens_D, None, None, None, None, True, 0.0, self.eps, False)
         return self.reference_affine(y_D.view_as(x_D), weights)
@@ -86,26 +86,26 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 
-    def normalised(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The batch normalised by its own statistics, and mean and biased variance of all its tokens, (D,) both."""
+    def normalise(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the normalised batch, and mean and biased variance over all its tokens, both (D,)."""
         axes = tuple(range(x_D.dim() - 1))
         mean_D, var_D = x_D.mean(axes), x_D.var(axes, unbiased=False)
         return (x_D - mean_D) * torch.rsqrt(var_D + self.eps), mean_D, var_D
 
-    def keep(self, mean_D: Tensor, var_D: Tensor, count: int) -> None:
-        """Move the running statistics towards those of a batch of `count` tokens."""
-        # One token has no unbiased variance: keep the biased one (0) rather than divide by nothing.
+    def update_running_statistics(self, mean_D: Tensor, var_D: Tensor, count: int) -> None:
+        """Update the running statistics with those of a batch of `count` tokens."""
+        # One token has no unbiased variance; use the biased one (0), which avoids a division by zero.
         kept_D = var_D * (count / (count - 1)) if self.unbiased and count > 1 else var_D
-        # Reassigned, not written in place: vmap and the step both rely on it.
+        # vmap and the training step need a reassignment, not a write in place.
         self.running_mean = torch.lerp(self.running_mean, mean_D.detach().to(self.running_mean.dtype), self.momentum)
         self.running_var = torch.lerp(self.running_var, kept_D.detach().to(self.running_var.dtype), self.momentum)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise each channel; in training mode, move the running statistics too."""
+        """Normalise each channel; in training mode also update the running statistics."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         if self.training:
-            y_D, mean_D, var_D = self.normalised(work_D)
-            self.keep(mean_D, var_D, x_D.numel() // x_D.shape[-1])
+            y_D, mean_D, var_D = self.normalise(work_D)
+            self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1])
         else:
             mean_D, var_D = self.running_mean.to(work_D.dtype), self.running_var.to(work_D.dtype)
             y_D = (work_D - mean_D) * torch.rsqrt(var_D + self.eps)

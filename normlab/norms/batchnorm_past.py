@@ -1,4 +1,4 @@
-"""Batch norm that sees no future: at each position, mean and variance of the tokens up to there.
+"""Causal batch norm: at each position, mean and variance over the tokens up to that position.
 
 Shapes: `*batch` any leading axes, of which the second is time (the first where there is one), T time, N tokens of
 one position, D width.
@@ -20,20 +20,20 @@ from normlab.options import option
 
 
 def time_first(x_D: Tensor) -> Tensor:
-    """(B, T, ..., D) as (T, N, D), N the tokens that share a position; (T, D) as (T, 1, D)."""
+    """Return (B, T, ..., D) as (T, N, D), N the tokens of one position; (T, D) as (T, 1, D)."""
     x_TD = x_D.movedim(1, 0) if x_D.dim() > 2 else x_D
     return x_TD.reshape(len(x_TD), -1, x_D.shape[-1])
 
 
 def time_back(y_TND: Tensor, like: Tensor) -> Tensor:
-    """What `time_first` moved, back in the shape of `like`."""
+    """Undo `time_first`: return the values in the shape of `like`."""
     if like.dim() <= 2:
         return y_TND.view_as(like)
     return y_TND.unflatten(1, (len(like), *like.shape[2:-1])).movedim(0, 1)
 
 
 def past_average(x_TD: Tensor) -> Tensor:
-    """The average of x_1 ... x_t in place of each x_t; a product with a matrix, deterministic on every device."""
+    """Return the average of x_1 ... x_t for each t; a matrix product, deterministic on every device."""
     steps = len(x_TD)
     weights_TT = x_TD.new_ones(steps, steps).tril() / torch.arange(1, steps + 1, device=x_TD.device).unsqueeze(1)
     with torch.autocast(x_TD.device.type, enabled=False):
@@ -43,39 +43,39 @@ def past_average(x_TD: Tensor) -> Tensor:
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class BatchNormPastConfig(BatchNormConfig):
-    """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over all tokens of the batch at or before x's own position t.
+    """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over all tokens of the batch at positions up to t.
 
-    In training batchnorm shows each position the later ones; this one does not, at the price of statistics that
-    are poor at the first positions. In evaluation the statistics are running ones of the whole batch, as in
-    batchnorm, for every position; the gap is reported with every validation loss. The second axis is time.
+    Unlike batchnorm it is causal in training, but its statistics are noisy at the first positions. Evaluation uses
+    running statistics of the whole batch at every position, as batchnorm does, and reports the gap. The second axis is
+    time.
     """
 
     formula: ClassVar[str] = "(x - mean(x_1 ... x_t)) / sqrt(var(x_1 ... x_t) + eps) * gain + bias, over the batch too"
     source: ClassVar[str] = (
         "batch norm (arXiv:1502.03167) over the past, as Megalodon's timestep norm, arXiv:2404.08801"
     )
-    oracle: ClassVar[str] = "torch's batch_norm of every beginning of the batch, its last position kept"
+    oracle: ClassVar[str] = "torch's batch_norm of every prefix of the batch, at its last position"
     oracle_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "2 * D"
     blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "batchnorm at the last position, and in evaluation"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Megalodon's norm is of one sequence and of groups of channels; this is of the batch and of each channel.",
-        "mean(x^2) - mean(x)^2 of running sums loses its digits where the mean is large, and can be negative.",
+        "Megalodon's norm averages over one sequence and a group of channels; this one over the batch, per channel.",
+        "mean(x^2) - mean(x)^2 of running sums loses digits if the mean is large, and can be negative.",
         "With one sequence in the batch the first position has no variance: its output is the bias.",
     )
     causal: ClassVar[bool] = True
 
     name: str = "batchnorm_past"
     running_var: str = option("unbiased", choices=("unbiased", "biased"))
-    """Variance that is kept for evaluation: over N-1, or over N, for N tokens of the batch."""
+    """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return BatchNormPast(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's batch_norm, once for each position; the operator, for the function refuses a batch of one token."""
+        """Torch's batch_norm for each position; the operator, because the function rejects a batch of one token."""
         time = 1 if x_D.dim() > 2 else 0
         positions = []
         for t in range(x_D.shape[time]):
@@ -90,20 +90,19 @@ class BatchNormPast(BatchNorm):
     """The module of `BatchNormPastConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
 
     def statistics(self, x_TND: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance of all tokens up to each position, (T, D) both.
+        """Return mean and biased variance over all tokens up to each position, both (T, D).
 
-        A position adds to the sum of squares what its tokens deviate from their own mean, and what that mean
-        deviates from the past's: (t - 1) / t (m_t - mean_{t-1})^2 a token. Every term is positive, so that no
-        digits are lost in a difference.
+        Position t adds two terms to the sum of squares: the deviations of its tokens from their mean m_t, and
+        (t - 1) / t (m_t - mean_{t-1})^2 per token. All terms are positive, so no digits cancel.
         """
-        own_TD, within_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
-        mean_TD = past_average(own_TD)
-        count_T1 = torch.arange(2, len(own_TD) + 1, device=x_TND.device, dtype=x_TND.dtype).unsqueeze(1)
-        between_TD = (own_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)
+        position_TD, within_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
+        mean_TD = past_average(position_TD)
+        count_T1 = torch.arange(2, len(position_TD) + 1, device=x_TND.device, dtype=x_TND.dtype).unsqueeze(1)
+        between_TD = (position_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)
         return mean_TD, past_average(within_TD + F.pad(between_TD, (0, 0, 1, 0)))
 
-    def normalised(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The batch normalised up to each position, and mean and biased variance of all its tokens, (D,) both."""
+    def normalise(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the batch normalised at each position, and mean and biased variance over all tokens, both (D,)."""
         x_TND = time_first(x_D)
         mean_TD, var_TD = self.statistics(x_TND)
         y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)

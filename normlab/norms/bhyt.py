@@ -23,9 +23,9 @@ from normlab.options import option
 class BHyTConfig(AffineNormConfig):
     """tanh(lam / kappa * x / sqrt(mean(x^2) + eps)) * gain + bias, over the last axis.
 
-    A channel at kappa times the rms comes out as tanh(lam): where the tanh flattens moves with the token. It is the
-    exact form, which the public code calls BHyT_Star; the paper's faster one takes exact statistics once a block,
-    and needs the block's weights for the second norm.
+    A channel of kappa times the rms becomes tanh(lam), so the tanh saturates relative to the token. This is the exact
+    form, BHyT_Star in the public code; the faster form of the paper computes exact statistics once per block and needs
+    the weights of the block for the second norm.
     """
 
     formula: ClassVar[str] = "tanh(lam / kappa * x / sqrt(mean(x^2) + eps)) * gain"
@@ -37,22 +37,22 @@ class BHyTConfig(AffineNormConfig):
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm times lam / kappa, to first order in it"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "The public code's lam is an nn.Parameter in either case, and so it is trained with learnable_lam=False too.",
-        "At lam / kappa = 0.2 the tanh is nearly straight: the output's rms starts near 0.2, not 1.",
+        "In the public code lam is an nn.Parameter in both cases, so learnable_lam=False trains it too.",
+        "At lam / kappa = 0.2 the tanh is nearly linear: the rms of the output is initially near 0.2, not 1.",
     )
 
     name: str = "bhyt"
     eps: float = option(1e-6, at_least=0)
     """Added to the mean square, unit of x squared."""
     lam: float = option(2.0, above=0)
-    """What kappa times the rms is brought to; the public scripts try 1 to 5."""
+    """Argument of tanh for an input of kappa times the rms; the public scripts try 1 to 5."""
     kappa: float = option(10.0, above=0)
-    """How many times the rms is brought to lam."""
+    """Multiple of the rms that maps to tanh(lam)."""
     learn_lam: bool = True
-    """Learn lam, one scalar, started there; every configuration of the authors does."""
+    """Learn lam, one scalar; every configuration of the authors does."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return BHyT(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -72,7 +72,7 @@ class BHyT(nn.Module):
         self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis, and bound it."""
+        """Normalise the last axis and apply tanh."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         scale = torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps) * self.lam / self.kappa
         return self.affine(torch.tanh(scale * work_D)).to(x_D.dtype)

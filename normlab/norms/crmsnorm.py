@@ -1,4 +1,4 @@
-"""Compressed RMS norm: layer norm of a zero-mean vector that is stored without its last channel.
+"""Compressed RMS norm: layer norm of a zero-mean vector stored without its last channel.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -23,8 +23,8 @@ from normlab.options import option
 class CRMSNormConfig(NormConfig):
     """x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps), over the last axis.
 
-    A vector of D + 1 numbers whose mean is 0 is known from its first D; what layer norm without affine makes
-    of it, this makes of those.
+    A vector of D + 1 numbers with mean 0 is determined by its first D. This norm maps those D numbers as layer norm
+    without affine maps the whole vector.
     """
 
     formula: ClassVar[str] = "x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps)"
@@ -33,10 +33,10 @@ class CRMSNormConfig(NormConfig):
     oracle_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "0"
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)
-    equals: ClassVar[str] = "layernorm without gain and bias, of the D + 1 numbers, its last output left out"
+    equals: ClassVar[str] = "layernorm without gain and bias, of the D + 1 numbers, without its last output"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "The paper's equality with layer norm is that of a whole model rewritten: put in a norm's place alone, it is "
-        "another function of the D numbers.",
+        "The paper's equality with layer norm holds for a rewritten model; as a replacement of one norm it is another "
+        "function of the D numbers.",
     )
 
     name: str = "crmsnorm"
@@ -44,11 +44,11 @@ class CRMSNormConfig(NormConfig):
     """Added to the mean square, unit of x squared."""
 
     def build(self, width: int) -> nn.Module:
-        """The module; `width` has no effect on what it holds."""
+        """Return the module; `width` has no effect."""
         return CRMSNorm(self.eps)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's layer_norm of D + 1 channels, the last of which makes the mean 0."""
+        """Torch's layer_norm of D + 1 channels, where the last one makes the mean 0."""
         full = torch.cat([x_D, -x_D.sum(-1, keepdim=True)], dim=-1)
         return F.layer_norm(full, full.shape[-1:], eps=self.eps)[..., :-1]
 

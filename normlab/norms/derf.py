@@ -1,4 +1,4 @@
-"""Dynamic erf: as dyt, with the error function and a learned shift.
+"""Dynamic erf: DyT with the error function and a learned shift.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -21,8 +21,8 @@ from normlab.norms.pointwise import BoundedConfig, Pointwise
 class DerfConfig(BoundedConfig):
     """gain * erf(alpha x + shift) + bias; alpha and shift are learned scalars.
 
-    In the paper's language-model code alpha starts apart for attention and the rest, and the embeddings are
-    multiplied by a learned scalar that starts at sqrt(D). None of that is done unasked.
+    In the paper's language-model code alpha has another initial value in attention than elsewhere, and the embeddings
+    are multiplied by a learned scalar, initially sqrt(D). Neither is part of this norm.
     """
 
     formula: ClassVar[str] = "erf(alpha * x + shift) * gain + bias"
@@ -32,20 +32,20 @@ class DerfConfig(BoundedConfig):
     parameters: ClassVar[str] = "2 * D + 2"
     equals: ClassVar[str] = "pointwise with function=erf, shift=true"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Its public language-model patch gives norm_type no annotation in a dataclass: it is no field, and the "
-        "published command ends in a TypeError.",
-        "Its slope at 0 is 2 / sqrt(pi) alpha, not alpha as dyt's is.",
+        "In the public language-model patch norm_type has no annotation and is no dataclass field: the published "
+        "command raises a TypeError.",
+        "Its slope at 0 is 2 / sqrt(pi) alpha, while that of dyt is alpha.",
     )
 
     name: str = "derf"
     shift: bool = True
-    """Learn a scalar that is added to alpha x, started at 0."""
+    """Learn a scalar that is added to alpha x, initially 0."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return Pointwise(width, self, torch.erf)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """By the normal distribution's integral."""
+        """By the distribution function of the normal distribution."""
         inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
         return self.reference_affine(2 * torch.special.ndtr(2**0.5 * inner_D) - 1, weights)

@@ -1,4 +1,4 @@
-"""Dynamic tanh: a learned slope and a tanh in a norm's place.
+"""Dynamic tanh: tanh with a learned slope in place of a norm.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -21,9 +21,9 @@ from normlab.norms.pointwise import BoundedConfig, Pointwise
 class DyTConfig(BoundedConfig):
     """gain * tanh(alpha x) + bias; alpha is a learned scalar.
 
-    The paper's language models start alpha lower the wider the model is, higher in attention than elsewhere,
-    have no bias, and multiply the embeddings by a learned scalar that starts at sqrt(D). None of that is done
-    unasked: alpha is one number for all sites here.
+    The paper's language models use a smaller initial alpha in wider models and a larger one in attention, have no
+    bias, and multiply the embeddings by a learned scalar, initially sqrt(D). None of these is a default here: all
+    sites have the same initial alpha.
     """
 
     formula: ClassVar[str] = "tanh(alpha * x) * gain + bias"
@@ -33,19 +33,19 @@ class DyTConfig(BoundedConfig):
     parameters: ClassVar[str] = "2 * D + 1"
     equals: ClassVar[str] = "pointwise with function=tanh"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "It is no drop-in: the paper's language models have their own alpha for attention and for the rest, and a "
-        "learned scale after the embeddings.",
-        "It holds back a large stream by saturating: where |alpha x| is large the gradient is all but 0.",
-        "At RMSNorm's learning rate it can diverge: Qiu et al. 2026 (arXiv:2601.22966) took the lowest of four.",
+        "It is no drop-in replacement: the paper's language models have another alpha in attention than elsewhere, and "
+        "a learned scale after the embeddings.",
+        "It bounds a large stream by saturation: where |alpha x| is large the gradient is almost 0.",
+        "At RMSNorm's learning rate it can diverge: Qiu et al. 2026 (arXiv:2601.22966) used the lowest of four.",
     )
 
     name: str = "dyt"
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return Pointwise(width, self, torch.tanh)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """By the sigmoid."""
+        """By torch's sigmoid."""
         inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
         return self.reference_affine(2 * torch.sigmoid(2 * inner_D) - 1, weights)

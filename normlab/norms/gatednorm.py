@@ -1,4 +1,4 @@
-"""GatedNorm: an RMS norm, then a gate on each channel that is computed from its output.
+"""GatedNorm: an RMS norm, then a gate per channel computed from its output.
 
 Shapes: `*batch` any leading axes, D width, R rank.
 """
@@ -23,8 +23,8 @@ from normlab.options import option
 class GatedNormConfig(AffineNormConfig):
     """y = rmsnorm(x) * gain + bias, then y * sigmoid(up silu(down y)), over the last axis.
 
-    down is (R, D), up is (D, R). The paper names no init for them; they are drawn from N(0, std^2) here, each norm
-    its own. They are matrices, so weight decay applies to them as to all matrices.
+    down is (R, D), up is (D, R). The paper gives no init for them; here each norm draws its own from N(0, std^2).
+    Weight decay applies to them as to all matrices.
     """
 
     formula: ClassVar[str] = "y * sigmoid(up silu(down y)), y = x / sqrt(mean(x^2) + eps) * gain"
@@ -36,8 +36,8 @@ class GatedNormConfig(AffineNormConfig):
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm, halved, where up = 0"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "With small matrices the gate starts near 1/2, which halves rmsnorm; some public code doubles it again.",
-        "Qwen and Mamba code has another gated RMS norm, whose gate is a second input and not computed from x.",
+        "With small matrices the gate is initially near 1/2, which halves rmsnorm; some public code doubles it again.",
+        "The gated RMS norm of Qwen and Mamba is another one: its gate is a second input, not computed from x.",
     )
 
     name: str = "gatednorm"
@@ -46,19 +46,19 @@ class GatedNormConfig(AffineNormConfig):
     rank: int = option(16, at_least=1)
     """Rows of down, R."""
     std: float = option(0.02, above=0)
-    """Standard deviation that both matrices are drawn with."""
+    """Initial standard deviation of both matrices."""
     gate_scale: float = option(1.0, above=0)
-    """What the gate is multiplied by; 2 makes a gate of 1/2 no change."""
+    """Factor on the gate; with 2 a gate of 1/2 has no effect."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return GatedNorm(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's glu of two halves is the first times the sigmoid of the second."""
+        """Torch's rms_norm and glu, which is the first half times the sigmoid of the second."""
         y_D = self.reference_affine(F.rms_norm(x_D, x_D.shape[-1:], eps=self.eps), weights)
-        asked_D = F.linear(F.silu(F.linear(y_D, weights["down"])), weights["up"])
-        return F.glu(torch.cat([self.gate_scale * y_D, asked_D], dim=-1))
+        gate_D = F.linear(F.silu(F.linear(y_D, weights["down"])), weights["up"])
+        return F.glu(torch.cat([self.gate_scale * y_D, gate_D], dim=-1))
 
 
 class GatedNorm(nn.Module):
@@ -73,10 +73,10 @@ class GatedNorm(nn.Module):
         self.up = nn.Parameter(torch.randn(width, options.rank) * options.std)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis, and gate each channel."""
+        """Normalise the last axis and gate each channel."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         y_D = self.affine(work_D * torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps))
-        # Autocast would do the two products in a narrow dtype.
+        # Autocast would compute the two products in a narrow dtype.
         with torch.autocast(x_D.device.type, enabled=False):
             hidden_R = F.silu(y_D @ self.down.to(y_D.dtype).mT)
             gate_D = torch.sigmoid(hidden_R @ self.up.to(y_D.dtype).mT)

@@ -23,19 +23,19 @@ from normlab.options import option
 class GroupNormConfig(AffineNormConfig):
     """(x - mean) / sqrt(var + eps) * gain + bias, mean and biased variance over one token's group of channels.
 
-    torch.nn.GroupNorm on (B, D, T) averages over time as well, and so shows each position the later ones.
-    Here a token is alone; with one group it is layer norm.
+    torch.nn.GroupNorm on (B, D, T) also averages over time, which is not causal. Here the statistics are those of one
+    token; with one group it is layer norm.
     """
 
     formula: ClassVar[str] = "(x_g - mean(x_g)) / sqrt(var(x_g) + eps) * gain + bias, for each group g of channels"
-    source: ClassVar[str] = "Wu & He 2018, arXiv:1803.08494, of one token"
+    source: ClassVar[str] = "Wu & He 2018, arXiv:1803.08494, per token"
     oracle: ClassVar[str] = "torch's group_norm on single tokens"
     oracle_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "2 * D"
     blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "layernorm at groups=1"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "torch.nn.GroupNorm on (B, D, T) averages over time too: each position sees the later ones.",
+        "torch.nn.GroupNorm on (B, D, T) averages over time too: each position depends on later ones.",
     )
 
     name: str = "groupnorm"
@@ -44,19 +44,19 @@ class GroupNormConfig(AffineNormConfig):
     groups: int = option(4, at_least=1)
     """Groups of neighbouring channels; must divide the width."""
     bias: bool = True
-    """Learn a bias per channel, started at 0."""
+    """Learn a bias per channel, initially 0."""
 
-    def fits(self, width: int) -> None:
-        """Refuse a width that the groups do not divide.
+    def check_width(self, width: int) -> None:
+        """Reject a width that the groups do not divide.
 
         Raises:
-            ConfigError: Naming the numbers that do.
+            ConfigError: The message lists numbers of groups that divide it.
         """
         if width % self.groups:
-            near = [n for n in range(1, 4 * self.groups + 1) if width % n == 0]
+            divisors = [n for n in range(1, 4 * self.groups + 1) if width % n == 0]
             raise ConfigError(
                 f"norm.groups={self.groups}: does not divide a norm's width of {width}; "
-                f"choose one of {', '.join(map(str, near))}"
+                f"choose one of {', '.join(map(str, divisors))}"
             )
 
     def build(self, width: int) -> nn.Module:
@@ -65,11 +65,11 @@ class GroupNormConfig(AffineNormConfig):
         Raises:
             ConfigError: The groups do not divide the width.
         """
-        self.fits(width)
+        self.check_width(width)
         return GroupNorm(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's group_norm, with every token a batch entry of its own."""
+        """Torch's group_norm with every token as one batch entry."""
         tokens_D = x_D.reshape(-1, x_D.shape[-1])
         return self.reference_affine(F.group_norm(tokens_D, self.groups, eps=self.eps).view_as(x_D), weights)
 

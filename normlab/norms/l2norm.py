@@ -1,4 +1,4 @@
-"""L2 norm: a token brought to a given length.
+"""L2 norm: each token scaled to a given length.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -23,8 +23,8 @@ from normlab.options import option
 class L2NormConfig(NormConfig):
     """radius * x / max(|x|, eps), |x| the Euclidean length over the last axis.
 
-    The output's length is the radius, so its rms is radius / sqrt(D): with the default of 1 a pre-norm block
-    sees very small numbers. Code that calls an rms norm "L2Norm" means radius = sqrt(D).
+    The rms of the output is radius / sqrt(D): with the default of 1 a pre-norm block reads very small numbers. Code
+    that calls an rms norm "L2Norm" means radius = sqrt(D).
     """
 
     formula: ClassVar[str] = "radius * x / max(|x|, eps)"
@@ -34,22 +34,22 @@ class L2NormConfig(NormConfig):
     parameters: ClassVar[str] = "0"
     starts: ClassVar[Mapping[str, str]] = {"radius": "radius or sqrt(D)"}
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)
-    equals: ClassVar[str] = "rmsnorm without gain at radius=null, where neither eps counts"
+    equals: ClassVar[str] = "rmsnorm without gain at radius=null, where neither eps matters"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Code calls an rms norm without gain an L2 norm (Llama 4's qk-norm, Megatron's L2Norm): that is radius=null.",
+        "Some code calls an rms norm without gain an L2 norm (Llama 4's qk-norm, Megatron's L2Norm): radius=null.",
         "x / |x| without eps is NaN at x = 0.",
     )
 
     name: str = "l2norm"
     eps: float = option(1e-12, at_least=0)
-    """Least length that is divided by, unit of x."""
+    """Smallest divisor, unit of x."""
     radius: float | None = option(1.0, above=0)
-    """Length of the output; null for the root of the width."""
+    """Length of the output; null for sqrt(D)."""
     learn_radius: bool = False
-    """Learn the radius, one scalar, started there."""
+    """Learn the radius, one scalar, initially the value of `radius`."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return L2Norm(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -68,7 +68,7 @@ class L2Norm(nn.Module):
         self.radius = nn.Parameter(torch.tensor(radius)) if options.learn_radius else radius
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Bring each vector to the radius."""
+        """Scale each vector to the radius."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         length = torch.linalg.vector_norm(work_D, dim=-1, keepdim=True).clamp(min=self.eps)
         return (work_D / length * self.radius).to(x_D.dtype)

@@ -23,8 +23,8 @@ from normlab.options import option
 class LayerNormConfig(AffineNormConfig):
     """(x - mean) / sqrt(var + eps) * gain + bias over the last axis, with the biased variance.
 
-    `eps_mode=outside` is the other form in print; its gradient at constant x is finite (the root's subgradient there
-    is 0).
+    `eps_mode=outside` is the other published form; its gradient at constant x is finite, because the subgradient of the
+    root is 0 there.
     """
 
     formula: ClassVar[str] = "(x - mean(x)) / sqrt(var(x) + eps) * gain + bias"
@@ -36,21 +36,21 @@ class LayerNormConfig(AffineNormConfig):
     blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "rmsnorm of x - mean(x), and the bias; groupnorm with one group"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "eps added to sigma instead of to the variance is another function wherever sigma is not large beside it.",
+        "eps added to sigma instead of the variance gives another function unless sigma is much larger than eps.",
         "sigma + eps written with var and sqrt has a NaN gradient where all channels are the same.",
-        "The variance is over D; over D - 1, as torch.std takes it by default, the output is smaller.",
+        "The variance is over D; over D - 1, the default of torch.std, the output is smaller.",
     )
 
     name: str = "layernorm"
     eps: float = option(1e-5, at_least=0)
     """Unit of x squared inside the root, of x outside it."""
     eps_mode: str = option("inside", choices=("inside", "outside"))
-    """Inside the root, added to the variance; or outside, added to sigma."""
+    """inside: eps is added to the variance; outside: eps is added to sigma."""
     bias: bool = True
-    """Learn a bias per channel, started at 0."""
+    """Learn a bias per channel, initially 0."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return LayerNorm(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -77,7 +77,7 @@ class LayerNorm(nn.Module):
         work_D = x_D.to(working_dtype(x_D.dtype))
         width = x_D.shape[-1]
         if self.inside:
-            # One fused kernel for what Affine and the formula would do in seven.
+            # One fused kernel in place of seven for the formula and the affine.
             gain_D, bias_D = self.affine.effective_gain(work_D.dtype), self.affine.bias
             bias_D = bias_D if bias_D is None else bias_D.to(work_D.dtype)
             return F.layer_norm(work_D, (width,), gain_D, bias_D, self.eps).to(x_D.dtype)

@@ -1,4 +1,4 @@
-"""Min-max: a token's channels stretched to fill [0, 1].
+"""Min-max: the channels of a token scaled to [0, 1].
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -22,19 +22,19 @@ from normlab.options import option
 class MinMaxConfig(AffineNormConfig):
     """(x - min) / (max - min + eps) over the last axis, of one token.
 
-    All outputs are positive and their mean is not 0: every block is fed a constant beside its signal. The
-    gradient reaches the extreme channels through min and max alone (shared evenly where several tie). With
-    eps=0 it is the plain formula, which is NaN for a token whose channels are all the same.
+    The mean of the outputs is not 0, so every block also reads a constant. The gradient of the extreme channels comes
+    only from min and max, shared evenly between ties. With eps=0 the result is NaN for a token whose channels are all
+    equal.
     """
 
     formula: ClassVar[str] = "(x - min(x)) / (max(x) - min(x) + eps)"
     source: ClassVar[str] = "the textbook's feature scaling"
-    oracle: ClassVar[str] = "the one affine image of x from 0 to 1: x's own place between its sorted ends"
+    oracle: ClassVar[str] = "the affine map of x to [0, 1], from its extreme values"
     oracle_kind: ClassVar[str] = "self"
     parameters: ClassVar[str] = "0"
     blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "It is no centring norm: the outputs' mean is about 1/2, and every block is fed that constant.",
+        "It does not centre: the mean of the outputs is about 1/2, and every block reads that constant.",
         "One extreme channel sets the scale of all others.",
         "Without eps it is NaN for a token whose channels are all the same.",
     )
@@ -46,11 +46,11 @@ class MinMaxConfig(AffineNormConfig):
     """Learn a gain per channel."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return MinMax(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """A x + b with a = 1 / (range + eps), b = -a min(x), the ends averaged over the channels that reach them."""
+        """A x + b with a = 1 / (range + eps), b = -a min(x), each extreme averaged over its ties."""
         top, bottom = (x_D == end for end in (x_D.max(-1, keepdim=True)[0], x_D.min(-1, keepdim=True)[0]))
         high, low = ((x_D * at).sum(-1, keepdim=True) / at.sum(-1, keepdim=True) for at in (top, bottom))
         slope = torch.reciprocal(high - low + self.eps)
@@ -66,7 +66,7 @@ class MinMax(nn.Module):
         self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Stretch the last axis."""
+        """Scale the last axis to [0, 1]."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         low, high = work_D.amin(-1, keepdim=True), work_D.amax(-1, keepdim=True)
         return self.affine((work_D - low) / (high - low + self.eps)).to(x_D.dtype)

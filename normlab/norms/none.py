@@ -17,7 +17,7 @@ from normlab.norms.base import NormConfig, register_norm
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class NoNormConfig(NormConfig):
-    """y = x. Whether it trains depends on the init rule: quiet at 0.02, explosive with Xavier at depth 24."""
+    """y = x. Training depends on the init rule: stable with N(0, 0.02), the stream explodes with Xavier at depth 24."""
 
     formula: ClassVar[str] = "x"
     source: ClassVar[str] = "the control; cf. Zhang, Dauphin & Ma 2019, arXiv:1901.09321 (Fixup)"
@@ -26,12 +26,12 @@ class NoNormConfig(NormConfig):
     parameters: ClassVar[str] = "0"
     equals: ClassVar[str] = "pointwise with function=linear_clip and alpha=1, while |x| < 1"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "What it does depends on the init rule: a stream that is quiet at N(0, 0.02) explodes with Xavier at depth.",
+        "The init rule decides: the stream is stable with N(0, 0.02) and explodes with Xavier at depth.",
     )
 
-    wrong_inits: ClassVar[Mapping[str, str]] = {
+    incompatible_inits: ClassVar[Mapping[str, str]] = {
         "xavier": (
-            "nothing holds the stream, whose RMS grows exponentially with depth: to some 5 at 12 blocks, 2e3 at 24, "
+            "nothing bounds the stream, whose RMS grows exponentially with depth: to about 5 at 12 blocks, 2e3 at 24, "
             "2e8 at 48 (see `normlab probe norm=none init=xavier,gpt2_scaled`)"
         )
     }
@@ -39,7 +39,7 @@ class NoNormConfig(NormConfig):
     name: str = "none"
 
     def build(self, width: int) -> nn.Module:
-        """The identity; `width` has no effect."""
+        """Return the identity; `width` has no effect."""
         return nn.Identity()
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

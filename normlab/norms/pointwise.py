@@ -1,4 +1,4 @@
-"""Norms without statistics: each number goes alone through a bounded function.
+"""Norms without statistics: a bounded function of each number.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -22,7 +22,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def odd(half: Function) -> Function:
-    """The odd function that is `half` for x >= 0; its slope at 0 is half's, where sign(x) would make it 0."""
+    """Return the odd function equal to `half` for x >= 0; unlike a form with sign(x) it keeps the slope at 0."""
 
     def both(x: Tensor) -> Tensor:
         return torch.where(x >= 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))
@@ -51,22 +51,22 @@ FUNCTIONS: dict[str, Function] = {
     "logsign_clip": odd(lambda x: torch.log1p(x).clamp(max=1)),
     "logquad_clip": odd(lambda x: torch.log1p(x.square()).clamp(max=1)),
 }
-"""By name, each odd and bounded by 1. Of the search in arXiv:2512.10938 exproot and power23_clip are left out,
-whose slope at 0 is infinite, and smoothsign_clip, which is smoothsign."""
+"""Odd functions bounded by 1, by name. Of the search in arXiv:2512.10938, exproot and power23_clip are left out because
+their slope at 0 is infinite, and smoothsign_clip because it equals smoothsign."""
 
 
 @dataclass(kw_only=True, slots=True)
 class BoundedConfig(AffineNormConfig):
-    """Options of gain * f(alpha x + shift) + bias. A subclass says which f."""
+    """Options of gain * f(alpha x + shift) + bias. A subclass chooses f."""
 
     starts: ClassVar[Mapping[str, str]] = {"alpha": "alpha", "shift": "0"}
 
     alpha: float = option(0.5, above=0)
-    """What the learned scalar alpha starts from."""
+    """Initial value of the learned scalar alpha."""
     shift: bool = False
-    """Learn a scalar that is added to alpha x, started at 0."""
+    """Learn a scalar that is added to alpha x, initially 0."""
     bias: bool = True
-    """Learn a bias per channel, started at 0."""
+    """Learn a bias per channel, initially 0."""
 
 
 @register_norm
@@ -74,8 +74,8 @@ class BoundedConfig(AffineNormConfig):
 class PointwiseConfig(BoundedConfig):
     """gain * f(alpha x + shift) + bias, one number at a time; alpha and shift are learned scalars.
 
-    Scale is not removed: how far into f's flat ends a token reaches depends on alpha and on the stream's size.
-    `function=linear_clip` is HardTanh, the control that shows what boundedness alone does.
+    The scale is not removed: saturation depends on alpha and on the scale of the stream. `function=linear_clip` is
+    HardTanh, the control for the effect of boundedness alone.
     """
 
     formula: ClassVar[str] = "f(alpha * x + shift) * gain + bias"
@@ -85,22 +85,22 @@ class PointwiseConfig(BoundedConfig):
     parameters: ClassVar[str] = "2 * D + 1"
     equals: ClassVar[str] = "dyt with function=tanh; derf with function=erf, shift=true"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "A branch for each sign, put together by sign(x), has the slope 0 at x = 0 in autograd, whatever f's is.",
-        "cubsign and logquad_clip are flat at 0: a stream that starts small gets no gradient through them.",
+        "A form with sign(x) has the slope 0 at x = 0 in autograd, whatever the slope of f is.",
+        "cubsign and logquad_clip are flat at 0: a small stream gets no gradient through them.",
     )
 
     name: str = "pointwise"
     function: str = option("tanh", choices=tuple(FUNCTIONS))
-    """f."""
+    """The function f."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return Pointwise(width, self, FUNCTIONS[self.function])
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Each function as an image of one of torch's."""
+        """Each function by way of one of torch's."""
         z = weights["alpha"] * x_D + weights.get("shift", 0.0)
-        # z = up - down. At 0 `maximum` gives each half of the slope, so that the difference has the whole of it.
+        # z = up - down. At 0 `maximum` gives half of the slope to each, so the difference has the full slope.
         up, down = torch.maximum(z, torch.zeros_like(z)), torch.maximum(-z, torch.zeros_like(z))
         match self.function:
             case "tanh":
@@ -145,7 +145,7 @@ class Pointwise(nn.Module):
         self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Bound each number."""
+        """Apply the function to each number."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         inner_D = work_D * self.alpha.to(work_D.dtype)
         if self.shift is not None:

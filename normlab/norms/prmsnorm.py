@@ -1,6 +1,6 @@
-"""Partial RMS norm: the root mean square of the first few channels stands for that of all.
+"""Partial RMS norm: the root mean square of the first channels in place of that of all.
 
-Shapes: `*batch` any leading axes, D width, K channels that are looked at.
+Shapes: `*batch` any leading axes, D width, K channels in the root mean square.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from normlab.options import option
 class PRMSNormConfig(AffineNormConfig):
     """x / (rms(x_1 ... x_K) + eps) * gain + bias, K a fraction of the width, at least one channel.
 
-    Public code rounds K down (the paper's own) or up: at a fraction of 6.25 % and a width of 100 that is 6 or 7.
+    Public code rounds K down (as the paper's code) or up: at a fraction of 6.25 % and a width of 100, 6 or 7.
     """
 
     formula: ClassVar[str] = "x / (sqrt(mean(x_1^2 ... x_K^2)) + eps) * gain, K = fraction * D"
     source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467 (pRMSNorm), and its public code"
-    oracle: ClassVar[str] = "torch's rms_norm of the first channels, from which their rms is had by algebra"
+    oracle: ClassVar[str] = "torch's rms_norm of the first channels, which gives their rms by algebra"
     oracle_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "D"
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm with eps_mode=outside_rms at fraction=1"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "Public code rounds K down or up: at 6.25 % of 100 channels that is 6 or 7.",
-        "The first channels are no random sample: where training makes some of them large, all others shrink.",
+        "The first channels are no random sample: if training makes some of them large, all others shrink.",
     )
 
     name: str = "prmsnorm"
     eps: float = option(1e-8, at_least=0)
     """Added to the root mean square, unit of x."""
     fraction: float = option(0.0625, above=0, at_most=1)
-    """Share of the channels that the root mean square is taken of: the first ones."""
+    """Share of the channels, from the first, in the root mean square."""
     count: str = option("floor", choices=("floor", "ceil"))
-    """How fraction * D is made a whole number."""
+    """How fraction * D is rounded."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return PRMSNorm(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """The rms of the first channels is the mean of x times what torch's rms_norm makes of it."""
-        whole = math.floor if self.count == "floor" else math.ceil
-        first = x_D[..., : max(1, whole(self.fraction * x_D.shape[-1]))]
+        """The rms of the first channels is the mean of x * rms_norm(x), with torch's rms_norm."""
+        rounded = math.floor if self.count == "floor" else math.ceil
+        first = x_D[..., : max(1, rounded(self.fraction * x_D.shape[-1]))]
         rms = (first * F.rms_norm(first, first.shape[-1:], eps=0.0)).mean(-1, keepdim=True)
         return self.reference_affine(x_D / (rms + self.eps), weights)
 
@@ -65,13 +65,13 @@ class PRMSNorm(nn.Module):
     def __init__(self, width: int, options: PRMSNormConfig):
         super().__init__()
         self.eps = options.eps
-        whole = math.floor if options.count == "floor" else math.ceil
-        self.looked_at = max(1, whole(options.fraction * width))
+        rounded = math.floor if options.count == "floor" else math.ceil
+        self.channels = max(1, rounded(options.fraction * width))
         self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
     def forward(self, x_D: Tensor) -> Tensor:
         """Divide by the root mean square of the first channels."""
         work_D = x_D.to(working_dtype(x_D.dtype))
-        length = torch.linalg.vector_norm(work_D[..., : self.looked_at], dim=-1, keepdim=True)
-        rms = length * self.looked_at**-0.5
+        length = torch.linalg.vector_norm(work_D[..., : self.channels], dim=-1, keepdim=True)
+        rms = length * self.channels**-0.5
         return self.affine(work_D / (rms + self.eps)).to(x_D.dtype)

@@ -26,16 +26,16 @@ EPS_MODES = ("inside_ms", "outside_rms", "inside_sum", "clamp", "none")
 class RMSNormConfig(AffineNormConfig):
     """x / rms(x) * gain + bias over the last axis, rms(x) = sqrt(mean(x^2)).
 
-    One name, five formulas that differ in where eps stands:
+    The five forms differ in the place of eps:
 
     - `inside_ms`: Llama, Qwen, Gemma.
     - `outside_rms`: the paper's own code.
-    - `inside_sum`: an L2 norm, whose output's rms is 1/sqrt(D).
+    - `inside_sum`: an L2 norm; the rms of the output is 1/sqrt(D).
     - `clamp`: sqrt(D) times torch.nn.functional.normalize, whose own eps is sqrt(D) times this one.
-    - `none`: NaN at x = 0, by its definition.
+    - `none`: NaN at x = 0.
 
-    In float32 the gradient at x = 0 is finite from eps = 2.1e-26 on in `inside_ms` and `inside_sum`, which go by
-    eps^(-3/2), and from 1e-38 on in `outside_rms` and `clamp`, where it is 1 / eps; below that it is not.
+    In float32 the gradient at x = 0 is finite for eps >= 2.1e-26 in `inside_ms` and `inside_sum`, where it grows as
+    eps^(-3/2), and for eps >= 1e-38 in `outside_rms` and `clamp`, where it is 1 / eps.
     """
 
     formula: ClassVar[str] = "x / sqrt(mean(x^2) + eps) * gain"
@@ -53,8 +53,8 @@ class RMSNormConfig(AffineNormConfig):
     equals: ClassVar[str] = "layernorm without its bias, on input whose mean over the channels is 0"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "x / (rms(x) + eps) written with pow, mean and sqrt has a NaN gradient at x = 0.",
-        "torch.nn.RMSNorm(eps=None) took 7.8e-3 for bfloat16 until January 2025, and takes 1.2e-7 since.",
-        "The sum in mean's place (eps_mode=inside_sum) makes the output's rms 1 / sqrt(D).",
+        "torch.nn.RMSNorm(eps=None) used 7.8e-3 for bfloat16 until January 2025, and 1.2e-7 since.",
+        "The sum in place of the mean (eps_mode=inside_sum) makes the rms of the output 1 / sqrt(D).",
         "Llama rounds before the gain and Gemma after it: in bfloat16 these are two models.",
     )
 
@@ -62,14 +62,14 @@ class RMSNormConfig(AffineNormConfig):
     eps: float = option(1e-6, at_least=0)
     """Unit of x squared in inside_ms and inside_sum, of x in outside_rms and clamp."""
     eps_mode: str = option("inside_ms", choices=EPS_MODES)
-    """Where eps stands."""
+    """Place of eps in the formula."""
     compute: str = option("fp32", choices=("fp32", "input"))
     """fp32: upcast a narrower input and compute in float32; input: compute in the input's own dtype."""
     rounding: str = option("scale_then_cast", choices=("scale_then_cast", "cast_then_scale"))
     """Back to the input's dtype after the affine (Gemma, OLMo) or before it (Llama, Qwen3 in HF)."""
 
     def validate(self) -> None:
-        """Refuse options without effect.
+        """Reject options without effect.
 
         Raises:
             ConfigError: unit_offset without gain, a rounding order with nothing to round, or eps in none.
@@ -89,7 +89,7 @@ class RMSNormConfig(AffineNormConfig):
             raise ConfigError(f"norm.eps={self.eps}: has no effect with norm.eps_mode=none; set norm.eps=0")
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return RMSNorm(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -120,7 +120,7 @@ class RMSNorm(nn.Module):
         self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
     def normalise(self, x_D: Tensor) -> Tensor:
-        """X over its root mean square, without the affine, in the dtype of x."""
+        """Return x divided by its root mean square, without the affine, in the dtype of x."""
         match self.eps_mode:
             case "inside_ms":
                 return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps)
@@ -128,7 +128,7 @@ class RMSNorm(nn.Module):
                 return x_D * torch.rsqrt(x_D.square().sum(-1, keepdim=True) + self.eps)
             case "none":
                 return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True))
-        # vector_norm has the subgradient 0 at x = 0, where sqrt(mean(x^2)) would give 0 * inf = NaN.
+        # The subgradient of vector_norm at x = 0 is 0; sqrt(mean(x^2)) would give 0 * inf = NaN.
         rms = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True) * x_D.shape[-1] ** -0.5
         if self.eps_mode == "outside_rms":
             return x_D / (rms + self.eps)

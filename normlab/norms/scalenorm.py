@@ -1,4 +1,4 @@
-"""ScaleNorm: an L2 norm whose length is one learned number.
+"""ScaleNorm: an L2 norm with one learned length.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -16,7 +16,7 @@ from normlab.options import option
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class ScaleNormConfig(L2NormConfig):
-    """g * x / max(|x|, eps), with one learned scalar g that starts at sqrt(D).
+    """g * x / max(|x|, eps), with one learned scalar g, initially sqrt(D).
 
     The paper pairs it with embeddings of unit length (FixNorm) and a small init.
     """
@@ -28,13 +28,13 @@ class ScaleNormConfig(L2NormConfig):
     blind_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "l2norm with learn_radius=true, radius=null, eps=1e-5"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "It has one gain for all channels: no channel can be turned down alone, as rmsnorm's gain can.",
+        "It has one gain for all channels and cannot scale down a single channel, unlike rmsnorm.",
     )
 
     name: str = "scalenorm"
     eps: float = option(1e-5, at_least=0)
-    """Least length that is divided by, unit of x."""
+    """Smallest divisor, unit of x."""
     radius: float | None = option(None, above=0)
-    """What g starts from; null for the root of the width."""
+    """Initial value of g; null for sqrt(D)."""
     learn_radius: bool = True
     """Learn g."""

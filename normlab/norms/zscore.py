@@ -1,4 +1,4 @@
-"""Z-score: a token brought to mean 0 and standard deviation 1.
+"""Z-score: each token scaled to mean 0 and standard deviation 1.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -21,9 +21,9 @@ from normlab.options import option
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class ZScoreConfig(AffineNormConfig):
-    """(x - mean) / (sigma + eps) over the last axis; the statistician's normalisation, of one token.
+    """(x - mean) / (sigma + eps) over the last axis; the standard score of one token.
 
-    With eps=0 it is the plain formula, which is NaN for a token whose channels are all the same.
+    With eps=0 the result is NaN for a token whose channels are all equal.
     """
 
     formula: ClassVar[str] = "(x - mean(x)) / (sigma(x) + eps)"
@@ -42,16 +42,16 @@ class ZScoreConfig(AffineNormConfig):
     eps: float = option(1e-6, at_least=0)
     """Added to sigma, unit of x."""
     sigma: str = option("population", choices=("population", "sample"))
-    """Over D, or over D - 1."""
+    """population: over D; sample: over D - 1."""
     gain: bool = False
     """Learn a gain per channel."""
 
     def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers."""
+        """Return the module for vectors of this width."""
         return ZScore(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's layer_norm divides by the population's sigma: bring it to (sigma + eps), of either kind."""
+        """Torch's layer_norm, rescaled from the population sigma to (sigma + eps) of either kind."""
         width = x_D.shape[-1]
         population = x_D.std(-1, correction=0, keepdim=True)
         sigma = x_D.std(-1, keepdim=True) if self.sigma == "sample" and width > 1 else population
@@ -65,7 +65,7 @@ class ZScore(nn.Module):
     def __init__(self, width: int, options: ZScoreConfig):
         super().__init__()
         self.eps = options.eps
-        # One channel has no sample deviation: keep the population's (0) rather than divide by nothing.
+        # One channel has no sample deviation; use that of the population (0), which avoids a division by zero.
         self.freedom = max(1, width - 1) if options.sigma == "sample" else width
         self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
@@ -73,6 +73,6 @@ class ZScore(nn.Module):
         """Normalise the last axis."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         centred_D = work_D - work_D.mean(-1, keepdim=True)
-        # vector_norm has the subgradient 0 at a constant token, where the root would give NaN.
+        # The subgradient of vector_norm at a constant token is 0; the root would give NaN.
         sigma = torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * self.freedom**-0.5
         return self.affine(centred_D / (sigma + self.eps)).to(x_D.dtype)

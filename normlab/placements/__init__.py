@@ -1,1 +1,1 @@
-"""Placements: where the norms stand, and how a sub-layer's output joins the residual stream."""
+"""Placements: the sites of the norms, and how sub-layers are added to the residual stream."""

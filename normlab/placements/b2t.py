@@ -1,4 +1,4 @@
-"""The bottom-to-top connection: post-norm, and a way around every norm of the block but its last.
+"""B2T: post-norm with a connection that skips every norm of the block except the last.
 
 Shapes: B batch, T time, D width.
 """
@@ -16,9 +16,9 @@ from normlab.placements.wiring import Branch
 
 @dataclass(kw_only=True, slots=True)
 class BottomToTop(Placement):
-    """h = N(x + A(x)), x <- N(x + h + M(h)): the block's input is added once more before its last norm.
+    """h = N(x + A(x)), x <- N(x + h + M(h)): the input of the block is added again before its last norm.
 
-    No norm before the head: the last block ends in one.
+    There is no norm before the head, because the last block ends in one.
     """
 
     formula: ClassVar[str] = "h = N(x + A(x)); x = N(x + h + M(h))"
@@ -28,11 +28,11 @@ class BottomToTop(Placement):
     name: str = "b2t"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Both sub-layers, and the connection from the bottom to the top."""
-        return Connected(width, make_norm)
+        """Return the wiring of one block."""
+        return B2TWiring(width, make_norm)
 
 
-class Connected(nn.Module):
+class B2TWiring(nn.Module):
     """The wiring of `BottomToTop`."""
 
     def __init__(self, width: int, make_norm: MakeNorm):
@@ -41,7 +41,7 @@ class Connected(nn.Module):
         self.mlp_norm = make_norm(width)
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """The stream after the block."""
+        """Return the stream after the block."""
         h_BTD = self.attn_norm(x_BTD + attn(x_BTD))
         return self.mlp_norm(x_BTD + h_BTD + mlp(h_BTD))
 

@@ -1,4 +1,4 @@
-"""Gradient-preserving activation scaling: pre-norm whose stream is scaled after each addition, its gradient not.
+"""Gradient-preserving activation scaling: pre-norm that scales the stream after each addition, but not its gradient.
 
 Shapes: B batch, T time, D width.
 """
@@ -21,9 +21,9 @@ from normlab.placements.wiring import Branch
 class GPAS(Placement):
     """Pre-norm with x <- x - silu(g) stop(x) after each of the block's two additions.
 
-    Forwards the stream is multiplied by 1 - silu(g), backwards by 1: stop(x) is x without a gradient. One number g
-    for each block, shared by its two sub-layers as in the authors' code; it starts at 0, where the placement is
-    `pre`. A norm on the stream before the head.
+    The forward pass multiplies the stream by 1 - silu(g), the backward pass by 1: stop(x) is x without a gradient.
+    Each block has one number g, shared by its two sub-layers as in the authors' code. It starts at 0, where the
+    placement equals `pre`. There is a norm before the head.
     """
 
     formula: ClassVar[str] = (
@@ -44,15 +44,15 @@ class GPAS(Placement):
     name: str = "gpas"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Pre-norm, and the block's gate."""
-        return Gated(width, make_norm)
+        """Return the wiring of one block."""
+        return GPASWiring(width, make_norm)
 
-    def close(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """The final norm."""
+    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the norm before the head."""
         return make_norm(width)
 
 
-class Gated(nn.Module):
+class GPASWiring(nn.Module):
     """The wiring of `GPAS`."""
 
     def __init__(self, width: int, make_norm: MakeNorm):
@@ -61,14 +61,14 @@ class Gated(nn.Module):
         self.mlp_norm = make_norm(width)
         self.gate = nn.Parameter(torch.zeros(()))
 
-    def scaled(self, x_BTD: Tensor) -> Tensor:
+    def scale(self, x_BTD: Tensor) -> Tensor:
         """(1 - silu(g)) x, with the gradient of x."""
         return x_BTD - F.silu(self.gate) * x_BTD.detach()
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """The stream after the block."""
-        x_BTD = self.scaled(x_BTD + attn(self.attn_norm(x_BTD)))
-        return self.scaled(x_BTD + mlp(self.mlp_norm(x_BTD)))
+        """Return the stream after the block."""
+        x_BTD = self.scale(x_BTD + attn(self.attn_norm(x_BTD)))
+        return self.scale(x_BTD + mlp(self.mlp_norm(x_BTD)))
 
 
 register_placement(GPAS())

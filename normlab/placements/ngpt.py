@@ -1,4 +1,4 @@
-"""nGPT: the stream, and every matrix along the axis that meets it, lie on the unit sphere.
+"""nGPT: the stream, and every matrix along the axis of the stream, have length 1.
 
 Shapes: B batch, T time, D width, H heads, K head width, M width of the MLP, V vocabulary.
 """
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.options import option
-from normlab.placements.base import NORMED, MakeNorm, Placement, register_placement
+from normlab.placements.base import NORM_UPDATE, MakeNorm, Placement, register_placement
 from normlab.placements.wiring import Branch, Sequential
 
 ROWS = (
@@ -27,13 +27,13 @@ ROWS = (
     "mlp.up.weight",
     "mlp.gate.weight",
 )
-"""Matrices whose rows are kept at length 1: they are met by the stream, or are points of it."""
+"""Matrices whose rows have length 1: they read the stream, or are vectors of it."""
 COLUMNS = ("attn.out.weight", "mlp.down.weight")
-"""Matrices whose columns are: they write to it."""
+"""Matrices whose columns have length 1: they write to the stream."""
 
 
 def unit(x: Tensor, axis: int = -1) -> Tensor:
-    """X over its L2 norm along an axis, in float32 or better; 0 stays 0."""
+    """Return x divided by its L2 norm along an axis, in float32 or wider; 0 stays 0."""
     return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=axis)
 
 
@@ -41,23 +41,21 @@ def unit(x: Tensor, axis: int = -1) -> Tensor:
 class NGPT(Placement):
     """x <- unit(u + alpha (unit(F(x)) - u)), u = unit(x) = x / |x|, with a learned rate alpha for each channel.
 
-    Also part of it, all learned scales starting where they multiply by the number that is given:
+    Also part of it (initial value of each learned scale in parentheses):
 
-    - the rows of the matrices that read the stream, and the columns of those that write to it, are brought back to
-      length 1 after each step, embeddings and head too;
+    - after each step the rows of the matrices that read the stream, and the columns of those that write to it, are
+      projected to length 1, embeddings and head included;
     - queries and keys are unit vectors of each head after RoPE, times s_qk (1), and q.k is multiplied by sqrt(K);
-    - W_up x and W_gate x are multiplied by s_u sqrt(D) and s_v sqrt(D) (s = 1; for GELU there is W_up x alone);
+    - W_up x and W_gate x are multiplied by s_u sqrt(D) and s_v sqrt(D) (s = 1; GELU has only W_up x);
     - the logits are multiplied by s_z (1);
-    - alpha = |learned| (0.05). It, s_qk and s_z are stored as 1 / sqrt(D) and multiplied by what makes up for it,
-      so that the optimiser's step is large beside them.
+    - alpha = |learned| (0.05). alpha, s_qk and s_z are stored as 1 / sqrt(D) and rescaled when used, so that the
+      optimiser's step is large relative to them.
 
-    The embeddings are brought to length 1 by the weights alone, as in NVIDIA/ngpt and in the paper: the first
-    sub-layer reads them as they are, and only the x that it is added to is unit(x), there as in every sub-layer.
-    With learned positions, which neither has, that x is the sum with the token's embedding.
+    Only the weights give the embeddings length 1, as in NVIDIA/ngpt and in the paper: the first sub-layer reads them
+    without normalisation. With learned positions, which neither source has, the stream starts at the sum of both.
 
-    It holds no norm of the run's, and its init rule decides nothing: rows of length 1 have lost their deviation.
-    The paper trains it with optim.weight_decay=0 and optim.warmup_steps=0, with RoPE, SwiGLU, no bias and
-    an untied head.
+    The run's norm is not used, and the init rule has almost no effect, because projection removes the scale of rows.
+    The paper trains with optim.weight_decay=0 and optim.warmup_steps=0, RoPE, SwiGLU, no bias and an untied head.
     """
 
     formula: ClassVar[str] = (
@@ -85,55 +83,56 @@ class NGPT(Placement):
         "rows": "tokens positions q k v up gate head",
         "columns": "out down",
     }
-    wrong_inits: ClassVar[Mapping[str, str]] = {"other": "rows are brought to length 1: only the rule's zeros count"}
+    incompatible_inits: ClassVar[Mapping[str, str]] = {
+        "other": "rows are projected to length 1: of the rule only its zeros have an effect"
+    }
 
     name: str = "ngpt"
     normalize_embeddings: bool = option(False, absent=True)
-    """Bring what enters the first block to length 1 in the forward pass too, as every run recorded without this option
-    does."""
+    """Also normalise the input of the first block in the forward pass, as every run recorded without this option."""
 
     @property
     def opens(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The normalisation of the embeddings, if it is set."""
+        """The normalisation of the embeddings, if the option asks for it."""
         return "x = x / norm2(x)" if self.normalize_embeddings else ""
 
-    def holds_norm(self, depth: int) -> bool:
-        """Whether an end of the stream has a norm of the run's; a block has none."""
-        return NORMED in self.ends
+    def has_norms(self, depth: int) -> bool:
+        """Return whether an end of the stream has a norm; the blocks have none."""
+        return NORM_UPDATE in self.end_formulas
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """The two sub-layers, one after the other."""
-        return Sequential(Displaced(width), Displaced(width))
+        """Return the two sub-layers in sequence."""
+        return Sequential(NGPTSubLayer(width), NGPTSubLayer(width))
 
-    def open(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """The normalisation of the embeddings, if it is set."""
-        return Unit() if self.normalize_embeddings else None
+    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        """The normalisation of the embeddings, if the option asks for it."""
+        return UnitInput() if self.normalize_embeddings else None
 
     def attention_scale(self, head_width: int) -> float:
-        """sqrt(K): the product of unit vectors has variance 1 / K."""
+        """Return sqrt(K), because the product of unit vectors has variance 1 / K."""
         return head_width**0.5
 
-    def rotated(self, heads: int, head_width: int) -> nn.Module:
-        """Unit vectors times s_qk."""
+    def qk_transform(self, heads: int, head_width: int) -> nn.Module:
+        """Return the normalisation to unit vectors times s_qk."""
         return UnitHeads(heads, head_width)
 
-    def hidden(self, site: str, width: int, mlp_width: int) -> nn.Module:
-        """Times s_u sqrt(D), or s_v sqrt(D)."""
+    def hidden_transform(self, site: str, width: int, mlp_width: int) -> nn.Module:
+        """Return the scaling by s_u sqrt(D), or s_v sqrt(D)."""
         return Scale(mlp_width, start=1.0, factor=width**0.5)
 
-    def logits(self, vocab_size: int, width: int) -> nn.Module:
-        """Times s_z."""
+    def logits_transform(self, vocab_size: int, width: int) -> nn.Module:
+        """Return the scaling by s_z."""
         return Scale(vocab_size, start=width**-0.5, factor=width**0.5)
 
     def project(self, weights: Mapping[str, Tensor]) -> None:
-        """Rows, or columns, back to length 1."""
+        """Project rows, or columns, to length 1, in place."""
         for name, weight in weights.items():
             if name.endswith((*ROWS, *COLUMNS)):
                 weight.copy_(unit(weight, -2 if name.endswith(COLUMNS) else -1))
 
 
 class Scale(nn.Module):
-    """x times `factor` times a learned vector, one number for each of the last axis, that begins at `start`."""
+    """x * factor * scale, scale a learned vector over the last axis that starts at `start`."""
 
     def __init__(self, width: int, *, start: float, factor: float):
         super().__init__()
@@ -141,12 +140,12 @@ class Scale(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the same shape and dtype."""
+        """Return the scaled input, in its shape and dtype."""
         return x * (self.scale * self.factor).to(x.dtype)
 
 
 class UnitHeads(nn.Module):
-    """Each head's vector over its length, times s_qk: one number for each channel of each head, (H K,) in all."""
+    """unit(x) of each head times s_qk, a learned vector over all channels of all heads, shape (H K,)."""
 
     def __init__(self, heads: int, head_width: int):
         super().__init__()
@@ -156,12 +155,12 @@ class UnitHeads(nn.Module):
         self.factor = width**0.5
 
     def forward(self, x_BHTK: Tensor) -> Tensor:
-        """Of the same shape and dtype."""
+        """Return the scaled input, in its shape and dtype."""
         scale_HK = (self.scale * self.factor).unflatten(0, (self.heads, -1))
         return (unit(x_BHTK) * scale_HK.unsqueeze(1)).to(x_BHTK.dtype)
 
 
-class Displaced(nn.Module):
+class NGPTSubLayer(nn.Module):
     """unit(u + alpha (unit(F(x)) - u)), u = unit(x), for one sub-layer F."""
 
     def __init__(self, width: int):
@@ -170,16 +169,16 @@ class Displaced(nn.Module):
         self.factor = 0.05 * width**0.5
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
-        """The stream after the sub-layer."""
+        """Return the stream after the sub-layer."""
         rate_D, unit_BTD = self.alpha.abs() * self.factor, unit(x_BTD)
-        return unit(unit_BTD + sublayer.added(rate_D * (unit(sublayer(x_BTD)) - unit_BTD)))
+        return unit(unit_BTD + sublayer.mark_update(rate_D * (unit(sublayer(x_BTD)) - unit_BTD)))
 
 
-class Unit(nn.Module):
+class UnitInput(nn.Module):
     """x / |x|."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """The stream that enters the first block."""
+        """Return the stream that enters the first block."""
         return unit(x_BTD)
 
 

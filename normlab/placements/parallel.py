@@ -1,4 +1,4 @@
-"""Attention and the MLP side by side: both read the stream that enters the block, and their sum is added to it.
+"""Parallel attention and MLP: both read the input of the block, and their sum is added to the stream.
 
 Shapes: B batch, T time, D width.
 """
@@ -16,10 +16,10 @@ from normlab.placements.wiring import Branch
 
 @dataclass(kw_only=True, slots=True)
 class Parallel(Placement):
-    """x + A(n) + M(n), n = N(x): attention and the MLP read one and the same normed stream.
+    """x + A(n) + M(n), n = N(x): attention and the MLP share one norm.
 
-    No norm of the run stands between attention and the MLP, so that their products may be computed at once; here
-    they are computed one after the other. A norm on the stream before the head.
+    Their matrix products could be computed together; here they are computed one after the other. There is a norm
+    before the head.
     """
 
     formula: ClassVar[str] = "n = N(x); x = x + A(n) + M(n)"
@@ -30,24 +30,24 @@ class Parallel(Placement):
         "Code calls both parallel: litgpt's parallel_residual has two norms unless shared_attention_norm is set.",
     )
     init: ClassVar[str] = "gpt2_scaled"
-    note: ClassVar[str] = "GPT-NeoX calls parallel what has a norm for each sub-layer: parallel_two_norms here."
+    note: ClassVar[str] = "GPT-NeoX means by parallel the form with a norm for each sub-layer: parallel_two_norms here."
 
     name: str = "parallel"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Both sub-layers behind one norm."""
-        return SharedNorm(width, make_norm)
+        """Return the wiring of one block."""
+        return SharedNormWiring(width, make_norm)
 
-    def close(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """The final norm."""
+    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the norm before the head."""
         return make_norm(width)
 
 
 @dataclass(kw_only=True, slots=True)
 class ParallelTwoNorms(Placement):
-    """x + A(N(x)) + M(N(x)): attention and the MLP read the same stream, each through a norm of its own.
+    """x + A(N(x)) + M(N(x)): attention and the MLP have one norm each.
 
-    With norms that learn nothing it is `parallel`. A norm on the stream before the head.
+    With norms without parameters it equals `parallel`. There is a norm before the head.
     """
 
     formula: ClassVar[str] = "x = x + A(N(x)) + M(N(x))"
@@ -58,20 +58,20 @@ class ParallelTwoNorms(Placement):
         "Code calls both parallel: litgpt's parallel_residual has two norms unless shared_attention_norm is set.",
     )
     init: ClassVar[str] = "gpt2_scaled"
-    note: ClassVar[str] = "GPT-J and PaLM call parallel what has one norm for both sub-layers: parallel here."
+    note: ClassVar[str] = "GPT-J and PaLM mean by parallel the form with one norm for both sub-layers: parallel here."
 
     name: str = "parallel_two_norms"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Each sub-layer behind its norm."""
-        return TwoNorms(width, make_norm)
+        """Return the wiring of one block."""
+        return TwoNormsWiring(width, make_norm)
 
-    def close(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """The final norm."""
+    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the norm before the head."""
         return make_norm(width)
 
 
-class SharedNorm(nn.Module):
+class SharedNormWiring(nn.Module):
     """The wiring of `Parallel`."""
 
     def __init__(self, width: int, make_norm: MakeNorm):
@@ -79,12 +79,12 @@ class SharedNorm(nn.Module):
         self.norm = make_norm(width)
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """The stream after the block."""
+        """Return the stream after the block."""
         normed_BTD = self.norm(x_BTD)
         return x_BTD + attn(normed_BTD) + mlp(normed_BTD)
 
 
-class TwoNorms(nn.Module):
+class TwoNormsWiring(nn.Module):
     """The wiring of `ParallelTwoNorms`."""
 
     def __init__(self, width: int, make_norm: MakeNorm):
@@ -93,7 +93,7 @@ class TwoNorms(nn.Module):
         self.mlp_norm = make_norm(width)
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """The stream after the block."""
+        """Return the stream after the block."""
         return x_BTD + attn(self.attn_norm(x_BTD)) + mlp(self.mlp_norm(x_BTD))
 
 

@@ -1,4 +1,4 @@
-"""SiameseNorm: a stream normed before each sub-layer and a bare one; the sub-layer reads both and writes to both.
+"""SiameseNorm: a stream that is normed before each sub-layer, and one that is not; sub-layers read and write both.
 
 Shapes: B batch, T time, D width.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.placements.base import MakeNorm, Placement, register_placement
-from normlab.placements.streams import Streams, Twice
+from normlab.placements.streams import DuplicateStream, Streams
 from normlab.placements.wiring import Branch, Sequential
 
 
@@ -21,8 +21,8 @@ from normlab.placements.wiring import Branch, Sequential
 class Siamese(Placement):
     """x <- N(x), f = F(N(x + N(y))), x <- x + f / sqrt(2l), y <- y + f; the head gets N(N(x) + N(y)).
 
-    Both streams begin at the embeddings. Three norms for each sub-layer, and three at the end. Statistics of the
-    stream are those of x, before it is normed. In the form of the authors' image model.
+    Both streams start at the embeddings. There are three norms for each sub-layer and three before the head.
+    Statistics of the stream are those of x before its norm. The form is that of the authors' image model.
     """
 
     formula: ClassVar[str] = "x = N(x); f = F(N(x + N(y))); x = x + f / sqrt(2 * l); y = y + f"
@@ -30,27 +30,27 @@ class Siamese(Placement):
     closes: ClassVar[str] = "x = N(N(x) + N(y))"
     source: ClassVar[str] = "Li et al. 2026, arXiv:2602.08064 (SiameseNorm; as in Qwen-Applications/SiameseNorm's DeiT)"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "The paper's algorithm is told with x normed elsewhere and another factor than the code, which this follows.",
+        "The paper's algorithm norms x elsewhere and has another factor than the authors' code; this follows the code.",
     )
-    init: ClassVar[str] = "gpt2_scaled"  # pre's: the abstract calls it compatible with the recipes of pre-norm
+    init: ClassVar[str] = "gpt2_scaled"  # as pre: the abstract calls it compatible with pre-norm recipes
 
     name: str = "siamese"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """The two sub-layers, one after the other."""
-        return Sequential(*(Join(layer + 1, width, make_norm) for _ in range(2)))
+        """Return the two sub-layers in sequence."""
+        return Sequential(*(SiameseSubLayer(layer + 1, width, make_norm) for _ in range(2)))
 
-    def open(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Both streams begin at the embeddings."""
-        return Twice()
+    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the module that starts both streams at the embeddings."""
+        return DuplicateStream()
 
-    def close(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """The head's input, from both."""
-        return Meet(width, make_norm)
+    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the module that combines both streams."""
+        return SiameseOutput(width, make_norm)
 
 
-class Join(nn.Module):
-    """How one sub-layer of block `layer` (counted from 1) reads and writes both streams."""
+class SiameseSubLayer(nn.Module):
+    """One sub-layer of block `layer` (counted from 1), which reads and writes both streams."""
 
     root: Tensor
 
@@ -59,18 +59,18 @@ class Join(nn.Module):
         self.x_norm = make_norm(width)
         self.y_norm = make_norm(width)
         self.in_norm = make_norm(width)
-        # A float64 scalar: it divides a float32 tensor as a float32 number, and a float64 one without loss.
+        # A float64 scalar divides a float32 tensor as a float32 number, and a float64 tensor without loss.
         self.register_buffer("root", torch.tensor(math.sqrt(2 * layer), dtype=torch.float64))
 
     def forward(self, streams: Streams, sublayer: Branch) -> Streams:
-        """The streams after the sub-layer."""
+        """Return both streams after the sub-layer."""
         x_BTD, y_BTD = streams
         x_BTD = self.x_norm(x_BTD)
         branch_BTD = sublayer(self.in_norm(x_BTD + self.y_norm(y_BTD)))
-        return x_BTD + sublayer.added(branch_BTD / self.root), y_BTD + branch_BTD
+        return x_BTD + sublayer.mark_update(branch_BTD / self.root), y_BTD + branch_BTD
 
 
-class Meet(nn.Module):
+class SiameseOutput(nn.Module):
     """N(N(x) + N(y))."""
 
     def __init__(self, width: int, make_norm: MakeNorm):
@@ -80,7 +80,7 @@ class Meet(nn.Module):
         self.out_norm = make_norm(width)
 
     def forward(self, streams: Streams) -> Tensor:
-        """The head's input."""
+        """Return the input of the head."""
         x_BTD, y_BTD = streams
         return self.out_norm(self.x_norm(x_BTD) + self.y_norm(y_BTD))
 

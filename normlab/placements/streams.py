@@ -1,4 +1,4 @@
-"""What the schemes that keep two streams share: how both begin.
+"""The start of the placements with two streams.
 
 Shapes: B batch, T time, D width.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 Streams = tuple[Tensor, Tensor]
-"""Two streams, (B, T, D) each. Statistics of the stream are those of the first."""
+"""Two streams, (B, T, D) each. Statistics are those of the first."""
 
 
-def twice(x_BTD: Tensor) -> Streams:
-    """(x, x), in two places: two names of one tensor would need a compiled graph of their own for the first block."""
+def duplicate_stream(x_BTD: Tensor) -> Streams:
+    """Return (x, copy of x); with one shared tensor the first block would need its own compiled graph."""
     return x_BTD, x_BTD.clone()
 
 
-class Twice(nn.Module):
-    """(x, x): both streams begin at the embeddings."""
+class DuplicateStream(nn.Module):
+    """(x, x): both streams start at the embeddings."""
 
     def forward(self, x_BTD: Tensor) -> Streams:
-        """The two streams that enter the first block."""
-        return twice(x_BTD)
+        """Return the two streams that enter the first block."""
+        return duplicate_stream(x_BTD)

@@ -1,4 +1,4 @@
-"""The modules that the residual algebra is made of.
+"""The modules of the residual algebra.
 
 Shapes: B batch, T time, D width.
 """
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """A sub-layer as a wiring is given it: called, it maps (B, T, D) to the same; `added` marks what is made of that.
+    """A sub-layer that maps (B, T, D) to (B, T, D) and remembers what it adds to the stream.
 
-    Statistics of a branch are those of what is added to the stream. That is what the sub-layer returned, unless the
-    wiring says otherwise.
+    Statistics of a branch are those of the tensor that is added to the stream. That tensor is the sub-layer's output,
+    unless the wiring calls `mark_update` with another one.
     """
 
     def __init__(self, sublayer: Callable[[Tensor], Tensor]):
         self.sublayer = sublayer
-        self.last: Tensor | None = None
-        """What was last added to the stream."""
+        self.last_update: Tensor | None = None
+        """The update of the last call."""
 
     def __call__(self, x_BTD: Tensor) -> Tensor:
-        """The sub-layer's output."""
-        return self.added(self.sublayer(x_BTD))
+        """Return the output of the sub-layer, marked as the update of the stream."""
+        return self.mark_update(self.sublayer(x_BTD))
 
-    def added(self, branch_BTD: Tensor) -> Tensor:
-        """The branch, unchanged: this, after norms and factors, is what the stream gets."""
-        self.last = branch_BTD
+    def mark_update(self, branch_BTD: Tensor) -> Tensor:
+        """Record the tensor that is added to the stream, and return it unchanged."""
+        self.last_update = branch_BTD
         return branch_BTD
 
 
 class Residual(nn.Module):
-    """x <- C(a x + g b B(F(A(x) / s))) for one sub-layer F. Absent norms and factors cost nothing."""
+    """x <- C(a x + g b B(F(A(x) / s))) for one sub-layer F. Absent norms and factors have no cost."""
 
     skip: Tensor | None
     branch: Tensor | None
@@ -52,19 +52,19 @@ class Residual(nn.Module):
         for name in ("skip", "branch", "shrink"):
             schedule = getattr(sub, name)
             used = any(schedule(other, depth) != 1.0 for other in range(1, depth + 1))
-            # A buffer where any layer needs the factor, so that all layers share one compiled graph; a float64
-            # scalar, which multiplies a float32 tensor as a float32 number and a float64 one without loss.
+            # A buffer in every layer if any layer needs the factor, so that all layers share one compiled graph. A
+            # float64 scalar multiplies a float32 tensor as a float32 number, and a float64 tensor without loss.
             self.register_buffer(name, torch.tensor(schedule(layer, depth), dtype=torch.float64) if used else None)
         if sub.out_gain is not None:
             affine: Any = self.norms["out"].get_submodule("affine")
-            affine.start_gain(sub.out_gain(layer, depth))
+            affine.set_initial_gain(sub.out_gain(layer, depth))
         self.scale: nn.Parameter | None = None
         if sub.scale is not None:
             shape = (width,) if sub.scale_per_channel else ()
             self.scale = nn.Parameter(torch.full(shape, float(sub.scale(layer, depth))))
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
-        """The stream after the sub-layer."""
+        """Return the stream after the sub-layer."""
         branch_BTD = self.norms["in"](x_BTD) if "in" in self.norms else x_BTD
         if self.shrink is not None:
             branch_BTD = branch_BTD / self.shrink
@@ -74,16 +74,16 @@ class Residual(nn.Module):
         if self.branch is not None:
             branch_BTD = branch_BTD * self.branch
         if self.scale is not None:
-            # A vector is float32: a narrower stream stays as narrow as it is.
+            # The vector is float32; the stream keeps its own dtype.
             branch_BTD = (branch_BTD * self.scale).to(x_BTD.dtype)
-        branch_BTD = sublayer.added(branch_BTD)
+        branch_BTD = sublayer.mark_update(branch_BTD)
         skip_BTD = x_BTD if self.skip is None else x_BTD * self.skip
         sum_BTD = skip_BTD + branch_BTD
         return self.norms["res"](sum_BTD) if "res" in self.norms else sum_BTD
 
 
 class Sequential(nn.Module):
-    """Attention, then the MLP, each joined to the stream by its own module."""
+    """Attention, then the MLP, each added to the stream by its own module."""
 
     def __init__(self, attn: nn.Module, mlp: nn.Module):
         super().__init__()
@@ -91,5 +91,5 @@ class Sequential(nn.Module):
         self.mlp = mlp
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """The stream after the block."""
+        """Return the stream after the block."""
         return self.mlp(self.attn(x_BTD, attn), mlp)

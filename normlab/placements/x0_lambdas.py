@@ -1,4 +1,4 @@
-"""Learned factors on the stream and on the embeddings before each block: nanochat's lambdas.
+"""Learned factors on the stream and on the embeddings before each block, as in nanochat.
 
 Shapes: B batch, T time, D width.
 """
@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from normlab.placements.base import MakeNorm, Placement, register_placement
-from normlab.placements.streams import Streams, twice
+from normlab.placements.streams import Streams, duplicate_stream
 from normlab.placements.wiring import Branch
 
 
-def falling(first: float, last: float, layer: int, depth: int) -> float:
-    """From `first` at block 1 to `last` at block L, linearly; `first` where there is but one."""
+def interpolate(first: float, last: float, layer: int, depth: int) -> float:
+    """Return the linear interpolation from `first` at block 1 to `last` at block L; `first` if L = 1."""
     return first + (last - first) * (layer - 1) / max(depth - 1, 1)
 
 
 @dataclass(kw_only=True, slots=True)
 class X0Lambdas(Placement):
-    """x <- r x + z x0 before each block, then pre-norm; x0 is the normed embeddings.
+    """x <- r x + z x0 before each block, then pre-norm; x0 is the embeddings after a norm.
 
-    Two learned numbers a block: r starts at 1.15 in the first block and 1.05 in the last, z at 0.20 and 0.05,
-    linearly between them. A norm on the embeddings and one on the stream before the head. Of nanochat it is this
-    alone: no value embeddings, no smearing, no mid-layer subtracted at the end, no cap on the logits; the two
-    numbers have the run's learning rate, and the matrices start by a rule of GPT-2's, where nanochat's two that
-    write to the stream start at zero.
+    Each block has two learned numbers: r starts at 1.15 in the first block and 1.05 in the last, z at 0.20 and 0.05,
+    linear in between. There is a norm on the embeddings and one before the head. Other parts of nanochat are left
+    out: value embeddings, smearing, the subtraction of a middle layer and the cap on the logits. The two numbers have
+    the run's learning rate. The matrices follow an init rule of GPT-2, while in nanochat the output matrices start
+    at 0.
     """
 
     formula: ClassVar[str] = "x = r * x + z * x0; x = x + A(N(x)); x = x + M(N(x))"
@@ -48,37 +48,37 @@ class X0Lambdas(Placement):
     name: str = "x0_lambdas"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Pre-norm, behind the block's two numbers."""
-        return Mixed(layer + 1, depth, width, make_norm)
+        """Return the wiring of one block."""
+        return X0Wiring(layer + 1, depth, width, make_norm)
 
-    def open(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """The normed embeddings, as stream and as what is kept."""
-        return Kept(width, make_norm)
+    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the module that norms the embeddings and keeps a copy."""
+        return X0Input(width, make_norm)
 
-    def close(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """The final norm, of the stream alone."""
-        return Last(width, make_norm)
+    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the module that norms the stream and drops the embeddings."""
+        return X0Output(width, make_norm)
 
 
-class Mixed(nn.Module):
+class X0Wiring(nn.Module):
     """The wiring of `X0Lambdas`, of block `layer` (counted from 1)."""
 
     def __init__(self, layer: int, depth: int, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.r = nn.Parameter(torch.tensor(falling(1.15, 1.05, layer, depth)))
-        self.z = nn.Parameter(torch.tensor(falling(0.20, 0.05, layer, depth)))
+        self.r = nn.Parameter(torch.tensor(interpolate(1.15, 1.05, layer, depth)))
+        self.z = nn.Parameter(torch.tensor(interpolate(0.20, 0.05, layer, depth)))
         self.attn_norm = make_norm(width)
         self.mlp_norm = make_norm(width)
 
     def forward(self, streams: Streams, attn: Branch, mlp: Branch) -> Streams:
-        """The stream after the block, and the embeddings as they were."""
+        """Return the stream after the block, and the unchanged embeddings."""
         x_BTD, x0_BTD = streams
         x_BTD = self.r * x_BTD + self.z * x0_BTD
         x_BTD = x_BTD + attn(self.attn_norm(x_BTD))
         return x_BTD + mlp(self.mlp_norm(x_BTD)), x0_BTD
 
 
-class Kept(nn.Module):
+class X0Input(nn.Module):
     """(N(x), N(x))."""
 
     def __init__(self, width: int, make_norm: MakeNorm):
@@ -86,11 +86,11 @@ class Kept(nn.Module):
         self.norm = make_norm(width)
 
     def forward(self, x_BTD: Tensor) -> Streams:
-        """The stream that enters the first block, and what each block adds of it."""
-        return twice(self.norm(x_BTD))
+        """Return the stream that enters the first block, and the embeddings that each block adds."""
+        return duplicate_stream(self.norm(x_BTD))
 
 
-class Last(nn.Module):
+class X0Output(nn.Module):
     """N(x), of the first of two streams."""
 
     def __init__(self, width: int, make_norm: MakeNorm):
@@ -98,7 +98,7 @@ class Last(nn.Module):
         self.norm = make_norm(width)
 
     def forward(self, streams: Streams) -> Tensor:
-        """The head's input."""
+        """Return the input of the head."""
         return self.norm(streams[0])
 
 

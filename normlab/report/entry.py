@@ -120,7 +120,7 @@ def _lines(entry: Entry, width: int) -> Iterator[str]:
         if key == "formula":
             for name, formula in (entry.get("formulas") or {}).items():
                 yield from _fold(f"{'':{INDENT}}{name}: {formula}", width, INDENT + 2)
-    for rule, reason in (entry.get("wrong_inits") or {}).items():
+    for rule, reason in (entry.get("incompatible_inits") or {}).items():
         rule_text = "another rule" if rule == "other" else f"init={rule}"
         yield from _fold(f"  {'not with':{INDENT - 2}}{rule_text}: {reason}", width, INDENT)
     if text := entry.get("documentation") or entry.get("about"):

@@ -9,9 +9,15 @@ from typing import Any
 from normlab import catalogue
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
-from normlab.source import TOLD, registered_by_plugins
+from normlab.source import registered_by_plugins
 
 Entry = dict[str, Any]
+
+_DECLARED = (
+    "formula", "formulas", "opens", "closes", "inside", "incompatible_inits", "source", "note",
+    "oracle", "oracle_kind", "parameters", "starts", "unit_length", "blind_to", "equals", "pitfalls", "causal", "init",
+)  # fmt: skip
+"""Class attributes of a norm or placement that become keys of its entry."""
 
 
 def plugin_norms() -> list[Entry]:
@@ -40,7 +46,7 @@ def _entry(part: Any, name: str) -> Entry:
     row = getattr(part, "row", part)
     declared = {
         key: getattr(row if hasattr(row, key) else part, key)
-        for key in (*TOLD, "causal", "init")
+        for key in _DECLARED
         if hasattr(row, key) or hasattr(part, key)
     }
     return declared | {

@@ -50,7 +50,7 @@ _ENVIRONMENT: dict[str, Callable[[Run], Any]] = {
 """What the loss depends on besides the config, and the sweep, whose plan fixes the sizes of its packs."""
 
 _CODE = {"norm": "the norm's code", "placement": "the placement's code"}
-"""Parts whose source is hashed into a run's identity, and the name of that hash as a setting."""
+"""Parts whose version is part of a run's identity, and the name of that version as a setting."""
 _INIT_RULE = "init rule"
 """The rule that `init=auto` resolves to."""
 
@@ -133,7 +133,9 @@ def settings_of(run: Run) -> dict[str, Any]:
         if option not in (LR, *SEEDS) and not (has_corpus and option.startswith("data."))
     }
     environment = {name: _as_setting(read(run)) for name, read in _ENVIRONMENT.items()}
-    code = {name: str(get_nested(run, f"identity.sources.{part}"))[:8] for part, name in _CODE.items()}
+    # Older records have a hash of the part's source code.
+    versions = get_nested(run, "identity.versions") or get_nested(run, "identity.sources")
+    code = {name: str(get_nested(versions, part))[:8] for part, name in _CODE.items()}
     rules = {
         "init": _as_setting(get_nested(run, "config.init")),
         _INIT_RULE: _as_setting(get_nested(run, "resolved.init")),

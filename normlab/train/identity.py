@@ -1,12 +1,13 @@
-"""What makes two runs the same run, and what `run.json` says of one.
+"""The identity of a run, its id, and the content of `run.json`.
 
-The identity is the config's part that can change the numbers, the corpus, the device kind, precision and
-compile, and what defines the norm, the placement and the init rule. Its hash is the run's id; the same words on
-the same machine therefore find the same folder again, and an edited norm is another run.
+The identity holds the config fields that can change the numbers, the corpus, the device kind, the precision, the
+compile mode, and the versions of the norm, the placement and the init rule. Its hash is part of the run id: the same
+command on the same machine finds the same folder again, and a norm with a new version starts a new run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
 import subprocess
@@ -21,72 +22,88 @@ import normlab
 from normlab.config import RunConfig, canonical_hash
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
-from normlab.init_rules import numbers_of
+from normlab.init_rules import INIT_RULE_VERSIONS
 from normlab.options import plain_tree
+from normlab.parsing import from_json
+from normlab.source import version_of
+from normlab.store.schema import RUN_FILE
 from normlab.train.resolve import RuntimeSettings
 
 
 def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:
-    """Everything that a run's numbers depend on, as plain values."""
+    """Return everything that the numbers of a run depend on, as plain values."""
     return {
         "config": config.identity(),
         "corpus": corpus.sha256,
         "device": resolved.device,
         "precision": resolved.precision,
         "compile": resolved.compile,
-        "sources": sources(config, corpus.tokenizer.vocab_size),
+        "versions": versions(config),
     }
 
 
-def sources(config: RunConfig, vocab_size: int) -> dict[str, str]:
-    """A hash of each part that a name alone does not tell: another version of it is another run."""
-    model = config.model
-    assert model.mlp_width is not None, "ModelConfig.resolve() sets it"
-    drawn = numbers_of(
-        config.init_rule, depth=model.depth, width=model.width, mlp_width=model.mlp_width, vocab_size=vocab_size
-    )
-    texts = {
-        "norm": config.norm.definition(),
-        "placement": config.placement.definition(model.depth),
-        "init": repr(drawn),
+def versions(config: RunConfig) -> dict[str, int | str]:
+    """Return the versions of the norm, the placement and the init rule; for a plugin the SHA-256 of its file."""
+    norm, placement, rule = config.norm, config.placement, config.init_rule
+    return {
+        "norm": version_of("norm", norm.name, norm.version),
+        "placement": version_of("placement", placement.name, placement.version),
+        "init": version_of("init rule", rule, INIT_RULE_VERSIONS.get(rule, 1)),
     }
-    return {part: hashlib.sha256(text.encode()).hexdigest() for part, text in texts.items()}
+
+
+def runs_before_versions(runs: Path, run_id: str, identity: dict[str, Any]) -> list[str]:
+    """Return the ids of runs with the same settings that hash source code in place of versions.
+
+    Args:
+        runs: The folder of all runs.
+        run_id: The id that `identity` gives today; older ids differ only in the hash at the end.
+        identity: The identity to compare with, apart from its versions.
+    """
+    settings = {name: value for name, value in identity.items() if name != "versions"}
+    found = []
+    for path in sorted(runs.glob(f"{run_id.rpartition('-')[0]}-*/{RUN_FILE}")):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # damaged records have their own messages
+            recorded = from_json(path.read_bytes())["identity"]
+            if recorded.pop("sources", None) and recorded == settings:
+                found.append(path.parent.name)
+    return found
 
 
 def trunk_hash(identity: dict[str, Any]) -> str | None:
-    """The hash of what a run shares with a longer one, or nothing where the schedule binds them to a length.
+    """Return the hash of the identity without the number of steps, or None where the schedule depends on that number.
 
-    Under a constant or a warm-up-stable-decay schedule, a run of more steps begins with the very same steps.
+    Under a constant or a warm-up-stable-decay schedule a longer run starts with the same steps as a shorter one.
     """
     config = identity["config"]
     if config["optim"]["schedule"] not in ("constant", "wsd"):
         return None
-    train = {word: value for word, value in config["train"].items() if word != "steps"}
+    train = {option: value for option, value in config["train"].items() if option != "steps"}
     return canonical_hash({**identity, "config": {**config, "train": train}})
 
 
 def run_id_of(config: RunConfig, identity: dict[str, Any]) -> str:
-    """Return the id of the run of a config with this identity."""
+    """Return the run id: norm, placement, sizes and the first digits of the identity's hash."""
     model = config.model
     return f"{config.norm.name}-{config.placement.name}-d{model.depth}w{model.width}-{canonical_hash(identity)[:10]}"
 
 
 def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:
-    """The content of run.json, but for the block's fingerprint, which takes as long as the model is deep."""
-    whole = identity(config, resolved, corpus)
-    run_id = run_id_of(config, whole)
+    """Return the content of run.json without the fingerprint of the block, which is expensive for deep models."""
+    run_identity = identity(config, resolved, corpus)
+    run_id = run_id_of(config, run_identity)
     tokens_NT, targets_NT = validation_windows(corpus.val, config.model.context, config.eval.sequences)
     return {
         "run_id": run_id,
         "name": config.run.name or run_id,
         "config": plain_tree(config),
         "resolved": resolved.record(),
-        # The baselines are scored on the very targets that the run's evaluations score.
+        # The baselines and the run's evaluations use the same targets.
         "corpus": {**corpus.describe(), "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
-        "identity": whole,
-        "trunk": trunk_hash(whole),
+        "identity": run_identity,
+        "trunk": trunk_hash(run_identity),
         "doubts": config.warnings(),
-        "norm": _facts(config.norm, "formula", "source", "causal", "batch_statistics"),
+        "norm": {name: getattr(config.norm, name) for name in ("formula", "source", "causal", "batch_statistics")},
         "placement": {"name": config.placement.name},
         "versions": {
             "normlab": normlab.__version__,
@@ -99,20 +116,16 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
     }
 
 
-def _facts(obj: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(obj, name) for name in names}
-
-
 @cache
 def _git_state() -> dict[str, str] | None:
-    """Commit and the hash of what differs from it, where normlab runs from a checkout."""
+    """Return the commit and the hash of uncommitted changes; None where normlab is not run from a checkout."""
     root = Path(normlab.__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
 
-    def git(*words: str) -> str:
+    def git(*arguments: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
         ).stdout
 
     try:

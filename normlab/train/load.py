@@ -29,7 +29,7 @@ from normlab.store.reading import LARGEST_TOKENIZER
 from normlab.store.runs import RunFolder
 from normlab.store.schema import RUN_FILE
 from normlab.train import checkpoint
-from normlab.train.identity import sources
+from normlab.train.identity import versions
 from normlab.train.member import FRESH, notify
 from normlab.train.start import PLUGINS, TOKENIZER_FILE
 
@@ -183,7 +183,7 @@ class LoadedRun:
             memory.check_weights_fit(self.config, memory.available_bytes(), "this machine")
             for name, shape in weight_shapes(self.config.model, vocab_size).items():
                 self._weights(saved, "param", name, shape)
-            self._report_other_sources(vocab_size)
+            self._warn_about_other_versions()
             model = build_model(self.config, vocab_size)
         except (ConfigError, MemoryError) as error:
             reason = str(error) or "the memory ran out"
@@ -208,15 +208,22 @@ class LoadedRun:
             )
         return values
 
-    def _report_other_sources(self, vocab_size: int) -> None:
+    def _warn_about_other_versions(self) -> None:
         """Print a warning if the run trained another version of its norm or placement than the installed one."""
         identity = self.record.get("identity")
-        trained = identity.get("sources") if isinstance(identity, dict) else None
+        if isinstance(identity, dict) and "sources" in identity:
+            notify(
+                f"run {self.folder.run_id} was recorded before norms and placements had versions; its model may compute "
+                "something else than the one that was trained"
+            )
+            return
+        trained = identity.get("versions") if isinstance(identity, dict) else None
         if not isinstance(trained, dict):
             raise StoreError(
-                f"{self.folder.path / RUN_FILE}: is damaged (it names no sources); put back a copy of the run"
+                f"{self.folder.path / RUN_FILE}: is damaged (it has no versions of its norm and placement); "
+                "put back a copy of the run"
             )
-        defined = sources(self.config, vocab_size)
+        defined = versions(self.config)
         if other := [part for part in ("norm", "placement") if trained.get(part) != defined[part]]:
             notify(
                 f"run {self.folder.run_id} was trained with another version of its {' and its '.join(other)} than this "

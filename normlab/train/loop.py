@@ -22,7 +22,7 @@ from torch import Tensor
 from normlab.config import RunConfig
 from normlab.data.batches import Batches, StackedBatches, validation_windows
 from normlab.data.corpus import Corpus
-from normlab.model.init import build_model, seed_of
+from normlab.model.init import build_model, derive_seed
 from normlab.placements.base import projects
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
@@ -201,7 +201,7 @@ class Loop:
     def take_step(self, step: int) -> StepOutput:
         """Take the step after `step` updates; its measurements stay on the device."""
         # A norm that draws random numbers in its forward draws the same ones after a resume.
-        torch.manual_seed(seed_of(self.config.seed, f"step/{step}") % 2**63)
+        torch.manual_seed(derive_seed(self.config.seed, f"step/{step}") % 2**63)
         tokens, targets = self.batches.batch(step)
         return self.step(tokens, targets, self._hyperparameters(step), measured=self.schedule.is_measured(step))
 

@@ -14,15 +14,14 @@ import torch
 
 from normlab.config import RunConfig, canonical_hash, config_of_record
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, MemoryRanOut, NormlabError, StoreError
+from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import STATISTICS_FOLDER
 from normlab.store.evaluations import evaluations
 from normlab.store.files import io_error, write_atomic
-from normlab.store.outcome import final_status
 from normlab.store.reading import HOW_TO_FIX
-from normlab.store.runs import RunFolder, pack_run_ids
+from normlab.store.runs import RunFolder
 from normlab.store.schema import (
     COMPLETED_STATES,
     DIVERGED,
@@ -39,7 +38,7 @@ from normlab.tracking.base import Sink
 from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbSink
 from normlab.train import checkpoint
-from normlab.train.identity import describe
+from normlab.train.identity import describe, runs_before_versions
 from normlab.train.loop import Loop
 from normlab.train.member import FRESH, TrainingRun, notify
 from normlab.train.resolve import apply, resolve
@@ -140,12 +139,14 @@ def train_pack(
             for number, (run, old, record) in enumerate(zip(runs, old_records, records, strict=True)):
                 report_changes(run, old, record)
                 stats = run.config.stats
-                run.folder.statistics.set_cadence(run.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every})
+                run.folder.statistics.set_cadence(
+                    run.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every}
+                )
                 run.sinks = (
                     make_sinks(run.config, run.folder, console=loop.is_single) if sinks is None else sinks[number]
                 )
             # After all errors, which stay a single line.
-            for warning in dict.fromkeys(warning for config in configs for warning in config.doubts()):
+            for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
                 print(f"warning: {warning}", file=sys.stderr)
             return _run(loop, old_records, stop)
 
@@ -282,6 +283,11 @@ def _create(folder: RunFolder, record: dict[str, Any], config: RunConfig) -> Non
     if parent is not None:
         parent.branch(folder)
         record["continued_from"] = {"run_id": parent.folder.run_id, "step": parent.checkpoint.step}
+    for other in runs_before_versions(folder.path.parent, record["run_id"], record["identity"]):
+        notify(
+            f"run {other} has these settings, but was recorded before norms and placements had versions: it cannot be "
+            f"resumed, and {record['run_id']} starts from step 0"
+        )
     RunFolder.create(folder.path, record)
 
 
@@ -381,7 +387,9 @@ def _finish(
     mirrors = _mirrors(loop)
     try:
         for index, (run, status) in enumerate(zip(loop.runs, statuses, strict=True)):
-            final[index] = status | ({"metrics": run.folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {})
+            final[index] = status | (
+                {"metrics": run.folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {}
+            )
             run.folder.write_status(final[index])
     finally:
         stop.end()  # no step is left to stop at: from here Ctrl-C ends the wait for the sinks

@@ -53,7 +53,7 @@ def _logits_and_gradients(forward: Callable[[Tensor], Tensor], model: nn.Module)
 
 def norms_check(small: SmallModel, subject: str) -> Check:
     """Check that the model has a norm exactly if the placement declares one."""
-    declared = small.config.placement.holds_norm(small.config.model.depth)
+    declared = small.config.placement.has_norms(small.config.model.depth)
     claim = f"has {'norms' if declared else 'no norm of the run'}"
     result = f"{len(small.norms)} at depth {small.config.model.depth}"
     return Check(subject=subject, claim=claim, passed=bool(small.norms) == declared, result=result)

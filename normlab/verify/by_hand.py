@@ -73,7 +73,7 @@ class ReferenceModel:
         if model.embed.positions is not None:
             x_BTD = x_BTD + model.embed.positions.weight[: tokens_BT.shape[1]]
         streams: dict[str, Any] = {"x": x_BTD}
-        opens, closes = self.config.placement.ends
+        opens, closes = self.config.placement.end_formulas
         self._run("embed", opens, streams, (model.embed, {}))
         for layer, block in enumerate(model.blocks, start=1):
             assert isinstance(block, Block)

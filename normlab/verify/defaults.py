@@ -63,22 +63,19 @@ DEFAULTS: dict[str, tuple[str, str]] = {
 }
 """Every option of each norm, and the source of its default."""
 
-SEED_CODE, SEED_FORMULA = "the code of the seed article", "the formula of the seed article"
+NIKIEMA = 'Nikiema 2025, "Normalization in Transformers"'
+TUTORIAL = 'the tutorial "Normalization"'
 PRESETS: dict[str, tuple[str, str]] = {
-    "batchnorm_seed000": ("batchnorm", SEED_FORMULA),
-    "batchnorm_seed001": ("batchnorm running_var=biased", SEED_CODE),
-    "batchnorm_seed004": ("batchnorm", SEED_FORMULA),
+    "batchnorm_biased_var": ("batchnorm running_var=biased", f"the code of {TUTORIAL}"),
     "derf_gpt2": ("derf alpha=1.0", "the authors' code"),
     "dyt_llama": ("dyt alpha=1.0 bias=False", "the authors' code"),
     "layernorm_bert": ("layernorm eps=1e-12", "BERT's code"),
+    "layernorm_eps_1e-6": ("layernorm eps=1e-06", f"the code of {NIKIEMA}"),
+    "layernorm_eps_outside": ("layernorm eps=1e-06 eps_mode=outside", f"the formula of {NIKIEMA}"),
     "layernorm_gpt2": ("layernorm", "GPT-2's code"),
     "layernorm_nobias": ("layernorm bias=False", "Cohere's Command R, in transformers"),
     "layernorm_olmo1": ("layernorm gain=False bias=False", "Groeneveld et al. 2024, arXiv:2402.00838"),
-    "layernorm_seed000": ("layernorm", SEED_CODE),
-    "layernorm_seed001": ("layernorm", SEED_CODE),
-    "layernorm_seed003_code": ("layernorm eps=1e-06", SEED_CODE),
-    "layernorm_seed003_formula": ("layernorm eps=1e-06 eps_mode=outside", SEED_FORMULA),
-    "layernorm_seed004": ("layernorm", SEED_FORMULA),
+    "rmsnorm_eps_outside": ("rmsnorm eps_mode=outside_rms", f"the code of {TUTORIAL}"),
     "rmsnorm_gemma": ("rmsnorm unit_offset=True", "Gemma, in transformers"),
     "rmsnorm_llama": ("rmsnorm rounding=cast_then_scale", "Llama, in transformers"),
     "rmsnorm_nanochat": (
@@ -89,11 +86,8 @@ PRESETS: dict[str, tuple[str, str]] = {
     "rmsnorm_paper": ("rmsnorm eps=1e-08 eps_mode=outside_rms", "Zhang & Sennrich's code, arXiv:1910.07467"),
     "rmsnorm_qwen3": ("rmsnorm rounding=cast_then_scale", "Qwen3, in transformers"),
     "rmsnorm_qwen3_next": ("rmsnorm unit_offset=True", "Qwen3-Next, in transformers"),
-    "rmsnorm_seed000": ("rmsnorm eps_mode=outside_rms", SEED_CODE),
-    "rmsnorm_seed003_code": ("rmsnorm", SEED_CODE),
-    "rmsnorm_seed003_formula": ("rmsnorm gain=False eps_mode=inside_sum", SEED_FORMULA),
-    "rmsnorm_seed004": ("rmsnorm", SEED_CODE),
     "rmsnorm_simple": ("rmsnorm gain=False", "TransNormerLLM, arXiv:2307.14995"),
+    "rmsnorm_sum_of_squares": ("rmsnorm gain=False eps_mode=inside_sum", f"the formula of {NIKIEMA}"),
     "rmsnorm_torch": ("rmsnorm eps=1.1920928955078125e-07", "torch.nn.RMSNorm, whose eps is float32's"),
     "zscore_annotated": ("zscore gain=True bias=True sigma=sample", "The Annotated Transformer's code"),
 }

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from normlab.config import RunConfig
-from normlab.init_rules import numbers_of
-from normlab.model.init import build_model, seed_of
+from normlab.init_rules import standard_deviations
+from normlab.model.init import build_model, derive_seed
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS, Placement
 from normlab.verify.check import Check, LargestError
@@ -70,7 +70,7 @@ INIT_OF_PLACEMENT: dict[str, tuple[str, str]] = {
     "ngpt": ("gpt2", "our choice: rows are normalised to length 1, so the rule has no effect"),
     "parallel": ("gpt2_scaled", AS_PRE),
     "parallel_two_norms": ("gpt2_scaled", AS_PRE),
-    "residual": ("xavier", "our choice: that of post; the authors' code keeps fairseq's (arXiv:2304.14802)"),
+    "resi_dual": ("xavier", "our choice: that of post; the authors' code keeps fairseq's (arXiv:2304.14802)"),
     "siamese": (
         "gpt2_scaled",
         "our choice: that of pre, whose recipes its abstract recommends (arXiv:2602.08064)",
@@ -115,7 +115,7 @@ def _standard_deviation_check(rule: str) -> Check:
     stds = [
         std
         for depth, width in SIZES
-        for std in numbers_of(rule, depth=depth, width=width, mlp_width=3 * width, vocab_size=VOCAB)
+        for std in standard_deviations(rule, depth=depth, width=width, mlp_width=3 * width, vocab_size=VOCAB)
     ]
     wrong = [std for std in stds if not (isinstance(std, (int, float)) and math.isfinite(std) and std >= 0)]
     result = f"not so: {wrong[0]!r}" if wrong else f"{len(stds)} numbers; no closed form is known to compare with"
@@ -134,6 +134,6 @@ def _weight_errors(config: RunConfig) -> Iterator[tuple[str, float]]:
         layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
         sizes = {"L": config.model.depth, "l": layer, "D": config.model.width, "I": inputs, "O": outputs}
         std = eval(forms[0], {"__builtins__": {}}, {**sizes, "ln": math.log})  # noqa: S307
-        generator = np.random.Generator(np.random.Philox(key=seed_of(config.seed, name)))
+        generator = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, name)))
         drawn = torch.from_numpy(generator.standard_normal(weight.numel(), dtype=np.float32)).view_as(weight)
         yield name, float((weight.detach() - std * drawn).abs().max() / (std * drawn).abs().max())

@@ -188,9 +188,9 @@ def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
     Queries and keys are rounded once; hidden activations and logits twice, because their factor is rounded too.
     """
     parts = {
-        "queries and keys": (placement.rotated(2, 8), (2, 2, 6, 8), 1),
-        "hidden activations": (placement.hidden("up", 16, 32), (2, 6, 32), 2),
-        "logits": (placement.logits(VOCAB, 16), (2, 6, VOCAB), 2),
+        "queries and keys": (placement.qk_transform(2, 8), (2, 2, 6, 8), 1),
+        "hidden activations": (placement.hidden_transform("up", 16, 32), (2, 6, 32), 2),
+        "logits": (placement.logits_transform(VOCAB, 16), (2, 6, VOCAB), 2),
     }
     wrong = []
     for name, (module, shape, roundings) in parts.items():
@@ -246,7 +246,7 @@ def _norms_for(placement: Placement) -> list[NormConfig]:
     """Return no norm, so that only the placement has parameters; or norms with gains, if it sets where these start."""
     none = NORMS["none"]()  # pyright: ignore[reportCallIssue]
     try:
-        placement.fits(none)
+        placement.check_norm(none)
     except ConfigError:
         return [NORMS["rmsnorm"](unit_offset=offset) for offset in (False, True)]  # pyright: ignore[reportCallIssue]
     return [none]

@@ -11,7 +11,7 @@ from normlab.errors import ConfigError
 from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
-from normlab.source import file_of_plugin, registered_by_plugins
+from normlab.source import plugin_file, registered_by_plugins
 from normlab.verify import blocks, norms, parameters
 from normlab.verify.check import Check
 from normlab.verify.contract import independence_check, pack_check
@@ -205,7 +205,7 @@ def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: s
     depths = OTHER_DEPTHS if each_norm else OTHER_DEPTHS[:1]
     configs += [(subject, small_config(plain, placement, depth=depth)) for depth in depths]
     for name, kind in NORMS.items() if each_norm else ():
-        if file_of_plugin("norm", name) is not None:
+        if plugin_file("norm", name) is not None:
             continue
         norm = kind()  # pyright: ignore[reportCallIssue]
         try:
@@ -220,7 +220,7 @@ def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: s
 
 def _visible_norm(placement: Placement) -> NormConfig:
     """Return RMSNorm with a large eps, or no norm where the placement has none."""
-    if placement.holds_norm(DEPTH):
+    if placement.has_norms(DEPTH):
         return NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
     return NORMS["none"]()  # pyright: ignore[reportCallIssue]
 

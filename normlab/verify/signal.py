@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from normlab.config import RunConfig
 from normlab.model.gpt import GPT
-from normlab.model.init import build_model, seed_of
-from normlab.stats.show import Collector, Selection, main_stream
+from normlab.model.init import build_model, derive_seed
+from normlab.stats.show import Selection, main_stream
 
 VOCAB = 512
 """Vocabulary size. Tokens follow Zipf's law: token r has probability proportional to 1 / r."""
@@ -47,7 +47,7 @@ class Signal:
 def zipf_tokens(batch: int, length: int, seed: int) -> Tensor:
     """Return random tokens, shape (B, T)."""
     weights = 1 / np.arange(1, VOCAB + 1)
-    generator = np.random.Generator(np.random.Philox(key=seed_of(seed, "probe")))
+    generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "probe")))
     drawn = generator.random((batch, length))
     edges = np.cumsum(weights / weights.sum())
     return torch.from_numpy(np.searchsorted(edges, drawn).clip(max=VOCAB - 1))
@@ -77,7 +77,7 @@ def measure_model(model: GPT, config: RunConfig) -> tuple[Signal, dict[str, Tens
         sizes_added = dict(zip((branch for branch, _ in names), added.tolist(), strict=True))
         for branch, ratio in ratios.items():
             ratio.append(sizes_added.get(branch, math.nan) / sizes[-1] if sizes[-1] else math.nan)
-        sizes.append(_rms(first(stream)).item())
+        sizes.append(_rms(main_stream(stream)).item())
     loss = cross_entropy(model.head(stream).flatten(0, 1), drawn_BT[:, 1:].flatten())
     params = dict(model.named_parameters())
     gradients = torch.autograd.grad(loss, list(params.values()), allow_unused=True)

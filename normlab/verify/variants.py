@@ -46,7 +46,7 @@ def is_valid(options: Any, width: int) -> bool:
         check(options)
         options.validate()
         if isinstance(options, NormConfig):
-            options.fits(width)
+            options.check_width(width)
     except ConfigError:
         return False
     return True

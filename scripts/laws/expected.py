@@ -64,8 +64,8 @@ LAWS = (
     _slope("lns: stream's power of ln L", "1/2", power(of("lns", "stream"), math.log), 0.5),
     _slope("hybridnorm: last gradient's power of L", "0", power(of("hybridnorm", "last")), 0),
     _one(
-        "residual: last gradient over the sum of post's and pre's, since it has both paths",
-        over(of("residual", "last"), plus(of("post", "last"), of("pre", "last"))),
+        "resi_dual: last gradient over the sum of post's and pre's, since it has both paths",
+        over(of("resi_dual", "last"), plus(of("post", "last"), of("pre", "last"))),
         15,
     ),
     _slope(

@@ -22,7 +22,7 @@ KEEL_SAME = "keel placement.first_block=same"
 CASES = (
     ("post", "xavier"), ("pre", "xavier"), ("peri", "xavier"), ("res_post", "xavier"), ("lns", "xavier"),
     ("deepnorm", "deepnorm"), ("sub_ln", "sub_ln"), ("hybridnorm", "xavier"), ("siamese", "xavier"),
-    ("residual", "xavier"), (KEEL_SAME, "xavier"), ("keel", "gpt2"), ("none", "xavier"), ("pre", "gpt2"),
+    ("resi_dual", "xavier"), (KEEL_SAME, "xavier"), ("keel", "gpt2"), ("none", "xavier"), ("pre", "gpt2"),
     ("post", "gpt2"), ("none", "gpt2"), ("peri", "gpt2_scaled"), ("res_post", "gpt2_scaled"),
 )  # fmt: skip
 """Placement with its options, and init rule; none is pre without a norm."""

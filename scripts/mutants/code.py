@@ -14,7 +14,9 @@ from types import ModuleType
 from mutants.mutant import UNCHANGED, Mutant
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
-from normlab.source import HELD_AGAINST
+
+HELD_AGAINST = ("reference", "reference_affine", "reference_evaluated")
+"""Methods of a norm's options that are its reference implementation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ IDEMPOTENT = ("tuple", "set", "frozenset", "float", "whole", "odd", "unit")
 """Functions with no effect when applied twice."""
 COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
 """Functions that ignore the order of their arguments."""
-EXCLUDED = ("validate", "fits", "refuse_idle", "reduced", "definition", "register_row", "factors", "numbers", "early",
-              "formula", "starts", "holds_norm", "is_plain_sum", "all_sub_layers", "layers", "all_starts",
+EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "without_defaults", "register_row", "factors", "early",
+              "formula", "starts", "has_norms", "is_plain_sum", "all_sub_layers", "layers", "all_starts",
               *HELD_AGAINST)  # fmt: skip
 """Functions outside a run's computation, and functions that mutants are compared with."""
 TABLES = {"normlab.norms.pointwise": ("FUNCTIONS",), "normlab.placements.ngpt": ("ROWS", "COLUMNS")}

@@ -19,7 +19,7 @@ from normlab.norms import base as norm_base
 from normlab.norms.base import NORMS
 from normlab.placements import algebra
 from normlab.placements import base as placement_base
-from normlab.placements.algebra import Early, Row, SubLayer, quarter
+from normlab.placements.algebra import EarlyBlocks, Row, SubLayer, quarter
 from normlab.placements.base import PLACEMENTS
 from normlab.verify import init_rules as init_rule_checks
 from normlab.verify import run
@@ -61,7 +61,7 @@ def feature_rows() -> list[Row]:
         "wiring.attn.norms.out.affine.gain": gain,
         "wiring.mlp.norms.out.affine.gain": gain,
     }
-    early = Early(
+    early = EarlyBlocks(
         blocks=quarter, condition="l <= L // 4", attn=SubLayer(norms=("in", "attn_inner")), mlp=SubLayer(norms=("in",))
     )
     post = SubLayer(norms=("res",))
@@ -96,7 +96,7 @@ def affine_checks() -> Iterator[Check]:
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
     "wiring": partial(algebra_checks, "rezero", "lns"),
-    "streams": partial(placement_checks, "residual", "siamese"),
+    "streams": partial(placement_checks, "resi_dual", "siamese"),
     "algebra": partial(algebra_checks, "rezero", "normformer", "keel", "depth_scaled_sandwich"),
 }
 """Checks of files that several entries share."""

@@ -16,9 +16,9 @@ COUNTS = (
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
 INSTRUMENTATION = "records what a sub-layer adds for the statistics, which tests/stats checks"
 NOTES = (
-    ("ngpt", "return unit(unit_BTD + {}rate_D * (unit(sublayer(x_BTD)) - unit_BTD){})", "sublayer.added(", ")"),
-    ("siamese", "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.added(", ")"),
-    ("wiring", "return {}self.sublayer(x_BTD){}", "self.added(", ")"),
+    ("ngpt", "return unit(unit_BTD + {}rate_D * (unit(sublayer(x_BTD)) - unit_BTD){})", "sublayer.mark_update(", ")"),
+    ("siamese", "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.mark_update(", ")"),
+    ("wiring", "return {}self.sublayer(x_BTD){}", "self.mark_update(", ")"),
 )
 """Lines with instrumentation, with the code before and after the instrumented expression."""
 EQUIVALENT: dict[tuple[str, str], str] = {
@@ -51,8 +51,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "torch computes in the wider of two dtypes, which is never a parameter's",
     (
         "batchnorm",
-        "self.keep(mean_D, var_D, x_D.numel() // x_D.shape[-1])  ->  "
-        "self.keep(mean_D, var_D, x_D.numel() / x_D.shape[-1])",
+        "self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1])  ->  "
+        "self.update_running_statistics(mean_D, var_D, x_D.numel() / x_D.shape[-1])",
     ): "the count of numbers is a multiple of the width",
     **{("batchnorm_past", f"{line}.unsqueeze(1)  ->  {line}.unsqueeze(-1)"): ONE_AXIS for line in COUNTS},
     (
@@ -76,13 +76,17 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     },
     (
         "wiring",
-        "return self.added(self.sublayer(x_BTD))  ->  return self.added(self.added(self.sublayer(x_BTD)))",
+        "return self.mark_update(self.sublayer(x_BTD))  ->  "
+        "return self.mark_update(self.mark_update(self.sublayer(x_BTD)))",
     ): INSTRUMENTATION,
-    ("wiring", "self.last = branch_BTD  ->  pass"): INSTRUMENTATION,
+    ("wiring", "self.last_update = branch_BTD  ->  pass"): INSTRUMENTATION,
     **{
-        ("wiring", f"branch_BTD = sublayer.added(branch_BTD)  ->  {text}"): INSTRUMENTATION
+        ("wiring", f"branch_BTD = sublayer.mark_update(branch_BTD)  ->  {text}"): INSTRUMENTATION
         for text in ("pass", "branch_BTD = branch_BTD")
     },
-    **{("groupnorm", f"self.fits(width)  ->  {text}"): "the config is validated before" for text in ("pass", "width")},
+    **{
+        ("groupnorm", f"self.check_width(width)  ->  {text}"): "the config is validated before"
+        for text in ("pass", "width")
+    },
 }
 """Reasons by entry and the mutant's text."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from mutants.mutant import Mutant
 from normlab.placements import algebra
-from normlab.placements.algebra import Early, Row, Schedule, SubLayer, Variant, one
+from normlab.placements.algebra import EarlyBlocks, Row, Schedule, SubLayer, Variant, one
 from normlab.placements.base import PLACEMENTS
 
 
@@ -64,7 +64,7 @@ def row_mutants(row: Row) -> Iterator[Mutant]:
         yield mutant("row: early and late are exchanged", **late)
 
 
-def _earlies(early: Early) -> Iterator[tuple[str, Early]]:
+def _earlies(early: EarlyBlocks) -> Iterator[tuple[str, EarlyBlocks]]:
     """Yield (mistake, early blocks with it)."""
     for text, blocks in (
         ("one less", lambda depth: early.blocks(depth) - 1),

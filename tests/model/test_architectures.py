@@ -1297,7 +1297,7 @@ NO_DECODER_HAS = (
     "ngpt",
     "normformer",
     "pre_post",
-    "residual",
+    "resi_dual",
     "rezero",
     "siamese",
     "skipinit",
@@ -1346,7 +1346,7 @@ def translated(row: Architecture, ours: Tensors, names: set[str]) -> Tensors:
     return theirs
 
 
-def test_every_placement_that_a_decoder_has_is_held_against_one() -> None:
+def test_every_placement_of_a_decoder_is_compared_with_one() -> None:
     words = {word for row in ARCHITECTURES for word in row.words.split()}
     held = {word.removeprefix("placement=") for word in words if word.startswith("placement=")}
     shipped = {name for name, known in load_all().items() if type(known).__module__.startswith("normlab.")}
@@ -1354,7 +1354,7 @@ def test_every_placement_that_a_decoder_has_is_held_against_one() -> None:
     assert held | set(NO_DECODER_HAS) == shipped
 
 
-def test_no_architecture_is_there_twice() -> None:
+def test_architectures_are_distinct() -> None:
     assert len({row.name for row in ARCHITECTURES}) == len(ARCHITECTURES)
 
 
@@ -1398,7 +1398,7 @@ def _float64() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.name)
-def test_it_is_ours(row: Architecture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_architecture_equals_our_model(row: Architecture, monkeypatch: pytest.MonkeyPatch) -> None:
     model, other, ours, weights = made_of(row, monkeypatch)
     tokens, targets = torch.randint(VOCAB, (2, 3, STEPS), generator=torch.Generator().manual_seed(2))
     logits, expected = both_logits(model, other, weights, tokens)
@@ -1423,7 +1423,7 @@ def test_it_is_ours(row: Architecture, monkeypatch: pytest.MonkeyPatch) -> None:
         ("Nemotron", "norm.unit_offset=false"),
     ],
 )
-def test_another_model_does_not_pass(name: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_rejects_another_model(name: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Unlike the row's by a little.
     (row,) = [row for row in ARCHITECTURES if row.name == name]
     words = [known for known in row.words.split() if known.split("=")[0] != word.split("=")[0]]

@@ -64,7 +64,7 @@ def assert_shared(one: dict[str, Tensor], other: dict[str, Tensor], names: set[s
     ],
     ids=" ".join,
 )
-def test_whatever_else_differs_what_both_have_is_shared(words: tuple[str, ...]) -> None:
+def test_shared_weights_are_equal_when_other_options_differ(words: tuple[str, ...]) -> None:
     plain, other = weights("init=gpt2"), weights("init=gpt2", *words)
     names = set(drawn(plain))
     assert names <= set(drawn(other))
@@ -72,12 +72,12 @@ def test_whatever_else_differs_what_both_have_is_shared(words: tuple[str, ...]) 
     assert_shared(plain, other, names)
 
 
-def test_a_longer_context_leaves_the_rest_alone() -> None:
+def test_longer_context_changes_no_other_weight() -> None:
     plain, longer = weights("init=gpt2"), weights("init=gpt2", "model.context=12")
     assert_shared(plain, longer, set(drawn(plain)) - {"embed.positions.weight"})
 
 
-def test_a_deeper_model_begins_with_the_shallower_one() -> None:
+def test_deeper_model_contains_the_weights_of_the_shallower_one() -> None:
     shallow, deep = weights("init=gpt2"), weights("init=gpt2", "model.depth=4")
     assert_shared(shallow, deep, set(shallow))
     for name in drawn(deep):
@@ -93,7 +93,7 @@ def test_another_seed_is_another_model() -> None:
         assert correlation.abs() < 5 / math.sqrt(tensor.numel())
 
 
-def test_no_two_weights_of_a_model_are_alike() -> None:
+def test_weights_of_a_model_are_distinct() -> None:
     tensors = list(drawn(weights()).values())
     for i, one in enumerate(tensors):
         for other in tensors[i + 1 :]:
@@ -101,7 +101,7 @@ def test_no_two_weights_of_a_model_are_alike() -> None:
             assert not torch.equal(one.flatten()[:count] / one.std(), other.flatten()[:count] / other.std())
 
 
-def test_the_draw_is_the_one_that_is_documented() -> None:
+def test_draw_follows_the_documentation() -> None:
     # Spelled out again: a run's weights must not change with a refactoring.
     key = int.from_bytes(hashlib.sha256(b"3/blocks.1.mlp.up.weight").digest()[:8], "little")
     values = np.random.Generator(np.random.Philox(key=key)).standard_normal(64 * 16, dtype=np.float32)
@@ -109,7 +109,7 @@ def test_the_draw_is_the_one_that_is_documented() -> None:
     torch.testing.assert_close(weights("seed=3", "init=gpt2")["blocks.1.mlp.up.weight"], expected, rtol=0, atol=0)
 
 
-def test_the_draw_is_the_one_that_was_recorded() -> None:
+def test_draw_equals_the_recorded_one() -> None:
     # Against a numpy that draws otherwise: these are what numpy 2.4 gave.
     found = weights("seed=0", "init=gpt2")["embed.tokens.weight"].flatten()[:3]
     recorded = torch.tensor([-0.01228704, 0.028460819, -0.020609539])
@@ -119,7 +119,7 @@ def test_the_draw_is_the_one_that_was_recorded() -> None:
 # Global generators
 
 
-def test_global_generators_are_left_alone() -> None:
+def test_global_generators_are_unchanged() -> None:
     config = config_of("norm=batchnorm")
     with torch.random.fork_rng(devices=[]):
         # A state that no earlier building of a model can have left.
@@ -131,7 +131,7 @@ def test_global_generators_are_left_alone() -> None:
         assert random.getstate() == before[2]
 
 
-def test_a_gpus_generator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_generator_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     # torch.manual_seed also seeds every device, at once or as soon as there is one.
     def refuse(seed: int) -> None:
         raise AssertionError("seeded the GPU")
@@ -229,7 +229,7 @@ def expected_std(rule: str, name: str) -> float:
 
 
 @pytest.mark.parametrize("rule", INIT_RULES)
-def test_the_standard_deviation_is_the_rules(rule: str) -> None:
+def test_standard_deviation_equals_that_of_the_rule(rule: str) -> None:
     shape = ("model.depth=3", "model.width=192", "model.context=300", "model.mlp=swiglu", "model.mlp_width=320")
     config = config_of(*shape, "model.tie_embeddings=false", f"init={rule}")
     found = dict(build_model(config, 1000).named_parameters())
@@ -259,7 +259,7 @@ def test_gpt2_scaled_depends_on_depth_and_gpt2_does_not() -> None:
             torch.testing.assert_close(deep[name], factor * shallow[name], rtol=1e-6, atol=0)
 
 
-def test_auto_is_the_placements_rule() -> None:
+def test_init_auto_selects_the_rule_of_the_placement() -> None:
     for placement, rule in (("pre", "gpt2_scaled"), ("post", "xavier")):
         auto, named = weights(f"placement={placement}"), weights(f"placement={placement}", f"init={rule}")
         assert_shared(auto, named, set(auto))
@@ -319,7 +319,7 @@ class Torchs(NormConfig):
         return norm
 
 
-def test_a_norms_parameters_are_its_own_at_every_site(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_site_has_its_own_norm_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("model.qk_norm=head")
     # Registered for this test alone, and after composing: Hydra's store forgets nothing.
     monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))

@@ -205,7 +205,9 @@ def gpt2_like(config: ModelConfig, attention: str = "sdpa") -> GPT2LMHeadModel:
 
 
 @each_shape
-def test_gpt2(depth: int, heads: int, steps: int, attention: str, dtype: torch.dtype) -> None:
+def test_logits_equal_gpt2_of_transformers(
+    depth: int, heads: int, steps: int, attention: str, dtype: torch.dtype
+) -> None:
     config = config_of(
         "model=gpt2_nano", "norm=layernorm", "placement=pre", f"model.depth={depth}", f"model.heads={heads}"
     )
@@ -236,7 +238,9 @@ def shape_of(config: ModelConfig) -> dict[str, object]:
 
 
 @each_shape
-def test_llama(depth: int, heads: int, steps: int, attention: str, dtype: torch.dtype) -> None:
+def test_logits_equal_llama_of_transformers(
+    depth: int, heads: int, steps: int, attention: str, dtype: torch.dtype
+) -> None:
     config = config_of(
         "model=llama_nano", "norm=rmsnorm", "placement=pre", f"model.depth={depth}", f"model.heads={heads}"
     )
@@ -255,7 +259,7 @@ def test_llama(depth: int, heads: int, steps: int, attention: str, dtype: torch.
     ],
     ids=lambda words: words[0],
 )
-def test_llama_with_options(words: tuple[str, ...], dtype: torch.dtype) -> None:
+def test_logits_equal_llama_with_options(words: tuple[str, ...], dtype: torch.dtype) -> None:
     config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", *words)
     other = LlamaForCausalLM(LlamaConfig(**shape_of(config.model)))
     theta = config.model.rope_theta
@@ -288,7 +292,7 @@ def test_the_comparison_can_fail(word: str, dtype: torch.dtype) -> None:
         assert_equal_models(randomised(config, dtype), LlamaForCausalLM(LlamaConfig(**shape)), as_llama, 17)
 
 
-def test_in_float64_no_eps_passes_for_another() -> None:
+def test_comparison_in_float64_detects_another_eps() -> None:
     config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", "norm.eps=1.0001e-6")
     with float32_as_float64():
         model, other = randomised(config, torch.float64), LlamaForCausalLM(LlamaConfig(**shape_of(config.model)))
@@ -300,7 +304,7 @@ def test_in_float64_no_eps_passes_for_another() -> None:
 
 
 @pytest.mark.parametrize("theta", [10000.0, 17.5])
-def test_rope_is_theirs(theta: float, dtype: torch.dtype) -> None:
+def test_rope_equals_transformers(theta: float, dtype: torch.dtype) -> None:
     steps, width = 64, 16
     config = LlamaConfig(
         hidden_size=width,
@@ -316,7 +320,7 @@ def test_rope_is_theirs(theta: float, dtype: torch.dtype) -> None:
         assert_equal(ours, theirs, terms=steps**2)
 
 
-def test_rope_turns_pairs_by_position_and_keeps_what_it_should() -> None:
+def test_rope_rotates_pairs_by_position_and_keeps_lengths() -> None:
     steps, width, theta = 10, 8, 100.0
     q = torch.randn(steps, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     turned = rotate(q, theta)
@@ -331,7 +335,7 @@ def test_rope_turns_pairs_by_position_and_keeps_what_it_should() -> None:
 
 
 @pytest.mark.parametrize("words", [("model=gpt2_nano",), ("model=llama_nano", "model.qk_norm=head")], ids=str)
-def test_the_fused_and_the_written_out_attention_agree(words: tuple[str, ...]) -> None:
+def test_fused_and_unfused_attention_agree(words: tuple[str, ...]) -> None:
     config = config_of(*words, "norm=rmsnorm", "placement=pre", "model.depth=2")
     model = randomised(config, torch.float64)
     generator = torch.Generator().manual_seed(2)
@@ -352,7 +356,7 @@ def test_the_fused_and_the_written_out_attention_agree(words: tuple[str, ...]) -
     torch.testing.assert_close(grads, other_grads, rtol=1e-12, atol=1e-12)
 
 
-def test_the_written_out_attention_hides_the_future_from_any_score() -> None:
+def test_unfused_attention_masks_the_future_for_any_score() -> None:
     # Scores of a million: a mask that was merely a large number would be outweighed.
     q, k, v = 1e3 * torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = attend(q, k, v, 0.5)
@@ -361,7 +365,7 @@ def test_the_written_out_attention_hides_the_future_from_any_score() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "written_out"])
-def test_attention_sees_nothing_later(fused: bool) -> None:
+def test_attention_is_causal(fused: bool) -> None:
     model = randomised(config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2"), torch.float64)
     for module in model.modules():
         if isinstance(module, Attention):

@@ -16,18 +16,18 @@ WARNING = "norm={}: in training, each token's statistics include later tokens, s
 
 
 @pytest.mark.parametrize("name", ["batchnorm", "batchnorm_past", "batchnorm_position", "rmsnorm", "layernorm"])
-def test_the_declaration_decides(name: str) -> None:
+def test_warning_follows_the_declaration(name: str) -> None:
     warnings = [line for line in compose_run([f"norm={name}"]).warnings() if "later tokens" in line]
     assert [line.startswith(WARNING.format(name)) for line in warnings] == [True] * (not NORMS[name].causal)
 
 
-def test_any_norm_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_covers_every_norm_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose_run(["norm=layernorm"])
     monkeypatch.setattr(type(config.norm), "causal", False)
     assert config.warnings() == [WARNING.format("layernorm") + "; the validation loss leaks it too"]
 
 
-def test_one_line_at_the_start_and_in_the_record(words: list[str], run_command: Command, tmp_path: Path) -> None:
+def test_warning_is_printed_once_and_recorded(words: list[str], run_command: Command, tmp_path: Path) -> None:
     line = WARNING.format("batchnorm") + "; the validation loss uses running statistics and does not"
     code, _, err = run_command("train", *words, "norm=batchnorm", "train.steps=2")
     assert (code, err.splitlines()[0], err.count("later tokens")) == (0, f"warning: {line}", 1)

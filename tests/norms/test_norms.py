@@ -116,9 +116,9 @@ def assert_same(actual: tuple, expected: tuple, **tolerance: float) -> None:
 @pytest.mark.slow
 @each_variant
 @pytest.mark.parametrize("shape", [(5, WIDTH), (2, 3, WIDTH), (2, 3, 4, WIDTH), (2, 3, 1)], ids=str)
-def test_shape_dtype_and_input_are_kept(options: NormConfig, shape: tuple[int, ...]) -> None:
+def test_shape_and_dtype_are_kept_and_the_input_is_unchanged(options: NormConfig, shape: tuple[int, ...]) -> None:
     try:
-        options.fits(shape[-1])
+        options.check_width(shape[-1])
     except ConfigError as refused:
         with pytest.raises(ConfigError, match=re.escape(str(refused))):
             options.build(shape[-1])
@@ -143,14 +143,14 @@ def test_float64_is_computed_in_float64(options: NormConfig, training: bool) -> 
 
 @pytest.mark.parametrize("options", [options for options in ALL if rounds_once(options)], ids=label)
 @both_modes
-def test_a_narrow_input_is_computed_in_float32_and_rounded_once(options: NormConfig, training: bool) -> None:
+def test_narrow_input_is_computed_in_float32_and_rounded_once(options: NormConfig, training: bool) -> None:
     norm = build(options, training=training)
     x = draw(2, 3, WIDTH, dtype=torch.bfloat16)
     torch.testing.assert_close(norm(x), copy.deepcopy(norm)(x.float()).bfloat16(), rtol=0, atol=0)
 
 
 @each_norm
-def test_buffers_are_reassigned_not_written(options: NormConfig) -> None:
+def test_buffers_are_reassigned_not_written_in_place(options: NormConfig) -> None:
     norm = build(options)
     held = dict(norm.named_buffers())
     values = {name: tensor.clone() for name, tensor in held.items()}
@@ -162,7 +162,7 @@ def test_buffers_are_reassigned_not_written(options: NormConfig) -> None:
 
 
 @each_variant
-def test_starts_the_same_at_every_construction(options: NormConfig) -> None:
+def test_initial_parameters_are_equal_at_every_construction(options: NormConfig) -> None:
     states = []
     with torch.random.fork_rng(devices=[]):
         for _ in range(2):
@@ -172,7 +172,7 @@ def test_starts_the_same_at_every_construction(options: NormConfig) -> None:
 
 
 @pytest.mark.parametrize("kind", [BatchNormConfig, LayerNormConfig, RMSNormConfig])
-def test_a_unit_offset_starts_at_the_identity(kind: type[NormConfig]) -> None:
+def test_unit_offset_is_initially_the_identity(kind: type[NormConfig]) -> None:
     x = draw(2, 3, WIDTH, dtype=torch.float32)
     offset = kind(unit_offset=True).build(WIDTH)  # pyright: ignore[reportCallIssue]
     assert torch.equal(offset.affine.gain, torch.zeros(WIDTH))  # pyright: ignore[reportAttributeAccessIssue]
@@ -240,7 +240,7 @@ def test_one_graph_equals_eager(options: NormConfig) -> None:
 
 @pytest.mark.slow
 @IMPORTS_INDUCTOR
-def test_compiled_to_machine_code_is_as_near_the_formula_as_eager() -> None:
+def test_compiled_norm_is_as_accurate_as_eager() -> None:
     # Where a gradient is a small difference of large terms, neither is near the other.
     torch.compiler.reset()
     norms = Several([build(options) for options in DEFAULTS])
@@ -322,13 +322,13 @@ def later_tokens_are_seen(norm: nn.Module) -> bool:
 
 
 @each_variant
-def test_causal_is_declared(options: NormConfig) -> None:
+def test_causality_equals_the_declaration(options: NormConfig) -> None:
     assert later_tokens_are_seen(build(options, training=True)) == (not options.causal)
     assert not later_tokens_are_seen(build(options, training=False))
 
 
 @each_variant
-def test_batch_statistics_are_declared(options: NormConfig) -> None:
+def test_batch_statistics_equal_the_declaration(options: NormConfig) -> None:
     norm, x = build(options), draw(2, 3, WIDTH, dtype=torch.float32)
     evaluated = copy.deepcopy(norm).eval()(x)
     assert torch.equal(norm.train()(x), evaluated) == (not options.batch_statistics)
@@ -343,7 +343,7 @@ def test_evaluation_changes_nothing(options: NormConfig) -> None:
 
 
 @pytest.mark.parametrize("name", load_all())
-def test_says_what_it_is(name: str) -> None:
+def test_norm_has_formula_source_and_name(name: str) -> None:
     kind = load_all()[name]
     # A dataclass without a docstring is given its signature for one.
     doc = kind.__doc__ or ""
@@ -358,7 +358,7 @@ def test_says_what_it_is(name: str) -> None:
     assert kind(preset="mine").label == "mine"  # pyright: ignore[reportCallIssue]
 
 
-def test_the_variants_cover_the_options() -> None:
+def test_variants_cover_the_options() -> None:
     labels = {label(options) for options in ALL}
     assert {
         "rmsnorm",
@@ -397,7 +397,7 @@ def test_the_variants_cover_the_options() -> None:
     ],
     ids=lambda value: label(value) if isinstance(value, NormConfig) else None,
 )
-def test_options_without_effect_are_refused(options: NormConfig, word: str) -> None:
+def test_options_without_effect_are_rejected(options: NormConfig, word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(options)
     assert str(caught.value).startswith(word)
@@ -413,7 +413,7 @@ def test_options_without_effect_are_refused(options: NormConfig, word: str) -> N
     ],
     ids=label,
 )
-def test_their_neighbours_are_not(options: NormConfig) -> None:
+def test_options_with_effect_are_accepted(options: NormConfig) -> None:
     validate(options)
 
 
@@ -427,7 +427,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[NormConfig]]:
     return base.NORMS
 
 
-def test_a_second_norm_of_one_name_is_refused(registry: dict[str, type[NormConfig]]) -> None:
+def test_second_norm_of_the_same_name_is_rejected(registry: dict[str, type[NormConfig]]) -> None:
     @dataclasses.dataclass(kw_only=True, slots=True)
     class Mine(NormConfig):
         name: str = "rmsnorm"
@@ -437,7 +437,7 @@ def test_a_second_norm_of_one_name_is_refused(registry: dict[str, type[NormConfi
     assert registry["rmsnorm"] is RMSNormConfig
 
 
-def test_a_norm_without_a_name_is_refused(registry: dict[str, type[NormConfig]]) -> None:
+def test_norm_without_a_name_is_rejected(registry: dict[str, type[NormConfig]]) -> None:
     @dataclasses.dataclass(kw_only=True, slots=True)
     class Nameless(NormConfig):
         pass

@@ -68,7 +68,7 @@ def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
 @both_precisions
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
 @pytest.mark.parametrize(("gain", "bias"), [(True, True), (True, False), (False, False)])
-def test_layernorm_is_torchs(dtype: torch.dtype, eps: float, gain: bool, bias: bool) -> None:
+def test_layernorm_equals_torch(dtype: torch.dtype, eps: float, gain: bool, bias: bool) -> None:
     norm = LayerNorm(WIDTH, LayerNormConfig(eps=eps, gain=gain, bias=bias)).to(dtype)
     oracle = nn.LayerNorm(WIDTH, eps=eps, elementwise_affine=gain, bias=bias, dtype=dtype)
     fill(norm, oracle)
@@ -80,7 +80,7 @@ def test_layernorm_is_torchs(dtype: torch.dtype, eps: float, gain: bool, bias: b
 @both_precisions
 @pytest.mark.parametrize("eps", [1e-6, 0.1])
 @pytest.mark.parametrize("gain", [True, False])
-def test_rmsnorm_is_torchs(dtype: torch.dtype, eps: float, gain: bool) -> None:
+def test_rmsnorm_equals_torch(dtype: torch.dtype, eps: float, gain: bool) -> None:
     norm = RMSNorm(WIDTH, RMSNormConfig(eps=eps, gain=gain)).to(dtype)
     oracle = nn.RMSNorm(WIDTH, eps=eps, elementwise_affine=gain, dtype=dtype)
     fill(norm, oracle)
@@ -98,7 +98,7 @@ def batch(seed: int, dtype: torch.dtype) -> Tensor:
 
 @both_precisions
 @pytest.mark.parametrize("momentum", [0.1, 0.7, 1.0])
-def test_batchnorm_is_torchs(dtype: torch.dtype, momentum: float) -> None:
+def test_batchnorm_equals_torch(dtype: torch.dtype, momentum: float) -> None:
     norm = BatchNorm(WIDTH, BatchNormConfig(momentum=momentum)).to(dtype)
     oracle = nn.BatchNorm1d(WIDTH, momentum=momentum, dtype=dtype)
     fill(norm, oracle)
@@ -119,7 +119,7 @@ def test_batchnorm_is_torchs(dtype: torch.dtype, momentum: float) -> None:
     assert_same(ours, outcome(flat, x, [oracle.weight, oracle.bias]))
 
 
-def test_the_biased_running_variance_is_the_formulas() -> None:
+def test_biased_running_variance_equals_the_formula() -> None:
     norm = BatchNorm(WIDTH, BatchNormConfig(momentum=0.3, running_var="biased")).double()
     mean, var = np.zeros(WIDTH), np.ones(WIDTH)
     for step in range(3):
@@ -137,7 +137,7 @@ def test_the_biased_running_variance_is_the_formulas() -> None:
 
 
 @pytest.mark.parametrize("running_var", ["unbiased", "biased"])
-def test_one_token_has_no_variance(running_var: str) -> None:
+def test_one_token_keeps_the_biased_variance(running_var: str) -> None:
     # torch refuses one; a context of one and a batch of one are allowed here.
     norm = BatchNorm(WIDTH, BatchNormConfig(running_var=running_var)).double()
     x = draw(1, 1, WIDTH)
@@ -146,7 +146,7 @@ def test_one_token_has_no_variance(running_var: str) -> None:
     assert_same([norm.running_var], [torch.full_like(x[0, 0], 0.9)])
 
 
-def test_none_is_the_input_itself() -> None:
+def test_none_returns_its_input() -> None:
     x = draw(2, 3, WIDTH)
     assert NoNormConfig().build(WIDTH)(x) is x
 
@@ -202,7 +202,7 @@ FORMULAS: list[tuple[Formula, NormConfig]] = [
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize("unit_offset", [False, True], ids=["gain", "offset"])
 @pytest.mark.parametrize(("formula", "options"), FORMULAS, ids=[formula.__name__ for formula, _ in FORMULAS])
-def test_eps_stands_where_the_formula_has_it(
+def test_eps_has_its_place_in_the_formula(
     formula: Formula, options: NormConfig, unit_offset: bool, scale: float
 ) -> None:
     # eps is 0.3 so that it counts at all three scales: below it, beside it, and far above it.
@@ -224,7 +224,7 @@ def test_eps_stands_where_the_formula_has_it(
         np.testing.assert_allclose(grad[token], slopes, rtol=1e-11, atol=1e-12 / scale)
 
 
-def test_the_formulas_are_told_apart() -> None:
+def test_forms_of_eps_give_different_outputs() -> None:
     # What the test above rests on: no two of them agree on its inputs.
     row = (draw(WIDTH) + 0.5).numpy().astype(np.complex128)
     values = [formula(row, 0.3).real for formula, _ in FORMULAS if formula is not clamp]
@@ -236,7 +236,7 @@ def test_the_formulas_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("eps", [1e-12, 0.5])
-def test_clamp_is_torchs_normalize_times_the_root_of_the_width(eps: float) -> None:
+def test_clamp_equals_torch_normalize_times_sqrt_width(eps: float) -> None:
     norm = RMSNormConfig(eps_mode="clamp", eps=eps / WIDTH**0.5, gain=False).build(WIDTH).double()
 
     def oracle(x: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def in_bfloat16(norm: RMSNorm, oracle: nn.Module, gain: Tensor) -> tuple[Tensor,
     return norm(x), oracle.to(BFLOAT16)(x)
 
 
-def test_cast_then_scale_is_llamas_bit_for_bit() -> None:
+def test_cast_then_scale_equals_llama_bit_for_bit() -> None:
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     gain = 1 + 0.3 * draw(256, seed=1, dtype=torch.float32)
@@ -275,7 +275,7 @@ def test_cast_then_scale_is_llamas_bit_for_bit() -> None:
     assert (ours != other).float().mean() > 0.05
 
 
-def test_scale_then_cast_is_gemmas_bit_for_bit() -> None:
+def test_scale_then_cast_equals_gemma_bit_for_bit() -> None:
     from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 
     # Already a bfloat16 number: Gemma's checkpoint is one, and ours keeps float32.
@@ -448,7 +448,7 @@ def test_every_preset_of_a_model_has_its_oracle() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3], ids=["large", "beside_eps"])
 @pytest.mark.parametrize("name", MODELS)
-def test_preset_is_the_model(name: str, scale: float) -> None:
+def test_preset_equals_the_norm_of_the_model(name: str, scale: float) -> None:
     norm, oracle = preset(name).build(WIDTH), MODELS[name](WIDTH)
     theirs = [getattr(oracle, word, None) for word in ("weight", "bias")]
     ours = [norm.affine.gain, norm.affine.bias]
@@ -463,7 +463,7 @@ def test_preset_is_the_model(name: str, scale: float) -> None:
 @pytest.mark.parametrize(
     "name", ["rmsnorm_llama", "rmsnorm_qwen3", "rmsnorm_olmo2", "rmsnorm_gemma", "rmsnorm_qwen3_next"]
 )
-def test_preset_is_the_model_in_bfloat16(name: str) -> None:
+def test_preset_equals_the_norm_of_the_model_in_bfloat16(name: str) -> None:
     norm, oracle = preset(name).build(256), MODELS[name](256)
     gain = (oracle.weight.detach() + 0.3 * draw(256, seed=1)).to(BFLOAT16).float()
     torch.testing.assert_close(*in_bfloat16(norm, oracle, gain), **EXACTLY)

@@ -98,13 +98,13 @@ def assert_held(options: NormConfig, x: Tensor, training: bool, width: int = WID
 @each_case
 @both_modes
 @pytest.mark.parametrize("scale", [0.05, 1.0, 20.0])
-def test_a_norm_is_its_reference(options: NormConfig, training: bool, scale: float) -> None:
+def test_norm_equals_its_reference(options: NormConfig, training: bool, scale: float) -> None:
     assert_held(options, scale * (draw(3, 5, WIDTH, seed=4) + 0.3), training)
 
 
 @each_case
 @both_modes
-def test_more_axes_are_more_tokens(options: NormConfig, training: bool) -> None:
+def test_additional_axes_are_additional_tokens(options: NormConfig, training: bool) -> None:
     assert_held(options, draw(2, 3, 4, WIDTH, seed=5), training)
 
 
@@ -122,7 +122,7 @@ def test_at_zero_and_where_all_channels_are_the_same(options: NormConfig) -> Non
 
 
 @each_class
-def test_parameters_are_as_many_as_it_says(name: str) -> None:
+def test_number_of_parameters_equals_the_declared_one(name: str) -> None:
     options = SHIPPED[name]()  # pyright: ignore[reportCallIssue]
     for width in (8, 24):
         counted = sum(parameter.numel() for parameter in options.build(width).parameters())
@@ -131,7 +131,7 @@ def test_parameters_are_as_many_as_it_says(name: str) -> None:
 
 
 @each_class
-def test_a_norm_says_what_it_is_held_against(name: str) -> None:
+def test_norm_declares_its_oracle(name: str) -> None:
     kind = SHIPPED[name]
     assert kind.oracle_kind in ("external", "identity", "self")
     for text in (kind.oracle, kind.parameters, *kind.pitfalls):
@@ -142,7 +142,7 @@ def test_a_norm_says_what_it_is_held_against(name: str) -> None:
 
 
 @each_class
-def test_a_reference_does_not_ask_the_module(name: str) -> None:
+def test_reference_does_not_use_the_module(name: str) -> None:
     kind: Any = SHIPPED[name]
     module = type(kind().build(WIDTH)).__name__
     for method in (kind.reference, kind.reference_evaluated):
@@ -157,6 +157,6 @@ def test_a_norm_with_batch_statistics_has_two_references() -> None:
         assert (kind.reference_evaluated is not NormConfig.reference_evaluated) == kind.batch_statistics
 
 
-def test_the_further_cases_are_not_in_the_list_already() -> None:
+def test_additional_cases_are_not_duplicates() -> None:
     seen = [dataclasses.astuple(options) for options in EVERY]
     assert len({(type(o).__name__, *t) for o, t in zip(EVERY, seen, strict=True)}) == len(EVERY)

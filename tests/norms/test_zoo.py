@@ -204,7 +204,7 @@ def called(options: NormConfig) -> str:
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize(("formula", "options"), CASES, ids=[called(options) for _, options in CASES])
-def test_is_its_formula(formula: Callable[..., Array], options: NormConfig, scale: float) -> None:
+def test_norm_equals_its_formula(formula: Callable[..., Array], options: NormConfig, scale: float) -> None:
     norm = built(options)
     params = {name: parameter.detach().numpy() for name, parameter in norm.named_parameters()}
     x = scale * (draw(3, WIDTH) + 0.5)
@@ -245,19 +245,19 @@ def assert_same(norm: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tens
 X = draw(2, 5, WIDTH, seed=3) + 0.5
 
 
-def test_l2norm_is_torchs_normalize() -> None:
+def test_l2norm_equals_torch_normalize() -> None:
     short = X * torch.tensor([1e-3, 0.1, 1, 10, 100], dtype=torch.float64)[None, :, None]
     assert_same(built(L2NormConfig(eps=0.5)), lambda x: F.normalize(x, dim=-1, eps=0.5), short)
 
 
-def test_scalenorm_is_torchs_normalize_times_one_number() -> None:
+def test_scalenorm_equals_torch_normalize_times_a_scalar() -> None:
     norm = built(ScaleNormConfig())
     assert ScaleNormConfig().build(WIDTH).radius.item() == pytest.approx(WIDTH**0.5)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     assert [tuple(parameter.shape) for parameter in norm.parameters()] == [()]
     assert_same(norm, lambda x: norm.radius.detach() * F.normalize(x, dim=-1, eps=1e-5), X)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
 
 
-def test_groupnorm_is_torchs_on_single_tokens() -> None:
+def test_groupnorm_equals_torch_on_single_tokens() -> None:
     norm = built(GroupNormConfig(groups=3))
     oracle = nn.GroupNorm(3, WIDTH, dtype=torch.float64)
     with torch.no_grad():
@@ -276,13 +276,13 @@ BOUNDED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_a_pointwise_function_is_torchs(name: str) -> None:
+def test_pointwise_function_equals_torch(name: str) -> None:
     options = PointwiseConfig(function=name, alpha=1.0, gain=False, bias=False)
     assert_same(options.build(WIDTH).double(), BOUNDED[name], 2 * X)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_pointwise_function_is_odd_and_bounded(name: str) -> None:
+def test_pointwise_function_is_odd_and_bounded(name: str) -> None:
     function, x = FUNCTIONS[name], torch.linspace(0, 50, 2001, dtype=torch.float64)
     torch.testing.assert_close(function(-x), -function(x), rtol=0, atol=0)
     assert function(x).max() <= 1
@@ -297,7 +297,7 @@ SLOPES_AT_0 = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_slope_at_0_is_the_functions(name: str) -> None:
+def test_slope_at_0_is_that_of_the_function(name: str) -> None:
     # Where a branch starts at 0, a slope that sign(0) = 0 had eaten would keep it there.
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(FUNCTIONS[name](x), x)
@@ -339,7 +339,7 @@ def test_l2norm_at_the_root_of_the_width_is_rmsnorm() -> None:
     assert_same(L2NormConfig(eps=0.0, radius=None).build(WIDTH).double(), rms, X)
 
 
-def test_minmax_fills_0_to_1_whatever_scale_and_shift() -> None:
+def test_minmax_maps_to_0_to_1_for_any_scale_and_shift() -> None:
     norm = MinMaxConfig(eps=0.0).build(WIDTH).double()
     y = norm(X)
     assert (y.amin(-1) == 0).all()
@@ -347,21 +347,21 @@ def test_minmax_fills_0_to_1_whatever_scale_and_shift() -> None:
     torch.testing.assert_close(norm(7 * X - 3), y, rtol=1e-12, atol=1e-12)
 
 
-def test_seednorm_starts_as_rmsnorm_and_can_leave_it() -> None:
+def test_seednorm_is_initially_rmsnorm_and_can_change() -> None:
     norm = SeeDNormConfig(eps=0.1).build(WIDTH).double()
     assert_same(norm, RMSNormConfig(eps=0.1).build(WIDTH).double(), X)
     (norm(X) * draw(*X.shape, seed=1)).sum().backward()
     assert norm.beta.grad.abs().min() > 0  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
-def test_a_gate_of_one_half_halves_rmsnorm() -> None:
+def test_gate_of_one_half_halves_rmsnorm() -> None:
     norm = GatedNormConfig(eps=0.1, gate_scale=2.0).build(WIDTH).double()
     with torch.no_grad():
         norm.up.zero_()  # pyright: ignore[reportCallIssue]
     assert_same(norm, RMSNormConfig(eps=0.1).build(WIDTH).double(), X)
 
 
-def test_a_gate_is_drawn_with_its_std_whatever_the_models_init_rule() -> None:
+def test_gate_is_drawn_with_std_under_every_init_rule() -> None:
     words = ["norm=gatednorm", "norm.std=0.5", "norm.rank=64", "init=xavier", "model.depth=1", "model.width=64"]
     config = compose_run(words)
     model = build_model(config, 50)
@@ -374,13 +374,13 @@ def test_a_gate_is_drawn_with_its_std_whatever_the_models_init_rule() -> None:
     assert len({parameter[0, 0].item() for parameter in drawn.values()}) == 6
 
 
-def test_bhyt_is_rmsnorm_while_tanh_is_straight() -> None:
+def test_bhyt_equals_rmsnorm_where_tanh_is_linear() -> None:
     small = BHyTConfig(eps=0.1, lam=1e-3, kappa=1e3, gain=False, learn_lam=False).build(WIDTH).double()
     plain = RMSNormConfig(eps=0.1, gain=False).build(WIDTH).double()
     torch.testing.assert_close(small(X) * 1e6, plain(X), rtol=1e-9, atol=1e-9)
 
 
-def test_bhyt_learns_lam_as_its_authors_configurations_do_unless_asked_otherwise() -> None:
+def test_bhyt_learns_lam_by_default() -> None:
     (lam,) = BHyTConfig(gain=False).build(WIDTH).parameters()
     assert (lam.shape, lam.item()) == ((), 2.0)
     assert dict(BHyTConfig(gain=False, learn_lam=False).build(WIDTH).named_parameters()) == {}
@@ -391,7 +391,7 @@ PAST_INPUTS["heads"] = draw(2, 6, 3, WIDTH)
 
 
 @pytest.mark.parametrize("words", PAST_INPUTS)
-def test_batchnorm_of_the_past_is_that_of_every_beginning(words: str) -> None:
+def test_batchnorm_past_equals_batchnorm_of_every_prefix(words: str) -> None:
     x = PAST_INPUTS[words]
     time = 1 if x.dim() > 2 else 0
     y = BatchNormPastConfig(eps=0.1).build(WIDTH).double()(x)
@@ -403,7 +403,7 @@ def test_batchnorm_of_the_past_is_that_of_every_beginning(words: str) -> None:
 @pytest.mark.parametrize("kind", [BatchNormPastConfig, BatchNormPositionConfig])
 @pytest.mark.parametrize("running_var", ["unbiased", "biased"])
 @pytest.mark.parametrize("words", PAST_INPUTS)
-def test_batchnorm_by_time_keeps_what_batchnorm_keeps(
+def test_batchnorm_past_and_position_keep_the_running_statistics_of_batchnorm(
     words: str, running_var: str, kind: type[BatchNormConfig]
 ) -> None:
     norm = kind(running_var=running_var).build(WIDTH).double()
@@ -416,7 +416,7 @@ def test_batchnorm_by_time_keeps_what_batchnorm_keeps(
     torch.testing.assert_close(norm.eval()(x), plain.eval()(x), rtol=1e-12, atol=1e-12)
 
 
-def test_batchnorm_of_a_position_is_batchnorm_of_its_tokens() -> None:
+def test_batchnorm_position_equals_batchnorm_of_one_position() -> None:
     x = PAST_INPUTS["heads"]
     y = BatchNormPositionConfig(eps=0.1).build(WIDTH).double()(x)
     for position in range(x.shape[1]):
@@ -424,12 +424,12 @@ def test_batchnorm_of_a_position_is_batchnorm_of_its_tokens() -> None:
         torch.testing.assert_close(y[:, position].flatten(0, 1), plain, rtol=1e-11, atol=1e-11)
 
 
-def test_batchnorm_of_a_position_gives_the_bias_where_there_is_one_sequence() -> None:
+def test_batchnorm_position_of_one_sequence_is_the_bias() -> None:
     norm = BatchNormPositionConfig().build(WIDTH).double()
     assert not norm(PAST_INPUTS["one"]).any()
 
 
-def test_batchnorm_of_the_past_keeps_its_digits_far_from_zero() -> None:
+def test_batchnorm_past_is_accurate_far_from_zero() -> None:
     # A difference of running sums would have lost them: in float32 the square of 1e4 has steps of 8.
     x = draw(4, 32, WIDTH)
     norm = BatchNormPastConfig(eps=0.0).build(WIDTH)

@@ -30,7 +30,7 @@ from normlab.placements.algebra import (
     ROWS,
     AlgebraPlacement,
     DepthScaledPlacement,
-    Early,
+    EarlyBlocks,
     EarlyPlacement,
     FirstBlockPlacement,
     Row,
@@ -232,12 +232,12 @@ BY_HAND: dict[str, tuple[ByHand, bool, bool]] = {
 }
 
 
-def test_every_row_has_its_formula_here() -> None:
+def test_every_row_has_a_reference_formula() -> None:
     assert {row.name for row in ROWS} == set(BY_HAND)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_row_is_its_formula(name: str) -> None:
+def test_row_equals_its_formula(name: str) -> None:
     block_by_hand, opened, closed = BY_HAND[name]
     placement = PLACEMENTS[name]
     assert isinstance(placement, AlgebraPlacement)
@@ -264,7 +264,7 @@ def test_the_comparison_can_fail(wrong: ByHand) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_says_what_it_is(row: Row) -> None:
+def test_row_has_formula_source_and_init(row: Row) -> None:
     assert row.formula
     assert row.source
     assert isinstance(PLACEMENTS[row.name], AlgebraPlacement)
@@ -317,14 +317,14 @@ SCHEDULED: dict[str, tuple[ByHand, Row]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULED)
-def test_schedules_are_their_formula(name: str) -> None:
+def test_schedules_equal_their_formulas(name: str) -> None:
     block_by_hand, row = SCHEDULED[name]
     assert_by_hand(built(placed(row)), block_by_hand, opened=False, closed=False)
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["", "embedding_norm"])
 @pytest.mark.parametrize("closed", [False, True], ids=["", "final_norm"])
-def test_the_norms_at_the_ends_are_switches(opened: bool, closed: bool) -> None:
+def test_switches_turn_the_norms_at_the_ends_on_and_off(opened: bool, closed: bool) -> None:
     placement = placed(
         row_of(attn=SubLayer(norms=("in",)), mlp=SubLayer(norms=("in",)), embedding_norm=opened, final_norm=closed)
     )
@@ -333,7 +333,7 @@ def test_the_norms_at_the_ends_are_switches(opened: bool, closed: bool) -> None:
     assert_by_hand(model, pre, opened=opened, closed=closed)
 
 
-def test_a_run_may_set_the_switches_otherwise_than_the_row() -> None:
+def test_config_overrides_the_switches_of_the_row() -> None:
     model = built(AlgebraPlacement(name="pre", embedding_norm=True, final_norm=False))
     assert_by_hand(model, pre, opened=True, closed=False)
     assert_by_hand(built(AlgebraPlacement(name="post", final_norm=True)), post, opened=False, closed=True)
@@ -355,10 +355,10 @@ def test_a_run_may_set_the_switches_otherwise_than_the_row() -> None:
         (EarlyPlacement(name="hybridnorm_star", early_blocks=1), 9, EarlyPlacement(name="hybridnorm_star")),
     ],
 )
-def test_a_word_that_says_what_is_so_anyway_makes_no_other_run(
+def test_override_that_repeats_the_default_keeps_the_identity(
     asked: AlgebraPlacement, depth: int, reduced: AlgebraPlacement
 ) -> None:
-    assert asked.reduced(depth) == reduced
+    assert asked.without_defaults(depth) == reduced
     model = dataclasses.replace(composed().model, depth=depth)
     ids = [dataclasses.replace(composed(), placement=one, model=model).config_hash for one in (asked, reduced)]
     bare = dataclasses.replace(composed(), placement=type(asked)(name=asked.name), model=model)
@@ -370,7 +370,7 @@ def test_a_word_that_says_what_is_so_anyway_makes_no_other_run(
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_factors_of_one_everywhere_cost_nothing(name: str) -> None:
+def test_factors_of_one_add_no_buffers(name: str) -> None:
     placement = PLACEMENTS[name]
     assert isinstance(placement, AlgebraPlacement)
     model = build_model(config_of(placement), VOCAB)
@@ -384,7 +384,7 @@ def test_factors_of_one_everywhere_cost_nothing(name: str) -> None:
     assert bool(used) == (name in ("deepnorm", "keel", "lns"))
 
 
-def test_a_factor_is_a_buffer_in_all_layers_or_in_none() -> None:
+def test_factor_is_a_buffer_in_all_layers_or_none() -> None:
     # Of one graph for every layer: a factor that is one in some of them is a tensor there too.
     placement = placed(row_of(attn=SubLayer(skip=lambda layer, depth: 1.0 if layer < depth else 2.0)))
     model = build_model(config_of(placement), VOCAB)
@@ -402,7 +402,7 @@ def residual(layer: int = 1, depth: int = 3) -> Residual:
     return Residual(schedules, layer, depth, WIDTH, LayerNormConfig().build)
 
 
-def test_a_factor_is_not_rounded_in_float64_and_does_not_widen_float32() -> None:
+def test_factor_keeps_the_dtype_of_the_stream() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         x = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype)
         assert residual()(x, Branch(lambda x: x)).dtype == dtype
@@ -412,7 +412,7 @@ def test_a_factor_is_not_rounded_in_float64_and_does_not_widen_float32() -> None
     assert join.shrink.item() == math.sqrt(3)
 
 
-def test_factors_under_vmap_are_those_of_each_run() -> None:
+def test_factors_under_vmap_equal_those_of_each_run() -> None:
     # Stacked, a factor has an axis of runs; under vmap it is a scalar again, and must not widen the stream.
     joins = [residual(layer) for layer in (1, 2, 3)]
     x = torch.randn(3, 2, 4, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -429,12 +429,12 @@ def test_factors_under_vmap_are_those_of_each_run() -> None:
 
 
 @pytest.mark.parametrize(("first_block", "by_hand"), [("pre", keel_pre), ("same", keel_same)])
-def test_the_variants_of_a_first_block_are_their_formulas(first_block: str, by_hand: ByHand) -> None:
+def test_variants_of_the_first_block_equal_their_formulas(first_block: str, by_hand: ByHand) -> None:
     model = built(FirstBlockPlacement(name="keel", first_block=first_block))
     assert_by_hand(model, by_hand, opened=False, closed=False)
 
 
-def test_a_first_block_that_differs_by_its_norms_alone_is_refused_without_norms() -> None:
+def test_first_block_without_effect_is_rejected_with_norm_none() -> None:
     words = ["norm=none", "placement=keel"]
     with pytest.raises(ConfigError, match=r"placement\.first_block=pre: has no effect with norm=none"):
         compose_run([*words, "placement.first_block=pre"]).reject_unused_options()
@@ -442,14 +442,14 @@ def test_a_first_block_that_differs_by_its_norms_alone_is_refused_without_norms(
     compose_run(words).reject_unused_options()
 
 
-def test_a_record_without_a_first_block_is_of_blocks_that_are_all_alike() -> None:
+def test_record_without_first_block_means_same() -> None:
     placement = from_tree(FirstBlockPlacement, {"name": "keel", "embedding_norm": None, "final_norm": None})
     assert placement == FirstBlockPlacement(name="keel", first_block="same")
     assert placement.sub_layers(1, 3) == placement.sub_layers(2, 3)
     assert identity_tree(placement).keys() == {"name"}
 
 
-def test_a_row_of_an_unknown_kind_is_refused() -> None:
+def test_row_of_an_unknown_kind_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"test_row.*EarlyPlacment.*did you mean 'EarlyPlacement'"):
         register_row(row_of(kind="EarlyPlacment"))
 
@@ -472,26 +472,24 @@ def wired(placement: AlgebraPlacement, depth: int) -> str:
         (4, 9, "oooo"),
     ],
 )
-def test_mix_ln_is_post_in_the_first_quarter_or_in_as_many_blocks_as_are_asked_for(
-    depth: int, asked: int | None, expected: str
-) -> None:
+def test_mix_ln_is_post_in_its_early_blocks(depth: int, asked: int | None, expected: str) -> None:
     assert wired(EarlyPlacement(name="mix_ln", early_blocks=asked), depth) == expected
 
 
-def test_early_blocks_are_those_of_the_model_too() -> None:
+def test_model_has_the_configured_early_blocks() -> None:
     def by_hand(block: Block, layer: int, x: Tensor) -> Tensor:
         return post(block, layer, x) if layer <= 2 else pre(block, layer, x)
 
     assert_by_hand(built(EarlyPlacement(name="mix_ln", early_blocks=2)), by_hand, opened=False, closed=True)
 
 
-def test_a_row_without_early_blocks_has_no_option_for_them() -> None:
+def test_only_rows_with_early_blocks_have_the_option() -> None:
     early = {row.name for row in ROWS if row.early is not None and not row.variants}
     assert early == {name for name in BY_HAND if hasattr(PLACEMENTS[name], "early_blocks")}
     assert early == {"mix_ln", "hybridnorm_star"}
 
 
-def test_the_formula_says_how_many_blocks_are_early() -> None:
+def test_formula_shows_the_number_of_early_blocks() -> None:
     row = AlgebraPlacement(name="mix_ln").row
     assert EarlyPlacement(name="mix_ln").formula == row.formula
     assert EarlyPlacement(name="mix_ln", early_blocks=3).formula == "x = N(x + F(x)) if l <= 3 else x + F(N(x))"
@@ -500,14 +498,9 @@ def test_the_formula_says_how_many_blocks_are_early() -> None:
     assert "l == 1" not in star
 
 
-def test_how_many_blocks_are_early_is_part_of_what_defines_a_placement() -> None:
-    asked = [EarlyPlacement(name="mix_ln", early_blocks=number).definition(8) for number in (None, 2, 3)]
-    assert asked[0] == asked[1] != asked[2]
-
-
-def test_a_misspelt_site_of_the_early_blocks_is_refused() -> None:
+def test_unknown_site_in_early_blocks_is_rejected() -> None:
     with pytest.raises(ConfigError, match="unknown site 'rse'"):
-        register_row(row_of(early=Early(blocks=quarter, condition="", mlp=SubLayer(norms=("rse",)))))
+        register_row(row_of(early=EarlyBlocks(blocks=quarter, condition="", mlp=SubLayer(norms=("rse",)))))
 
 
 @pytest.mark.parametrize(
@@ -519,20 +512,20 @@ def test_a_misspelt_site_of_the_early_blocks_is_refused() -> None:
     ],
 )
 @pytest.mark.parametrize("early", [False, True])
-def test_a_site_of_the_other_sub_layer_is_refused(part: str, norms: tuple[str, ...], said: str, early: bool) -> None:
+def test_site_of_the_other_sub_layer_is_rejected(part: str, norms: tuple[str, ...], said: str, early: bool) -> None:
     subs = {part: SubLayer(norms=norms)}
-    row = row_of(early=Early(blocks=quarter, condition="", **subs)) if early else row_of(**subs)
+    row = row_of(early=EarlyBlocks(blocks=quarter, condition="", **subs)) if early else row_of(**subs)
     with pytest.raises(ConfigError, match=said) as error:
         register_row(row)
     assert str(error.value).endswith(": attn has in, out, res, q, k, v, attn_inner; mlp has in, out, res, mlp_inner")
 
 
-def test_a_site_that_is_named_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="attn has one norm at 'in'; name the site once"):
+def test_repeated_site_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="attn has the site 'in' twice"):
         register_row(row_of(attn=SubLayer(norms=("in", "in"))))
 
 
-def test_a_factor_on_the_heads_starts_at_one_and_is_not_decayed() -> None:
+def test_head_scale_is_initially_one_and_not_decayed() -> None:
     model = at_depth("normformer", 2)
     scales = [model.get_submodule(f"blocks.{layer}.attn").head_scale for layer in range(2)]
     for scale in scales:
@@ -555,7 +548,7 @@ def at_depth(name: str, depth: int) -> GPT:
 
 
 @pytest.mark.parametrize(("name", "each"), [("skipinit", 2), ("rezero", 1)])
-def test_without_norms_a_learned_factor_starts_at_zero_and_the_model_as_its_embeddings(name: str, each: int) -> None:
+def test_rows_without_norms_are_initially_the_identity(name: str, each: int) -> None:
     model = at_depth(name, DEPTH)
     assert len(learned(model)) == each * DEPTH
     assert all(scale.shape == () and scale == 0 for scale in learned(model).values())
@@ -564,20 +557,20 @@ def test_without_norms_a_learned_factor_starts_at_zero_and_the_model_as_its_embe
 
 
 @pytest.mark.parametrize(("depth", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
-def test_layerscale_starts_smaller_in_a_deeper_model(depth: int, start: float) -> None:
+def test_layerscale_has_a_smaller_initial_factor_in_deeper_models(depth: int, start: float) -> None:
     scales = learned(at_depth("layerscale", depth))
     assert len(scales) == 2 * depth
     for scale in scales.values():
         assert torch.equal(scale, torch.full((WIDTH,), start))
 
 
-def test_a_learned_factor_is_not_decayed() -> None:
+def test_learned_factor_is_not_decayed() -> None:
     for name in ("skipinit", "rezero", "layerscale"):
         for scale in learned(at_depth(name, 1)).values():
             assert not is_decayed(composed().optim, scale)
 
 
-def test_a_learned_factor_keeps_the_dtype_of_the_stream_and_its_own_digits() -> None:
+def test_learned_factor_keeps_the_dtype_of_the_stream() -> None:
     sub = SubLayer(scale=lambda layer, depth: 1 + 2**-12, scale_per_channel=True)
     join = Residual(sub, 1, 1, WIDTH, LayerNormConfig().build)
     x = torch.ones(1, 1, WIDTH)
@@ -594,7 +587,7 @@ PANGU, TRINITY = {"attn": 0.283, "mlp": 0.432}, {"attn": 1.0, "mlp": 1.0}
 
 @pytest.mark.parametrize(("options", "c"), [({}, PANGU), ({"c_attn": 1.0, "c_mlp": 1.0}, TRINITY)])
 @pytest.mark.parametrize("unit_offset", [False, True], ids=["", "unit_offset"])
-def test_gains_of_a_depth_scaled_sandwich_start_at_c_over_the_root_of_depth(
+def test_depth_scaled_sandwich_has_the_initial_gain_c_over_sqrt_depth(
     options: dict[str, float], c: dict[str, float], unit_offset: bool
 ) -> None:
     config = config_of(DepthScaledPlacement(name="depth_scaled_sandwich", **options))
@@ -609,36 +602,35 @@ def test_gains_of_a_depth_scaled_sandwich_start_at_c_over_the_root_of_depth(
         torch.testing.assert_close(gain, torch.full((WIDTH,), start))
 
 
-def test_a_record_without_c_is_of_c_1() -> None:
+def test_record_without_c_means_c_equals_1() -> None:
     tree = {"name": "depth_scaled_sandwich", "embedding_norm": None, "final_norm": None}
     placement = from_tree(DepthScaledPlacement, tree)
     assert (placement.c_attn, placement.c_mlp) == (1.0, 1.0)
-    assert placement.definition(4) != DepthScaledPlacement(name="depth_scaled_sandwich").definition(4)
 
 
 NORM_KINDS = {name: kind() for name, kind in load_norms().items()}  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("name", NORM_KINDS)
-def test_a_depth_scaled_sandwich_takes_the_norms_that_have_a_gain(name: str) -> None:
+def test_depth_scaled_sandwich_accepts_only_norms_with_a_gain(name: str) -> None:
     placement, norm = DepthScaledPlacement(name="depth_scaled_sandwich"), NORM_KINDS[name]
     assert norm.has_gain is getattr(norm, "gain", False)
     if norm.has_gain:
-        placement.fits(norm)
+        placement.check_norm(norm)
         model = build_model(dataclasses.replace(config_of(placement), norm=norm), VOCAB)
         gain = model.get_parameter("blocks.0.wiring.mlp.norms.out.affine.gain")
         torch.testing.assert_close(gain, torch.full((WIDTH,), 0.432 / math.sqrt(DEPTH)))
     else:
         with pytest.raises(ConfigError, match=f"norm={name}: has no gain per channel"):
-            placement.fits(norm)
+            placement.check_norm(norm)
 
 
-def test_the_gain_of_a_norm_that_is_not_there_is_refused() -> None:
+def test_out_gain_without_out_norm_is_rejected() -> None:
     with pytest.raises(ConfigError, match="out_gain has no effect without a norm at site 'out'"):
         register_row(row_of(mlp=SubLayer(norms=("in",), out_gain=lambda layer, depth: 0.5)))
 
 
-def test_a_run_without_the_gain_that_its_placement_starts_is_refused() -> None:
+def test_config_without_the_gain_that_the_placement_sets_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"norm=rmsnorm: has no gain .* or placement=peri"):
         compose_run(["placement=depth_scaled_sandwich", "norm.gain=false"])
 
@@ -653,12 +645,12 @@ def inner(block: Block, layer: int, x: Tensor) -> Tensor:
     return x + block.mlp.norm(gated(block, x)) @ block.mlp.down.weight.T
 
 
-def test_norms_inside_the_sub_layers_stand_where_they_are_said_to() -> None:
+def test_norms_inside_sub_layers_are_at_their_sites() -> None:
     row = row_of(attn=SubLayer(norms=("q", "k", "v", "attn_inner")), mlp=SubLayer(norms=("mlp_inner",)))
     assert_by_hand(built(placed(row)), inner, opened=False, closed=False)
 
 
-def test_each_inner_site_is_its_own_switch() -> None:
+def test_each_inner_site_can_be_used_alone() -> None:
     for site in base.INNER_SITES:
         subs = {"mlp" if site == "mlp_inner" else "attn": SubLayer(norms=(site,))}
         model = build_model(config_of(placed(row_of(name=f"test_{site}", **subs))), VOCAB)
@@ -668,7 +660,7 @@ def test_each_inner_site_is_its_own_switch() -> None:
             assert present == {site}
 
 
-def test_a_row_with_a_site_that_there_is_not_or_a_taken_name_is_refused() -> None:
+def test_row_with_an_unknown_site_or_a_taken_name_is_rejected() -> None:
     words = {"formula": "", "source": "", "init": "gpt2"}
     with pytest.raises(ConfigError, match=r"unknown site 'inn'.*did you mean 'in'"):
         register_row(Row(name="mistyped", attn=SubLayer(norms=("inn",)), **words))

@@ -24,7 +24,7 @@ OURS = {entry["name"]: entry for entry in catalogue.placements()}
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_it_learns_as_many_numbers_as_it_says(name: str) -> None:
+def test_number_of_parameters_equals_the_declared_one(name: str) -> None:
     placement = PLACEMENTS[name]
     model = build_model(config_of(placement), VOCAB)
     apart = (nn.Linear, type(config_of(placement).norm.build(WIDTH)))
@@ -142,12 +142,12 @@ PROOFS: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("name", [name for name, entry in OURS.items() if entry["equals"]])
-def test_it_equals_what_it_says(name: str) -> None:
+def test_placement_equals_the_declared_placements(name: str) -> None:
     assert any(other in OURS[name]["equals"] for other in OURS if other != name)
     PROOFS[name]()
 
 
-def test_nothing_is_proved_that_is_not_said() -> None:
+def test_every_proof_belongs_to_a_declaration() -> None:
     assert set(PROOFS) == {name for name, entry in OURS.items() if entry["equals"]}
 
 
@@ -158,7 +158,7 @@ def test_the_proof_can_fail(ours: str, theirs: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_catalogue_says_what_the_placement_says(name: str) -> None:
+def test_catalogue_entry_equals_the_declarations(name: str) -> None:
     placement, entry = PLACEMENTS[name], OURS[name]
     told: Placement | object = placement.row if isinstance(placement, AlgebraPlacement) else placement
     for word in ("formula", "source", "parameters", "equals", "note", "pitfalls"):

@@ -138,7 +138,7 @@ def assert_same(model: GPT, theirs: Tensor) -> None:
 @pytest.mark.parametrize(
     ("first_block", "depth"), [*product(["attention_pre", "pre", "same"], [1, 2, 5]), ("attention_pre", 200)]
 )
-def test_keel_is_that_of_public_code(first_block: str, depth: int) -> None:
+def test_keel_equals_the_public_code(first_block: str, depth: int) -> None:
     model = model_of(FirstBlockPlacement(name="keel", first_block=first_block), depth)
     assert_same(model, keel(dict(model.named_parameters()), TOKENS, depth, first_block))
 
@@ -152,7 +152,7 @@ def test_keels_default_has_no_norm_after_the_first_attention_and_no_factor_in_th
     assert second - first == skips | norm
 
 
-def test_keels_linear_layers_and_embeddings_start_with_a_deviation_of_0_02() -> None:
+def test_keel_draws_weights_with_standard_deviation_0_02() -> None:
     config = dataclasses.replace(config_of(load_all()["keel"], 2), init="auto")
     wide = dataclasses.replace(config.model, width=96, heads=2, mlp_width=256)
     model = build_model(dataclasses.replace(config, model=wide), 300)
@@ -162,7 +162,7 @@ def test_keels_linear_layers_and_embeddings_start_with_a_deviation_of_0_02() -> 
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_ngpt_is_that_of_its_authors(depth: int) -> None:
+def test_ngpt_equals_the_authors_code(depth: int) -> None:
     model = model_of(NGPT(), depth)
     assert_same(model, ngpt(dict(model.named_parameters()), TOKENS, depth))
 
@@ -179,5 +179,5 @@ def test_normalised_embeddings_give_the_same_logits_and_another_gradient() -> No
     torch.testing.assert_close(grads[name] - along, other_grads[name], rtol=1e-10, atol=1e-10)
 
 
-def test_a_record_of_ngpt_without_the_option_is_of_normalised_embeddings() -> None:
+def test_ngpt_record_without_the_option_means_normalised_embeddings() -> None:
     assert from_tree(NGPT, {"name": "ngpt", "embedding_norm": None, "final_norm": None}).normalize_embeddings

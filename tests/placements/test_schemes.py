@@ -16,8 +16,12 @@ from by_hand import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, config_of,
 from torch import Tensor, nn
 
 from normlab import catalogue
+from normlab.config import config_of_record
+from normlab.errors import ConfigError
+from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
+from normlab.options import plain_tree
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import PLACEMENTS, load_all
 from normlab.placements.ngpt import NGPT
@@ -49,7 +53,7 @@ def parallel_two_norms(model: GPT, x: Tensor) -> Tensor:
     return model.head.close(x)
 
 
-def residual(model: GPT, x: Tensor) -> Tensor:
+def resi_dual(model: GPT, x: Tensor) -> Tensor:
     written = [x]  # y is their sum
     for layer, block in enumerate(model.blocks):
         first, second = norms(model, f"blocks.{layer}.wiring", "attn.norm", "mlp.norm")
@@ -142,7 +146,8 @@ def ngpt(model: GPT, x: Tensor) -> Tensor:
 
 
 BY_HAND: dict[str, Stream] = {
-    stream.__name__: stream for stream in (parallel, parallel_two_norms, residual, b2t, gpas, siamese, x0_lambdas, ngpt)
+    stream.__name__: stream
+    for stream in (parallel, parallel_two_norms, resi_dual, b2t, gpas, siamese, x0_lambdas, ngpt)
 }
 
 
@@ -157,18 +162,18 @@ def headed(name: str, model: GPT, x: Tensor) -> Tensor:
     return found * model.head.logits.scale * math.sqrt(WIDTH) if name == "ngpt" else found
 
 
-def test_every_scheme_has_its_formula_here() -> None:
+def test_every_wiring_has_a_reference_formula() -> None:
     assert {name for name in SCHEMES if type(PLACEMENTS[name]).__module__.startswith("normlab.")} == set(BY_HAND)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_a_scheme_is_its_formula(name: str) -> None:
+def test_wiring_equals_its_formula(name: str) -> None:
     held(name, BY_HAND[name])
 
 
 @pytest.mark.parametrize(("opened", "closed"), [(True, None), (None, False), (True, False), (False, True)])
 @pytest.mark.parametrize("name", [name for name in BY_HAND if PLACEMENTS[name].has_switches])
-def test_the_norms_at_the_ends_are_switches(name: str, opened: bool | None, closed: bool | None) -> None:
+def test_switches_turn_the_norms_at_the_ends_on_and_off(name: str, opened: bool | None, closed: bool | None) -> None:
     plain = PLACEMENTS[name]
     model = built(dataclasses.replace(plain, embedding_norm=opened, final_norm=closed))
     begin, end = model.embed.open, model.head.close
@@ -190,7 +195,7 @@ def test_the_norms_at_the_ends_are_switches(name: str, opened: bool | None, clos
     torch.testing.assert_close(asked(TOKENS), by_hand(TOKENS), rtol=1e-12, atol=1e-12)
 
 
-def test_the_schemes_with_switches_are_those_of_one_stream() -> None:
+def test_only_placements_with_one_stream_have_switches() -> None:
     found = {name for name in BY_HAND if PLACEMENTS[name].has_switches}
     assert found == {"b2t", "gpas", "ngpt", "parallel", "parallel_two_norms"}
     assert not NGPT(normalize_embeddings=True).has_switches
@@ -223,7 +228,7 @@ def test_the_comparison_can_fail(name: str, wrong: Stream) -> None:
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_the_catalogue_shows_it(name: str) -> None:
+def test_catalogue_has_the_formulas_of_the_wiring(name: str) -> None:
     placement = PLACEMENTS[name]
     (entry,) = [entry for entry in catalogue.placements() if entry["name"] == name]
     for word in ("formula", "source", "init"):
@@ -243,7 +248,7 @@ def logits(name: str, model: GPT | None = None) -> Tensor:
     return (model or fresh(name))(TOKENS).detach()
 
 
-def test_gpas_starts_as_pre() -> None:
+def test_gpas_is_initially_pre() -> None:
     pre, gpas = fresh("pre"), fresh("gpas")
     matrices = {name: tensor for name, tensor in pre.state_dict().items() if ".wiring." not in name}
     # Under one init rule; pre's scales the output matrices.
@@ -255,12 +260,12 @@ def test_gpas_starts_as_pre() -> None:
     assert (logits("gpas", gpas) - logits("pre", pre)).abs().max() > 1e-4
 
 
-def test_parallel_is_parallel_two_norms_until_the_norms_differ() -> None:
+def test_parallel_equals_parallel_two_norms_with_equal_norms() -> None:
     # Every gain starts at 1: two norms of one stream are then one.
     torch.testing.assert_close(logits("parallel"), logits("parallel_two_norms"), rtol=1e-12, atol=1e-12)
 
 
-def test_lambdas_start_where_nanochats_do() -> None:
+def test_x0_lambdas_have_the_initial_values_of_nanochat() -> None:
     found = dict(fresh("x0_lambdas").named_parameters())
     for word, values in (("r", (1.15, 1.125, 1.10, 1.075, 1.05)), ("z", (0.20, 0.1625, 0.125, 0.0875, 0.05))):
         for layer, value in enumerate(values):
@@ -276,7 +281,7 @@ def test_siamese_divides_by_the_root_of_twice_the_layer() -> None:
     }
 
 
-def test_ngpts_scales_start_at_their_values() -> None:
+def test_ngpt_scales_have_their_initial_values() -> None:
     model = fresh("ngpt")
     found = dict(model.named_parameters())
     root = math.sqrt(WIDTH)
@@ -295,7 +300,7 @@ def lengths(name: str, matrix: Tensor) -> Tensor:
     return matrix.square().sum(-2 if name.endswith(("attn.out.weight", "mlp.down.weight")) else -1).sqrt()
 
 
-def test_ngpts_matrices_are_brought_back_to_the_sphere() -> None:
+def test_ngpt_projects_its_matrices_to_length_one() -> None:
     model = fresh("ngpt")
     matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.dim() == 2}
     for name, matrix in matrices.items():
@@ -312,3 +317,11 @@ def test_ngpts_matrices_are_brought_back_to_the_sphere() -> None:
         torch.testing.assert_close(lengths(name, matrix), torch.ones_like(lengths(name, matrix)))
         for run in stacked[name]:
             torch.testing.assert_close(run, matrix, rtol=1e-12, atol=1e-12)
+
+
+def test_record_with_a_former_placement_name_is_read() -> None:
+    tree = plain_tree(compose_run(["placement=resi_dual"]))
+    tree["placement"]["name"] = "residual"
+    assert config_of_record(tree).placement == PLACEMENTS["resi_dual"]
+    with pytest.raises(ConfigError, match="did you mean 'resi_dual'"):
+        compose_run(["placement=residual"])

@@ -49,19 +49,19 @@ class Hypersphere(Placement):
     alpha: float = option(0.05, above=0)
     """Where the learned rate alpha starts."""
 
-    def holds_norm(self, depth):
+    def has_norms(self, depth):
         return False
 
     def wire(self, layer, depth, width, make_norm):
         return SphereBlock(width, self.alpha)
 
-    def open(self, width, make_norm):
+    def embed_stream(self, width, make_norm):
         return Unit()
 
     def attention_scale(self, head_width):
         return head_width**0.5
 
-    def logits(self, vocab_size, width):
+    def logits_transform(self, vocab_size, width):
         return Scale(vocab_size)
 
     def project(self, weights):

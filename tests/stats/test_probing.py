@@ -71,7 +71,7 @@ def test_sharpness_equals_the_full_hessian() -> None:
     assert measured["sharpness_pre", "", 2] == pytest.approx(torch.linalg.eigvalsh(scaled)[-1].item(), rel=1e-2)
 
 
-@pytest.mark.parametrize("placement", ["pre", "residual"])
+@pytest.mark.parametrize("placement", ["pre", "resi_dual"])
 def test_layer_drop_equals_the_loss_without_the_block(placement: str) -> None:
     measured, model, tokens, targets, _ = probed(placement, "model.depth=3", "norm=layernorm")
     full_loss = loss_of(model, tokens, targets).item()

@@ -56,11 +56,6 @@ def plan(words: list[str]) -> Callable[..., PlannedSweep]:
 )
 def test_grid_composed_once_equals_one_composition_per_job(grid: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare every job of a grid with a composition of its own."""
-    import hydra
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from normlab.words import normalize_overrides
 
     parsed = OverridesParser.create().parse_overrides(normalize_overrides(grid))
     (jobs,) = BasicSweeper.split_arguments(parsed, None)

@@ -85,7 +85,10 @@ def test_run_has_the_same_record_in_a_pack_and_single(overrides: tuple[str, ...]
                 numbers = {name: row.pop(name) for name in expected_row.keys() - {"kind"}}
                 assert numbers == pytest.approx({name: expected_row[name] for name in numbers}, rel=1e-4, abs=1e-5)
                 assert row == {"kind": kind}
-        ((statistics,), _), ((expected_statistics,), _) = in_pack.statistics.read("core"), single.statistics.read("core")
+        ((statistics,), _), ((expected_statistics,), _) = (
+            in_pack.statistics.read("core"),
+            single.statistics.read("core"),
+        )
         assert statistics.steps.tolist() == expected_statistics.steps.tolist() == [0, 2, 4, 6, 8]
         assert statistics.layout == expected_statistics.layout
         torch.testing.assert_close(

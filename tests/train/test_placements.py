@@ -30,11 +30,11 @@ SCHEMES = [
 
 def norm_in(name: str, norm: str) -> str:
     """The word for a norm, or for none where the placement has no place for one."""
-    return f"norm={norm if load_all()[name].holds_norm(4) else 'none'}"
+    return f"norm={norm if load_all()[name].has_norms(4) else 'none'}"
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_it_trains_at_depth_4(name: str, words: list[str]) -> None:
+def test_wiring_trains_at_depth_4(name: str, words: list[str]) -> None:
     words = [word for word in words if not word.startswith("train.steps")]
     extra = (
         "model.depth=4",
@@ -55,7 +55,7 @@ def test_it_trains_at_depth_4(name: str, words: list[str]) -> None:
 
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_pack_equals_its_runs_alone(name: str, norm: str) -> None:
+def test_pack_equals_single_runs(name: str, norm: str) -> None:
     words = (norm_in(name, norm), f"placement={name}", "model.depth=2")
     configs = [config_of(*words, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]
     models = [build_model(config, VOCAB).double() for config in configs]
@@ -110,7 +110,9 @@ def test_compiled_equals_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_it_goes_on_bit_for_bit(name: str, words: list[str], tmp_path: Path, interrupt: Callable[..., None]) -> None:
+def test_resumed_run_is_bit_identical(
+    name: str, words: list[str], tmp_path: Path, interrupt: Callable[..., None]
+) -> None:
     words = [word for word in words if not word.startswith("results_dir")]
     words += [norm_in(name, "batchnorm"), f"placement={name}", "train.log_every=1", "train.checkpoint_every=3"]
     whole = start.train(compose_run([*words, f"results_dir={tmp_path / 'whole'}"]))

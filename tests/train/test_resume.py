@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import shutil
@@ -467,10 +468,10 @@ def test_norm_from_a_plugin_trains_resumes_and_loads(
     folder = train(*overrides)
     assert differences(untouched.path, train(*overrides).path) == []
 
-    source = folder.run()["identity"]["sources"]["norm"]
     (kept,) = (folder.path / "plugins").iterdir()
     assert kept.read_text() == PLUGIN
-    assert source not in [untouched.run()["identity"]["sources"]["placement"], ""]
+    version = folder.run()["identity"]["versions"]["norm"]
+    assert version == hashlib.sha256(kept.read_bytes()).hexdigest()
 
     shutil.rmtree(plugin.parent)
     code = "import sys, normlab; print(normlab.load(sys.argv[1], trust=True).model)"

@@ -19,10 +19,10 @@ KNOWN = {
     "norm=layernorm placement=post model.depth=2": "f2822e525939a479",
     "norm=dyt placement=peri model.depth=3": "24fb83a63fbe5f78",
     "norm=batchnorm placement=res_post model=llama_nano": "d2c0a54be8156788",
-    "norm=rmsnorm_seed000 placement=deepnorm model.depth=12": "6b50d21297161577",
+    "norm=rmsnorm_eps_outside placement=deepnorm model.depth=12": "6b50d21297161577",
     "norm=gatednorm placement=sub_ln model.qk_norm=full": "57af0320a3eb6a93",
     "norm=none placement=ngpt model=llama_nano": "8a027c4ca805024d",
-    "norm=layernorm placement=residual": "276f6e9e925922c4",
+    "norm=layernorm placement=resi_dual": "276f6e9e925922c4",
 }
 """Fingerprints from another machine. A changed one is a changed computation; its commit must say so."""
 
@@ -46,7 +46,7 @@ def test_is_equal_in_another_process_with_more_threads() -> None:
 
 SAME = [
     (["placement=peri"], ["placement=sandwich"]),
-    (["norm=rmsnorm"], ["norm=rmsnorm_seed004"]),
+    (["norm=rmsnorm"], ["norm=rmsnorm_gemma"]),
     (["norm=dyt"], ["norm=pointwise"]),
     (["norm=scalenorm"], ["norm=l2norm", "norm.learn_radius=true", "norm.radius=null", "norm.eps=1e-5"]),
     (["norm.eps_mode=clamp", "norm.eps=0"], ["norm.eps_mode=none", "norm.eps=0"]),

@@ -109,7 +109,7 @@ def test_only_four_norms_have_no_independent_oracle() -> None:
 def test_only_a_row_of_the_algebra_counts_as_an_identity() -> None:
     schemes = {name for name, it in PLACEMENTS.items() if not isinstance(it, AlgebraPlacement)}
     for name in ("pre", *schemes):
-        norm = NORMS["rmsnorm" if PLACEMENTS[name].holds_norm(2) else "none"]()  # pyright: ignore[reportCallIssue]
+        norm = NORMS["rmsnorm" if PLACEMENTS[name].has_norms(2) else "none"]()  # pyright: ignore[reportCallIssue]
         check = blocks.formula_check(build_small(small_config(norm, PLACEMENTS[name], depth=2)), "subject")
         assert check.oracle == ("self" if name in schemes else "identity"), name
 
@@ -541,14 +541,14 @@ def test_qk_norm_without_a_norm_is_refused(overrides: list[str]) -> None:
             "placement.final_norm=true: has no effect with norm",
         ),
         (
-            "placement=residual placement.embedding_norm=true",
-            "embedding_norm=true: residual has no such switch, what it does at the ends of the stream is a part of it "
-            "(y = x; x = x + N(y)); leave it out",
+            "placement=resi_dual placement.embedding_norm=true",
+            "embedding_norm=true: resi_dual does not have this option, because the ends of the "
+            "stream are part of its definition (y = x; x = x + N(y)); leave the option out",
         ),
-        ("placement=x0_lambdas placement.final_norm=false", "final_norm=false: x0_lambdas has no such switch, what it"),
+        ("placement=x0_lambdas placement.final_norm=false", "final_norm=false: x0_lambdas does not have this option"),
         (
             "placement=mix_ln placement.early_blocks=9 model.depth=8",
-            "early_blocks=9: more than model.depth=8; choose at",
+            "early_blocks=9: is more than model.depth=8; choose at",
         ),
     ],
 )
@@ -616,9 +616,9 @@ def test_an_incompatible_init_is_a_warning(overrides: list[str], warning: str | 
 
     found: RunConfig = compose_run(overrides)
     if warning is None:
-        assert found.doubts() == []
+        assert found.warnings() == []
     else:
-        assert re.search(warning, found.doubts()[0])
+        assert re.search(warning, found.warnings()[0])
 
 
 @pytest.mark.slow
@@ -638,7 +638,7 @@ def test_without_norms_the_stream_explodes_under_xavier_exactly_where_a_warning_
     for placement in ("pre", "post", "mix_ln", "lns", "layerscale", "rezero"):
         overrides = ["norm=none", f"placement={placement}", "init=xavier", "model.depth=24", "train.batch_size=2"]
         config = compose_run(overrides)
-        assert (measure(config)[0].stream[-1] > 100) == bool(config.doubts()), placement
+        assert (measure(config)[0].stream[-1] > 100) == bool(config.warnings()), placement
 
 
 def test_depth_scaled_has_last_gradients_as_small_as_gpt2_under_post() -> None:
@@ -651,5 +651,5 @@ def test_every_incompatible_init_is_a_rule() -> None:
     from normlab.init_rules import INIT_RULES
 
     for placement in PLACEMENTS.values():
-        assert set(placement.wrong_inits) <= {*INIT_RULES, "other"}
+        assert set(placement.incompatible_inits) <= {*INIT_RULES, "other"}
         assert placement.init_rule in INIT_RULES

@@ -57,7 +57,10 @@ def summary_sentences(cells: Sequence[Cell], missing: Sequence[str] = (), by: Se
 
 def _name(cell: Cell, by: Sequence[str]) -> str:
     """Return the cell's name, with options (`model.depth=200`) if its values contain no word."""
-    if any(isinstance(value, bool | str) and any(map(str.isalpha, format_setting(value))) for value in cell.key) or not by:
+    if (
+        any(isinstance(value, bool | str) and any(map(str.isalpha, format_setting(value))) for value in cell.key)
+        or not by
+    ):
         return cell.name
     return " ".join(f"{option}={format_setting(value)}" for option, value in zip(by, cell.key, strict=True))
 

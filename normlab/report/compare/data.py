@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from normlab.report.by import Options, Report, check_by, read_results, build_report
+from normlab.report.by import Options, Report, build_report, check_by, read_results
 from normlab.report.by_text import notes, table_rows
 from normlab.report.compare import curves, depths
 from normlab.report.compare.answer import best_cell, rank_cells, summary_sentences
@@ -16,7 +16,7 @@ from normlab.report.compare.find import NO_RUN_STATES, Selection, not_started
 from normlab.report.compare.numbers import SPIKE_RULES, Metrics, read_metrics
 from normlab.report.compare.rates import learning_rate_points, matrix
 from normlab.report.intervals import LEVEL
-from normlab.report.settings import check_options, get_nested, options_of, setting, short_names, format_setting
+from normlab.report.settings import check_options, format_setting, get_nested, options_of, setting, short_names
 from normlab.report.summary import COLUMNS, row_of
 from normlab.report.where import match_runs, parse_conditions
 from normlab.stats.spikes import RULES
@@ -172,7 +172,9 @@ def _times(metrics: Metrics, most: int) -> Row:
 
 def _tokens_per_step(entry: Entry) -> int | None:
     """Return the tokens of one update over all its micro-batches."""
-    batch, context = (_whole_number(get_nested(entry.run, f"config.{key}")) for key in ("train.batch_size", "model.context"))
+    batch, context = (
+        _whole_number(get_nested(entry.run, f"config.{key}")) for key in ("train.batch_size", "model.context")
+    )
     return None if batch is None or context is None else batch * context
 
 

@@ -52,7 +52,9 @@ def find(names: Sequence[str], results_dir: str | os.PathLike[str]) -> Selection
     if all(entry.state in NO_RUN_STATES for entry in entries.values()):
         where = ", ".join(names) or os.fspath(results_dir)
         waiting = sum(entry.state == NOT_STARTED for entry in entries.values())
-        raise StoreError(f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs_message(where))
+        raise StoreError(
+            f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs_message(where)
+        )
     single = selections[0] if len(selections) == 1 else None
     return Selection(
         list(entries.values()),

@@ -72,7 +72,9 @@ def read_metrics(folder: RunFolder) -> Metrics:
         grad_norm=series["grad_norm"],
         evaluations=evaluations_of(others),
         times=_times(others),
-        spikes={found.rule.of: steps[found.spikes].tolist() for found in count_spikes(series, rules)} if len(steps) else {},
+        spikes={found.rule.of: steps[found.spikes].tolist() for found in count_spikes(series, rules)}
+        if len(steps)
+        else {},
         problem="; ".join(filter(None, [folder.metrics_problem(), unreadable_lines_note(rows), without_step])),
     )
 

@@ -97,7 +97,7 @@ def _train(config: RunConfig) -> None:
     _replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # train stops at a signal by itself
     outcome = train(config, ends_process=True)
     status = outcome.status
-    if outcome.already:
+    if outcome.already_ended:
         name = outcome_of(outcome.folder.run(), outcome.state, status) or outcome.state
         loss, _ = final_losses(name, status)
         ending = "" if loss is None else f", validation loss {format_loss(loss)}"
@@ -131,14 +131,14 @@ def sweep(
     from normlab.report.render import render
     from normlab.sweep import show
     from normlab.sweep.plan import make_plan
-    from normlab.sweep.progress import Progress
+    from normlab.sweep.progress import ProgressDisplay
     from normlab.sweep.supervisor import supervise
 
     if show_config(overrides or []):
         return 0
     options, runs = compose_sweep(overrides or [], _show_progress)
     planned = make_plan(options, runs, _show_progress)
-    for warning in planned.doubts:
+    for warning in planned.warnings:
         _warn(warning)
     plan, folder = planned.plan, planned.folder
     for line in show.plan_lines(plan, folder):
@@ -148,9 +148,9 @@ def sweep(
             _echo(render(rows))
         return 0
 
-    outcome = supervise(folder, plan, options, Progress(folder), retry_failed=retry_failed)
-    _echo(render(show.end_rows(outcome.plan, folder, outcome.failed)))
-    for line in show.closing_lines(outcome.plan, folder, outcome.failed):
+    outcome = supervise(folder, plan, options, ProgressDisplay(folder), retry_failed=retry_failed)
+    _echo(render(show.run_rows(outcome.plan, folder, outcome.failed)))
+    for line in show.result_lines(outcome.plan, folder, outcome.failed):
         _echo(line)
     return outcome.code
 
@@ -250,7 +250,7 @@ def compare(
         by=by, where=where or (), output=page, format=format, open=open, results_dir=results_dir, version=__version__
     )
     written = write_compare(paths or [], options)
-    for line in written.answer:
+    for line in written.summary:
         typer.echo(one_line(line))
     for path in written.paths:
         typer.echo(path)
@@ -399,7 +399,7 @@ def inspect(
     from normlab.store.query import examine, resolve_run
 
     folder = resolve_run(run, results_dir)
-    statistics.check(statistic, probe=probe)
+    statistics.check_statistic(statistic, probe=probe)
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
     if not probe and (problem := examine(folder).problem):

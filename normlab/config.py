@@ -401,7 +401,7 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     parts: dict[str, Any] = dict(tree)
     try:
         for group, registry in (("norm", NORMS), ("placement", PLACEMENTS), ("optim", OPTIMIZERS)):
-            name = tree[group]["name"]
+            name: str = tree[group]["name"]
             if group == "placement":
                 name = FORMER_NAMES.get(name, name)
             if name not in registry:

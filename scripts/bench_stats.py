@@ -50,7 +50,7 @@ from normlab.stats.show import InstrumentedNorm
 from normlab.stats.statistic import CORE
 from normlab.train.bound import SingleRun
 from normlab.train.measure import Measure
-from normlab.train.optim import hyperparameters_at, is_decayed
+from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.resolve import apply, resolve
 from normlab.train.step import Step
 
@@ -75,10 +75,10 @@ Turn = Callable[[Tensor, Tensor], Any]
 
 def ours(config: RunConfig, device: torch.device, compiled: bool) -> Callable[[bool], Turn]:
     """Return normlab's step: with statistics, copied to the host, or without."""
-    bound = SingleRun(build_model(config, VOCAB).to(device), compiled=compiled)
-    decayed = [name for name, p in bound.params.items() if is_decayed(config.optim, p)]
-    optimizer = build_optimizer(config.optim, bound.params, decayed)
-    measure = Measure(bound, config.stats.names(CORE))
+    runner = SingleRun(build_model(config, VOCAB).to(device), compiled=compiled)
+    decayed = [name for name, p in runner.params.items() if is_decayed(config.optim, p)]
+    optimizer = Optimizer(config.optim, runner.params, decayed)
+    measure = Measure(runner, config.stats.names(CORE))
     step = Step(
         runner, optimizer, clip=config.optim.clip, measure=measure, autocast=resolve(config).autocast(),
         project=None,

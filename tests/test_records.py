@@ -96,9 +96,9 @@ def test_each_outcome_is_read_back(tmp_path, options, state, last):
     assert len(series(folder)["loss"]) == last
     [inside], damaged = folder.statistics.read(CORE)
     assert (inside.steps.tolist(), damaged) == (list(range(0, last, 10)), 0)
-    result = outcome(run)
+    result = read_result(run)
     assert result is not None
-    assert result.ending == {"interrupted": "unfinished", "running": "unfinished"}.get(
+    assert result.state == {"interrupted": "unfinished", "running": "unfinished"}.get(
         options.get("outcome"), options.get("outcome", "finished")
     )
     if state == "diverged":

@@ -23,13 +23,13 @@ def resume_from_checkpoint(loop: Loop) -> None:
             if run.folder.size():
                 notify("the run has no checkpoint yet: it starts again from step 0")
             run.progress = Progress()
-            run.folder.cut(0)
+            run.folder.truncate(0)
             run.folder.statistics.truncate(0)
         return
     loop.restore(checkpoints)
     for run, saved in zip(loop.runs, checkpoints, strict=True):
         folder = run.folder
-        folder.cut(saved.meta["record_bytes"])
+        folder.truncate(saved.meta["record_bytes"])
         # At the last step, statistics with the step's own number were measured after the last update and stay.
         folder.statistics.truncate(saved.step + (saved.step == run.config.train.steps))
         for problem in folder.statistics.missing_warnings(saved.step):

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from normlab.config import RunConfig, canonical_hash, config_of_record
+from normlab.config import RunConfig, canonical_hash, config_from_record
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, NormlabError, StoreError
+from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import STATISTICS_FOLDER
 from normlab.store.evaluations import evaluations
 from normlab.store.files import io_error, write_atomic
 from normlab.store.reading import HOW_TO_FIX
-from normlab.store.runs import RunFolder
+from normlab.store.runs import RunFolder, pack_run_ids
 from normlab.store.schema import (
     COMPLETED_STATES,
     DIVERGED,
@@ -210,7 +210,7 @@ def _existing_outcome(run: TrainingRun, record: Mapping[str, Any]) -> Outcome | 
 def _is_record_of_run(old: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
     """Return whether a run.json describes the run of its folder's name, with every part of the right type."""
     try:
-        config, identity = config_of_record(old["config"]).identity(), old["identity"]
+        config, identity = config_from_record(old["config"]).identity(), old["identity"]
         same = canonical_hash([config, identity]) == canonical_hash([record["identity"]["config"], record["identity"]])
         git, pack = old["git"] or {"commit": "", "diff": ""}, old.get("pack")
         return (
@@ -231,14 +231,14 @@ def _refuse_other_pack(old: Mapping[str, Any], record: Mapping[str, Any], pack: 
     Raises:
         StoreError: The run started in another sweep's pack, or on its own.
     """
-    size = len(pack_members(old))
+    size = len(pack_run_ids(old))
     if size > 1 and old["pack"].get("sweep") != (pack or {}).get("sweep"):
         raise StoreError(
             f"run {old['run_id']} is one of a pack of {size} that trains together in sweep "
             f"{old['pack'].get('sweep')}; start that sweep again to resume it, or run.fresh=true starts another "
             "beside it"
         )
-    if size < 2 <= len(pack_members(record)):
+    if size < 2 <= len(pack_run_ids(record)):
         raise StoreError(
             f"run {old['run_id']} was started as a single run and cannot join a pack; resume it with `normlab train`, "
             "or plan the sweep with sweep.pack=off"
@@ -278,7 +278,7 @@ def _create(folder: RunFolder, record: dict[str, Any], config: RunConfig) -> Non
         write_atomic(copy, Path(path).expanduser().read_bytes())
     # The runs of a pack start together, at step 0.
     parent = None
-    if not config.run.fresh and len(pack_members(record)) < 2:
+    if not config.run.fresh and len(pack_run_ids(record)) < 2:
         parent = find_parent_run(folder.path.parent, record, config)
     if parent is not None:
         parent.branch(folder)
@@ -338,7 +338,7 @@ def _run(loop: Loop, records: Sequence[dict[str, Any]], stop: StopRequest) -> li
     for run, record in zip(loop.runs, records, strict=True):
         status = loop.status(run, DIVERGED if run.diverged else state)
         initial_loss = next((evaluation.loss for evaluation in evaluations(run.folder) if evaluation.step == 0), None)
-        statuses.append(conclude(record, status, initial_loss, run.last_finite))
+        statuses.append(final_status(record, status, initial_loss, run.last_finite))
     return [
         Outcome(run.folder, status["state"], status, stop.received if status["state"] == "interrupted" else None)
         for run, status in zip(loop.runs, _finish(loop, statuses, stop), strict=True)

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from normlab.config import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, derive_seed
-from normlab.stats.show import Selection, main_stream
+from normlab.stats.show import Collector, Selection, main_stream
 
 VOCAB = 512
 """Vocabulary size. Tokens follow Zipf's law: token r has probability proportional to 1 / r."""
@@ -71,9 +71,9 @@ def measure_model(model: GPT, config: RunConfig) -> tuple[Signal, dict[str, Tens
     sizes = [_rms(main_stream(stream)).item()]
     ratios: dict[str, list[float]] = {branch: [] for branch in _BRANCHES}
     for block in model.blocks:
-        with looking(_BRANCHES) as collected:
+        with Collector(_BRANCHES) as collector:
             stream = block(stream)
-        names, added = collected.taken()
+        names, added = collector.results()
         sizes_added = dict(zip((branch for branch, _ in names), added.tolist(), strict=True))
         for branch, ratio in ratios.items():
             ratio.append(sizes_added.get(branch, math.nan) / sizes[-1] if sizes[-1] else math.nan)

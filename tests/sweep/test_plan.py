@@ -13,8 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from normlab.config import config_from_record
 from normlab.errors import ConfigError, StoreError
-from normlab.launch import compose_grid, compose_run, compose_sweep
+from normlab.launch import compose_grid, compose_run, compose_sweep, to_config
 from normlab.options import flatten_options, plain_tree
+from normlab.paths import config_dir
 from normlab.store.plans import (
     FINISHED,
     KILLED,
@@ -56,7 +57,6 @@ def plan(words: list[str]) -> Callable[..., PlannedSweep]:
 )
 def test_grid_composed_once_equals_one_composition_per_job(grid: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare every job of a grid with a composition of its own."""
-
     parsed = OverridesParser.create().parse_overrides(normalize_overrides(grid))
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     assert len(jobs) > 1

@@ -33,7 +33,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         (["--only", "norm=dty", "placement=pre"], "--only norm=dty: unknown norm 'dty': choose one of batchnorm, "),
         (["--only", "nrom=dyt"], "--only nrom=dyt: unknown argument 'nrom': choose one of norm, placement"),
         (["--only", "placement="], "--only placement=: unknown placement ''"),
-        (["--only", "norm=dyt", "--write", "x.md"], "leave out --only, or --write"),
+        (["--only", "norm=dyt", "--write", "x.md"], "leave out --only or --write"),
     ],
 )
 def test_a_wrong_argument_is_refused(

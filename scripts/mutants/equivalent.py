@@ -10,7 +10,7 @@ LAST_OF_ONE = "a vector has one axis, which is its last"
 EITHER_WAY = "two neighbouring axes change places, whichever is named first"
 COUNTS = (
     "weights_TT = x_TD.new_ones(steps, steps).tril() / torch.arange(1, steps + 1, device=x_TD.device)",
-    "count_T1 = torch.arange(2, len(own_TD) + 1, device=x_TND.device, dtype=x_TND.dtype)",
+    "count_T1 = torch.arange(2, len(position_TD) + 1, device=x_TND.device, dtype=x_TND.dtype)",
 )
 """Of batchnorm_past, as is JOINED: lines of which a mutant computes the same."""
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
@@ -64,8 +64,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("batchnorm_past", f"{JOINED}.movedim(0, 1)  ->  {JOINED}.movedim(1, 0)"): EITHER_WAY,
     (
         "batchnorm_past",
-        "between_TD = (own_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)  ->  "
-        "between_TD = (mean_TD[:-1] - own_TD[1:]).square() * ((count_T1 - 1) / count_T1)",
+        "between_TD = (position_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)  ->  "
+        "between_TD = (mean_TD[:-1] - position_TD[1:]).square() * ((count_T1 - 1) / count_T1)",
     ): "the square of a difference and of its negative",
     (
         "pointwise",

@@ -10,7 +10,7 @@ ONE_AXIS = "the only axis of a vector is its last"
 SWAP = "two neighbouring axes are swapped in either order"
 COUNTS = (
     "weights_TT = x_TD.new_ones(steps, steps).tril() / torch.arange(1, steps + 1, device=x_TD.device)",
-    "count_T1 = torch.arange(2, len(own_TD) + 1, device=x_TND.device, dtype=x_TND.dtype)",
+    "count_T1 = torch.arange(2, len(position_TD) + 1, device=x_TND.device, dtype=x_TND.dtype)",
 )
 """Lines of batchnorm_past, as JOINED."""
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
@@ -62,8 +62,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("batchnorm_past", f"{JOINED}.movedim(0, 1)  ->  {JOINED}.movedim(1, 0)"): SWAP,
     (
         "batchnorm_past",
-        "between_TD = (own_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)  ->  "
-        "between_TD = (mean_TD[:-1] - own_TD[1:]).square() * ((count_T1 - 1) / count_T1)",
+        "between_TD = (position_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)  ->  "
+        "between_TD = (mean_TD[:-1] - position_TD[1:]).square() * ((count_T1 - 1) / count_T1)",
     ): "the square of a difference and of its negative",
     (
         "pointwise",

@@ -13,6 +13,7 @@ from records_inside import Size, layout
 from normlab.config import AdamW
 from normlab.launch import compose_run
 from normlab.report.compare.find import find_started
+from normlab.report.outcomes import read_result
 from normlab.stats.spikes import OLMO_CORE
 from normlab.stats.statistic import CORE
 from normlab.store.query import examine

@@ -213,8 +213,8 @@ class LoadedRun:
         identity = self.record.get("identity")
         if isinstance(identity, dict) and "sources" in identity:
             notify(
-                f"run {self.folder.run_id} was recorded before norms and placements had versions; its model may compute "
-                "something else than the one that was trained"
+                f"run {self.folder.run_id} was recorded before norms and placements had versions; its model may "
+                "compute something else than the one that was trained"
             )
             return
         trained = identity.get("versions") if isinstance(identity, dict) else None

@@ -60,7 +60,8 @@ IDEMPOTENT = ("tuple", "set", "frozenset", "float", "whole", "odd", "unit")
 """Functions with no effect when applied twice."""
 COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
 """Functions that ignore the order of their arguments."""
-EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "without_defaults", "register_row", "factors", "early",
+EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "without_defaults",
+              "register_row", "factors", "early",
               "formula", "starts", "has_norms", "is_plain_sum", "all_sub_layers", "layers", "all_starts",
               *HELD_AGAINST)  # fmt: skip
 """Functions outside a run's computation, and functions that mutants are compared with."""

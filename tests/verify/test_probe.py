@@ -16,6 +16,7 @@ from normlab.init_rules import INIT_RULES
 from normlab.launch import compose_grid, compose_run
 from normlab.model.init import build_model
 from normlab.probe import power_laws, probe, table_row, write_page
+from normlab.report.table import render_table
 from normlab.verify.signal import VOCAB, measure, slope, zipf_tokens
 
 Command = Callable[..., tuple[int, str, str]]

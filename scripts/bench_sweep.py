@@ -76,7 +76,7 @@ class Side:
         self.name, self.precision, self.pack_size = name, precision, work.runs
         self.turns: list[float] = []
         """Seconds per step in each turn."""
-        self.first_setup_setup_s, self.next_setup_s = self._start(work), 0.0
+        self.first_setup_s, self.next_setup_s = self._start(work), 0.0
         """Set-up time of the first pack or run, and of each later one."""
         if twice:
             self.stop()

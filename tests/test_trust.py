@@ -1,4 +1,4 @@
-"""A run's folder is data: code in it, or named in its plan, is executed only on request."""
+"""A run's folder is data: code in it, or named in its plan, is run only if you allow it."""
 
 from __future__ import annotations
 

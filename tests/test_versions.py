@@ -21,8 +21,8 @@ from normlab.placements.base import PLACEMENTS, SWITCHES
 from normlab.placements.base import load_all as load_placements
 from normlab.source import plugin_file
 from normlab.verify.fingerprint import fingerprint
-from normlab.verify.small import config_of
-from normlab.verify.variants import LABELS, others
+from normlab.verify.small import small_config
+from normlab.verify.variants import NAME_FIELDS, other_values
 
 FILE = Path(__file__).with_name("fingerprints.json")
 REFRESH = "python tests/test_versions.py"
@@ -37,13 +37,13 @@ load_placements()
 def norm_fingerprint(name: str) -> str:
     """Return a hash of the norm with its default options, and with every other value of each option."""
     norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
-    return _hash([fingerprint(config_of(each, PLACEMENTS["pre"], depth=1)) for each in _each_option(norm)])
+    return _hash([fingerprint(small_config(each, PLACEMENTS["pre"], depth=1)) for each in _each_option(norm)])
 
 
 def placement_fingerprint(name: str) -> str:
     """Return a hash of the placement with its default options, and with every other value of each option."""
     norm = NORMS["layernorm" if PLACEMENTS[name].has_norms(DEPTH) else "none"]()  # pyright: ignore[reportCallIssue]
-    return _hash([fingerprint(config_of(norm, each, depth=DEPTH)) for each in _each_option(PLACEMENTS[name])])
+    return _hash([fingerprint(small_config(norm, each, depth=DEPTH)) for each in _each_option(PLACEMENTS[name])])
 
 
 def init_fingerprint(name: str) -> str:
@@ -53,8 +53,8 @@ def init_fingerprint(name: str) -> str:
 
 
 def _each_option(thing: Any) -> list[Any]:
-    fields = [field for field in dataclasses.fields(thing) if field.name not in (*LABELS, *SWITCHES)]
-    return [thing, *(other for field in fields for other in others(thing, field, WIDTH))]
+    fields = [field for field in dataclasses.fields(thing) if field.name not in (*NAME_FIELDS, *SWITCHES)]
+    return [thing, *(other for field in fields for other in other_values(thing, field, WIDTH))]
 
 
 def _hash(parts: list[str]) -> str:

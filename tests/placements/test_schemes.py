@@ -16,7 +16,7 @@ from by_hand import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, config_of,
 from torch import Tensor, nn
 
 from normlab import catalogue
-from normlab.config import config_of_record
+from normlab.config import config_from_record
 from normlab.errors import ConfigError
 from normlab.launch import compose_run
 from normlab.model.gpt import GPT
@@ -322,6 +322,6 @@ def test_ngpt_projects_its_matrices_to_length_one() -> None:
 def test_record_with_a_former_placement_name_is_read() -> None:
     tree = plain_tree(compose_run(["placement=resi_dual"]))
     tree["placement"]["name"] = "residual"
-    assert config_of_record(tree).placement == PLACEMENTS["resi_dual"]
+    assert config_from_record(tree).placement == PLACEMENTS["resi_dual"]
     with pytest.raises(ConfigError, match="did you mean 'resi_dual'"):
         compose_run(["placement=residual"])

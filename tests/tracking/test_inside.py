@@ -76,7 +76,7 @@ def test_no_histogram_of_a_profile_with_non_finite_or_negative_values(tmp_path: 
         for group in broken.layout.groups:
             if group.statistic == name:
                 broken.values[0, start] = value
-            start += len(group.places)
+            start += len(group.layers)
     lost = step_metrics(profiles).profiles.keys() - step_metrics(broken).profiles.keys()
     assert lost == {"profiles/resid_rms", "profiles/adj_cos"}
     assert step_metrics(broken).numbers["stats/adj_cos/first"] == -1

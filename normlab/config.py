@@ -398,8 +398,8 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: A name, an option or a value is unknown: another version wrote it, or a plugin is missing.
     """
-    parts: dict[str, Any] = dict(tree)
     try:
+        parts: dict[str, Any] = dict(tree)
         for group, registry in (("norm", NORMS), ("placement", PLACEMENTS), ("optim", OPTIMIZERS)):
             name: str = tree[group]["name"]
             if group == "placement":

@@ -94,7 +94,7 @@ def _compose_choices_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
+def overrides(tmp_path: Path) -> list[str]:
     """Return the overrides of a small run with results in the test's folder."""
     return small_run(tmp_path / "results")
 

@@ -30,7 +30,7 @@ def files_below(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("wrong", "message"),
     [
         ("norm=rmsnrm", "did you mean 'rmsnorm'"),
         ("norm.epps=1", "norm.epps=1: norm has no option 'epps': choose one of "),
@@ -116,15 +116,15 @@ def files_below(folder: Path) -> set[str]:
     ],
 )
 def test_an_error_is_one_line_and_leaves_no_files(
-    overrides: str,
+    wrong: str,
     message: str,
-    words: list[str],
+    overrides: list[str],
     run_command: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = run_command("train", *words, *overrides.split())
+    code, out, err = run_command("train", *overrides, *wrong.split())
     assert (code, out) == (2, "")
     assert err.count("\n") == 1, err
     assert message in err
@@ -161,10 +161,10 @@ def test_debug_raises_the_error(run_command: Command) -> None:
 
 
 def test_train_resume_summarize_list_and_sample_a_run(
-    words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = run_command("train", "norm=rmsnorm", "placement=pre", *words)
+    code, out, err = run_command("train", "norm=rmsnorm", "placement=pre", *overrides)
     assert code == 0, err
     assert "uniform" in err
     assert "bigram" in err
@@ -173,7 +173,7 @@ def test_train_resume_summarize_list_and_sample_a_run(
     # Neither Hydra nor anything else writes outside of the results.
     assert {path.name for path in tmp_path.iterdir()} == {"results"}
 
-    code, out, _ = run_command("train", "norm=rmsnorm", "placement=pre", *words)
+    code, out, _ = run_command("train", "norm=rmsnorm", "placement=pre", *overrides)
     assert code == 0
     assert "finished at step 12" in out
     rows = json.loads(run_command("summarize", "results", "--format", "json")[1])
@@ -201,7 +201,7 @@ def test_an_unreadable_file_is_a_one_line_error(
     unreadable: str,
     arguments: str,
     message: str,
-    words: list[str],
+    overrides: list[str],
     run_bound: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -215,7 +215,7 @@ def test_an_unreadable_file_is_a_one_line_error(
         path.mkdir()
     path.chmod(0)
     command, *more = arguments.split()
-    code, out, err = run_bound(command, *(words if command == "train" else []), *more)
+    code, out, err = run_bound(command, *(overrides if command == "train" else []), *more)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("error: ")
     assert message in err
@@ -223,9 +223,9 @@ def test_an_unreadable_file_is_a_one_line_error(
 
 @pytest.mark.slow
 def test_unreadable_checkpoints_are_a_one_line_error(
-    words: list[str], run_command: Command, run_bound: Command, tmp_path: Path
+    overrides: list[str], run_command: Command, run_bound: Command, tmp_path: Path
 ) -> None:
-    assert run_command("train", *words, "train.steps=1")[0] == 0
+    assert run_command("train", *overrides, "train.steps=1")[0] == 0
     (entry,) = find_runs(tmp_path / "results")
     (entry.folder.path / "checkpoints").chmod(0)
     code, out, err = run_bound("sample", str(entry.folder.path))
@@ -234,10 +234,10 @@ def test_unreadable_checkpoints_are_a_one_line_error(
 
 
 def test_sampling_errors_are_one_line(
-    words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_command("train", *words, "train.steps=2", "run.name=sound")[0] == 0
+    assert run_command("train", *overrides, "train.steps=2", "run.name=sound")[0] == 0
     for seed in ("-1", "99999999999999999999999"):
         code, out, err = run_command("sample", "sound", "--seed", seed)
         assert (code, out) == (2, "")
@@ -248,7 +248,7 @@ def test_sampling_errors_are_one_line(
     assert cold[0] == 0
 
     diverging = ["optim.lr=1e30", "optim.clip=null", "optim.warmup_steps=1", "run.name=wild"]
-    code, out, _ = run_command("train", *words, *diverging)
+    code, out, _ = run_command("train", *overrides, *diverging)
     assert code == 0
     # The message is the note of `summarize`.
     assert out.splitlines()[0] in json.loads(run_command("summarize", "results", "--format=json")[1])[1]["note"]
@@ -261,8 +261,8 @@ def test_sampling_errors_are_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_a_run_finishes_with_closed_streams(closed: str, words: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "normlab", "train", *words, "train.steps=1"]
+def test_a_run_finishes_with_closed_streams(closed: str, overrides: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "normlab", "train", *overrides, "train.steps=1"]
     done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "rror" not in done.stderr
@@ -284,8 +284,8 @@ def test_output_that_cannot_be_written_is_one_line(command: list[str], tmp_path:
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_does_not_fail_a_run(words: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "normlab", "train", *words, "--multirun", "seed=0,1", "train.steps=2"]
+def test_a_closed_pipe_does_not_fail_a_run(overrides: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "normlab", "train", *overrides, "--multirun", "seed=0,1", "train.steps=2"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -312,13 +312,13 @@ def test_a_number_in_a_config_file_is_not_a_boolean(run_command: Command, tmp_pa
 
 
 @pytest.mark.slow
-def test_every_failure_of_a_multirun_is_printed(words: list[str], run_command: Command, tmp_path: Path) -> None:
+def test_every_failure_of_a_multirun_is_printed(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
     for seed in (1, 2):
-        run = compose_run([*words, f"seed={seed}"])
+        run = compose_run([*overrides, f"seed={seed}"])
         folder = tmp_path / "results" / "runs" / describe(run, resolve(run), open_corpus(run.data))["run_id"]
         folder.mkdir(parents=True)
         (folder / "run.json").write_text("no JSON")
-    code, _, err = run_command("train", *words, "--multirun", "seed=0,1,2")
+    code, _, err = run_command("train", *overrides, "--multirun", "seed=0,1,2")
     assert code == 2
     errors = [line for line in err.splitlines() if line.startswith(("error", "Error"))]
     assert ["error: " in line and "run.json: is damaged" in line for line in errors] == [True, True]
@@ -327,10 +327,10 @@ def test_every_failure_of_a_multirun_is_printed(words: list[str], run_command: C
 
 @pytest.mark.slow
 def test_every_hydra_flag_works(
-    words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run_command("train", *words, "--cfg", "job", "norm=layernorm")
+    code, out, _ = run_command("train", *overrides, "--cfg", "job", "norm=layernorm")
     assert code == 0
     assert "name: layernorm" in out
     assert run_command("train", "--info", "defaults")[0] == 0
@@ -343,17 +343,17 @@ def test_every_hydra_flag_works(
     own = tmp_path / "own configs"
     (own / "norm").mkdir(parents=True)
     (own / "norm" / "mine.yaml").write_text("defaults:\n  - rmsnorm\n  - _self_\npreset: mine\neps: 0.5\n")
-    code, _, err = run_command("train", "--config-dir", str(own), "norm=mine", *words)
+    code, _, err = run_command("train", "--config-dir", str(own), "norm=mine", *overrides)
     assert code == 0, err
     row = json.loads(run_command("summarize", "results", "--format", "json")[1])[0]
     assert row["norm"] == "mine"
 
 
 def test_multirun_trains_each_job(
-    words: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, _, err = run_command("train", *words, "train.steps=2", "norm=rmsnorm,none", "--multirun", "seed=0,1")
+    code, _, err = run_command("train", *overrides, "train.steps=2", "norm=rmsnorm,none", "--multirun", "seed=0,1")
     assert code == 0, err
     rows = json.loads(run_command("summarize", "results", "--format", "json")[1])
     assert sorted((row["norm"], row["seed"]) for row in rows) == [
@@ -377,12 +377,12 @@ def test_multirun_trains_each_job(
     ],
 )
 def test_an_error_in_a_config_file_is_one_line(
-    content: str, message: str, words: list[str], run_command: Command, tmp_path: Path
+    content: str, message: str, overrides: list[str], run_command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "own" / "norm").mkdir(parents=True)
     (tmp_path / "own" / "norm" / "mine.yaml").write_text(content, errors="surrogateescape")
     before = files_below(tmp_path)
-    code, out, err = run_command("train", "--config-dir", str(tmp_path / "own"), *words, "norm=mine")
+    code, out, err = run_command("train", "--config-dir", str(tmp_path / "own"), *overrides, "norm=mine")
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert files_below(tmp_path) == before
     assert message in err
@@ -563,11 +563,11 @@ def test_light_commands_load_no_heavy_package(arguments: list[str], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_run_without_compile_loads_no_compiler(words: list[str]) -> None:
+def test_a_run_without_compile_loads_no_compiler(overrides: list[str]) -> None:
     """Loading the compiler takes as long as loading the rest of torch."""
     code = (
         "import sys\nfrom normlab.cli import main\n"
-        f"try: main({['train', *words, 'compile=off']!r})\nexcept SystemExit: pass\n"
+        f"try: main({['train', *overrides, 'compile=off']!r})\nexcept SystemExit: pass\n"
         "print([name for name in ('torch._dynamo', 'torch._inductor', 'wandb', 'datasets') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -398,7 +398,7 @@ def write_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("choice", "option", "row"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in rows()])
 def test_option_has_an_effect(
-    choice: str, option: str, row: Row, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    choice: str, option: str, row: Row, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_texts(monkeypatch)
@@ -412,12 +412,12 @@ def test_option_has_an_effect(
             replaced.append(choice.partition("=")[0] + "=")
         if choice.startswith("data=") and choice != "data=files":
             replaced.append("data.path")
-        overrides = [override for override in [*words, *small] if not override.startswith(tuple(replaced))]
-        overrides += [f"results_dir={folder}"] * (option != "results_dir") + [choice] * bool(choice)
+        kept = [override for override in [*overrides, *small] if not override.startswith(tuple(replaced))]
+        kept += [f"results_dir={folder}"] * (option != "results_dir") + [choice] * bool(choice)
         if choice == "data=hub" and option != "data.name":
-            overrides.append("data.name=a_dataset")
-        overrides += [override for override in row.requires if not override.startswith(tuple(replaced))]
-        return compose_run([*overrides, f"{option}={value}"])
+            kept.append("data.name=a_dataset")
+        kept += [override for override in row.requires if not override.startswith(tuple(replaced))]
+        return compose_run([*kept, f"{option}={value}"])
 
     if row.differs is None:
         with pytest.raises(NormlabError, match=option.partition(".")[0]):

@@ -175,14 +175,14 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiler_that_fails_is_a_one_line_error(tmp_path: Path, words: list[str]) -> None:
+def test_a_compiler_that_fails_is_a_one_line_error(tmp_path: Path, overrides: list[str]) -> None:
     """A compiler that exists and fails is only found by torch, at the first step."""
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\necho no assembler >&2\nexit 1\n")
     broken.chmod(0o755)
     environment = {**os.environ, "CXX": str(broken), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     done = subprocess.run(
-        [sys.executable, "-m", "normlab", "train", *words, "compile=on", "device=cpu"],
+        [sys.executable, "-m", "normlab", "train", *overrides, "compile=on", "device=cpu"],
         env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2

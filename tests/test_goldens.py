@@ -42,13 +42,13 @@ def environment() -> dict[str, object]:
     }
 
 
-def losses(words: list[str]) -> list[str]:
+def losses(overrides: list[str]) -> list[str]:
     """Return the losses of a run in the order of its record, as exact hexadecimal floats."""
-    rows = train(compose_run(words), sinks=[]).folder.rows().rows
+    rows = train(compose_run(overrides), sinks=[]).folder.rows().rows
     return [row["loss"].hex() for row in rows if "loss" in row]
 
 
-def losses_by(instructions: str, words: list[str]) -> tuple[list[str], dict[str, object]]:
+def losses_by(instructions: str, overrides: list[str]) -> tuple[list[str], dict[str, object]]:
     """Return the losses with these CPU instructions, if the CPU has them, and the environment of the run."""
     code = (
         "import json, sys; from tests import test_goldens as t; "
@@ -59,16 +59,16 @@ def losses_by(instructions: str, words: list[str]) -> tuple[list[str], dict[str,
         "ATEN_CPU_CAPABILITY": instructions.lower(),
         "PYTHONPATH": str(GOLDEN.parent.parent),
     }
-    command = [sys.executable, "-c", code, json.dumps(words)]
+    command = [sys.executable, "-c", code, json.dumps(overrides)]
     out = subprocess.run(command, env=environment_variables, capture_output=True, text=True, check=True).stdout
     run_losses, where = json.loads(out.splitlines()[-1])
     return run_losses, where
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.stem)
-def test_losses_equal_golden_losses(path: Path, words: list[str]) -> None:
+def test_losses_equal_golden_losses(path: Path, overrides: list[str]) -> None:
     golden = json.loads(path.read_text())
-    run_losses, where = losses_by(golden["environment"]["instructions"], [*words, *golden["words"]])
+    run_losses, where = losses_by(golden["environment"]["instructions"], [*overrides, *golden["words"]])
     if golden["environment"] == where:
         assert run_losses == golden["losses"]
     else:

@@ -115,8 +115,8 @@ def test_a_grid_of_configs_in_config_dir(
 
 
 @pytest.mark.slow
-def test_train_multirun_over_configs_in_config_dir(run_command: Command, words: list[str], tmp_path: Path) -> None:
-    short = [*words, "train.steps=1", f"results_dir={tmp_path / 'kept'}"]
+def test_train_multirun_over_configs_in_config_dir(run_command: Command, overrides: list[str], tmp_path: Path) -> None:
+    short = [*overrides, "train.steps=1", f"results_dir={tmp_path / 'kept'}"]
     code, _, err = run_command("train", "-m", "-cd=own", "-cn=myrun", *short, "norm=mine,none", "+experiment=deep")
     assert code == 0, err
     rows = json.loads(run_command("summarize", "kept", "--format=json")[1])

@@ -85,11 +85,11 @@ def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def run_id(words: list[str]) -> Callable[..., str]:
-    """The id of the run that `words` and more make."""
+def run_id(overrides: list[str]) -> Callable[..., str]:
+    """The id of the run that `overrides` and more make."""
 
     def of(*more: str) -> str:
-        config = compose_run([*words, *more])
+        config = compose_run([*overrides, *more])
         return describe(config, resolve(config), open_corpus(config.data))["run_id"]
 
     return of
@@ -170,12 +170,12 @@ def test_two_definitions_of_one_name_are_rejected(text: str, again: str, run_id:
 
 @pytest.mark.parametrize(("text", "word", "before", "after"), [EDITS["norm"], EDITS["row"]], ids=["norm", "row"])
 def test_two_versions_of_a_plugin_load_in_one_process(
-    text: str, word: str, before: str, after: str, words: list[str]
+    text: str, override: str, before: str, after: str, overrides: list[str]
 ) -> None:
     runs = []
     for version in (text, text.replace(before, after)):
         Path("mine.py").write_text(version)
-        runs.append(train(compose_run([*words, "plugins=[mine.py]", word, "train.steps=2"]), sinks=[]).folder)
+        runs.append(train(compose_run([*overrides, "plugins=[mine.py]", override, "train.steps=2"]), sinks=[]).folder)
     tokens = torch.zeros(1, 4, dtype=torch.long)
     logits = [normlab.load(run.path).model(tokens) for run in (*runs, *runs)]
     assert torch.equal(logits[0], logits[2])
@@ -184,9 +184,9 @@ def test_two_versions_of_a_plugin_load_in_one_process(
 
 
 def test_model_of_another_version_of_its_norm_loads_with_a_warning(
-    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = train(compose_run([*words, "norm=rmsnorm", "train.steps=2"]), sinks=[]).folder
+    folder = train(compose_run([*overrides, "norm=rmsnorm", "train.steps=2"]), sinks=[]).folder
     assert normlab.load(folder.path).model
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(NORMS["rmsnorm"], "version", 2)
@@ -207,9 +207,9 @@ def recorded_before_versions(folder: RunFolder) -> Path:
 
 
 def test_run_recorded_before_versions_loads_and_is_not_resumed(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    overrides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = compose_run([*words, "train.steps=2"])
+    config = compose_run([*overrides, "train.steps=2"])
     old = recorded_before_versions(train(config, sinks=[]).folder)
     assert normlab.load(old).model
     assert "was recorded before norms and placements had versions" in capsys.readouterr().err
@@ -325,15 +325,15 @@ def test_starts_of_a_wrong_type_in_a_row_is_rejected(run_command: Command, tmp_p
 
 @pytest.mark.slow
 def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) -> None:
-    word = learned(tmp_path, "listed", 'starts: ClassVar = {"gain": "[2] * D", "shift": "0"}')
+    override = learned(tmp_path, "listed", 'starts: ClassVar = {"gain": "[2] * D", "shift": "0"}')
     assert "listed" not in run_command("list", "norms")[1]
-    out = run_command("list", "norms", word)[1]
+    out = run_command("list", "norms", override)[1]
     assert "x * gain" in next(line for line in out.splitlines() if line.startswith("listed"))
     assert "rmsnorm" in out
-    whole = run_command("list", "norms", "listed", word)[1]
+    whole = run_command("list", "norms", "listed", override)[1]
     for part in ("D + 1 numbers", "gain [2] * D; shift 0", "gentle=0.5: How gentle it is.", "x times a gain."):
         assert part in whole
-    (entry,) = (entry for entry in json.loads(run_command("list", "norms", word, "--json")[1])
+    (entry,) = (entry for entry in json.loads(run_command("list", "norms", override, "--json")[1])
                 if entry["name"] == "listed")  # fmt: skip
     assert entry["options"] == [{"option": "gentle", "default": 0.5, "about": "How gentle it is.", "above": 0}]
     assert "listed" not in run_command("list", "norms")[1]  # of a command that does not name the plugin

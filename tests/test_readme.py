@@ -111,8 +111,8 @@ def test_the_same_file_and_row_inside_the_package(tmp_path: Path) -> None:
     )
     algebra.write_text(source)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    words = ["norm=softsign", "placement=half"]
-    for command in (["list", "norms", "softsign"], ["verify", *words], ["train", *words, *SMALL]):
+    overrides = ["norm=softsign", "placement=half"]
+    for command in (["list", "norms", "softsign"], ["verify", *overrides], ["train", *overrides, *SMALL]):
         done = subprocess.run(
             [sys.executable, "-m", "normlab", *command], cwd=tmp_path, env=environment, capture_output=True, text=True,
         )  # fmt: skip

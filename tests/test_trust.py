@@ -57,11 +57,11 @@ def _unregister(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 
 
 @pytest.fixture
-def plugin_overrides(words: list[str]) -> list[str]:
+def plugin_overrides(overrides: list[str]) -> list[str]:
     """Return the overrides of a short run with a plugin of the user's."""
     Path("my_norm.py").write_text(PLUGIN)
     return [
-        *words,
+        *overrides,
         "results_dir=results",
         "plugins=[my_norm.py]",
         "norm=mine",

@@ -22,7 +22,7 @@ def call(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-def test_the_wheel_trains_a_run(tmp_path: Path, words: list[str]) -> None:
+def test_the_wheel_trains_a_run(tmp_path: Path, overrides: list[str]) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path / "wheel")]
     call(*pip, *build, str(ROOT), cwd=tmp_path)
@@ -40,7 +40,7 @@ def test_the_wheel_trains_a_run(tmp_path: Path, words: list[str]) -> None:
     python = [sys.executable, "-P"]
     location = call(*python, "-c", "import normlab; print(normlab.__file__)", cwd=tmp_path, PYTHONPATH=str(site))
     assert location.stdout.startswith(str(site))
-    run = [*words, "norm=layernorm_gpt2", "train.steps=2"]
+    run = [*overrides, "norm=layernorm_gpt2", "train.steps=2"]
     call(*python, "-m", "normlab", "train", *run, cwd=tmp_path, PYTHONPATH=str(site))
     done = call(*python, "-m", "normlab", "summarize", "results", cwd=tmp_path, PYTHONPATH=str(site))
     assert "layernorm_gpt2" in done.stdout

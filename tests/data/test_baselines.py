@@ -64,7 +64,7 @@ def test_baselines_equal_the_reference_on_windows(
 class Bigram:
     """A model runner that computes the bigram, with torch's cross entropy."""
 
-    lead = ()
+    run_shape = ()
 
     def __init__(self, train: np.ndarray, vocab: int) -> None:
         pairs = Counter(itertools.pairwise(train.tolist()))

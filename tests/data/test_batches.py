@@ -56,7 +56,7 @@ def test_batches_are_windows_with_targets_one_token_later(tmp_path: Path, dtype:
 @pytest.mark.parametrize("step", [0, 7, 2**40])
 def test_starts_are_philox(seed: int, step: int) -> None:
     blocks = (philox4x64((step << 128) + block, seed) for block in (1, 2))  # numpy increments first
-    expected = [(word >> 11) * 999 >> 53 for word in itertools.chain(*blocks)][:6]
+    expected = [(override >> 11) * 999 >> 53 for override in itertools.chain(*blocks)][:6]
     assert Batches(random_tokens(1007), 8, 6, seed, "cpu").starts(step).tolist() == expected
 
 

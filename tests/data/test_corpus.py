@@ -33,8 +33,8 @@ END = 256
 
 def some_texts(count: int, seed: int = 0) -> dict[str, str]:
     draw = random.Random(seed)
-    words = ["def", "return", "\u00e9t\u00e9", "x", "\n", "    ", "\U0001f600"]
-    return {f"{i:03d}.txt": f"# {i}\n" + " ".join(draw.choices(words, k=60)) for i in range(count)}
+    overrides = ["def", "return", "\u00e9t\u00e9", "x", "\n", "    ", "\U0001f600"]
+    return {f"{i:03d}.txt": f"# {i}\n" + " ".join(draw.choices(overrides, k=60)) for i in range(count)}
 
 
 def some_rows(count: int) -> dict[str, str]:

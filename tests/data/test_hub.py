@@ -141,11 +141,11 @@ def test_streamed_documents_equal_those_on_the_hub(hub: Any, opened: Any, cache:
 @pytest.mark.slow
 def test_second_open_sends_no_request(hub: Any, opened: Any) -> None:
     served = hub()
-    words = {"name": "org/jsonl", "column": "body", "tokenizer": "bpe", "vocab_size": 300}
-    (first,) = opened(served.endpoint, words)
+    overrides = {"name": "org/jsonl", "column": "body", "tokenizer": "bpe", "vocab_size": 300}
+    (first,) = opened(served.endpoint, overrides)
     num_requests = len(served.requests)
     served.close()
-    (second,) = opened(served.endpoint, words)
+    (second,) = opened(served.endpoint, overrides)
     assert second["sha256"] == first["sha256"]
     assert second["train"] == first["train"]
     assert len(served.requests) == num_requests
@@ -279,9 +279,9 @@ def test_error_without_hub_and_cache(
 @pytest.mark.slow
 def test_silent_hub_fails_within_five_seconds(silent_endpoint: str, tmp_path: Path) -> None:
     """The error is one line that names the timeout."""
-    words = ["train", "data=tinystories", "tracking.wandb=off", f"results_dir={tmp_path / 'results'}"]
+    overrides = ["train", "data=tinystories", "tracking.wandb=off", f"results_dir={tmp_path / 'results'}"]
     done = subprocess.run(
-        [sys.executable, "-m", "normlab", *words], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "normlab", *overrides], cwd=ROOT, capture_output=True, text=True,
         env=os.environ | {"HF_ENDPOINT": silent_endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)},
     )  # fmt: skip
     found = re.match(
@@ -344,9 +344,9 @@ def test_timeout_is_as_long_as_it_is_set(silent_endpoint: str, opened: Any) -> N
     assert result["seconds"] >= 2.5
 
 
-@pytest.mark.parametrize("words", [{"name": "org/x"}, {"name": "org/x", "tokenizer": "org/y"}, {"name": "."}])
-def test_error_for_a_variable_that_huggingface_hub_cannot_parse(words: dict[str, str], opened: Any) -> None:
-    (result,) = opened(closed_port(), words, HF_HUB_ETAG_TIMEOUT="2.5")
+@pytest.mark.parametrize("overrides", [{"name": "org/x"}, {"name": "org/x", "tokenizer": "org/y"}, {"name": "."}])
+def test_error_for_a_variable_that_huggingface_hub_cannot_parse(overrides: dict[str, str], opened: Any) -> None:
+    (result,) = opened(closed_port(), overrides, HF_HUB_ETAG_TIMEOUT="2.5")
     assert "huggingface_hub cannot be imported" in result["error"]
     assert "'2.5'" in result["error"]
 
@@ -373,10 +373,10 @@ def test_cache_of_datasets_is_read_without_hub(hub: Any, opened: Any) -> None:
         env=os.environ | {"HF_ENDPOINT": served.endpoint, "HF_HUB_OFFLINE": "0"},
     )  # fmt: skip
     served.close()
-    words = [{"name": "org/parquet"}, {"name": "org/subsets", "subset": "two", "split": "train+test"}]
+    overrides = [{"name": "org/parquet"}, {"name": "org/subsets", "subset": "two", "split": "train+test"}]
     missing = [{"name": "org/jsonl"}, {"name": "org/subsets", "subset": "one"}]
     for env in ({}, {"HF_HUB_OFFLINE": "1"}):
-        tables, subset, *others = opened(served.endpoint, *words, *missing, **env)
+        tables, subset, *others = opened(served.endpoint, *overrides, *missing, **env)
         assert sorted(decode_documents(tables)) == sorted(decode_documents(subset)) == sorted(TEXTS)
         assert OFFLINE_CHOICES in others[0]["error"]
         assert "'two'" in others[1]["error"]
@@ -390,16 +390,16 @@ QUICK = "time.sleep = lambda seconds: None\n"
 @pytest.mark.parametrize("name", ["jsonl", "parquet"])
 @pytest.mark.parametrize("before", [QUICK, pytest.param("", marks=pytest.mark.slow)], ids=["quick", "real"])
 def test_hub_that_fails_within_a_file(name: str, before: str, hub: Any, opened: Any, cache: Path) -> None:
-    words = {"name": f"org/{name}"} | ({"column": "body"} if name == "jsonl" else {})
+    overrides = {"name": f"org/{name}"} | ({"column": "body"} if name == "jsonl" else {})
     size = sum(map(len, DATASETS[f"datasets/org/{name}"].values()))
     failing = hub(fails_after=size // 2)
-    (result,) = opened(failing.endpoint, words, before=before)
+    (result,) = opened(failing.endpoint, overrides, before=before)
     assert f"data.name=org/{name}: reading from {failing.endpoint} failed" in result["error"]
     assert OFFLINE_CHOICES in result["error"]
     assert len(failing.requests) < 60
     assert list((cache / "tokens").iterdir()) == []
     assert {path.name for path in cache.iterdir()} == {"normlab.locks", "tokens"}
-    (complete,) = opened(hub().endpoint, words)
+    (complete,) = opened(hub().endpoint, overrides)
     assert sorted(decode_documents(complete)) == sorted(TEXTS)
 
 
@@ -476,7 +476,7 @@ def test_lines_are_joined_into_articles() -> None:
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "pretrained"])
 def test_finished_run_needs_neither_text_nor_tokenizer(
-    tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], run_command: Any
+    tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], run_command: Any
 ) -> None:
     """Sampling works after the text, the file of the tokenizer and the cache are deleted."""
     monkeypatch.chdir(tmp_path)
@@ -485,11 +485,11 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
     if tokenizer == "pretrained":
         tokenizer = "./tokenizer.json"
         Path(tokenizer).write_text(train_bpe(TEXTS, 280).definition)
-    words = [word for word in words if not word.startswith("data")]
-    words += ["data=hub", "data.name=a_dataset", "data.column=body", f"data.tokenizer={tokenizer}", "train.steps=2"]
-    code, out, err = run_command("train", *words)
+    overrides = [override for override in overrides if not override.startswith("data")]
+    overrides += ["data=hub", "data.name=a_dataset", "data.column=body", f"data.tokenizer={tokenizer}", "train.steps=2"]
+    code, out, err = run_command("train", *overrides)
     assert code == 0, err
-    assert run_command("train", *words)[1].startswith("finished at step 2")  # the run exists
+    assert run_command("train", *overrides)[1].startswith("finished at step 2")  # the run exists
     for path in ("a_dataset", os.environ["NORMLAB_CACHE"], "tokenizer.json"):
         shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink(missing_ok=True)
     code, out, err = run_command("sample", "rmsnorm", "--prompt", "word", "--tokens", "5", "--results-dir", "results")
@@ -498,7 +498,7 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
 
 
 @pytest.mark.parametrize(
-    ("words", "pattern"),
+    ("overrides", "pattern"),
     [
         (["data.tokenizer=byts"], r"unknown tokenizer 'byts': .*did you mean 'bytes'.*pretrained"),
         (["data.tokenizer=bpee"], r"did you mean 'bpe'"),
@@ -514,8 +514,8 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
         (["data=tinystories"], r"data=tinystories: HF_HUB_OFFLINE is set.*data=stdlib.*data=files"),
     ],
 )
-def test_config_errors_are_one_line(words: list[str], pattern: str, run_command: Any, tmp_path: Path) -> None:
-    code, out, err = run_command("train", *words, "tracking.wandb=off", f"results_dir={tmp_path / 'results'}")
+def test_config_errors_are_one_line(overrides: list[str], pattern: str, run_command: Any, tmp_path: Path) -> None:
+    code, out, err = run_command("train", *overrides, "tracking.wandb=off", f"results_dir={tmp_path / 'results'}")
     assert (code, out) == (2, "")
     assert re.search(pattern, err), err
     assert err.count("\n") == 1

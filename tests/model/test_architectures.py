@@ -2,7 +2,7 @@
 
 Each row of ARCHITECTURES is one architecture: with the same random weights, gains and biases, its own code and ours
 must give the same logits, and the same gradient of the loss with respect to each of our parameters, in float64. A row
-names the entries of the catalogue that the architecture is (`words`) and where its weights are (`ends`, `inside`).
+names the entries of the catalogue that the architecture is (`overrides`) and where its weights are (`ends`, `inside`).
 
 - pre: Mistral, Ministral (and 3), Mixtral, Qwen2, Phi-3, Granite, SmolLM3, Seed-OSS, Helium, ERNIE 4.5, GLM, CWM,
   Arcee with RMS norm, Gemma and VaultGemma with 1 + gain; OLMo, Nemotron, StarCoder 1 and 2, Jais 2, StableLM, DBRX,
@@ -75,7 +75,7 @@ Weights = Mapping[str, "str | Made"]
 class Architecture:
     name: str
     theirs: str | type[nn.Module]
-    words: str
+    overrides: str
     inside: Weights
     """In each block."""
     ends: Weights
@@ -290,7 +290,7 @@ ARCHITECTURES = [
     Architecture(
         name="Mistral",
         theirs="MistralForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config={"sliding_window": None},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE,
@@ -298,7 +298,7 @@ ARCHITECTURES = [
     Architecture(
         name="Qwen2",
         theirs="Qwen2ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE,
         zero=("_proj.bias",),
@@ -306,14 +306,14 @@ ARCHITECTURES = [
     Architecture(
         name="Phi-3",
         theirs="Phi3ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         ends=LLAMA_ENDS,
         inside=GATE_AND_UP | LLAMA_PRE | {"self_attn.qkv_proj": joined(*QKV), "self_attn.o_proj": "attn.out"},
     ),
     Architecture(
         name="Granite",
         theirs="GraniteForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config={
             "attention_multiplier": HEAD_WIDTH**-0.5,
             "embedding_multiplier": 1.0,
@@ -326,7 +326,7 @@ ARCHITECTURES = [
     Architecture(
         name="SmolLM3",
         theirs="SmolLM3ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         # A one is a layer that rotates.
         config={"no_rope_layers": [1] * DEPTH},
         ends=LLAMA_ENDS,
@@ -335,7 +335,7 @@ ARCHITECTURES = [
     Architecture(
         name="Seed-OSS",
         theirs="SeedOssForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config={"attention_bias": False, "head_dim": HEAD_WIDTH},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE,
@@ -343,7 +343,7 @@ ARCHITECTURES = [
     Architecture(
         name="Helium",
         theirs="HeliumForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre norm.eps=1e-8",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre norm.eps=1e-8",
         config={"head_dim": HEAD_WIDTH, "rms_norm_eps": 1e-8},
         ends=LLAMA_ENDS,
         inside=NEIGHBOURS_ATTN | GATED | LLAMA_PRE,
@@ -351,7 +351,7 @@ ARCHITECTURES = [
     Architecture(
         name="ERNIE 4.5",
         theirs="Ernie4_5ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config={"head_dim": HEAD_WIDTH},
         ends=LLAMA_ENDS,
         inside=NEIGHBOURS_ATTN | GATED | LLAMA_PRE,
@@ -359,7 +359,7 @@ ARCHITECTURES = [
     Architecture(
         name="GLM",
         theirs="GlmForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config={"head_dim": HEAD_WIDTH, "attention_bias": False},
         ends=LLAMA_ENDS,
         inside=NEIGHBOURS_ATTN | GATE_AND_UP | LLAMA_PRE,
@@ -367,7 +367,7 @@ ARCHITECTURES = [
     Architecture(
         name="Ministral",
         theirs="MinistralForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config=FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "sliding_window": CONTEXT},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE,
@@ -375,7 +375,7 @@ ARCHITECTURES = [
     Architecture(
         name="Ministral 3",
         theirs="Ministral3ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config={
             "head_dim": HEAD_WIDTH,
             "sliding_window": None,
@@ -387,7 +387,7 @@ ARCHITECTURES = [
     Architecture(
         name="CWM",
         theirs="CwmForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config=FULL_ATTENTION
         | {"head_dim": HEAD_WIDTH, "bos_token_id": 0, "eos_token_id": 0, "sliding_window": CONTEXT},
         ends=LLAMA_ENDS,
@@ -396,7 +396,7 @@ ARCHITECTURES = [
     Architecture(
         name="Qwen2 with experts, its dense layers",
         theirs="Qwen2MoeForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config={"mlp_only_layers": list(range(DEPTH)), "qkv_bias": False},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE,
@@ -404,7 +404,7 @@ ARCHITECTURES = [
     Architecture(
         name="ERNIE 4.5 with experts, its dense layers",
         theirs="Ernie4_5_MoeForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config={"head_dim": HEAD_WIDTH, "moe_layer_start_index": DEPTH},
         ends=LLAMA_ENDS,
         inside=NEIGHBOURS_ATTN | GATED | LLAMA_PRE,
@@ -412,7 +412,7 @@ ARCHITECTURES = [
     Architecture(
         name="Arcee",
         theirs="ArceeForCausalLM",
-        words=f"{ROTARY_GELU} norm=rmsnorm_llama placement=pre",
+        overrides=f"{ROTARY_GELU} norm=rmsnorm_llama placement=pre",
         config=TANH,
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | UNGATED | LLAMA_PRE,
@@ -420,7 +420,7 @@ ARCHITECTURES = [
     Architecture(
         name="Mixtral",
         theirs="MixtralForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         config=ONE_EXPERT,
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | LLAMA_PRE | ONE_EXPERT_MLP,
@@ -429,7 +429,7 @@ ARCHITECTURES = [
     Architecture(
         name="DBRX",
         theirs="DbrxForCausalLM",
-        words=f"{LLAMA} norm=layernorm_nobias placement=pre",
+        overrides=f"{LLAMA} norm=layernorm_nobias placement=pre",
         # Queries, keys and values are never as large as the bound on them.
         config={
             "d_model": WIDTH,
@@ -455,7 +455,7 @@ ARCHITECTURES = [
     Architecture(
         name="Gemma",
         theirs="GemmaForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_gemma placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_gemma placement=pre",
         config={"head_dim": HEAD_WIDTH, "hidden_act": "silu"},
         ends=GEMMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE,
@@ -463,7 +463,7 @@ ARCHITECTURES = [
     Architecture(
         name="VaultGemma",
         theirs="VaultGemmaForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_gemma placement=pre",
+        overrides=f"{LLAMA} norm=rmsnorm_gemma placement=pre",
         config=GEMMA,
         ends=GEMMA_ENDS,
         inside=LLAMA_ATTN | GATED | {"input_layernorm": IN_ATTN, "pre_feedforward_layernorm": IN_MLP},
@@ -471,14 +471,14 @@ ARCHITECTURES = [
     Architecture(
         name="OLMo",
         theirs="OlmoForCausalLM",
-        words=f"{LLAMA} norm=layernorm_olmo1 placement=pre",
+        overrides=f"{LLAMA} norm=layernorm_olmo1 placement=pre",
         ends={"model.embed_tokens": "embed.tokens", "lm_head": "head"},
         inside=LLAMA_ATTN | GATED,
     ),
     Architecture(
         name="Nemotron",
         theirs="NemotronForCausalLM",
-        words=f"{ROTARY_GELU} norm=layernorm norm.unit_offset=true placement=pre",
+        overrides=f"{ROTARY_GELU} norm=layernorm norm.unit_offset=true placement=pre",
         config=TANH | {"head_dim": HEAD_WIDTH, "norm_eps": 1e-5},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | UNGATED | LLAMA_PRE,
@@ -486,7 +486,7 @@ ARCHITECTURES = [
     Architecture(
         name="StarCoder2",
         theirs="Starcoder2ForCausalLM",
-        words=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=pre",
+        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=pre",
         config=TANH | {"norm_epsilon": 1e-5},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | LLAMA_PRE | {"mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"},
@@ -494,7 +494,7 @@ ARCHITECTURES = [
     Architecture(
         name="Jais 2",
         theirs="Jais2ForCausalLM",
-        words=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=pre",
+        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=pre",
         config=TANH | {"layer_norm_eps": 1e-5},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | UNGATED | LLAMA_PRE,
@@ -502,7 +502,7 @@ ARCHITECTURES = [
     Architecture(
         name="StableLM",
         theirs="StableLmForCausalLM",
-        words=f"{LLAMA} norm=layernorm placement=pre",
+        overrides=f"{LLAMA} norm=layernorm placement=pre",
         config={"layer_norm_eps": 1e-5},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE,
@@ -510,7 +510,7 @@ ARCHITECTURES = [
     Architecture(
         name="StarCoder (GPT-BigCode)",
         theirs="GPTBigCodeForCausalLM",
-        words=f"{GPT2} norm=layernorm_gpt2 placement=pre",
+        overrides=f"{GPT2} norm=layernorm_gpt2 placement=pre",
         config={"multi_query": False},
         block="transformer.h.{}.",
         ends=GPT2_ENDS | {"transformer.wpe": "embed.positions"},
@@ -526,7 +526,7 @@ ARCHITECTURES = [
     Architecture(
         name="GPT-Neo",
         theirs="GPTNeoForCausalLM",
-        words=f"{GPT2} norm=layernorm_gpt2 placement=pre",
+        overrides=f"{GPT2} norm=layernorm_gpt2 placement=pre",
         config={"attention_types": [[["global"], DEPTH]], "num_layers": DEPTH, "intermediate_size": None},
         block="transformer.h.{}.",
         ends=GPT2_ENDS | {"transformer.wpe": "embed.positions"},
@@ -546,7 +546,7 @@ ARCHITECTURES = [
     Architecture(
         name="OPT",
         theirs="OPTForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=pre",
+        overrides=f"{GPT2} norm=layernorm placement=pre",
         config=TANH_FUNCTION | {"ffn_dim": 4 * WIDTH, "word_embed_proj_dim": WIDTH},
         block="model.decoder.layers.{}.",
         ends={
@@ -559,7 +559,7 @@ ARCHITECTURES = [
     Architecture(
         name="BioGPT",
         theirs="BioGptForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=pre",
+        overrides=f"{GPT2} norm=layernorm placement=pre",
         # Its final norm has torch's eps, 1e-5, whatever that of the others is.
         config=TANH | {"scale_embedding": False, "layer_norm_eps": 1e-5},
         block="biogpt.layers.{}.",
@@ -573,7 +573,7 @@ ARCHITECTURES = [
     Architecture(
         name="XGLM",
         theirs="XGLMForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=pre",
+        overrides=f"{GPT2} norm=layernorm placement=pre",
         config=TANH_FUNCTION | {"ffn_dim": 4 * WIDTH, "scale_embedding": False},
         ends={"model.embed_tokens": "embed.tokens", "model.layer_norm": "head.close"},
         inside=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_PRE,
@@ -583,7 +583,7 @@ ARCHITECTURES = [
     Architecture(
         name="CTRL",
         theirs="CTRLLMHeadModel",
-        words=f"{GPT2} norm=layernorm norm.eps=1e-6 placement=pre model.tie_embeddings=false",
+        overrides=f"{GPT2} norm=layernorm norm.eps=1e-6 placement=pre model.tie_embeddings=false",
         config={"dff": 4 * WIDTH},
         block="transformer.h.{}.",
         ends={
@@ -608,7 +608,7 @@ ARCHITECTURES = [
     Architecture(
         name="Blenderbot's decoder",
         theirs="BlenderbotForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=pre",
+        overrides=f"{GPT2} norm=layernorm placement=pre",
         config=FAIRSEQ_DECODER,
         block="model.decoder.layers.{}.",
         ends={
@@ -622,7 +622,7 @@ ARCHITECTURES = [
     Architecture(
         name="Pegasus's decoder",
         theirs="PegasusForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=pre",
+        overrides=f"{GPT2} norm=layernorm placement=pre",
         config=FAIRSEQ_DECODER | {"pad_token_id": 0},
         block="model.decoder.layers.{}.",
         ends={"model.decoder.embed_tokens": "embed.tokens", "model.decoder.layer_norm": "head.close"},
@@ -634,7 +634,7 @@ ARCHITECTURES = [
     Architecture(
         name="MPT",
         theirs="MptForCausalLM",
-        words=f"{GPT2} norm=layernorm_nobias placement=pre model.bias=false",
+        overrides=f"{GPT2} norm=layernorm_nobias placement=pre model.bias=false",
         config={"max_seq_len": CONTEXT},
         block="transformer.blocks.{}.",
         ends={"transformer.wte": "embed.tokens", "transformer.norm_f": "head.close"},
@@ -652,7 +652,7 @@ ARCHITECTURES = [
     Architecture(
         name="GPT-NeoX Japanese",
         theirs="GPTNeoXJapaneseForCausalLM",
-        words=f"{ROTARY_GELU} norm=layernorm placement=pre model.tie_embeddings=true",
+        overrides=f"{ROTARY_GELU} norm=layernorm placement=pre model.tie_embeddings=true",
         config=TANH,
         block="gpt_neox_japanese.layers.{}.",
         ends={
@@ -666,7 +666,7 @@ ARCHITECTURES = [
     Architecture(
         name="BLOOM",
         theirs="BloomForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=pre placement.embedding_norm=true",
+        overrides=f"{GPT2} norm=layernorm placement=pre placement.embedding_norm=true",
         block="transformer.h.{}.",
         ends={
             "transformer.word_embeddings": "embed.tokens",
@@ -682,7 +682,7 @@ ARCHITECTURES = [
     Architecture(
         name="mBART's decoder",
         theirs="MBartForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=pre placement.embedding_norm=true",
+        overrides=f"{GPT2} norm=layernorm placement=pre placement.embedding_norm=true",
         config=FAIRSEQ_DECODER,
         block="model.decoder.layers.{}.",
         ends=BART_ENDS | {"model.decoder.layer_norm": "head.close"},
@@ -693,7 +693,7 @@ ARCHITECTURES = [
         # Its norm on queries and keys is after the rotation: without a gain it is the same before.
         name="nanochat",
         theirs="NanoChatForCausalLM",
-        words=f"{ROTARY_GELU} norm=rmsnorm_simple placement=pre placement.embedding_norm=true model.qk_norm=head",
+        overrides=f"{ROTARY_GELU} norm=rmsnorm_simple placement=pre placement.embedding_norm=true model.qk_norm=head",
         config=TANH | {"final_logit_softcapping": None},
         ends={"model.embed_tokens": "embed.tokens", "lm_head": "head"},
         inside=LLAMA_ATTN
@@ -708,7 +708,7 @@ ARCHITECTURES = [
     Architecture(
         name="Apertus",
         theirs="ApertusForCausalLM",
-        words=f"{ROTARY_GELU} norm=rmsnorm_llama placement=pre model.qk_norm=head",
+        overrides=f"{ROTARY_GELU} norm=rmsnorm_llama placement=pre model.qk_norm=head",
         config=TANH,
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | UNGATED | LLAMA_QK | {"attention_layernorm": IN_ATTN, "feedforward_layernorm": IN_MLP},
@@ -716,7 +716,7 @@ ARCHITECTURES = [
     Architecture(
         name="OLMoE",
         theirs="OlmoeForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=full",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=full",
         config=ONE_EXPERT,
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | LLAMA_PRE | LLAMA_QK | ONE_EXPERT_MLP,
@@ -725,7 +725,7 @@ ARCHITECTURES = [
     Architecture(
         name="MiniMax M2",
         theirs="MiniMaxM2ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=full",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=full",
         config=ONE_EXPERT | {"head_dim": HEAD_WIDTH},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | ONE_EXPERT_MLP | LLAMA_PRE | LLAMA_QK,
@@ -734,7 +734,7 @@ ARCHITECTURES = [
     Architecture(
         name="Qwen3 with experts",
         theirs="Qwen3MoeForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_qwen3 placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_qwen3 placement=pre model.qk_norm=head",
         config=ONE_EXPERT | {"head_dim": HEAD_WIDTH, "moe_intermediate_size": 96},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | ONE_EXPERT_MLP | LLAMA_PRE | LLAMA_QK,
@@ -743,7 +743,7 @@ ARCHITECTURES = [
     Architecture(
         name="GLM-4.5, its dense layers",
         theirs="Glm4MoeForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
         config=DENSE | {"use_qk_norm": True},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
@@ -751,7 +751,7 @@ ARCHITECTURES = [
     Architecture(
         name="dots.llm1, its dense layers",
         theirs="Dots1ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
         config=DENSE | FULL_ATTENTION,
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
@@ -759,7 +759,7 @@ ARCHITECTURES = [
     Architecture(
         name="EXAONE with experts, its dense layers",
         theirs="ExaoneMoeForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
         config=DENSE | SLIDING_ATTENTION,
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
@@ -767,7 +767,7 @@ ARCHITECTURES = [
     Architecture(
         name="HY3, its dense layers",
         theirs="HYV3ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
         config=DENSE,
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
@@ -775,7 +775,7 @@ ARCHITECTURES = [
     Architecture(
         name="Mellum",
         theirs="MellumForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
         config=ONE_EXPERT | FULL_ATTENTION | ROTATION_BY_LAYER | {"head_dim": HEAD_WIDTH, "moe_intermediate_size": 96},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | ONE_EXPERT_MLP | LLAMA_PRE | LLAMA_QK,
@@ -785,7 +785,7 @@ ARCHITECTURES = [
         # Its full attention alone.
         name="Qwen3.5",
         theirs="Qwen3_5ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head",
         config=FULL_ATTENTION
         | {
             "head_dim": HEAD_WIDTH,
@@ -798,7 +798,7 @@ ARCHITECTURES = [
         # Its full attention alone.
         name="Qwen3-Next",
         theirs="Qwen3NextForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head",
         config=FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "mlp_only_layers": list(range(DEPTH))},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK | QWEN_GATED_ATTN,
@@ -807,7 +807,7 @@ ARCHITECTURES = [
         # Its full attention alone. What it calls the norm of the embeddings is before the head.
         name="LFM2",
         theirs="Lfm2ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head model.tie_embeddings=true",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head model.tie_embeddings=true",
         config=FULL_ATTENTION | {"norm_eps": 1e-6, "block_auto_adjust_ff_dim": False},
         ends={"model.embed_tokens": "embed.tokens", "model.embedding_norm": "head.close"},
         inside=FAIRSEQ_ATTN
@@ -825,7 +825,7 @@ ARCHITECTURES = [
         # Its norm on queries and keys is after the rotation and has no gain; ours has one, which is 1 + 0 here.
         name="Llama 4",
         theirs="Llama4ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_gemma placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_gemma placement=pre model.qk_norm=head",
         config={
             "head_dim": HEAD_WIDTH,
             "intermediate_size_mlp": 96,
@@ -847,7 +847,7 @@ ARCHITECTURES = [
     Architecture(
         name="Persimmon",
         theirs="PersimmonForCausalLM",
-        words=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=pre model.qk_norm=head",
+        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=pre model.qk_norm=head",
         config=TANH | {"layer_norm_eps": 1e-5},
         ends={"model.embed_tokens": "embed.tokens", "model.final_layernorm": "head.close", "lm_head": "head"},
         inside=NEOX_MLP
@@ -863,7 +863,7 @@ ARCHITECTURES = [
     Architecture(
         name="GPT",
         theirs="OpenAIGPTLMHeadModel",
-        words=f"{GPT2} norm=layernorm placement=post",
+        overrides=f"{GPT2} norm=layernorm placement=post",
         block="transformer.h.{}.",
         ends={"transformer.tokens_embed": "embed.tokens", "transformer.positions_embed": "embed.positions"},
         inside={
@@ -878,7 +878,7 @@ ARCHITECTURES = [
     Architecture(
         name="OPT 350M",
         theirs="OPTForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=post",
+        overrides=f"{GPT2} norm=layernorm placement=post",
         config=TANH_FUNCTION | {"ffn_dim": 4 * WIDTH, "word_embed_proj_dim": WIDTH, "do_layer_norm_before": False},
         block="model.decoder.layers.{}.",
         ends={
@@ -890,7 +890,7 @@ ARCHITECTURES = [
     Architecture(
         name="Marian's decoder",
         theirs="MarianForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=post",
+        overrides=f"{GPT2} norm=layernorm placement=post",
         config=FAIRSEQ_DECODER | {"pad_token_id": 0, "decoder_vocab_size": VOCAB, "decoder_start_token_id": 0},
         block="model.decoder.layers.{}.",
         ends={"model.decoder.embed_tokens": "embed.tokens"},
@@ -904,7 +904,7 @@ ARCHITECTURES = [
     Architecture(
         name="BART's decoder",
         theirs="BartForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=post placement.embedding_norm=true",
+        overrides=f"{GPT2} norm=layernorm placement=post placement.embedding_norm=true",
         config=FAIRSEQ_DECODER,
         block="model.decoder.layers.{}.",
         ends=BART_ENDS,
@@ -914,7 +914,7 @@ ARCHITECTURES = [
     Architecture(
         name="PLBART's decoder",
         theirs="PLBartForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=post placement.embedding_norm=true",
+        overrides=f"{GPT2} norm=layernorm placement=post placement.embedding_norm=true",
         config=FAIRSEQ_DECODER,
         block="model.decoder.layers.{}.",
         ends=BART_ENDS,
@@ -924,7 +924,7 @@ ARCHITECTURES = [
     Architecture(
         name="MVP's decoder",
         theirs="MvpForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=post placement.embedding_norm=true",
+        overrides=f"{GPT2} norm=layernorm placement=post placement.embedding_norm=true",
         config=FAIRSEQ_DECODER,
         block="model.decoder.layers.{}.",
         ends=BART_ENDS,
@@ -934,7 +934,7 @@ ARCHITECTURES = [
     Architecture(
         name="TrOCR's decoder",
         theirs="TrOCRForCausalLM",
-        words=f"{GPT2} norm=layernorm placement=post placement.embedding_norm=true",
+        overrides=f"{GPT2} norm=layernorm placement=post placement.embedding_norm=true",
         config=FAIRSEQ_DECODER,
         block="model.decoder.layers.{}.",
         ends=BART_ENDS,
@@ -944,7 +944,7 @@ ARCHITECTURES = [
     Architecture(
         name="XLM as a decoder",
         theirs="XLMWithLMHeadModel",
-        words=f"{GPT2} norm=layernorm norm.eps=1e-12 placement=post placement.embedding_norm=true",
+        overrides=f"{GPT2} norm=layernorm norm.eps=1e-12 placement=post placement.embedding_norm=true",
         config={"causal": True, "pad_index": 0, "use_lang_emb": False, "n_langs": 1},
         # It has a list of each kind of part, and no blocks.
         ends={
@@ -964,7 +964,7 @@ ARCHITECTURES = [
     Architecture(
         name="BERT as a decoder",
         theirs="BertLMHeadModel",
-        words=f"{GPT2} norm=layernorm_bert placement=post placement.embedding_norm=true",
+        overrides=f"{GPT2} norm=layernorm_bert placement=post placement.embedding_norm=true",
         config=TANH | {"is_decoder": True},
         block="bert.encoder.layer.{}.",
         ends={
@@ -989,7 +989,7 @@ ARCHITECTURES = [
     Architecture(
         name="OLMo 3",
         theirs="Olmo3ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_olmo2 norm.eps=1e-6 placement=res_post model.qk_norm=full",
+        overrides=f"{LLAMA} norm=rmsnorm_olmo2 norm.eps=1e-6 placement=res_post model.qk_norm=full",
         config=FULL_ATTENTION | ROTATION_BY_LAYER,
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_QK | OUTPUTS,
@@ -997,7 +997,7 @@ ARCHITECTURES = [
     Architecture(
         name="EXAONE 4",
         theirs="Exaone4ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=res_post model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=res_post model.qk_norm=head",
         # Without windows, all its layers rotate.
         config=FULL_ATTENTION | {"sliding_window": None},
         ends=LLAMA_ENDS,
@@ -1006,7 +1006,7 @@ ARCHITECTURES = [
     Architecture(
         name="FlexOlmo",
         theirs="FlexOlmoForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=res_post model.qk_norm=full",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=res_post model.qk_norm=full",
         config=ONE_EXPERT,
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN | ONE_EXPERT_MLP | LLAMA_QK | OUTPUTS,
@@ -1016,7 +1016,7 @@ ARCHITECTURES = [
     Architecture(
         name="Gemma 2",
         theirs="Gemma2ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_gemma placement=peri",
+        overrides=f"{LLAMA} norm=rmsnorm_gemma placement=peri",
         config=GEMMA,
         ends=GEMMA_ENDS,
         inside=LLAMA_ATTN | GATED | GEMMA_PERI,
@@ -1024,7 +1024,7 @@ ARCHITECTURES = [
     Architecture(
         name="Gemma 3",
         theirs="Gemma3ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_gemma placement=peri model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_gemma placement=peri model.qk_norm=head",
         config=GEMMA | FULL_ATTENTION | ROTATION_BY_LAYER,
         ends=GEMMA_ENDS,
         inside=LLAMA_ATTN | GATED | LLAMA_QK | GEMMA_PERI,
@@ -1032,7 +1032,7 @@ ARCHITECTURES = [
     Architecture(
         name="GLM-4",
         theirs="Glm4ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=sandwich",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=sandwich",
         config={"head_dim": HEAD_WIDTH, "attention_bias": False},
         ends=LLAMA_ENDS,
         inside=NEIGHBOURS_ATTN
@@ -1043,7 +1043,7 @@ ARCHITECTURES = [
     Architecture(
         name="HyperCLOVA X",
         theirs="HyperCLOVAXForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=peri",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=peri",
         config={
             "attention_multiplier": HEAD_WIDTH**-0.5,
             "embedding_multiplier": 1.0,
@@ -1058,7 +1058,7 @@ ARCHITECTURES = [
         # All its heads' outputs have a gate, which is a half where its weights are zero.
         name="AFMoE, its dense layers",
         theirs="AfmoeForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=peri model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=peri model.qk_norm=head",
         # Only its layers with a window rotate; the window is as long as the context.
         config=SLIDING_ATTENTION | {"head_dim": HEAD_WIDTH, "num_dense_layers": DEPTH},
         ends=LLAMA_ENDS,
@@ -1077,7 +1077,7 @@ ARCHITECTURES = [
     Architecture(
         name="Kolibri 1",
         theirs="Kolibri1ForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=peri model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=peri model.qk_norm=head",
         config=SLIDING_ATTENTION
         | ONE_EXPERT
         | {"head_dim": HEAD_WIDTH, "moe_intermediate_size": 96, "norm_topk_prob": True},
@@ -1093,7 +1093,7 @@ ARCHITECTURES = [
     Architecture(
         name="BitNet b1.58",
         theirs="BitNetForCausalLM",
-        words=f"{LLAMA} norm=rmsnorm_llama placement=sub_ln",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=sub_ln",
         config={"hidden_act": "silu"},
         ends=LLAMA_ENDS,
         inside=LLAMA_ATTN
@@ -1104,7 +1104,7 @@ ARCHITECTURES = [
     Architecture(
         name="Kosmos-2's decoder (Magneto)",
         theirs=Kosmos2TextForCausalLM,
-        words=f"{GPT2} norm=layernorm placement=sub_ln",
+        overrides=f"{GPT2} norm=layernorm placement=sub_ln",
         config=TANH_FUNCTION | {"ffn_dim": 4 * WIDTH, "scale_embedding": False, "pad_token_id": 0},
         ends={"model.embed_tokens": "embed.tokens", "model.layer_norm": "head.close"},
         inside=FAIRSEQ_ATTN
@@ -1122,7 +1122,7 @@ ARCHITECTURES = [
     Architecture(
         name="GPT-J",
         theirs="GPTJForCausalLM",
-        words=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel",
+        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel",
         config={"rotary_dim": HEAD_WIDTH},
         block="transformer.h.{}.",
         ends=GPT2_ENDS | {"lm_head": "head"},
@@ -1141,7 +1141,7 @@ ARCHITECTURES = [
     Architecture(
         name="CodeGen",
         theirs="CodeGenForCausalLM",
-        words=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel",
+        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel",
         config={"rotary_dim": HEAD_WIDTH},
         block="transformer.h.{}.",
         ends=GPT2_ENDS | {"lm_head": "head"},
@@ -1161,7 +1161,7 @@ ARCHITECTURES = [
     Architecture(
         name="Falcon 7B",
         theirs="FalconForCausalLM",
-        words=f"{ROTARY_GELU} norm=layernorm placement=parallel model.tie_embeddings=true",
+        overrides=f"{ROTARY_GELU} norm=layernorm placement=parallel model.tie_embeddings=true",
         config={"multi_query": False, "activation": "gelu_pytorch_tanh"},
         block="transformer.h.{}.",
         ends={"transformer.word_embeddings": "embed.tokens", "transformer.ln_f": "head.close"},
@@ -1175,7 +1175,7 @@ ARCHITECTURES = [
     Architecture(
         name="Phi",
         theirs="PhiForCausalLM",
-        words=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel",
+        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel",
         config=TANH,
         ends={"model.embed_tokens": "embed.tokens", "model.final_layernorm": "head.close", "lm_head": "head"},
         inside=QKV_PROJ
@@ -1190,7 +1190,7 @@ ARCHITECTURES = [
     Architecture(
         name="Command R (Cohere)",
         theirs="CohereForCausalLM",
-        words=f"{LLAMA} norm=layernorm_nobias placement=parallel model.tie_embeddings=true",
+        overrides=f"{LLAMA} norm=layernorm_nobias placement=parallel model.tie_embeddings=true",
         config={"logit_scale": 1.0},
         ends=TIED_ENDS,
         inside=NEIGHBOURS_ATTN | GATED | {"input_layernorm": "wiring.norm"},
@@ -1198,7 +1198,7 @@ ARCHITECTURES = [
     Architecture(
         name="Command R7B (Cohere 2)",
         theirs="Cohere2ForCausalLM",
-        words=f"{LLAMA} norm=layernorm_nobias placement=parallel model.tie_embeddings=true",
+        overrides=f"{LLAMA} norm=layernorm_nobias placement=parallel model.tie_embeddings=true",
         # Only its layers with a window rotate; the window is as long as the context.
         config=SLIDING_ATTENTION | {"logit_scale": 1.0},
         ends=TIED_ENDS,
@@ -1208,7 +1208,7 @@ ARCHITECTURES = [
     Architecture(
         name="Command R+ (Cohere)",
         theirs="CohereForCausalLM",
-        words=f"{LLAMA} norm=layernorm_nobias placement=parallel model.tie_embeddings=true model.qk_norm=head",
+        overrides=f"{LLAMA} norm=layernorm_nobias placement=parallel model.tie_embeddings=true model.qk_norm=head",
         config={"logit_scale": 1.0, "use_qk_norm": True},
         ends=TIED_ENDS,
         inside=NEIGHBOURS_ATTN
@@ -1222,7 +1222,7 @@ ARCHITECTURES = [
     Architecture(
         name="StableLM 2 12B",
         theirs="StableLmForCausalLM",
-        words=f"{LLAMA} norm=layernorm placement=parallel model.qk_norm=head",
+        overrides=f"{LLAMA} norm=layernorm placement=parallel model.qk_norm=head",
         config={"layer_norm_eps": 1e-5, "qk_layernorm": True, "use_parallel_residual": True},
         ends=LLAMA_ENDS,
         # A gain for each head, which is the same one here.
@@ -1235,7 +1235,7 @@ ARCHITECTURES = [
     Architecture(
         name="Phi, its option qk_layernorm",
         theirs="PhiForCausalLM",
-        words=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel model.qk_norm=head",
+        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel model.qk_norm=head",
         config=TANH | {"qk_layernorm": True},
         ends={"model.embed_tokens": "embed.tokens", "model.final_layernorm": "head.close", "lm_head": "head"},
         inside=QKV_PROJ
@@ -1253,7 +1253,7 @@ ARCHITECTURES = [
     Architecture(
         name="GPT-NeoX",
         theirs="GPTNeoXForCausalLM",
-        words=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel_two_norms",
+        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel_two_norms",
         config=TANH,
         block="gpt_neox.layers.{}.",
         ends={"gpt_neox.embed_in": "embed.tokens", "gpt_neox.final_layer_norm": "head.close", "lm_head": "head"},
@@ -1268,7 +1268,7 @@ ARCHITECTURES = [
     Architecture(
         name="Falcon 40B",
         theirs="FalconForCausalLM",
-        words=f"{ROTARY_GELU} norm=layernorm placement=parallel_two_norms model.tie_embeddings=true",
+        overrides=f"{ROTARY_GELU} norm=layernorm placement=parallel_two_norms model.tie_embeddings=true",
         config={"new_decoder_architecture": True, "num_kv_heads": HEADS, "activation": "gelu_pytorch_tanh"},
         block="transformer.h.{}.",
         ends={"transformer.word_embeddings": "embed.tokens", "transformer.ln_f": "head.close"},
@@ -1347,8 +1347,8 @@ def translated(row: Architecture, ours: Tensors, names: set[str]) -> Tensors:
 
 
 def test_every_placement_of_a_decoder_is_compared_with_one() -> None:
-    words = {word for row in ARCHITECTURES for word in row.words.split()}
-    held = {word.removeprefix("placement=") for word in words if word.startswith("placement=")}
+    overrides = {override for row in ARCHITECTURES for override in row.overrides.split()}
+    held = {override.removeprefix("placement=") for override in overrides if override.startswith("placement=")}
     shipped = {name for name, known in load_all().items() if type(known).__module__.startswith("normlab.")}
     assert not held & set(NO_DECODER_HAS)
     assert held | set(NO_DECODER_HAS) == shipped
@@ -1362,7 +1362,7 @@ def made_of(row: Architecture, monkeypatch: pytest.MonkeyPatch) -> tuple[GPT, nn
     """Our model, theirs, our parameters that theirs have a place for, and these as theirs, zeros for the rest."""
     if isinstance(row.theirs, str) and not hasattr(transformers, row.theirs):
         pytest.skip(f"transformers {transformers.__version__} has no {row.theirs}")
-    config = config_of(f"model.depth={DEPTH}", *row.words.split())
+    config = config_of(f"model.depth={DEPTH}", *row.overrides.split())
     model = randomised(config, torch.float64)
     kind = getattr(transformers, row.theirs) if isinstance(row.theirs, str) else row.theirs
     # A copy, since some of them write into what they are given.
@@ -1423,11 +1423,11 @@ def test_architecture_equals_our_model(row: Architecture, monkeypatch: pytest.Mo
         ("Nemotron", "norm.unit_offset=false"),
     ],
 )
-def test_comparison_rejects_another_model(name: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_rejects_another_model(name: str, override: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Unlike the row's by a little.
     (row,) = [row for row in ARCHITECTURES if row.name == name]
-    words = [known for known in row.words.split() if known.split("=")[0] != word.split("=")[0]]
-    row = dataclasses.replace(row, words=" ".join([*words, word]))
+    overrides = [known for known in row.overrides.split() if known.split("=")[0] != override.split("=")[0]]
+    row = dataclasses.replace(row, overrides=" ".join([*overrides, override]))
     model, other, _, weights = made_of(row, monkeypatch)
     logits, expected = both_logits(model, other, weights, torch.arange(STEPS)[None])
     with pytest.raises(AssertionError, match="not close"):

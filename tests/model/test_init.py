@@ -27,13 +27,13 @@ VOCAB = 50
 SMALL = ("model=gpt2_nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=8")
 
 
-def config_of(*words: str) -> RunConfig:
-    return compose_run([*SMALL, *words])
+def config_of(*overrides: str) -> RunConfig:
+    return compose_run([*SMALL, *overrides])
 
 
 @cache
-def weights(*words: str) -> dict[str, Tensor]:
-    return {name: p.detach() for name, p in build_model(config_of(*words), VOCAB).named_parameters()}
+def weights(*overrides: str) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in build_model(config_of(*overrides), VOCAB).named_parameters()}
 
 
 def drawn(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -51,7 +51,7 @@ def assert_shared(one: dict[str, Tensor], other: dict[str, Tensor], names: set[s
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("norm=layernorm", "placement=post"),
         ("norm=batchnorm", "placement=pre"),
@@ -64,8 +64,8 @@ def assert_shared(one: dict[str, Tensor], other: dict[str, Tensor], names: set[s
     ],
     ids=" ".join,
 )
-def test_shared_weights_are_equal_when_other_options_differ(words: tuple[str, ...]) -> None:
-    plain, other = weights("init=gpt2"), weights("init=gpt2", *words)
+def test_shared_weights_are_equal_when_other_options_differ(overrides: tuple[str, ...]) -> None:
+    plain, other = weights("init=gpt2"), weights("init=gpt2", *overrides)
     names = set(drawn(plain))
     assert names <= set(drawn(other))
     assert len(names) == 2 + 2 * 6
@@ -267,9 +267,9 @@ def test_init_auto_selects_the_rule_of_the_placement() -> None:
     assert not torch.equal(pre["blocks.0.mlp.up.weight"], post["blocks.0.mlp.up.weight"])
 
 
-@pytest.mark.parametrize("words", [("norm=layernorm",), ("norm=batchnorm", "placement=post")], ids=" ".join)
-def test_biases_are_zero_and_norms_start_as_they_were_built(words: tuple[str, ...]) -> None:
-    rest = {name: tensor for name, tensor in weights(*words).items() if role_of(name) is None}
+@pytest.mark.parametrize("overrides", [("norm=layernorm",), ("norm=batchnorm", "placement=post")], ids=" ".join)
+def test_biases_are_zero_and_norms_start_as_they_were_built(overrides: tuple[str, ...]) -> None:
+    rest = {name: tensor for name, tensor in weights(*overrides).items() if role_of(name) is None}
     biases = {name for name in rest if name.endswith(".bias")}
     gains = set(rest) - biases
     assert len({name for name in biases if "affine" not in name}) == 2 * 6
@@ -354,8 +354,8 @@ def losses_gradients(model: GPT, vocab: int, context: int) -> list[Tensor]:
 def test_the_smallest_model_works(style: str, placement: str, norm: str) -> None:
     # Rotary positions turn pairs, so that a head of them is two wide at least.
     width = 1 if style == "gpt2" else 2
-    words = ["model.depth=1", "model.heads=1", "model.context=1", f"model.width={width}"]
-    config = compose_run([f"model={style}_nano", f"norm={norm}", f"placement={placement}", *words])
+    overrides = ["model.depth=1", "model.heads=1", "model.context=1", f"model.width={width}"]
+    config = compose_run([f"model={style}_nano", f"norm={norm}", f"placement={placement}", *overrides])
     for grad in losses_gradients(build_model(config, 2), 2, 1):
         assert grad.isfinite().all()
 

@@ -64,8 +64,8 @@ each_shape = pytest.mark.parametrize(
 )
 
 
-def config_of(*words: str) -> RunConfig:
-    return compose_run(["model.width=32", "model.heads=4", f"model.context={CONTEXT}", *words])
+def config_of(*overrides: str) -> RunConfig:
+    return compose_run(["model.width=32", "model.heads=4", f"model.context={CONTEXT}", *overrides])
 
 
 def randomised(config: RunConfig, dtype: torch.dtype = torch.float32) -> GPT:
@@ -98,13 +98,13 @@ def as_gpt2(ours: Tensors) -> Tensors:
             norm = f"{block}.wiring.{part}.norms.in.affine"
             theirs[f"{h}.ln_{number}.weight"] = ours[f"{norm}.gain"]
             theirs[f"{h}.ln_{number}.bias"] = ours[f"{norm}.bias"]
-        for word, turn in (("weight", Tensor.t), ("bias", Tensor.clone)):
+        for override, turn in (("weight", Tensor.t), ("bias", Tensor.clone)):
             # Their Conv1D holds a matrix transposed; queries, keys and values stand side by side in one.
-            qkv = torch.cat([ours[f"{block}.attn.{site}.{word}"] for site in ("q", "k", "v")])
-            theirs[f"{h}.attn.c_attn.{word}"] = turn(qkv)
-            theirs[f"{h}.attn.c_proj.{word}"] = turn(ours[f"{block}.attn.out.{word}"])
-            theirs[f"{h}.mlp.c_fc.{word}"] = turn(ours[f"{block}.mlp.up.{word}"])
-            theirs[f"{h}.mlp.c_proj.{word}"] = turn(ours[f"{block}.mlp.down.{word}"])
+            qkv = torch.cat([ours[f"{block}.attn.{site}.{override}"] for site in ("q", "k", "v")])
+            theirs[f"{h}.attn.c_attn.{override}"] = turn(qkv)
+            theirs[f"{h}.attn.c_proj.{override}"] = turn(ours[f"{block}.attn.out.{override}"])
+            theirs[f"{h}.mlp.c_fc.{override}"] = turn(ours[f"{block}.mlp.up.{override}"])
+            theirs[f"{h}.mlp.c_proj.{override}"] = turn(ours[f"{block}.mlp.down.{override}"])
     return theirs
 
 
@@ -250,17 +250,17 @@ def test_logits_equal_llama_of_transformers(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("model.tie_embeddings=true",),
         ("model.rope_theta=500000",),
         ("model.rope_theta=17.5", "norm=rmsnorm_llama"),
         ("model.mlp_width=56",),
     ],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
-def test_logits_equal_llama_with_options(words: tuple[str, ...], dtype: torch.dtype) -> None:
-    config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", *words)
+def test_logits_equal_llama_with_options(overrides: tuple[str, ...], dtype: torch.dtype) -> None:
+    config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", *overrides)
     other = LlamaForCausalLM(LlamaConfig(**shape_of(config.model)))
     theta = config.model.rope_theta
     assert theta is not None
@@ -277,16 +277,16 @@ def test_qwen3_norms_each_heads_queries_and_keys_before_rope(attention: str, dty
 
 @each_attention
 def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(attention: str, dtype: torch.dtype) -> None:
-    words = ("model=llama_nano", "norm=rmsnorm", "placement=res_post", "model.depth=3", "model.qk_norm=full")
-    config = config_of(*words)
+    overrides = ("model=llama_nano", "norm=rmsnorm", "placement=res_post", "model.depth=3", "model.qk_norm=full")
+    config = config_of(*overrides)
     other = Olmo2ForCausalLM(Olmo2Config(**shape_of(config.model), attn_implementation=attention))
     assert_equal_models(randomised(config, dtype), other, as_llama, 17)
 
 
 @pytest.mark.parametrize("word", ["model.rope_theta=9000", "norm.eps=1e-4"])
-def test_the_comparison_can_fail(word: str, dtype: torch.dtype) -> None:
+def test_the_comparison_can_fail(override: str, dtype: torch.dtype) -> None:
     # Another model, by a little; it may not pass for Llama.
-    config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", word)
+    config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", override)
     shape = shape_of(config.model) | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     with pytest.raises(AssertionError, match="not close"):
         assert_equal_models(randomised(config, dtype), LlamaForCausalLM(LlamaConfig(**shape)), as_llama, 17)
@@ -334,9 +334,9 @@ def test_rope_rotates_pairs_by_position_and_keeps_lengths() -> None:
     torch.testing.assert_close(rotate(q.bfloat16(), theta), rotate(q.bfloat16().float(), theta).bfloat16())
 
 
-@pytest.mark.parametrize("words", [("model=gpt2_nano",), ("model=llama_nano", "model.qk_norm=head")], ids=str)
-def test_fused_and_unfused_attention_agree(words: tuple[str, ...]) -> None:
-    config = config_of(*words, "norm=rmsnorm", "placement=pre", "model.depth=2")
+@pytest.mark.parametrize("overrides", [("model=gpt2_nano",), ("model=llama_nano", "model.qk_norm=head")], ids=str)
+def test_fused_and_unfused_attention_agree(overrides: tuple[str, ...]) -> None:
+    config = config_of(*overrides, "norm=rmsnorm", "placement=pre", "model.depth=2")
     model = randomised(config, torch.float64)
     generator = torch.Generator().manual_seed(2)
     tokens, targets = torch.randint(VOCAB, (2, 3, 17), generator=generator)

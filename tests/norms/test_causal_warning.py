@@ -27,11 +27,11 @@ def test_warning_covers_every_norm_that_declares_it(monkeypatch: pytest.MonkeyPa
     assert config.warnings() == [WARNING.format("layernorm") + "; the validation loss leaks it too"]
 
 
-def test_warning_is_printed_once_and_recorded(words: list[str], run_command: Command, tmp_path: Path) -> None:
+def test_warning_is_printed_once_and_recorded(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
     line = WARNING.format("batchnorm") + "; the validation loss uses running statistics and does not"
-    code, _, err = run_command("train", *words, "norm=batchnorm", "train.steps=2")
+    code, _, err = run_command("train", *overrides, "norm=batchnorm", "train.steps=2")
     assert (code, err.splitlines()[0], err.count("later tokens")) == (0, f"warning: {line}", 1)
     (record,) = tmp_path.rglob("run.json")
     assert json.loads(record.read_text())["doubts"] == [line]
-    err = run_command("sweep", *words, "norm=batchnorm,rmsnorm", "seed=0,1", "--dry-run")[2]
+    err = run_command("sweep", *overrides, "norm=batchnorm,rmsnorm", "seed=0,1", "--dry-run")[2]
     assert err == f"warning: {line}\n"

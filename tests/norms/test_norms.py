@@ -397,10 +397,10 @@ def test_variants_cover_the_options() -> None:
     ],
     ids=lambda value: label(value) if isinstance(value, NormConfig) else None,
 )
-def test_options_without_effect_are_rejected(options: NormConfig, word: str) -> None:
+def test_options_without_effect_are_rejected(options: NormConfig, override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(options)
-    assert str(caught.value).startswith(word)
+    assert str(caught.value).startswith(override)
 
 
 @pytest.mark.parametrize(

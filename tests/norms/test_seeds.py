@@ -32,8 +32,8 @@ def assert_same(ours: Tensor, article: Tensor) -> None:
 
 
 @cache
-def preset(*words: str) -> NormConfig:
-    return compose_run(words).norm
+def preset(*overrides: str) -> NormConfig:
+    return compose_run(overrides).norm
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

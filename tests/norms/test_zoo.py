@@ -198,8 +198,8 @@ TOLD = ("unit_offset", "rank", "learn_lam", "function", "fraction", "count", "si
 
 
 def called(options: NormConfig) -> str:
-    words = [str(getattr(options, word)) for word in TOLD if hasattr(options, word)]
-    return "-".join([options.name, *words])
+    overrides = [str(getattr(options, override)) for override in TOLD if hasattr(options, override)]
+    return "-".join([options.name, *overrides])
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
@@ -362,8 +362,8 @@ def test_gate_of_one_half_halves_rmsnorm() -> None:
 
 
 def test_gate_is_drawn_with_std_under_every_init_rule() -> None:
-    words = ["norm=gatednorm", "norm.std=0.5", "norm.rank=64", "init=xavier", "model.depth=1", "model.width=64"]
-    config = compose_run(words)
+    overrides = ["norm=gatednorm", "norm.std=0.5", "norm.rank=64", "init=xavier", "model.depth=1", "model.width=64"]
+    config = compose_run(overrides)
     model = build_model(config, 50)
     drawn = {name: p for name, p in model.named_parameters() if name.endswith((".down", ".up"))}
     assert len(drawn) == 6  # two norms of the block and the last one
@@ -390,9 +390,9 @@ PAST_INPUTS = {"batch": 3 + draw(3, 6, WIDTH), "one": draw(1, 6, WIDTH), "flat":
 PAST_INPUTS["heads"] = draw(2, 6, 3, WIDTH)
 
 
-@pytest.mark.parametrize("words", PAST_INPUTS)
-def test_batchnorm_past_equals_batchnorm_of_every_prefix(words: str) -> None:
-    x = PAST_INPUTS[words]
+@pytest.mark.parametrize("overrides", PAST_INPUTS)
+def test_batchnorm_past_equals_batchnorm_of_every_prefix(overrides: str) -> None:
+    x = PAST_INPUTS[overrides]
     time = 1 if x.dim() > 2 else 0
     y = BatchNormPastConfig(eps=0.1).build(WIDTH).double()(x)
     for steps in range(1, 7):
@@ -402,17 +402,17 @@ def test_batchnorm_past_equals_batchnorm_of_every_prefix(words: str) -> None:
 
 @pytest.mark.parametrize("kind", [BatchNormPastConfig, BatchNormPositionConfig])
 @pytest.mark.parametrize("running_var", ["unbiased", "biased"])
-@pytest.mark.parametrize("words", PAST_INPUTS)
+@pytest.mark.parametrize("overrides", PAST_INPUTS)
 def test_batchnorm_past_and_position_keep_the_running_statistics_of_batchnorm(
-    words: str, running_var: str, kind: type[BatchNormConfig]
+    overrides: str, running_var: str, kind: type[BatchNormConfig]
 ) -> None:
     norm = kind(running_var=running_var).build(WIDTH).double()
     plain = BatchNormConfig(running_var=running_var).build(WIDTH).double()
     for factor in (1, 2, 3):
-        norm(factor * PAST_INPUTS[words])
-        plain(factor * PAST_INPUTS[words])
+        norm(factor * PAST_INPUTS[overrides])
+        plain(factor * PAST_INPUTS[overrides])
     torch.testing.assert_close(dict(norm.named_buffers()), dict(plain.named_buffers()), rtol=1e-12, atol=1e-12)
-    x = PAST_INPUTS[words]
+    x = PAST_INPUTS[overrides]
     torch.testing.assert_close(norm.eval()(x), plain.eval()(x), rtol=1e-12, atol=1e-12)
 
 

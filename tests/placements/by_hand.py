@@ -22,8 +22,8 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 @cache
 def composed() -> RunConfig:
-    words = ["model=llama_nano", "norm=layernorm", "model.heads=2", f"model.depth={DEPTH}"]
-    return compose_run([*words, f"model.width={WIDTH}", f"model.context={CONTEXT}"])
+    overrides = ["model=llama_nano", "norm=layernorm", "model.heads=2", f"model.depth={DEPTH}"]
+    return compose_run([*overrides, f"model.width={WIDTH}", f"model.context={CONTEXT}"])
 
 
 def config_of(placement: Placement) -> RunConfig:

@@ -435,11 +435,11 @@ def test_variants_of_the_first_block_equal_their_formulas(first_block: str, by_h
 
 
 def test_first_block_without_effect_is_rejected_with_norm_none() -> None:
-    words = ["norm=none", "placement=keel"]
+    overrides = ["norm=none", "placement=keel"]
     with pytest.raises(ConfigError, match=r"placement\.first_block=pre: has no effect with norm=none"):
-        compose_run([*words, "placement.first_block=pre"]).reject_unused_options()
-    compose_run([*words, "placement.first_block=same"]).reject_unused_options()  # it has the factor 2L
-    compose_run(words).reject_unused_options()
+        compose_run([*overrides, "placement.first_block=pre"]).reject_unused_options()
+    compose_run([*overrides, "placement.first_block=same"]).reject_unused_options()  # it has the factor 2L
+    compose_run(overrides).reject_unused_options()
 
 
 def test_record_without_first_block_means_same() -> None:
@@ -661,9 +661,9 @@ def test_each_inner_site_can_be_used_alone() -> None:
 
 
 def test_row_with_an_unknown_site_or_a_taken_name_is_rejected() -> None:
-    words = {"formula": "", "source": "", "init": "gpt2"}
+    overrides = {"formula": "", "source": "", "init": "gpt2"}
     with pytest.raises(ConfigError, match=r"unknown site 'inn'.*did you mean 'in'"):
-        register_row(Row(name="mistyped", attn=SubLayer(norms=("inn",)), **words))
+        register_row(Row(name="mistyped", attn=SubLayer(norms=("inn",)), **overrides))
     with pytest.raises(ConfigError, match="'pre' is defined twice"):
-        register_row(Row(name="pre", attn=SubLayer(norms=("out",)), **words))
+        register_row(Row(name="pre", attn=SubLayer(norms=("out",)), **overrides))
     assert AlgebraPlacement(name="pre").row in ROWS

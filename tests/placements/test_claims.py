@@ -31,7 +31,7 @@ def test_number_of_parameters_equals_the_declared_one(name: str) -> None:
     elsewhere = {id(p) for module in model.modules() if isinstance(module, apart) for p in module.parameters()}
     count = sum(p.numel() for p in model.parameters() if p.dim() < 2 and id(p) not in elsewhere)
     sizes = model_sizes(config_of(placement))
-    assert count == eval(OURS[name]["parameters"], {"__builtins__": {}}, sizes)  # noqa: S307  (the package's own words)
+    assert count == eval(OURS[name]["parameters"], {"__builtins__": {}}, sizes)  # noqa: S307  (the package's own overrides)
 
 
 def model_sizes(config: RunConfig) -> dict[str, int]:
@@ -161,8 +161,8 @@ def test_the_proof_can_fail(ours: str, theirs: str) -> None:
 def test_catalogue_entry_equals_the_declarations(name: str) -> None:
     placement, entry = PLACEMENTS[name], OURS[name]
     told: Placement | object = placement.row if isinstance(placement, AlgebraPlacement) else placement
-    for word in ("formula", "source", "parameters", "equals", "note", "pitfalls"):
-        assert entry[word] == getattr(told, word)
+    for override in ("formula", "source", "parameters", "equals", "note", "pitfalls"):
+        assert entry[override] == getattr(told, override)
     switches = {option["option"] for option in entry["options"]} & {"embedding_norm", "final_norm"}
     assert bool(switches) == placement.has_switches
     assert isinstance(placement, EarlyPlacement) == ("early_blocks" in {o["option"] for o in entry["options"]})

@@ -231,8 +231,8 @@ def test_the_comparison_can_fail(name: str, wrong: Stream) -> None:
 def test_catalogue_has_the_formulas_of_the_wiring(name: str) -> None:
     placement = PLACEMENTS[name]
     (entry,) = [entry for entry in catalogue.placements() if entry["name"] == name]
-    for word in ("formula", "source", "init"):
-        assert entry[word] == getattr(placement, word)
+    for override in ("formula", "source", "init"):
+        assert entry[override] == getattr(placement, override)
     assert entry.get("opens", "") == placement.opens
     assert entry.get("closes", "") == placement.closes
 
@@ -267,9 +267,9 @@ def test_parallel_equals_parallel_two_norms_with_equal_norms() -> None:
 
 def test_x0_lambdas_have_the_initial_values_of_nanochat() -> None:
     found = dict(fresh("x0_lambdas").named_parameters())
-    for word, values in (("r", (1.15, 1.125, 1.10, 1.075, 1.05)), ("z", (0.20, 0.1625, 0.125, 0.0875, 0.05))):
+    for override, values in (("r", (1.15, 1.125, 1.10, 1.075, 1.05)), ("z", (0.20, 0.1625, 0.125, 0.0875, 0.05))):
         for layer, value in enumerate(values):
-            assert found[f"blocks.{layer}.wiring.{word}"].item() == pytest.approx(value, abs=1e-7)
+            assert found[f"blocks.{layer}.wiring.{override}"].item() == pytest.approx(value, abs=1e-7)
 
 
 def test_siamese_divides_by_the_root_of_twice_the_layer() -> None:

@@ -422,7 +422,7 @@ def test_plan_with_a_path_as_run_id_is_an_error(run_id, tmp_path):
     sweep = sweep_folder(tmp_path, "mine")
     sweep.mkdir(parents=True)
     write_plan(sweep, Plan("mine", "off", [Job(run_id, [], {})], []))
-    with pytest.raises(StoreError, match="is no run's id"):
+    with pytest.raises(StoreError, match="is not a run id"):
         summarize_by(sweep, ["norm"])
 
 

@@ -34,18 +34,18 @@ CORPUS = Path(__file__).parents[1] / "corpus.txt"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Peri at depth 3, measured at steps 0, 10 and 20; its name has a space and a quote."""
-    words = [
+    overrides = [
         "data=files", f"data.path=[{CORPUS}]", "device=cpu", "tracking.wandb=off", "model=gpt2_nano",
         "placement=peri", "model.depth=3", "train.steps=21", "train.batch_size=4", "eval.sequences=4",
         f"results_dir={tmp_path_factory.mktemp('inspect')}", "run.name=it's peri",
     ]  # fmt: skip
-    return train(compose_run(words), sinks=[]).folder
+    return train(compose_run(overrides), sinks=[]).folder
 
 
 @pytest.fixture
 def command(run: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setenv("COLUMNS", "200")
-    return lambda *words: run_command("inspect", *words, "--results-dir", str(run.path.parents[1]))
+    return lambda *overrides: run_command("inspect", *overrides, "--results-dir", str(run.path.parents[1]))
 
 
 def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) -> None:
@@ -77,7 +77,7 @@ def test_overview_is_short(command: Command, run: RunFolder) -> None:
         ("grad_share", "mlp"),
     } <= cells
     assert lines[-2] == "first: step 0; last: step 20; over training: at the last layer"
-    assert lines[-1].endswith("normlab list stats names them all")
+    assert lines[-1].endswith("normlab list stats lists them")
 
 
 def test_json_has_all_steps_and_layers(command: Command, run: RunFolder) -> None:
@@ -108,29 +108,29 @@ def test_spikes_by_every_rule(command: Command, run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["resid_rsm"], "unknown statistic 'resid_rsm'.*did you mean 'resid_rms'"),
         (["resid_rms", "--format", "csv"], "No such option"),
     ],
 )
 def test_unknown_statistic_and_option_are_errors(
-    words: list[str], message: str, command: Command, run: RunFolder
+    overrides: list[str], message: str, command: Command, run: RunFolder
 ) -> None:
-    code, out, err = command(run.run_id, *words)
+    code, out, err = command(run.run_id, *overrides)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
     assert re.search(message, err)
 
 
-def test_run_without_statistics_is_an_error(words: list[str], run_command: Command, tmp_path: Path) -> None:
-    folder = train(compose_run([*words, "stats=off"]), sinks=[]).folder
+def test_run_without_statistics_is_an_error(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
+    folder = train(compose_run([*overrides, "stats=off"]), sinks=[]).folder
     code, _, err = run_command("inspect", str(folder.path))
     assert code == 2
     assert err.startswith(f"error: run {folder.run_id} has no statistics: it was trained with stats=off, or has not ")
-    words += ["stats=off", "stats.also=[adj_cos]", "run.fresh=true"]
-    folder = train(compose_run(words), sinks=[]).folder
+    overrides += ["stats=off", "stats.also=[adj_cos]", "run.fresh=true"]
+    folder = train(compose_run(overrides), sinks=[]).folder
     assert {row["statistic"] for row in inspect(folder)} == {"adj_cos"}
     code, _, err = run_command("inspect", str(folder.path), "resid_crest")
     assert (code, err) == (2, "error: resid_crest: is derived from resid_absmax, which was not measured\n")
@@ -141,8 +141,8 @@ def test_run_without_statistics_is_an_error(words: list[str], run_command: Comma
     assert (code, err) == (2, expected)
 
 
-def test_damaged_rows_are_left_out_with_a_warning(words: list[str], run_command: Command) -> None:
-    folder = train(compose_run([*words, "stats.every=2"]), sinks=[]).folder
+def test_damaged_rows_are_left_out_with_a_warning(overrides: list[str], run_command: Command) -> None:
+    folder = train(compose_run([*overrides, "stats.every=2"]), sinks=[]).folder
     path = folder.path / "stats" / "core.bin"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -161,11 +161,11 @@ def test_overview_names_statistics_measured_at_other_steps() -> None:
 
 
 def test_changed_statistics_of_a_finished_run_have_no_effect(
-    measured: tuple[RunFolder, int], words: list[str], capfd: pytest.CaptureFixture[str]
+    measured: tuple[RunFolder, int], overrides: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train(compose_run([*words, "stats.every=2"]), sinks=[])
+    train(compose_run([*overrides, "stats.every=2"]), sinks=[])
     assert "no effect" not in capfd.readouterr().err
-    train(compose_run([*words, "stats=full"]), sinks=[])
+    train(compose_run([*overrides, "stats=full"]), sinks=[])
     (expected,) = [line for line in capfd.readouterr().err.splitlines() if "no effect" in line]
     assert expected.startswith(
         "normlab: stats.tiers, stats.every, stats.extended_every, stats.probe_share: no effect, "
@@ -193,9 +193,9 @@ def truncate_rows(folder: RunFolder, size: int) -> None:
 
 
 @pytest.fixture
-def measured(words: list[str]) -> tuple[RunFolder, int]:
+def measured(overrides: list[str]) -> tuple[RunFolder, int]:
     """A run measured at steps 0, 2, ..., 10, and the bytes of a row."""
-    folder = train(compose_run([*words, "stats.every=2"]), sinks=[]).folder
+    folder = train(compose_run([*overrides, "stats.every=2"]), sinks=[]).folder
     return folder, (folder.path / "stats" / "core.bin").stat().st_size // 6
 
 
@@ -217,21 +217,21 @@ def test_lost_rows_are_a_warning(measured: tuple[RunFolder, int], run_command: C
 
 
 def test_resumed_run_warns_of_lost_rows_and_not_of_unmeasured_steps(
-    words: list[str], run_command: Command, capfd: pytest.CaptureFixture[str]
+    overrides: list[str], run_command: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The run stops at step 6 of 12 and is resumed with another cadence."""
-    words = [*words, "train.log_every=1"]
-    folder = train(compose_run([*words, "stats.every=1"]), sinks=[StopAfterSixUpdates()]).folder
+    overrides = [*overrides, "train.log_every=1"]
+    folder = train(compose_run([*overrides, "stats.every=1"]), sinks=[StopAfterSixUpdates()]).folder
     length = (folder.path / "stats" / "core.bin").stat().st_size // 6
     went_on = shutil.copytree(folder.path, folder.path.with_name("kept"))
-    train(compose_run([*words, "stats.every=4"]), sinks=[])
+    train(compose_run([*overrides, "stats.every=4"]), sinks=[])
     assert run_command("inspect", str(folder.path), "logz")[2] == ""
     assert inspect(folder, "logz")[0]["steps"] == [0, 1, 2, 3, 4, 5, 8]
     shutil.rmtree(folder.path)
     shutil.move(went_on, folder.path)
     truncate_rows(folder, 2 * length)
     capfd.readouterr()
-    train(compose_run([*words, "stats.every=1"]), sinks=[])
+    train(compose_run([*overrides, "stats.every=1"]), sinks=[])
     expected = "rows of core statistics are missing, of 4 measured steps from 2 to 5; put back a copy"
     assert expected in capfd.readouterr().err
     assert expected in run_command("inspect", str(folder.path), "logz")[2]
@@ -259,9 +259,9 @@ def test_run_without_its_metrics_is_an_error(measured: tuple[RunFolder, int], ru
     assert err.endswith(expected)
 
 
-def test_noise_scale_averages_across_the_parts_of_a_run(words: list[str], run_command: Command) -> None:
+def test_noise_scale_averages_across_the_parts_of_a_run(overrides: list[str], run_command: Command) -> None:
     """Adam's statistics start a new part after the first update; the averages continue across it."""
-    folder = train(compose_run([*words, "stats=full", "stats.extended_every=2"]), sinks=[]).folder
+    folder = train(compose_run([*overrides, "stats=full", "stats.extended_every=2"]), sinks=[]).folder
     parts, _ = folder.statistics.read(EXTENDED)
     assert [part.steps.tolist() for part in parts] == [[0], [2, 4, 6, 8, 10]]
     trace, square = (
@@ -301,8 +301,8 @@ def test_inspect_does_not_import_torch(run: RunFolder) -> None:
         "import sys\nfrom normlab.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         "print(sorted({'torch', 'wandb', 'datasets', 'pandas', 'hydra'} & sys.modules.keys()))"
     )
-    for words in (["inspect", str(run.path)], ["inspect", str(run.path), "adj_cos"], ["list", "stats"]):
-        done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+    for overrides in (["inspect", str(run.path)], ["inspect", str(run.path), "adj_cos"], ["list", "stats"]):
+        done = subprocess.run([sys.executable, "-c", script, *overrides], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]"
 
 

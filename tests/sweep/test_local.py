@@ -80,12 +80,12 @@ class Faulty(torch.nn.Module):
 
 @pytest.mark.slow
 def test_failures_of_five_of_eight_runs_leave_the_others_alone(
-    words: list[str], tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other three finish; the table shows why the five failed; --retry-failed trains the five only."""
     (tmp_path / "faulty.py").write_text(FAULTY)
     ways = "well,raises,exits,fine,kills,hangs,exhausts,good"
-    sweep = ["sweep", *words, f"plugins=[{tmp_path / 'faulty.py'}]", "norm=faulty", f"norm.how={ways}"]
+    sweep = ["sweep", *overrides, f"plugins=[{tmp_path / 'faulty.py'}]", "norm=faulty", f"norm.how={ways}"]
     sweep += ["sweep.name=faults", "sweep.jobs=3", "sweep.timeout_minutes=0.75"]
     monkeypatch.setenv("MISBEHAVE", "yes")
     code, out, err = run_command(*sweep)
@@ -121,8 +121,8 @@ def test_failures_of_five_of_eight_runs_leave_the_others_alone(
 
 
 @pytest.mark.slow
-def test_dead_supervisor_and_ctrl_c_leave_no_process_and_lose_no_step(words: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "normlab", "sweep", *words, "seed=0,1", "sweep.name=x", "sweep.jobs=2"]
+def test_dead_supervisor_and_ctrl_c_leave_no_process_and_lose_no_step(overrides: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "normlab", "sweep", *overrides, "seed=0,1", "sweep.name=x", "sweep.jobs=2"]
     command += ["train.steps=100000", "train.log_every=1", "eval.every=0", "stats=off"]
     folder = sweep_folder(tmp_path / "results", "x")
 
@@ -152,9 +152,17 @@ def test_dead_supervisor_and_ctrl_c_leave_no_process_and_lose_no_step(words: lis
     assert all([row["step"] for row in run.rows("train").rows] == list(range(run.status()["step"])) for run in runs())
 
 
-def test_a_sweep_of_two_runs(words: list[str], run_command: Command, tmp_path: Path) -> None:
+def test_a_sweep_of_two_runs(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
     """It trains the same runs as `train`, one diverges, and nothing is trained twice."""
-    grid = [*words, "norm=none", "optim=sgd", "optim.clip=null", "optim.lr=1e-3,1e9", "train.steps=8", "sweep.jobs=2"]
+    grid = [
+        *overrides,
+        "norm=none",
+        "optim=sgd",
+        "optim.clip=null",
+        "optim.lr=1e-3,1e9",
+        "train.steps=8",
+        "sweep.jobs=2",
+    ]
     code, out, err = run_command("sweep", *grid)
     assert code == 0, err
     name = out.split()[1]
@@ -166,7 +174,7 @@ def test_a_sweep_of_two_runs(words: list[str], run_command: Command, tmp_path: P
     assert "finished at step 8/8" in (folder / "logs" / "pack_001.log").read_text()
     # `train` finds the same run, which is completed.
     code, out, _ = run_command(
-        "train", *(word for word in grid if "sweep." not in word and "1e9" not in word), "optim.lr=1e-3"
+        "train", *(override for override in grid if "sweep." not in override and "1e9" not in override), "optim.lr=1e-3"
     )
     assert code == 0
     assert out.startswith("finished at step 8")
@@ -238,7 +246,9 @@ class FakeProcess:
 
 
 @pytest.fixture
-def fake_sweep(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> Callable[..., tuple[SweepResult, list[Any], Path]]:
+def fake_sweep(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> Callable[..., tuple[SweepResult, list[Any], Path]]:
     """Supervise a sweep over seeds with fake processes."""
     monkeypatch.setattr(local, "PackProcess", FakeProcess)
     monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.001)
@@ -247,7 +257,7 @@ def fake_sweep(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> Callable[..
 
     def call(*more: str, ways: dict[int, str], retry: bool = False) -> tuple[SweepResult, list[Any], Path]:
         monkeypatch.setattr(FakeProcess, "ways", ways)
-        options, composed = compose_sweep([*words, *([] if "sweep.name=y" in more else ["sweep.name=x"]), *more])
+        options, composed = compose_sweep([*overrides, *([] if "sweep.name=y" in more else ["sweep.name=x"]), *more])
         planned, monitor = make_plan(options, composed), RecordingMonitor()
         outcome = supervise(planned.folder, planned.plan, options, monitor, retry_failed=retry)
         return outcome, monitor.events, planned.folder
@@ -361,9 +371,9 @@ def test_invalid_outcome_is_left_out(fake_sweep: Callable[..., Any], line: str) 
     assert fake_sweep("seed=0", ways={})[0].code == 1
 
 
-def test_sweep_started_by_another_command_in_between(fake_sweep: Callable[..., Any], words: list[str]) -> None:
+def test_sweep_started_by_another_command_in_between(fake_sweep: Callable[..., Any], overrides: list[str]) -> None:
     """Both commands plan before either starts: the second one to start finds that the name is taken."""
-    options, composed = compose_sweep([*words, "sweep.name=x", "seed=5,6"])
+    options, composed = compose_sweep([*overrides, "sweep.name=x", "seed=5,6"])
     ours = make_plan(options, composed)
     fake_sweep("seed=0", ways={})
     with pytest.raises(ConfigError, match=r"sweep.name=x: is the name of a sweep of 1 runs"):

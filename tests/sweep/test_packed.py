@@ -34,9 +34,9 @@ def runs_of(results: Path) -> dict[str, RunFolder]:
 
 @pytest.mark.slow
 def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
-    words: list[str], run_command: Command, tmp_path: Path
+    overrides: list[str], run_command: Command, tmp_path: Path
 ) -> None:
-    assert run_command(*SWEEP, *words)[0] == 0
+    assert run_command(*SWEEP, *overrides)[0] == 0
     folder = sweep_folder(tmp_path / "results", "packed")
     plan, runs = read_plan(folder), runs_of(tmp_path / "results")
     assert [len(pack.jobs) for pack in plan.packs] == [2, 2, 2, 2]
@@ -47,7 +47,7 @@ def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
         for job in plan.jobs_of(pack):
             pack_record = runs[job.run_id].run().get("pack")
             assert pack_record == ({"sweep": "packed", "number": pack.number, "runs": ids} if len(ids) > 1 else None)
-            alone = train(compose_run([*words, *job.overrides, f"results_dir={tmp_path / 'alone'}"]), sinks=[])
+            alone = train(compose_run([*overrides, *job.overrides, f"results_dir={tmp_path / 'alone'}"]), sinks=[])
             assert runs[job.run_id].state() == alone.state
             rows, expected = runs[job.run_id].rows("train").rows, alone.folder.rows("train").rows
             losses, wanted = ([row["loss"] for row in of] for of in (rows, expected))
@@ -66,12 +66,14 @@ KILLS = 10
 
 
 @pytest.mark.slow
-def test_killed_at_any_time_with_all_its_processes_it_ends_as_if_undisturbed(words: list[str], tmp_path: Path) -> None:
+def test_killed_at_any_time_with_all_its_processes_it_ends_as_if_undisturbed(
+    overrides: list[str], tmp_path: Path
+) -> None:
     """SIGKILL to the supervisor and its workers, ten times at random; then to the end: every record bit for bit.
 
     Two packs at once, each of two runs that train and two that diverge; killed while they start and while they train.
     """
-    command = [sys.executable, "-m", "normlab", "sweep", "sweep.name=packed", "sweep.pack=4", *GRID, *words]
+    command = [sys.executable, "-m", "normlab", "sweep", "sweep.name=packed", "sweep.pack=4", *GRID, *overrides]
     command += ["train.steps=4000", "train.checkpoint_every=50", "deterministic=true", "sweep.jobs=2"]
     subprocess.run([*command, f"results_dir={tmp_path / 'calm'}"], check=True, capture_output=True, timeout=600)
     draws, reached = random.Random(0), []

@@ -29,9 +29,9 @@ GIB = 2**30
 
 
 @pytest.fixture
-def plan(words: list[str]) -> Callable[..., PlannedSweep]:
+def plan(overrides: list[str]) -> Callable[..., PlannedSweep]:
     """The plan that the overrides of a small sweep make."""
-    return lambda *more: make_plan(*compose_sweep([*words, *more]))
+    return lambda *more: make_plan(*compose_sweep([*overrides, *more]))
 
 
 def sizes_of(made: Plan) -> list[int]:
@@ -117,13 +117,13 @@ def test_one_size_for_the_whole_sweep(plan: Callable[..., PlannedSweep]) -> None
 
 
 def test_packs_of_several_sizes_are_in_the_plan_once(
-    plan: Callable[..., PlannedSweep], words: list[str], run_command: Command
+    plan: Callable[..., PlannedSweep], overrides: list[str], run_command: Command
 ) -> None:
     assert plan("seed=range(9)", "sweep.pack=4").plan.notes == []
     made = plan("seed=range(10)", "sweep.pack=4").plan
     note = "packs of several sizes (1 of 4, 2 of 3 runs): the size of its pack changes the rounding of a run"
     assert made.notes == [note]
-    code, out, _ = run_command("sweep", *words, "seed=range(10)", "sweep.pack=4", "--dry-run")
+    code, out, _ = run_command("sweep", *overrides, "seed=range(10)", "sweep.pack=4", "--dry-run")
     assert (code, out.count(f"note    {note}\n")) == (0, 1)
 
 
@@ -138,15 +138,15 @@ def test_a_pack_that_is_halved_is_in_the_plan(plan: Callable[..., PlannedSweep])
 # Runs that exist already.
 
 
-def configs_of(words: list[str], *seeds: int) -> list[RunConfig]:
-    return [compose_run([*words, "train.steps=2", f"seed={seed}"]) for seed in seeds]
+def configs_of(overrides: list[str], *seeds: int) -> list[RunConfig]:
+    return [compose_run([*overrides, "train.steps=2", f"seed={seed}"]) for seed in seeds]
 
 
 @pytest.mark.slow
 def test_runs_that_were_trained_differently_are_reported(
-    plan: Callable[..., PlannedSweep], words: list[str], run_command: Command
+    plan: Callable[..., PlannedSweep], overrides: list[str], run_command: Command
 ) -> None:
-    for config in configs_of(words, 0, 1, 2):
+    for config in configs_of(overrides, 0, 1, 2):
         train(config, sinks=[])
     grid = ("train.steps=2", "seed=range(12)", "sweep.pack=4")
     made = plan(*grid).plan
@@ -156,10 +156,10 @@ def test_runs_that_were_trained_differently_are_reported(
         "them again"
     )
     assert (made.notes, sizes_of(made)) == ([note], [3, 3, 3])
-    assert f"note    {note}\n" in run_command("sweep", *words, *grid, "--dry-run")[1]
+    assert f"note    {note}\n" in run_command("sweep", *overrides, *grid, "--dry-run")[1]
     # Both suggestions of the note help.
     assert plan(*grid[:2], "sweep.pack=off").plan.notes == []
-    other = f"{compose_run(words).results_dir}_2"
+    other = f"{compose_run(overrides).results_dir}_2"
     assert plan(*grid, f"results_dir={other}").plan.notes == []
     # A run that was started and not finished is no different, and resumes alone.
     run = run_of(plan(*grid).folder, made.jobs[1])
@@ -168,9 +168,9 @@ def test_runs_that_were_trained_differently_are_reported(
 
 
 def test_runs_of_other_packs_are_reported_and_those_of_the_same_are_not(
-    plan: Callable[..., PlannedSweep], words: list[str]
+    plan: Callable[..., PlannedSweep], overrides: list[str]
 ) -> None:
-    train_pack(configs_of(words, 0, 1), [[], []], pack={"sweep": "before", "number": 1})
+    train_pack(configs_of(overrides, 0, 1), [[], []], pack={"sweep": "before", "number": 1})
     assert plan("train.steps=2", "seed=range(4)", "sweep.pack=2").plan.notes == []
     (note,) = plan("train.steps=2", "seed=1,0,2,3", "sweep.pack=4").plan.notes
     assert "2 of 4 runs exist already and were trained differently (2 in a pack of 2 instead of in a pack of 4)" in note
@@ -182,20 +182,20 @@ def test_runs_of_other_packs_are_reported_and_those_of_the_same_are_not(
 
 
 def test_pack_and_members_are_in_the_record_of_every_run(
-    plan: Callable[..., PlannedSweep], words: list[str], run_command: Command
+    plan: Callable[..., PlannedSweep], overrides: list[str], run_command: Command
 ) -> None:
     """Also in those of single runs, and of the halves of a pack that ran out of memory."""
     grid = ("train.steps=2", "seed=range(3)", "sweep.pack=2", "sweep.name=x")
     made = plan(*grid)
     halved = made.plan.halve(made.plan.packs[0])
-    before, number = configs_of(words, 0, 1), made.plan.packs[0].number
+    before, number = configs_of(overrides, 0, 1), made.plan.packs[0].number
     for config in before:  # as left by a pack that ran out of memory in its first step
         RunFolder.create(
-            run_of(made.folder, made.plan.jobs[config.seed]).path, record_of(words, config, made.plan, number)
+            run_of(made.folder, made.plan.jobs[config.seed]).path, record_of(overrides, config, made.plan, number)
         )
     made.folder.mkdir(parents=True)
     write_plan(made.folder, halved)
-    code, _, err = run_command("sweep", *words, *grid)
+    code, _, err = run_command("sweep", *overrides, *grid)
     assert code == 0, err
     for pack in halved.packs:
         (job,) = halved.jobs_of(pack)
@@ -203,12 +203,14 @@ def test_pack_and_members_are_in_the_record_of_every_run(
         assert run.last_pack() == [job.run_id]
         assert run.status()["pack"] == {"sweep": "x", "number": pack.number, "runs": [job.run_id]}
     # `train` may resume a run that a sweep trained alone.
-    assert run_command("train", *words, "train.steps=2", "seed=2")[0] == 0
+    assert run_command("train", *overrides, "train.steps=2", "seed=2")[0] == 0
 
 
-def record_of(words: list[str], config: RunConfig, made: Plan, number: int) -> dict:
+def record_of(overrides: list[str], config: RunConfig, made: Plan, number: int) -> dict:
     """Return a run.json as the start of a pack writes it."""
-    elsewhere = compose_run([*words, "train.steps=2", f"seed={config.seed}", f"results_dir={config.results_dir}_other"])
+    elsewhere = compose_run(
+        [*overrides, "train.steps=2", f"seed={config.seed}", f"results_dir={config.results_dir}_other"]
+    )
     run = train(elsewhere, sinks=[]).folder.run()
     ids = [job.run_id for job in made.jobs_of(made.pack_of(number))]
     return {**run, "pack": {"sweep": made.name, "number": number, "runs": ids}}
@@ -218,7 +220,7 @@ def record_of(words: list[str], config: RunConfig, made: Plan, number: int) -> d
 
 
 @pytest.mark.slow
-def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., PlannedSweep], words: list[str]) -> None:
+def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., PlannedSweep], overrides: list[str]) -> None:
     """An older normlab timed packs: the packs stay, and the plan notes how they were chosen."""
     grid = ("train.steps=2", "seed=range(4)", "sweep.name=x")
     made = plan(*grid)
@@ -231,7 +233,7 @@ def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., Planned
     record["tried"] = [{"runs": ids, "most": 2, "why": "all of them", "trials": [trial]}]
     record["packs"] = [{"number": n, "jobs": jobs, "halved_from": None} for n, jobs in ((1, [0, 1]), (2, [2, 3]))]
     (made.folder / PLAN_FILE).write_bytes(seal(record))
-    options, composed = compose_sweep([*words, *grid])
+    options, composed = compose_sweep([*overrides, *grid])
     again = make_plan(options, composed)
     assert sizes_of(again.plan) == [2, 2]
     assert again.plan.notes == [

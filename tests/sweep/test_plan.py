@@ -10,6 +10,7 @@ import hydra
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from normlab.overrides import normalize_overrides
 
 from normlab.config import config_from_record
 from normlab.errors import ConfigError, StoreError
@@ -34,15 +35,14 @@ from normlab.store.schema import PLAN_FILE
 from normlab.sweep.packs import group_by_key, pack_key
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.train.start import train
-from normlab.words import normalize_overrides
 
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def plan(words: list[str]) -> Callable[..., PlannedSweep]:
+def plan(overrides: list[str]) -> Callable[..., PlannedSweep]:
     """Return the plan of the overrides of a small sweep."""
-    return lambda *more: make_plan(*compose_sweep([*words, *more]))
+    return lambda *more: make_plan(*compose_sweep([*overrides, *more]))
 
 
 @pytest.mark.slow
@@ -66,18 +66,18 @@ def test_grid_composed_once_equals_one_composition_per_job(grid: list[str], monk
         assert configs == [plain_tree(to_config(hydra.compose("train", overrides=job))) for job in jobs]
 
 
-def test_value_with_quotes_spaces_and_commas_is_one_value(words: list[str], tmp_path: Path) -> None:
+def test_value_with_quotes_spaces_and_commas_is_one_value(overrides: list[str], tmp_path: Path) -> None:
     """As with `train --multirun`, a list or a quoted text is one value."""
     for name in ("a b.txt", "it's, one.txt"):
         (tmp_path / name).write_text("a line of text for a small model to learn\n" * 60)
     path = f'data.path=["{tmp_path}/a b.txt","{tmp_path}/it\'s, one.txt"]'
-    _, jobs = compose_sweep([*words, path, "run.name='x, y',z"])
+    _, jobs = compose_sweep([*overrides, path, "run.name='x, y',z"])
     assert [config.run.name for _, config in jobs] == ["x, y", "z"]
     assert all(
         flatten_options(config)["data.path"] == [f"{tmp_path}/a b.txt", f"{tmp_path}/it's, one.txt"]
         for _, config in jobs
     )
-    assert [overrides for overrides, _ in jobs] == [["run.name='x, y'"], ["run.name=z"]]
+    assert [varied for varied, _ in jobs] == [["run.name='x, y'"], ["run.name=z"]]
 
 
 def test_jobs_and_packs_of_a_plan(plan: Callable[..., PlannedSweep]) -> None:
@@ -105,10 +105,10 @@ def test_two_jobs_of_one_run_are_trained_once(plan: Callable[..., PlannedSweep])
 
 
 def test_completed_runs_get_no_pack_and_interrupted_ones_their_own(
-    plan: Callable[..., PlannedSweep], words: list[str]
+    plan: Callable[..., PlannedSweep], overrides: list[str]
 ) -> None:
-    completed = train(compose_run([*words, "seed=1"]), sinks=[]).folder
-    interrupted = train(compose_run([*words, "seed=2"]), sinks=[]).folder
+    completed = train(compose_run([*overrides, "seed=1"]), sinks=[]).folder
+    interrupted = train(compose_run([*overrides, "seed=2"]), sinks=[]).folder
     interrupted.write_status({**interrupted.status(), "state": "interrupted", "step": 3})
     made = plan("seed=range(4)", "sweep.pack=8").plan
     assert completed.run_id == made.jobs[1].run_id
@@ -157,18 +157,18 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
     ],
 )
 def test_error_is_one_line_and_leaves_nothing(
-    override: str, texts: list[str], words: list[str], run_command: Command, tmp_path: Path
+    override: str, texts: list[str], overrides: list[str], run_command: Command, tmp_path: Path
 ) -> None:
-    code, out, err = run_command("sweep", *words, override)
+    code, out, err = run_command("sweep", *overrides, override)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert all(text in err for text in texts), err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dry_run_shows_the_plan_and_leaves_nothing(words: list[str], run_command: Command, tmp_path: Path) -> None:
+def test_dry_run_shows_the_plan_and_leaves_nothing(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
     code, out, err = run_command(
-        "sweep", *words, "norm=layernorm,rmsnorm", "seed=range(3)", "--dry-run", "sweep.pack=2"
+        "sweep", *overrides, "norm=layernorm,rmsnorm", "seed=range(3)", "--dry-run", "sweep.pack=2"
     )
     assert (code, err) == (0, "")
     assert "runs    6" in out
@@ -195,8 +195,8 @@ def default_key() -> str:
         "optim.final_lr_fraction=0.5", "optim.clip=0.5", "init=xavier", "run.name=x", "tracking.layers=true",
     ],
 )  # fmt: skip
-def test_runs_that_differ_in_numbers_have_one_key(word: str, default_key: str) -> None:
-    assert pack_key(compose_run(word.split())) == default_key
+def test_runs_that_differ_in_numbers_have_one_key(override: str, default_key: str) -> None:
+    assert pack_key(compose_run(override.split())) == default_key
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ def test_runs_that_differ_in_numbers_have_one_key(word: str, default_key: str) -
         "eval.sequences=3", "stats.every=3", "precision=bf16", "compile=on", "train.checkpoint_every=7", "stats=off",
     ],
 )  # fmt: skip
-def test_runs_that_differ_in_more_have_other_keys(word: str, default_key: str) -> None:
-    assert pack_key(compose_run(word.split())) != default_key
+def test_runs_that_differ_in_more_have_other_keys(override: str, default_key: str) -> None:
+    assert pack_key(compose_run(override.split())) != default_key
 
 
 def test_every_option_is_in_the_key_or_may_differ() -> None:
@@ -216,11 +216,11 @@ def test_every_option_is_in_the_key_or_may_differ() -> None:
     config = compose_run([])
     key = json.loads(pack_key(config))
     may_differ: set[str] = set()
-    for word in flatten_options(config):
-        group, _, name = word.rpartition(".")
+    for override in flatten_options(config):
+        group, _, name = override.rpartition(".")
         if name not in (key.get(group, {}) if group else key):
-            may_differ.add(word)
-    assert {word for word in may_differ if not word.startswith("tracking.")} == {
+            may_differ.add(override)
+    assert {override for override in may_differ if not override.startswith("tracking.")} == {
         "seed", "init", "data.seed", "run.name", "optim.lr", "optim.weight_decay", "optim.beta1", "optim.beta2",
         "optim.warmup_steps", "optim.schedule", "optim.final_lr_fraction", "optim.decay_fraction",
     }  # fmt: skip

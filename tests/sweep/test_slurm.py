@@ -35,9 +35,9 @@ HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sw
 
 
 def run_sweep(
-    words: Sequence[str], on_refresh: Callable[[], None] = lambda: None
+    overrides: Sequence[str], on_refresh: Callable[[], None] = lambda: None
 ) -> tuple[SweepResult, list[Any], Path]:
-    options, composed = compose_sweep(words)
+    options, composed = compose_sweep(overrides)
     planned, monitor = make_plan(options, composed), RecordingMonitor(on_refresh)
     return supervise(planned.folder, planned.plan, options, monitor), monitor.events, planned.folder
 
@@ -47,9 +47,9 @@ def run_sweep(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pack", ["off", "2"])
-def test_preempted_task_resumes_bit_for_bit(words: list[str], tmp_path: Path, pack: str) -> None:
+def test_preempted_task_resumes_bit_for_bit(overrides: list[str], tmp_path: Path, pack: str) -> None:
     """It is queued again, resumes from the step that all its runs have, and ends bit for bit the same."""
-    grid = [*words, "seed=range(4)", f"sweep.pack={pack}", "sweep.name=x", "train.steps=300", "deterministic=true"]
+    grid = [*overrides, "seed=range(4)", f"sweep.pack={pack}", "sweep.name=x", "train.steps=300", "deterministic=true"]
     whole, _, folder = run_sweep([*grid, f"results_dir={tmp_path / 'whole'}", "sweep.jobs=2"])
     reference = [run_of(folder, job) for job in whole.plan.jobs]
     members = [index for pack in whole.plan.packs for index in pack.jobs if 1 in pack.jobs]
@@ -84,10 +84,10 @@ def test_preempted_task_resumes_bit_for_bit(words: list[str], tmp_path: Path, pa
 
 @pytest.mark.slow
 def test_supervisor_may_stop_and_continue_to_watch(
-    words: list[str], tmp_path: Path, request: pytest.FixtureRequest
+    overrides: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Ctrl-C leaves the tasks alone; the same command watches them, and submits nothing twice."""
-    grid = [*words, *HERE, "seed=0,1", "sweep.name=x", "stats=off"]
+    grid = [*overrides, *HERE, "seed=0,1", "sweep.name=x", "stats=off"]
     grid += ["train.steps=1000000", "train.log_every=1", "eval.every=0"]
     folder = sweep_folder(tmp_path / "results", "x")
     command = [sys.executable, "-m", "normlab", "sweep", *grid]
@@ -106,7 +106,7 @@ def test_supervisor_may_stop_and_continue_to_watch(
     assert queue[1].job in text
     assert "2 left to train" in text
     with pytest.raises(StoreError, match=r"sweep x: Slurm has 2 of its packs; sweep.on=slurm watches them"):
-        run_sweep([word for word in grid if "sweep.slurm" not in word and "sweep.on" not in word])
+        run_sweep([override for override in grid if "sweep.slurm" not in override and "sweep.on" not in override])
 
     before = [run.rows("train").rows[-1]["step"] for run in runs_of(folder)]
     outcome, events, _ = run_sweep(grid, lambda: end_all(jobs))
@@ -198,11 +198,11 @@ def finish(folder: Path, number: int) -> None:
     (folder / "slurm" / f"{read_queue(folder)[number].job}_0_result.pkl").touch()
 
 
-def test_options_of_the_sbatch_script(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
+def test_options_of_the_sbatch_script(overrides: list[str], tmp_path: Path, cluster: Cluster) -> None:
     folder = sweep_folder(tmp_path / "results", "x")
     settings = ["partition=short,long", "account=lab", "time_minutes=90", "gpus=1", "gpu_type=a100", "cpus=7"]
     settings += ["memory_gb=12.5", "extra=[qos=high,exclusive]"]
-    grid = [word for word in words if not word.startswith("device=")]
+    grid = [override for override in overrides if not override.startswith("device=")]
     grid += [*THERE, "sweep.slurm.gpus=1", "device=cuda", "precision=bf16", "seed=range(3)", "sweep.jobs=2"]
     grid += ["sweep.pack=off"]
     settings[0] = "partition='short,long'"
@@ -211,7 +211,7 @@ def test_options_of_the_sbatch_script(words: list[str], tmp_path: Path, cluster:
         for number in read_queue(folder):
             finish(folder, number)
 
-    outcome, events, _ = run_sweep([*grid, *(f"sweep.slurm.{word}" for word in settings)], finish_all)
+    outcome, events, _ = run_sweep([*grid, *(f"sweep.slurm.{override}" for override in settings)], finish_all)
     assert outcome.code == 0
     assert [event[:2] for event in events[1:-1]] == [("finished", 1), ("finished", 2), ("finished", 3)]
     (script,) = cluster.scripts
@@ -225,10 +225,10 @@ def test_options_of_the_sbatch_script(words: list[str], tmp_path: Path, cluster:
 
 @pytest.mark.parametrize("program", ["squeue", "sacct"])
 def test_outcome_of_a_task_that_reported_none_is_slurms_state(
-    words: list[str], tmp_path: Path, cluster: Cluster, program: str
+    overrides: list[str], tmp_path: Path, cluster: Cluster, program: str
 ) -> None:
     """Lack of memory halves the pack, into an array of its own; a cancelled task is submitted again on request."""
-    grid = [*words, *THERE, "seed=range(4)", "optim=adamw", "sweep.pack=2", "norm=layernorm,rmsnorm"]
+    grid = [*overrides, *THERE, "seed=range(4)", "optim=adamw", "sweep.pack=2", "norm=layernorm,rmsnorm"]
     folder = sweep_folder(tmp_path / "results", "x")
 
     def on_refresh() -> None:
@@ -259,10 +259,10 @@ def test_outcome_of_a_task_that_reported_none_is_slurms_state(
 
 
 def test_task_that_left_the_queue_without_an_outcome_is_lost(
-    words: list[str], tmp_path: Path, cluster: Cluster
+    overrides: list[str], tmp_path: Path, cluster: Cluster
 ) -> None:
     """Without accounting, and once squeue has forgotten the task: it has failed, and --retry-failed submits it."""
-    grid = [*words, *THERE, "seed=range(3)"]
+    grid = [*overrides, *THERE, "seed=range(3)"]
     folder = sweep_folder(tmp_path / "results", "x")
     refreshes = iter(range(1000))
 
@@ -288,7 +288,7 @@ def test_task_that_left_the_queue_without_an_outcome_is_lost(
 
 
 def test_task_that_reported_its_outcome_and_left_the_queue_is_over(
-    words: list[str], tmp_path: Path, cluster: Cluster
+    overrides: list[str], tmp_path: Path, cluster: Cluster
 ) -> None:
     """As after scancel: the task has no result, since submitit would count it as finished."""
     folder = sweep_folder(tmp_path / "results", "x")
@@ -299,7 +299,7 @@ def test_task_that_reported_its_outcome_and_left_the_queue_is_over(
         write_outcome(folder, PackOutcome(1, "interrupted", "stopped", 143, 1.0, time.time()))
         cluster.says(t12="CANCELLED")
 
-    outcome, _, _ = run_sweep([*words, *THERE, "seed=0"], on_refresh)
+    outcome, _, _ = run_sweep([*overrides, *THERE, "seed=0"], on_refresh)
     assert (outcome.code, [end.detail for end in read_outcomes(folder)]) == (1, ["stopped"])
 
 
@@ -345,8 +345,10 @@ def test_squeue_is_called_once_for_all_tasks_and_not_too_often(
     assert call.endswith("--jobs=12,13")
 
 
-def test_outcomes_without_a_supervisor_are_recorded_later(words: list[str], tmp_path: Path, cluster: Cluster) -> None:
-    grid = [*words, *THERE, "seed=range(3)", "sweep.pack=1"]
+def test_outcomes_without_a_supervisor_are_recorded_later(
+    overrides: list[str], tmp_path: Path, cluster: Cluster
+) -> None:
+    grid = [*overrides, *THERE, "seed=range(3)", "sweep.pack=1"]
     folder = sweep_folder(tmp_path / "results", "x")
 
     def interrupt() -> None:
@@ -378,11 +380,11 @@ def test_outcomes_without_a_supervisor_are_recorded_later(words: list[str], tmp_
 
 @pytest.mark.slow
 def test_sweep_continues_here_once_slurm_has_no_pack_of_it(
-    words: list[str], tmp_path: Path, cluster: Cluster, run_command: Command
+    overrides: list[str], tmp_path: Path, cluster: Cluster, run_command: Command
 ) -> None:
-    grid = [*words, *THERE, "seed=0"]
+    grid = [*overrides, *THERE, "seed=0"]
     run_sweep(grid, lambda: os.kill(os.getpid(), signal.SIGINT))
-    here = [word for word in grid if not word.startswith(("sweep.on", "sweep.slurm"))]
+    here = [override for override in grid if not override.startswith(("sweep.on", "sweep.slurm"))]
     code, _, err = run_command("sweep", *here)
     assert code == 2
     assert "Slurm has 1 of its packs" in err
@@ -395,9 +397,9 @@ def test_sweep_continues_here_once_slurm_has_no_pack_of_it(
     assert [end.cause for end in read_outcomes(folder)] == ["interrupted", "finished"]
 
 
-def test_job_that_slurm_rejects(words: list[str], tmp_path: Path, cluster: Cluster, run_command: Command) -> None:
+def test_job_that_slurm_rejects(overrides: list[str], tmp_path: Path, cluster: Cluster, run_command: Command) -> None:
     (cluster.folder / "refuse").touch()
-    code, _, err = run_command("sweep", *words, *THERE, "seed=0,1")
+    code, _, err = run_command("sweep", *overrides, *THERE, "seed=0,1")
     assert code == 2
     assert "Slurm rejected the job (sbatch: error: invalid partition); change the sweep.slurm options" in err
     assert read_queue(sweep_folder(tmp_path / "results", "x")) == {}
@@ -407,10 +409,10 @@ def test_job_that_slurm_rejects(words: list[str], tmp_path: Path, cluster: Clust
 
 
 def test_without_submitit_or_slurm(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, _, err = run_command("sweep", *words, *THERE)
+    code, _, err = run_command("sweep", *overrides, *THERE)
     assert code == 2
     assert "Slurm is not installed here (no sbatch or srun)" in err
     assert not (tmp_path / "results").exists()
@@ -422,14 +424,14 @@ def test_without_submitit_or_slurm(
         return imported(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    code, _, err = run_command("sweep", *words, *THERE)
+    code, _, err = run_command("sweep", *overrides, *THERE)
     assert code == 2
     assert "needs submitit, which is not installed; pip install submitit" in err
     assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "events"),
+    ("overrides", "events"),
     [
         (["sweep.slurm.cpus=4"], r"sweep.slurm.cpus=4: has no effect with sweep.on=local"),
         (["sweep.on=slurm", "device=cpu"], r"device=cpu: each Slurm task has 1 GPU; set sweep.slurm.gpus=0"),
@@ -443,17 +445,17 @@ def test_without_submitit_or_slurm(
         (["sweep.on=slurms"], r"sweep.on=slurms: choose one of local, slurm \(did you mean 'slurm'\?\)"),
     ],
 )
-def test_invalid_slurm_options(words: list[str], events: str) -> None:
+def test_invalid_slurm_options(overrides: list[str], events: str) -> None:
     with pytest.raises(ConfigError, match=events):
-        compose_sweep(words)
+        compose_sweep(overrides)
 
 
-def test_gpu_of_a_node_is_not_queried(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+def test_gpu_of_a_node_is_not_queried(monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> None:
     """On a login node without a GPU, device=auto follows from the options, and precision must be set."""
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    grid = [*(word for word in words if not word.startswith("device=")), "sweep.on=slurm"]
+    grid = [*(override for override in overrides if not override.startswith("device=")), "sweep.on=slurm"]
     with pytest.raises(ConfigError, match=r"precision=auto: depends on the GPU, and this machine has none"):
         make_plan(*compose_sweep(grid))
     planned = make_plan(*compose_sweep([*grid, "precision=bf16"]))

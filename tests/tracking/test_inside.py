@@ -23,9 +23,9 @@ COMMON = [
 ]  # fmt: skip
 
 
-def measured(results: Path, *words: str) -> Profiles:
-    words = (*COMMON, "train.steps=1", f"results_dir={results}", *words)
-    (profiles,), _ = train(compose_run(words), sinks=[]).folder.statistics.read("core")
+def measured(results: Path, *overrides: str) -> Profiles:
+    overrides = (*COMMON, "train.steps=1", f"results_dir={results}", *overrides)
+    (profiles,), _ = train(compose_run(overrides), sinks=[]).folder.statistics.read("core")
     return profiles
 
 
@@ -94,8 +94,8 @@ def test_finish_passes_the_spikes_of_the_record(tmp_path: Path) -> None:
             self.spikes = status["spikes"]
 
     sink = SpikeSink()
-    words = [*COMMON, "train.steps=12", "optim.clip=0.5", f"results_dir={tmp_path}"]
-    folder = train(compose_run(words), sinks=[sink]).folder
+    overrides = [*COMMON, "train.steps=12", "optim.clip=0.5", f"results_dir={tmp_path}"]
+    folder = train(compose_run(overrides), sinks=[sink]).folder
     rows = spike_rows(folder)
     assert sink.spikes == {row["rule"]: {"spikes": row["spikes"], "of_steps": row["of steps"]} for row in rows}
     clipped = [row for row in folder.rows("train").rows if row["clip"] < 1]

@@ -229,12 +229,12 @@ def test_renamed_checkpoint_is_damage(
 
 @pytest.mark.parametrize("word", ["model.depth=3", "seed=1"])
 def test_checkpoint_of_another_run_fails(
-    word: str, train: Train, command: Command, interrupt: Callable[..., None]
+    override: str, train: Train, command: Command, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
     folder = train()
     interrupt(9)
-    other = train(word)
+    other = train(override)
     shutil.rmtree(folder.path / "checkpoints")
     shutil.copytree(other.path / "checkpoints", folder.path / "checkpoints")
     before = contents(folder.path)
@@ -408,13 +408,13 @@ def test_sample_reports_a_damaged_checkpoint(
     ("section", "word", "value"), [("norm", "name", None), ("model", "context", None), ("optim", "lecay", 1)]
 )
 def test_unknown_config_in_a_record_fails(
-    section: str, word: str, value: object, train: Train, run_command: Command, interrupt: Callable[..., None]
+    section: str, override: str, value: object, train: Train, run_command: Command, interrupt: Callable[..., None]
 ) -> None:
     """As another version of normlab would write it, with a valid seal."""
     interrupt(9)
     folder = train()
     run = folder.run()
-    run["config"][section][word] = value
+    run["config"][section][override] = value
     (folder.path / "run.json").write_bytes(seal(run))
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, out, err.count("\n")) == (2, "", 1)

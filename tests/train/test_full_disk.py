@@ -47,10 +47,10 @@ def the_run(disk: Path) -> RunFolder:
 
 
 def test_disk_full_in_a_checkpoint(disk: Path, reference: Path, run_command: Command) -> None:
-    words = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
+    overrides = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
     size = sum(path.stat().st_size for path in (reference / "checkpoints" / "step_00000016").iterdir())
     filler = fill(disk, leave=int(2.5 * size))
-    code, _, err = run_command(*words)
+    code, _, err = run_command(*overrides)
     assert code == 2
     assert "step_00000012: cannot be written" in err.splitlines()[-1]
     assert "older checkpoints are intact; free some space and run the same command again" in err.splitlines()[-1]
@@ -59,7 +59,7 @@ def test_disk_full_in_a_checkpoint(disk: Path, reference: Path, run_command: Com
     assert folder.state() == "failed"
     assert "cannot be written" in folder.status()["error"]
     filler.unlink()
-    assert run_command(*words)[0] == 0
+    assert run_command(*overrides)[0] == 0
     assert differences(reference, folder.path) == []
 
 
@@ -93,16 +93,16 @@ def test_disk_full_in_the_record(
     step: int, disk: Path, reference: Path, run_command: Command, fill_at: Callable[[int], None]
 ) -> None:
     """Before and after the first checkpoint."""
-    words = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
+    overrides = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
     fill_at(step)
-    code, _, err = run_command(*words)
+    code, _, err = run_command(*overrides)
     assert code == 2
     assert "cannot be written (No space left on device); free some space and run the same command again" in err
     folder = the_run(disk)
     assert folder.state() in ("failed", "killed")
     assert folder.rows().damaged == 0
     (disk / "filler").unlink()
-    assert run_command(*words)[0] == 0
+    assert run_command(*overrides)[0] == 0
     assert differences(reference, folder.path) == []
 
 
@@ -130,28 +130,28 @@ def test_disk_full_in_the_folder_of_wandb(
 def test_disk_full_while_a_plugin_is_copied(disk: Path, run_command: Command, tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text('"""Nothing."""\n' + "# much of it\n" * 40_000)
-    words = ["train", *OVERRIDES, f"results_dir={disk / 'results'}", f"plugins=[{plugin}]"]
+    overrides = ["train", *OVERRIDES, f"results_dir={disk / 'results'}", f"plugins=[{plugin}]"]
     filler = fill(disk, leave=200_000)
-    code, _, err = run_command(*words)
+    code, _, err = run_command(*overrides)
     assert (code, err.count("\n")) == (2, 1)
     assert "00_mine.py: cannot be written (No space left on device); free some space and run" in err
     filler.unlink()
-    assert run_command(*words)[0] == 0
+    assert run_command(*overrides)[0] == 0
     assert the_run(disk).state() == "finished"
 
 
 def test_read_only_disk(disk: Path, run_command: Command, interrupt: Callable[..., None]) -> None:
-    words = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
+    overrides = ["train", *OVERRIDES, f"results_dir={disk / 'results'}"]
     interrupt(9)
-    run_command(*words)
+    run_command(*overrides)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     code, out, _ = run_command("summarize", str(disk / "results"))
     assert code == 0
     assert "interrupted" in out
     assert run_command("sample", "batchnorm", "--tokens=3", "--results-dir", str(disk / "results"))[0] == 0
     for more in ([], ["seed=1"]):
-        code, out, err = run_command(*words, *more)
+        code, out, err = run_command(*overrides, *more)
         assert (code, err.count("\n")) == (2, 1)
         assert "(Read-only file system); make it writable, or choose another results_dir" in err
     subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
-    assert run_command(*words)[0] == 0
+    assert run_command(*overrides)[0] == 0

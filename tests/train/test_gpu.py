@@ -20,19 +20,19 @@ pytestmark = [
 
 
 @pytest.fixture
-def gpu_words(words: list[str]) -> list[str]:
-    return [*[word for word in words if word != "device=cpu"], "device=cuda"]
+def gpu_words(overrides: list[str]) -> list[str]:
+    return [*[override for override in overrides if override != "device=cpu"], "device=cuda"]
 
 
-def test_auto_settings_are_gpu_bf16_compiled(words: list[str]) -> None:
-    resolved = resolve(compose_run([*words, "device=auto"]))
+def test_auto_settings_are_gpu_bf16_compiled(overrides: list[str]) -> None:
+    resolved = resolve(compose_run([*overrides, "device=auto"]))
     assert (resolved.device, resolved.precision, resolved.compile) == ("cuda", "bf16", "on")
     assert not resolved.deterministic
 
 
-def test_gpu_and_cpu_have_the_same_losses(words: list[str], gpu_words: list[str]) -> None:
+def test_gpu_and_cpu_have_the_same_losses(overrides: list[str], gpu_words: list[str]) -> None:
     same = ["precision=fp32", "compile=off"]
-    cpu, gpu = (train(compose_run([*some, *same]), sinks=[]) for some in (words, gpu_words))
+    cpu, gpu = (train(compose_run([*some, *same]), sinks=[]) for some in (overrides, gpu_words))
     pairs = zip(cpu.folder.rows().rows, gpu.folder.rows().rows, strict=True)
     assert all(a["loss"] == pytest.approx(b["loss"], abs=1e-3) for a, b in pairs if "loss" in a)
 
@@ -57,7 +57,10 @@ def test_resume_is_bit_identical(gpu_words: list[str], monkeypatch: pytest.Monke
             raise KeyboardInterrupt
         return real(self, step)
 
-    split = [word.replace("results", "results2") if word.startswith("results_dir") else word for word in every]
+    split = [
+        override.replace("results", "results2") if override.startswith("results_dir") else override
+        for override in every
+    ]
     monkeypatch.setattr(loop_module.Loop, "take_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(compose_run(split), sinks=[])

@@ -24,12 +24,12 @@ def over_layer(weight):
 
 @pytest.mark.parametrize("rule", [*INIT_RULES, "over_layer"])
 def test_run_with_init_rule_trains(
-    rule: str, words: list[str], run_command: Callable[..., tuple[int, str, str]], tmp_path: Path
+    rule: str, overrides: list[str], run_command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(PLUGIN)
     plugin = [f"plugins=[{tmp_path / 'own.py'}]"] if rule == "over_layer" else []
     small = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=8"]
-    code, _, err = run_command("train", *words, *small, *plugin, f"init={rule}", "train.steps=2")
+    code, _, err = run_command("train", *overrides, *small, *plugin, f"init={rule}", "train.steps=2")
     assert code == 0, err
     (record,) = (tmp_path / "results" / "runs").glob("*/run.json")
     assert json.loads(record.read_text())["config"]["init"] == rule

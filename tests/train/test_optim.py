@@ -136,8 +136,8 @@ def test_clipping_equals_torch(clip: float) -> None:
 def test_schedules_follow_their_formulas() -> None:
     steps, warm = 100, 10
 
-    def at(step: int, **words) -> float:
-        options = AdamW(lr=1.0, warmup_steps=warm, **words)
+    def at(step: int, **overrides) -> float:
+        options = AdamW(lr=1.0, warmup_steps=warm, **overrides)
         options.resolve(steps)
         return learning_rate(options, steps, step)
 

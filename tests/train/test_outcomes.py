@@ -15,9 +15,9 @@ BAD = ["optim.lr=10", "optim.clip=null"]
 
 
 def test_finite_final_loss_above_the_uniform_loss_is_divergence(
-    words: list[str], run_command: Callable[..., tuple[int, str, str]]
+    overrides: list[str], run_command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    code, out, err = run_command("train", *words, *BAD)
+    code, out, err = run_command("train", *overrides, *BAD)
     first, place = out.splitlines()
     assert code == 0
     assert first.startswith("diverged at step 12: its final validation loss is ")
@@ -27,22 +27,22 @@ def test_finite_final_loss_above_the_uniform_loss_is_divergence(
     assert (row["state"], row["val_loss"], row["vs_bigram"]) == ("diverged", None, None)
     assert 7 < row["last_val_loss"] < math.inf
     assert row["note"] == first
-    again = run_command("train", *words, *BAD)[1].splitlines()
+    again = run_command("train", *overrides, *BAD)[1].splitlines()
     assert again == ["diverged at step 12: nothing to do (run.fresh=true starts another run)", first, place]
 
 
 def test_message_of_a_short_run_says_what_it_has_not_learned(
-    words: list[str], run_command: Callable[..., tuple[int, str, str]]
+    overrides: list[str], run_command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    _, _, err = run_command("train", *words)
+    _, _, err = run_command("train", *overrides)
     assert err.splitlines()[-1].startswith("finished at step 12/12  val ")
     assert err.splitlines()[-1].endswith(": it has not yet learned how often tokens occur")
 
 
-def test_run_has_the_same_outcome_in_a_pack_and_single(words: list[str], tmp_path: Path) -> None:
-    configs = [compose_run([*words, "optim.clip=null", f"optim.lr={lr}"]) for lr in (1e-3, 10)]
+def test_run_has_the_same_outcome_in_a_pack_and_single(overrides: list[str], tmp_path: Path) -> None:
+    configs = [compose_run([*overrides, "optim.clip=null", f"optim.lr={lr}"]) for lr in (1e-3, 10)]
     finished, diverged = train_pack(configs, sinks=[[], []])
-    single = train(compose_run([*words, *BAD, f"results_dir={tmp_path / 'single'}"]), sinks=[])
+    single = train(compose_run([*overrides, *BAD, f"results_dir={tmp_path / 'single'}"]), sinks=[])
     assert (finished.status["outcome"], finished.state) == ("finished", "finished")
     assert (diverged.status["outcome"], diverged.state, single.state) == ("diverged", "diverged", "diverged")
     for outcome in (diverged, single):
@@ -56,8 +56,8 @@ def test_run_has_the_same_outcome_in_a_pack_and_single(words: list[str], tmp_pat
     assert [outcome.already_ended for outcome in train_pack(configs, sinks=[[], []])] == [True, True]
 
 
-def test_baselines_use_the_targets_of_the_evaluation(words: list[str]) -> None:
+def test_baselines_use_the_targets_of_the_evaluation(overrides: list[str]) -> None:
     record = train(
-        compose_run([*words, "train.steps=1", "model.context=32", "eval.sequences=5"]), sinks=[]
+        compose_run([*overrides, "train.steps=1", "model.context=32", "eval.sequences=5"]), sinks=[]
     ).folder.run()
     assert record["corpus"]["baselines"]["targets"] == 5 * 32

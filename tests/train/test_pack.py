@@ -24,8 +24,8 @@ PLUGIN = Path(__file__).parent.parent / "plugins" / "two_placements.py"
 VOCAB = 16
 
 
-def config_of(*words: str) -> RunConfig:
-    return compose_run(["model=gpt2_nano", "data=stdlib", "train.steps=50", "model.context=16", *words])
+def config_of(*overrides: str) -> RunConfig:
+    return compose_run(["model=gpt2_nano", "data=stdlib", "train.steps=50", "model.context=16", *overrides])
 
 
 def step_of(config: RunConfig, runner: ModelRunner) -> Step:
@@ -144,7 +144,7 @@ def test_number_of_graphs_does_not_depend_on_depth() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["hybrid", "hypersphere"])
-def test_placements_from_a_file_train_at_depth_12_compiled(placement: str, words: list[str]) -> None:
+def test_placements_from_a_file_train_at_depth_12_compiled(placement: str, overrides: list[str]) -> None:
     norm = "norm=layernorm" if placement == "hybrid" else "norm=none"
     extra = [
         f"plugins=[{PLUGIN}]",
@@ -154,7 +154,7 @@ def test_placements_from_a_file_train_at_depth_12_compiled(placement: str, words
         "model.bias=false",
         "compile=on",
     ]
-    config = compose_run([*words, *extra, "train.steps=60", "optim.lr=3e-3", "optim.warmup_steps=2"])
+    config = compose_run([*overrides, *extra, "train.steps=60", "optim.lr=3e-3", "optim.warmup_steps=2"])
     torch._dynamo.utils.counters.clear()
     outcome = train(config, sinks=[])
     assert outcome.state == "finished"

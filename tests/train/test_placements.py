@@ -29,13 +29,13 @@ SCHEMES = [
 
 
 def norm_in(name: str, norm: str) -> str:
-    """The word for a norm, or for none where the placement has no place for one."""
+    """The override for a norm, or for none where the placement has no place for one."""
     return f"norm={norm if load_all()[name].has_norms(4) else 'none'}"
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_wiring_trains_at_depth_4(name: str, words: list[str]) -> None:
-    words = [word for word in words if not word.startswith("train.steps")]
+def test_wiring_trains_at_depth_4(name: str, overrides: list[str]) -> None:
+    overrides = [override for override in overrides if not override.startswith("train.steps")]
     extra = (
         "model.depth=4",
         "train.steps=20",
@@ -44,7 +44,7 @@ def test_wiring_trains_at_depth_4(name: str, words: list[str]) -> None:
         "optim.lr=3e-3",
         norm_in(name, "rmsnorm"),
     )
-    outcome = start.train(compose_run([*words, *extra]), sinks=[])
+    outcome = start.train(compose_run([*overrides, *extra]), sinks=[])
     assert outcome.state == "finished"
     rows = outcome.folder.rows("train").rows
     assert rows[-1]["step"] == 19
@@ -56,8 +56,8 @@ def test_wiring_trains_at_depth_4(name: str, words: list[str]) -> None:
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_pack_equals_single_runs(name: str, norm: str) -> None:
-    words = (norm_in(name, norm), f"placement={name}", "model.depth=2")
-    configs = [config_of(*words, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]
+    overrides = (norm_in(name, norm), f"placement={name}", "model.depth=2")
+    configs = [config_of(*overrides, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]
     models = [build_model(config, VOCAB).double() for config in configs]
     lone = [step_of(c, SingleRun(copy.deepcopy(m), compiled=False)) for c, m in zip(configs, models, strict=True)]
     pack = step_of(configs[0], StackedRuns(models, compiled=False))
@@ -67,9 +67,9 @@ def test_pack_equals_single_runs(name: str, norm: str) -> None:
         hypers = [hyperparameters_at(config.optim, 10, step) for config in configs]
         alone = [one(tokens[r], targets[r], hypers[r], measured=step == 9) for r, one in enumerate(lone)]
         together = pack(tokens, targets, hypers, measured=step == 9)
-        for word in ("loss", "grad_norm"):
-            expected = torch.stack([getattr(out, word) for out in alone], dim=-1)
-            torch.testing.assert_close(getattr(together, word), expected, atol=1e-9, rtol=0)
+        for override in ("loss", "grad_norm"):
+            expected = torch.stack([getattr(out, override) for out in alone], dim=-1)
+            torch.testing.assert_close(getattr(together, override), expected, atol=1e-9, rtol=0)
         if step == 9:
             same_inside([together], alone)
     for kind in ("params", "buffers"):
@@ -101,8 +101,8 @@ def test_compiled_equals_eager(name: str) -> None:
             step(tokens, targets, hyperparameters_at(config.optim, 50, number), measured=True)
             for step in (eager, compiled)
         ]
-        for word in ("loss", "grad_norm"):
-            torch.testing.assert_close(*(getattr(out, word) for out in outputs), atol=1e-12, rtol=1e-9)
+        for override in ("loss", "grad_norm"):
+            torch.testing.assert_close(*(getattr(out, override) for out in outputs), atol=1e-12, rtol=1e-9)
         same_inside(*([out] for out in outputs))
     # One graph for every layer, each way.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
@@ -111,13 +111,13 @@ def test_compiled_equals_eager(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_resumed_run_is_bit_identical(
-    name: str, words: list[str], tmp_path: Path, interrupt: Callable[..., None]
+    name: str, overrides: list[str], tmp_path: Path, interrupt: Callable[..., None]
 ) -> None:
-    words = [word for word in words if not word.startswith("results_dir")]
-    words += [norm_in(name, "batchnorm"), f"placement={name}", "train.log_every=1", "train.checkpoint_every=3"]
-    whole = start.train(compose_run([*words, f"results_dir={tmp_path / 'whole'}"]))
+    overrides = [override for override in overrides if not override.startswith("results_dir")]
+    overrides += [norm_in(name, "batchnorm"), f"placement={name}", "train.log_every=1", "train.checkpoint_every=3"]
+    whole = start.train(compose_run([*overrides, f"results_dir={tmp_path / 'whole'}"]))
     interrupt(5)
-    again = [*words, f"results_dir={tmp_path / 'parts'}"]
+    again = [*overrides, f"results_dir={tmp_path / 'parts'}"]
     first = start.train(compose_run(again))
     assert first.state == "interrupted"
     second = start.train(compose_run(again))

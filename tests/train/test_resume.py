@@ -493,11 +493,9 @@ def test_run_uses_its_own_version_of_a_plugin(plugin: Path, train: Train, tmp_pa
     assert ids[0] == ids[2] != ids[1] == ids[3]
 
 
-def test_edited_norm_changes_the_run_id_and_a_comment_does_not(plugin: Path) -> None:
+def test_edited_plugin_changes_the_run_id(plugin: Path) -> None:
     overrides = [f"plugins=['{plugin}']", "norm=halved"]
     ours = run_id(*overrides)
-    plugin.write_text(PLUGIN.replace("# the point", "# more or less") + "\n\n# the end\n")
-    assert run_id(*overrides) == ours
     plugin.write_text(PLUGIN.replace("return x / 2", "return x / 3"))
     assert run_id(*overrides) != ours
 

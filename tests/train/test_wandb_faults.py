@@ -141,9 +141,9 @@ def test_wandb_process_that_is_stopped_at_the_start(reference: Path, alone: floa
 def test_second_ctrl_c_waits_for_nothing(signals: str, awaited: str, state: str, tmp_path: Path) -> None:
     """The last Ctrl-C comes while the run waits for a stopped W&B; `signals` holds those before it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    words = ["train", *OVERRIDES, "tracking.wandb=offline", f"results_dir={tmp_path}"]
+    overrides = ["train", *OVERRIDES, "tracking.wandb=offline", f"results_dir={tmp_path}"]
     with subprocess.Popen(
-        [sys.executable, "-c", IN_THE_MIDDLE, signals, *words],
+        [sys.executable, "-c", IN_THE_MIDDLE, signals, *overrides],
         env=inherited, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
     ) as process:  # fmt: skip
         try:

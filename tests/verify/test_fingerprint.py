@@ -103,10 +103,10 @@ def test_depends_on_the_depth_if_the_blocks_do() -> None:
     assert found[0] != found[1]
 
 
-def test_is_in_the_record_and_in_wandb(words: list[str], tmp_path: Path) -> None:
+def test_is_in_the_record_and_in_wandb(overrides: list[str], tmp_path: Path) -> None:
     from normlab.tracking.wandb import flat_config
 
-    config = compose_run([*words, "train.steps=1"])
+    config = compose_run([*overrides, "train.steps=1"])
     run = train(config, sinks=[]).folder.run()
     assert run["fingerprint"] == flat_config(run)["fingerprint"] == fingerprint(config)
     assert flat_config(run)["causal"] is True

@@ -74,8 +74,8 @@ def test_profiles_equal_those_of_inspect(trained, compare, run_command, tmp_path
     assert set(update) == {"formula", "unit", "of", "question", "source"}
 
 
-def test_profiles_of_a_trained_run_with_all_statistics(run_command, words, compare, tmp_path):
-    code, _, err = run_command("train", *words, f"results_dir={tmp_path}", "stats=full", "stats.every=3")
+def test_profiles_of_a_trained_run_with_all_statistics(run_command, overrides, compare, tmp_path):
+    code, _, err = run_command("train", *overrides, f"results_dir={tmp_path}", "stats=full", "stats.every=3")
     assert code == 0, err
     data = compare()
     assert len(data["profiles"]["units"]) == 1
@@ -170,8 +170,8 @@ def test_damaged_rows_are_left_out_and_reported(trained, compare, run_command, t
     assert [unit["label"] for unit in data["profiles"]["units"]] == ["a", "b"]
     assert data["profiles"]["units"][1]["steps"] == [5, 10]
     assert "damaged rows, left out: 1" in data["runs"][1]["note"]
-    assert "the rows of run c are gone" in data["runs"][2]["note"]
-    assert "the rows of run d are gone" in data["runs"][3]["note"]
+    assert "the statistics of run c are missing" in data["runs"][2]["note"]
+    assert "the statistics of run d are missing" in data["runs"][3]["note"]
     assert good.run_id == "a"
 
 

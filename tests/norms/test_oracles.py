@@ -442,7 +442,8 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 
 
 OF_ARTICLES = {
-    "batchnorm_biased_var", "layernorm_eps_1e-6", "layernorm_eps_outside", "rmsnorm_eps_outside", "rmsnorm_sum_of_squares",
+    "batchnorm_biased_var", "layernorm_eps_1e-6", "layernorm_eps_outside", "rmsnorm_eps_outside",
+    "rmsnorm_sum_of_squares",
 }  # fmt: skip
 """Presets of articles, not of models: tests/norms/test_seeds.py compares them with the articles' code."""
 

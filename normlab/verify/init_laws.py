@@ -77,15 +77,15 @@ def last_over_first(profiles: list[Profile]) -> float:
 
 XIONG = "Xiong et al. 2020, arXiv:2002.04745, theorem 1"
 LAWS = (
-    Law("post", "xavier", "the last gradient does not depend on L", XIONG, (4, 16), last_slope, -0.2, 0.2),
-    Law("pre", "xavier", "the last gradient falls as a power of L", XIONG, (4, 16), last_slope, -0.75, -0.3),
+    Law("post", "xavier", "the last gradient does not depend on L", XIONG, (4, 8, 16), last_slope, -0.2, 0.2),
+    Law("pre", "xavier", "the last gradient falls as a power of L", XIONG, (4, 8, 16), last_slope, -0.75, -0.3),
     Law(
         "peri", "xavier", "the stream's RMS is the root of 2L", "2L branches of RMS 1, independent of each other",
-        (4, 16), over_root_of_2l, 0.93, 1.07,
+        (4, 8, 16), over_root_of_2l, 0.93, 1.07,
     ),
     Law(
         "res_post", "xavier", "the stream's RMS is the root of 2L", "2L branches of RMS 1, independent of each other",
-        (4, 16), over_root_of_2l, 0.93, 1.07,
+        (4, 8, 16), over_root_of_2l, 0.93, 1.07,
     ),
     Law(
         "deepnorm", "deepnorm", "the first and the last gradient are equal", "Wang et al. 2022, arXiv:2203.00555",
@@ -93,11 +93,11 @@ LAWS = (
     ),
     Law(
         "keel", "gpt2", "the last gradient falls as 1 / L", "N(2L x + F) divides the branch by 2L",
-        (4, 16), last_slope, -1.1, -0.9,
+        (4, 8, 16), last_slope, -1.1, -0.9,
     ),
     Law(
         "keel", "gpt2", "the first gradient does not depend on L", "the first block has no factor 2L",
-        (4, 16), first_slope, -0.1, 0.1,
+        (4, 8, 16), first_slope, -0.1, 0.1,
     ),
     Law(
         "pre", "gpt2", "the last gradient is larger than post's: Xiong's comparison is reversed",

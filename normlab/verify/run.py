@@ -26,7 +26,7 @@ from normlab.verify.variants import LARGE_EPS, label_of, option_fields, other_va
 
 DEPTH = 5
 """Default number of blocks: enough for a placement whose layers differ."""
-OTHER_DEPTHS = (8, 24)
+OTHER_DEPTHS = (8, 40)
 """Further depths, for placements whose blocks depend on the depth."""
 MODELS = (
     {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False},

@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 from normlab import __version__
 from normlab.errors import ConfigError, NormlabError, one_line, unknown
 from normlab.openmp import limit_spinning
-from normlab.source import load_plugins, plugin_line
+from normlab.plugins import load_plugins, plugin_line
 
 if TYPE_CHECKING:
     from normlab.config import RunConfig
@@ -84,7 +84,7 @@ def train(
     """
     # Hydra prints through logging, which would report a pipe that its reader closed (`| head`).
     logging.raiseExceptions = False
-    from normlab.launch import run_job
+    from normlab.compose import run_job
 
     run_job(overrides or [], _train)
 
@@ -92,7 +92,7 @@ def train(
 def _train(config: RunConfig) -> None:
     """Train one run and print its outcome; exit if a signal stopped it, so that a --multirun stops too."""
     from normlab.store.outcome import describe_divergence, final_losses, format_loss, outcome_of
-    from normlab.train.start import train
+    from normlab.train.run import train
 
     _replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # train stops at a signal by itself
     outcome = train(config, ends_process=True)
@@ -127,9 +127,9 @@ def sweep(
 
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
-    from normlab.launch import compose_sweep, show_config
+    from normlab.compose import compose_sweep, show_config
     from normlab.report.render import render
-    from normlab.sweep import show
+    from normlab.sweep import plan_text
     from normlab.sweep.plan import make_plan
     from normlab.sweep.progress import ProgressDisplay
     from normlab.sweep.supervisor import supervise
@@ -141,16 +141,16 @@ def sweep(
     for warning in planned.warnings:
         _warn(warning)
     plan, folder = planned.plan, planned.folder
-    for line in show.plan_lines(plan, folder):
+    for line in plan_text.plan_lines(plan, folder):
         _echo(line)
     if dry_run:
-        if rows := show.pack_rows(plan, folder):
+        if rows := plan_text.pack_rows(plan, folder):
             _echo(render(rows))
         return 0
 
     outcome = supervise(folder, plan, options, ProgressDisplay(folder), retry_failed=retry_failed)
-    _echo(render(show.run_rows(outcome.plan, folder, outcome.failed)))
-    for line in show.result_lines(outcome.plan, folder, outcome.failed):
+    _echo(render(plan_text.run_rows(outcome.plan, folder, outcome.failed)))
+    for line in plan_text.result_lines(outcome.plan, folder, outcome.failed):
         _echo(line)
     return outcome.code
 
@@ -282,7 +282,7 @@ def list_(
     name = names[0] if names else None
     load_plugins([])
     if plugins:
-        from normlab.launch import register_plugins
+        from normlab.compose import register_plugins
 
         register_plugins(plugins)
     kinds = {"runs": lambda: list_runs(name or "results"), **(ENTRIES if json else ROWS)}
@@ -307,7 +307,7 @@ def verify(
     """
     import torch
 
-    from normlab.launch import compose_run, norm_presets, overrides_in, show_config
+    from normlab.compose import compose_run, norm_presets, overrides_in, show_config
     from normlab.report.render import render
     from normlab.verify.run import checks_of_catalogue, select_checks, verdict
 
@@ -342,7 +342,7 @@ def probe(
     Prints profiles over depth of the stream, the branches, the gradient and the first update, without training.
     """
     from normlab import probe as profiles
-    from normlab.launch import compose_grid, show_config
+    from normlab.compose import compose_grid, show_config
     from normlab.report.pages.shell import check_page
     from normlab.report.render import render
 

@@ -1,6 +1,6 @@
 """The config of a run: a tree of typed options, their validation, and the run's identity.
 
-Imports neither Hydra nor torch. `launch.py` composes a `RunConfig` from a command line. A config is read-only once
+Imports neither Hydra nor torch. `compose.py` composes a `RunConfig` from a command line. A config is read-only once
 `validate` has passed.
 """
 
@@ -19,7 +19,7 @@ from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import FORMER_NAMES, PLACEMENTS, Placement
-from normlab.source import plugin_file
+from normlab.plugins import plugin_file
 from normlab.stats.options import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, StatsConfig
 
 

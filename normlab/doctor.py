@@ -111,7 +111,7 @@ def _threads() -> tuple[str, str, str]:
 def _compiler() -> tuple[str, str, str]:
     import torch
 
-    from normlab.train.resolve import cpp_compiler
+    from normlab.train.machine import cpp_compiler
 
     if torch.cuda.is_available():
         try:

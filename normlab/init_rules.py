@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from normlab.errors import ConfigError, unknown
-from normlab.source import claim_name
+from normlab.plugins import claim_name
 
 OUTPUTS = ("attn.out", "mlp.down")
 """Roles whose output is added to the residual stream."""

@@ -30,12 +30,12 @@ def take_turns(overrides: list[str]) -> None:
     from normlab.openmp import limit_spinning
 
     limit_spinning()
+    from normlab.compose import compose_run
     from normlab.data.corpus import open_corpus
-    from normlab.launch import compose_run
     from normlab.store.runs import RunFolder
     from normlab.train.loop import Loop
-    from normlab.train.member import TrainingRun
-    from normlab.train.resolve import apply, resolve
+    from normlab.train.machine import apply, resolve
+    from normlab.train.training_run import TrainingRun
 
     config = compose_run(overrides)
     resolved = resolve(config)

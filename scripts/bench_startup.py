@@ -92,8 +92,8 @@ def train_many(results: Path, text: Path, count: int) -> None:
     """Train `count` small runs that differ in norm, placement, depth, learning rate and seed."""
     import torch
 
-    from normlab.launch import compose_run
-    from normlab.train.start import train
+    from normlab.compose import compose_run
+    from normlab.train.run import train
 
     # A second thread does not speed up such small models, and waits on a busy machine.
     torch.set_num_threads(1)

@@ -41,17 +41,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.compose import compose_run
 from normlab.config import RunConfig
-from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.report.render import render
-from normlab.stats.show import InstrumentedNorm
+from normlab.stats.instrument import InstrumentedNorm
 from normlab.stats.statistic import CORE
-from normlab.train.bound import SingleRun
+from normlab.train.machine import apply, resolve
 from normlab.train.measure import Measure
 from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
-from normlab.train.resolve import apply, resolve
+from normlab.train.runner import SingleRun
 from normlab.train.step import Step
 
 VOCAB = 512

@@ -36,13 +36,13 @@ from multiprocessing.connection import Connection
 import torch
 from bench_train import MODELS, MODELS_ON_GPU, Plain
 
+from normlab.compose import compose_run
 from normlab.config import RunConfig
 from normlab.data.corpus import open_corpus
-from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop
-from normlab.train.member import TrainingRun
-from normlab.train.resolve import apply, resolve
+from normlab.train.machine import apply, resolve
+from normlab.train.training_run import TrainingRun
 
 WARM_UP = 12
 """Steps before a side is timed, in which the steps with and without statistics compile."""

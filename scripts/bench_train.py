@@ -51,9 +51,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normlab.compose import compose_run
 from normlab.config import AdamW, RunConfig
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.store.runs import RunFolder
@@ -62,10 +62,10 @@ from normlab.tracking.base import Row
 from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbSink
 from normlab.train.loop import Loop
-from normlab.train.member import TrainingRun
+from normlab.train.machine import RuntimeSettings, apply, resolve
 from normlab.train.optim import hyperparameters_at, learning_rate
-from normlab.train.resolve import RuntimeSettings, apply, resolve
-from normlab.train.start import train
+from normlab.train.run import train
+from normlab.train.training_run import TrainingRun
 
 LIMITS = {"step": 0.98, "loop": 0.95}
 PRINT_EVERY = 10

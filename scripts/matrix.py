@@ -33,13 +33,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from kill_and_resume import differing_state, rows, timeless
 
+from normlab.compose import compose_run, register
 from normlab.errors import ConfigError, NormlabError, unknown
-from normlab.launch import compose_run, register
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
 from normlab.store.files import write_atomic
 from normlab.store.runs import RunFolder
-from normlab.train.start import train
+from normlab.train.run import train
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus.txt"
 STEPS, MIDDLE = 20, 9

@@ -42,8 +42,8 @@ OVERRIDES = ["norm=rmsnorm", "tracking.wandb=off", "optim.lr=1e-3", "eval.every=
 
 def trained(placement: str, args: argparse.Namespace) -> RunFolder:
     """Return the run of a placement."""
-    from normlab.launch import compose_run
-    from normlab.train.start import train
+    from normlab.compose import compose_run
+    from normlab.train.run import train
 
     overrides = [f"placement={placement}", f"model.depth={args.depth}", f"train.steps={args.steps}", *OVERRIDES]
     config = compose_run([*overrides, f"results_dir={args.results}"])

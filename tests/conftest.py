@@ -74,7 +74,7 @@ def _compose_choices_once() -> Iterator[None]:
     """Keep what Hydra composes for a choice of config groups: a tenth of the time of most tests."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from normlab import launch
+    from normlab import compose as composer
 
     composed: dict[Any, Any] = {}
 
@@ -82,15 +82,15 @@ def _compose_choices_once() -> Iterator[None]:
         path = GlobalHydra.instance().config_loader().get_search_path().get_path()
         if len(path) > 3 or any("hydra" in override for override in overrides):  # a test may change its own files
             return hydra_compose(name, overrides=overrides)
-        key = (name, tuple(overrides), tuple((key, id(node)) for key, node in launch._registered.items()))
+        key = (name, tuple(overrides), tuple((key, id(node)) for key, node in composer._registered.items()))
         if key not in composed:
             # Keep the nodes too: another object could get the id of a node that is gone.
-            composed[key] = hydra_compose(name, overrides=overrides), list(launch._registered.values())
-        return composed[key][0]  # launch sets values in a copy
+            composed[key] = hydra_compose(name, overrides=overrides), list(composer._registered.values())
+        return composed[key][0]  # normlab.compose sets values in a copy
 
-    hydra_compose, launch.compose = launch.compose, compose
+    hydra_compose, composer.compose = composer.compose, compose
     yield
-    launch.compose = hydra_compose
+    composer.compose = hydra_compose
 
 
 @pytest.fixture

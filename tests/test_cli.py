@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import normlab
+from normlab.compose import compose_run
 from normlab.data.corpus import open_corpus
 from normlab.init_rules import INIT_RULES
-from normlab.launch import compose_run
 from normlab.placements.base import load_all as load_placements
 from normlab.store.query import find_runs
 from normlab.train.identity import describe
-from normlab.train.resolve import resolve
+from normlab.train.machine import resolve
 from normlab.verify.init_rules import INIT_OF_PLACEMENT
 
 Command = Callable[..., tuple[int, str, str]]

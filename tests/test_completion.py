@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from normlab import completion
+from normlab.compose import compose_run
 from normlab.config import OPTIMIZERS
 from normlab.corpora import DATA
-from normlab.launch import compose_run
 from normlab.norms.base import NORMS, load_all
 from normlab.options import flatten_options
 from normlab.placements.base import PLACEMENTS
-from normlab.source import plugin_file
+from normlab.plugins import plugin_file
 
 COMMANDS = {
     "train": [],

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from normlab.compose import compose_grid, compose_run
 from normlab.config import config_from_record
 from normlab.data.corpus import open_corpus
-from normlab.launch import compose_grid, compose_run
 from normlab.options import plain_tree
 from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop
-from normlab.train.member import TrainingRun
-from normlab.train.resolve import resolve
+from normlab.train.machine import resolve
+from normlab.train.training_run import TrainingRun
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 

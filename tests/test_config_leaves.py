@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
+from normlab.compose import compose_run
 from normlab.config import OPTIMIZERS, RunConfig
 from normlab.corpora import DATA, NamedData
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, DataError, NormlabError
-from normlab.launch import compose_run
 from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
+from normlab.train.machine import resolve
 from normlab.train.probing import probe_steps
-from normlab.train.resolve import resolve
-from normlab.train.start import Outcome, train
+from normlab.train.run import Outcome, train
 
 HERE = Path(__file__).parent
 
@@ -108,7 +108,7 @@ def run_folder(config: RunConfig) -> Any:
 def wandb_options(config: RunConfig) -> Any:
     """Return the arguments of `wandb.init`, if the run has a W&B sink."""
     from normlab.tracking.wandb import WandbSink
-    from normlab.train.start import make_sinks
+    from normlab.train.run import make_sinks
 
     outcome = train(config, sinks=[])
     inner = [getattr(sink, "sink", sink) for sink in make_sinks(config, outcome.folder)]

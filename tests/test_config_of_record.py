@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from normlab.compose import compose_run
 from normlab.config import config_from_record
 from normlab.errors import ConfigError
-from normlab.launch import compose_run
 from normlab.options import plain_tree
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from normlab import doctor
+from normlab.compose import compose_run
 from normlab.errors import ConfigError
-from normlab.launch import compose_run
-from normlab.train.resolve import resolve
+from normlab.train.machine import resolve
 
 Command = Callable[..., tuple[int, str, str]]
 

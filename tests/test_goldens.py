@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab.launch import compose_run
-from normlab.train.start import train
+from normlab.compose import compose_run
+from normlab.train.run import train
 
 GOLDEN = Path(__file__).with_name("golden")
 

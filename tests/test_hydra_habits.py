@@ -27,7 +27,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("normlab.train.start", "train"),
+    "train": ("normlab.train.run", "train"),
     "sweep": ("normlab.sweep.plan", "make_plan"),
     "verify": ("normlab.verify.run", "checks_of_run"),
     "probe": ("normlab.probe", "probe"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from normlab import memory
+from normlab.compose import compose_run
 from normlab.errors import ConfigError
-from normlab.launch import compose_run
 from normlab.model.init import build_model
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from normlab.overrides import all_options
 
 from normlab.option_names import ALIASES, hint, meanings
+from normlab.override_errors import all_options
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -14,18 +14,18 @@ import torch
 from hydra.core.config_store import ConfigStore
 
 import normlab
+from normlab.compose import compose_run, register
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
 from normlab.init_rules import INIT_RULES
-from normlab.launch import compose_run, register
 from normlab.norms.base import NORMS
 from normlab.placements.algebra import _ROWS_BY_NAME
 from normlab.placements.base import PLACEMENTS
 from normlab.store.runs import RunFolder
 from normlab.store.schema import SEAL, seal
 from normlab.train.identity import describe
-from normlab.train.resolve import resolve
-from normlab.train.start import train
+from normlab.train.machine import resolve
+from normlab.train.run import train
 
 NORM = """
 from dataclasses import dataclass
@@ -168,7 +168,7 @@ def test_two_definitions_of_one_name_are_rejected(text: str, again: str, run_id:
         run_id("plugins=[both.py]")
 
 
-@pytest.mark.parametrize(("text", "word", "before", "after"), [EDITS["norm"], EDITS["row"]], ids=["norm", "row"])
+@pytest.mark.parametrize(("text", "override", "before", "after"), [EDITS["norm"], EDITS["row"]], ids=["norm", "row"])
 def test_two_versions_of_a_plugin_load_in_one_process(
     text: str, override: str, before: str, after: str, overrides: list[str]
 ) -> None:

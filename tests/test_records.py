@@ -10,10 +10,10 @@ import pytest
 from records import BASELINES, STUCK, Record, learning_rates, main, write_run, write_sweep
 from records_inside import Size, layout
 
+from normlab.compose import compose_run
 from normlab.config import AdamW
-from normlab.launch import compose_run
 from normlab.report.compare.find import find_started
-from normlab.report.outcomes import read_result
+from normlab.report.run_result import read_result
 from normlab.stats.spikes import OLMO_CORE
 from normlab.stats.statistic import CORE
 from normlab.store.query import examine
@@ -21,7 +21,7 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import LOCK_FILE
 from normlab.store.series import series
 from normlab.train.optim import learning_rate
-from normlab.train.start import train
+from normlab.train.run import train
 
 SMALL = {"depth": 3, "width": 32, "context": 32, "steps": 60, "batch_size": 4, "warmup_steps": 10}
 

@@ -15,13 +15,13 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 import normlab
+from normlab.compose import compose_run, compose_sweep
 from normlab.errors import StoreError
-from normlab.launch import compose_run, compose_sweep
 from normlab.norms.base import NORMS
 from normlab.store.plans import has_plan, read_plan, sweep_folder, write_plan
 from normlab.store.runs import RunFolder
 from normlab.sweep.plan import make_plan
-from normlab.train.start import train
+from normlab.train.run import train
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -19,7 +19,7 @@ from normlab.norms.base import NORMS
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import PLACEMENTS, SWITCHES
 from normlab.placements.base import load_all as load_placements
-from normlab.source import plugin_file
+from normlab.plugins import plugin_file
 from normlab.verify.fingerprint import fingerprint
 from normlab.verify.small import small_config
 from normlab.verify.variants import NAME_FIELDS, other_values

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normlab.config import ModelConfig
 from normlab.placements.base import MakeNorm
-from normlab.stats.show import observe
+from normlab.stats.instrument import observe
 
 
 def rotate(x_HTK: Tensor, theta: float) -> Tensor:

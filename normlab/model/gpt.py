@@ -20,7 +20,7 @@ from normlab.model.attention import Attention
 from normlab.model.mlp import MLP
 from normlab.placements.base import MakeNorm, Placement
 from normlab.placements.wiring import Branch
-from normlab.stats.show import assign_sites, main_stream, observe
+from normlab.stats.instrument import assign_sites, main_stream, observe
 
 
 class Embed(nn.Module):

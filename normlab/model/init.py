@@ -17,7 +17,7 @@ from torch import nn
 from normlab.config import ModelConfig, RunConfig
 from normlab.init_rules import Weight, get_init_rule
 from normlab.model.gpt import GPT
-from normlab.stats.show import instrument
+from normlab.stats.instrument import instrument
 
 
 def derive_seed(seed: int, name: str) -> int:

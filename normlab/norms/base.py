@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
-from normlab.source import check_starts, claim_name
+from normlab.plugins import check_starts, claim_name
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

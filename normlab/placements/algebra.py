@@ -28,7 +28,7 @@ from normlab.placements.base import (
     Placement,
     register_placement,
 )
-from normlab.source import check_starts
+from normlab.plugins import check_starts
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,7 @@ from normlab.report import against, cell_row
 from normlab.report.compare.find import find_started
 from normlab.report.groups import Cell, damaged_run_warnings, differences_between, group_cells
 from normlab.report.learning_rates import shared_lr
-from normlab.report.outcomes import RunResult, read_result
+from normlab.report.run_result import RunResult, read_result
 from normlab.report.settings import LR, check_options
 from normlab.report.where import match_runs, parse_conditions
 from normlab.store.query import Entry

@@ -11,8 +11,8 @@ from typing import Any
 from normlab.report.by import BEST, SHARED, Report, Row
 from normlab.report.intervals import LEVEL, Design, format_mean
 from normlab.report.learning_rates import EDGE
-from normlab.report.outcomes import STATES
 from normlab.report.render import render
+from normlab.report.run_result import STATES
 from normlab.store.outcome import RULES, WHOLE_TEXT_NOTE, references_of
 from normlab.store.schema import FINISHED
 

@@ -9,7 +9,7 @@ from typing import Any
 from normlab.report.groups import Cell
 from normlab.report.intervals import Design, mean_interval
 from normlab.report.learning_rates import USABLE, sensitivity
-from normlab.report.outcomes import STATES, RunResult
+from normlab.report.run_result import STATES, RunResult
 from normlab.report.settings import get_nested
 from normlab.store.evaluations import evaluations
 from normlab.store.outcome import loss_of

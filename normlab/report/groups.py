@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from normlab.report.learning_rates import Losses, Ranking, arrange, best_lr, ranking
-from normlab.report.outcomes import UNFINISHED, RunResult
+from normlab.report.run_result import UNFINISHED, RunResult
 from normlab.report.settings import Setting, differing_settings, format_setting, setting
 from normlab.store.schema import number
 

@@ -9,7 +9,7 @@ from typing import Any
 from normlab import catalogue
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
-from normlab.source import registered_by_plugins
+from normlab.plugins import registered_by_plugins
 
 Entry = dict[str, Any]
 

@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Sequence
 
 from normlab.errors import NormlabError, unknown
-from normlab.report.cells import Row, column_title, corpora_note, format_value, is_numeric
 from normlab.report.table import render_table
+from normlab.report.table_format import Row, column_title, corpora_note, format_value, is_numeric
 from normlab.store.schema import encode
 
 FORMATS = ("table", "json", "csv", "markdown")

@@ -11,7 +11,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from normlab.report.cells import (
+from normlab.report.table_format import (
     Row,
     column_title,
     corpora_note,

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from normlab.store.plans import INTERRUPTED, Pack, PackOutcome, Plan
-from normlab.sweep.ends import outcome_of_process
 from normlab.sweep.options import SweepOptions
+from normlab.sweep.pack_outcome import outcome_of_process
 from normlab.sweep.plan import all_completed
 from normlab.sweep.process import PackProcess, threads_per_process
 

@@ -20,10 +20,10 @@ from normlab.store.schema import COMPLETED_STATES
 from normlab.sweep.options import SweepOptions
 from normlab.sweep.packs import auto_pack_size, group_by_key, split
 from normlab.train.identity import identity, run_id_of
-from normlab.train.resolve import resolve
+from normlab.train.machine import resolve
 
 ComposedJob = tuple[list[str], RunConfig]
-"""A job of `launch.compose_sweep`: the overrides that the sweep varies, and the config."""
+"""A job of `compose.compose_sweep`: the overrides that the sweep varies, and the config."""
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from normlab.store.plans import FAILURES, FINISHED, Job, Pack, PackOutcome, Plan
-from normlab.sweep.standing import PackProgress, pack_progress
+from normlab.sweep.pack_progress import PackProgress, pack_progress
 from normlab.tracking.console import SafeStream, format_duration
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from normlab.store.plans import FAILURES, INTERRUPTED, read_plan
 from normlab.store.queue import delete_outcome, write_outcome
-from normlab.sweep.ends import outcome_of_process
+from normlab.sweep.pack_outcome import outcome_of_process
 from normlab.sweep.plan import all_completed
 from normlab.sweep.process import GRACE_S, POLL_EVERY_S, PackProcess
 

@@ -57,10 +57,10 @@ def _train(folder: Path, number: int) -> int:
     from normlab.errors import ConfigError
     from normlab.norms import base as norms
     from normlab.placements import base as placements
-    from normlab.source import load_plugins
+    from normlab.plugins import load_plugins
     from normlab.store.plans import Job, read_plan, run_of
     from normlab.sweep.plan import RunIds
-    from normlab.train import start
+    from normlab.train import run as training
 
     plan = read_plan(folder)
     jobs = plan.jobs_of(plan.pack_of(number))
@@ -82,7 +82,7 @@ def _train(folder: Path, number: int) -> int:
 
     configs = [config_of(job) for job in jobs]
     _wait_until_inactive([run_of(folder, job) for job in jobs])
-    outcomes = start.train_pack(configs, pack={"sweep": plan.name, "number": number}, ends_process=True)
+    outcomes = training.train_pack(configs, pack={"sweep": plan.name, "number": number}, ends_process=True)
     stopped = next((outcome.signal for outcome in outcomes if outcome.signal), None)
     return 128 + stopped if stopped else 0
 

@@ -26,7 +26,7 @@ from normlab.config import TrackingConfig
 from normlab.stats.profiles import Profiles
 from normlab.store.outcome import final_losses
 from normlab.tracking.base import Row
-from normlab.tracking.inside import SUMMARIZED_BY_MAX, step_metrics
+from normlab.tracking.step_metrics import SUMMARIZED_BY_MAX, step_metrics
 
 SETTINGS: dict[str, Any] = {
     "silent": True,

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 
 from normlab.errors import StatisticsError
 from normlab.model.gpt import GPT
+from normlab.stats.instrument import InstrumentedNorm, Selection
 from normlab.stats.profiles import Column
-from normlab.stats.show import InstrumentedNorm, Selection
 from normlab.stats.statistic import STATISTICS
 
 SegmentNames = tuple[tuple[tuple[str, str], ...], ...]

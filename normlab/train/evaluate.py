@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.train.bound import ModelRunner
+from normlab.train.runner import ModelRunner
 
 
 @dataclass(frozen=True, slots=True)

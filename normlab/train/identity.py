@@ -25,9 +25,9 @@ from normlab.data.corpus import Corpus
 from normlab.init_rules import INIT_RULE_VERSIONS
 from normlab.options import plain_tree
 from normlab.parsing import from_json
-from normlab.source import version_of
+from normlab.plugins import version_of
 from normlab.store.schema import RUN_FILE
-from normlab.train.resolve import RuntimeSettings
+from normlab.train.machine import RuntimeSettings
 
 
 def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:

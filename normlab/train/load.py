@@ -22,7 +22,7 @@ from normlab.model.init import build_model, weight_shapes
 from normlab.norms import base as norms
 from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
-from normlab.source import Plugin, read_plugins, run_plugins
+from normlab.plugins import Plugin, read_plugins, run_plugins
 from normlab.store.files import io_error
 from normlab.store.query import resolve_run
 from normlab.store.reading import LARGEST_TOKENIZER
@@ -30,8 +30,8 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import RUN_FILE
 from normlab.train import checkpoint
 from normlab.train.identity import versions
-from normlab.train.member import FRESH, notify
-from normlab.train.start import PLUGINS, TOKENIZER_FILE
+from normlab.train.run import PLUGINS, TOKENIZER_FILE
+from normlab.train.training_run import FRESH, notify
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -28,15 +28,15 @@ from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
 from normlab.store.schema import DIVERGED
 from normlab.train import checkpoint
-from normlab.train.bound import ModelRunner, SingleRun, StackedRuns
 from normlab.train.evaluate import Validation
-from normlab.train.looks import StatisticsSchedule
+from normlab.train.machine import RuntimeSettings
 from normlab.train.measure import Measurement
-from normlab.train.member import TrainingRun
 from normlab.train.optim import Hyperparameters, Optimizer, branch_step, hyperparameters_at, is_decayed
-from normlab.train.resolve import RuntimeSettings
+from normlab.train.runner import ModelRunner, SingleRun, StackedRuns
+from normlab.train.schedule import StatisticsSchedule
 from normlab.train.signals import StopRequest
 from normlab.train.step import Step, StepOutput
+from normlab.train.training_run import TrainingRun
 
 
 @dataclass(slots=True)

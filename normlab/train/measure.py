@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from normlab.norms.affine import Affine
+from normlab.stats.instrument import Selection, norm_site, select
 from normlab.stats.parameters import NEEDS_PARAMETER_COPY
 from normlab.stats.profiles import Column
-from normlab.stats.show import Selection, norm_site, select
 from normlab.stats.statistic import STATISTICS
 from normlab.stats.views import View
-from normlab.train.bound import ModelRunner, SegmentStatistics
 from normlab.train.columns import SegmentNames, check_segments, parameter_column, segment_columns
+from normlab.train.runner import ModelRunner, SegmentStatistics
 
 
 class Measurement(NamedTuple):

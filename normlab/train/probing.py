@@ -27,13 +27,13 @@ from normlab.data.corpus import open_corpus
 from normlab.errors import StoreError
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
+from normlab.stats.instrument import main_stream, tap
 from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.show import main_stream, tap
 from normlab.stats.statistic import PROBE, STATISTICS
 from normlab.train import checkpoint
 from normlab.train.columns import check_statistics, parameter_column, parameter_families
 from normlab.train.measure import Measurement
-from normlab.train.member import notify
+from normlab.train.training_run import notify
 
 if TYPE_CHECKING:
     from normlab.train.load import LoadedRun

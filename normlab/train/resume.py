@@ -11,7 +11,7 @@ from normlab.errors import StoreError
 from normlab.store.schema import COMPLETED_STATES, DIVERGED, FINISHED, STATUS_FILE
 from normlab.train import checkpoint
 from normlab.train.loop import Loop
-from normlab.train.member import FRESH, Progress, TrainingRun, notify
+from normlab.train.training_run import FRESH, Progress, TrainingRun, notify
 
 
 def resume_from_checkpoint(loop: Loop) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.placements.algebra import AlgebraPlacement
-from normlab.verify.by_hand import FormulaMismatch, ReferenceModel, record_norm_order
 from normlab.verify.check import Check, LargestError
+from normlab.verify.reference_model import FormulaMismatch, ReferenceModel, record_norm_order
 from normlab.verify.small import BATCH, TIME, VOCAB, SmallModel, hashed_numbers, restored_buffers, tokens
 
 TOLERANCE = 1e-9

@@ -22,7 +22,7 @@ from normlab.norms.base import NORMS, NormConfig
 from normlab.placements.algebra import ROWS, AlgebraPlacement
 from normlab.placements.base import Placement, projects
 from normlab.placements.wiring import Branch
-from normlab.source import starts_line
+from normlab.plugins import starts_line
 from normlab.verify.check import Check, LargestError
 from normlab.verify.small import (
     VOCAB,

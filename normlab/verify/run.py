@@ -11,7 +11,7 @@ from normlab.errors import ConfigError
 from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
-from normlab.source import plugin_file, registered_by_plugins
+from normlab.plugins import plugin_file, registered_by_plugins
 from normlab.verify import blocks, norms, parameters
 from normlab.verify.check import Check
 from normlab.verify.contract import independence_check, pack_check

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from normlab.config import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, derive_seed
-from normlab.stats.show import Collector, Selection, main_stream
+from normlab.stats.instrument import Collector, Selection, main_stream
 
 VOCAB = 512
 """Vocabulary size. Tokens follow Zipf's law: token r has probability proportional to 1 / r."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 from normlab.probe import probe
 from normlab.verify.signal import slope
 

@@ -21,13 +21,13 @@ import pandas as pd
 import pytest
 from hub_server import COMMIT, Hub, Repositories
 
+from normlab.compose import compose_run
 from normlab.corpora import DATA, TOKENIZERS, HubData, NamedData, StdlibData, WikiText103
 from normlab.data import hub as module
 from normlab.data import hub_access
 from normlab.data.corpus import open_corpus
 from normlab.data.subwords import train_bpe
 from normlab.errors import DataError
-from normlab.launch import compose_run
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"Story {i}: \u00e9t\u00e9 \U0001f600\n" + f"word {i} " * (20 + i % 7) for i in range(120)]
@@ -67,7 +67,7 @@ import json, sys, time
 from normlab.corpora import HubData
 from normlab.data.corpus import open_corpus
 from normlab.errors import DataError
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 for options in json.loads(sys.argv[1]):
     start = time.monotonic()
     try:

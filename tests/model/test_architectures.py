@@ -1415,7 +1415,7 @@ def test_architecture_equals_our_model(row: Architecture, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("name", "word"),
+    ("name", "override"),
     [
         ("Gemma 2", "norm.eps=1.001e-6"),
         ("OLMo", "norm.eps=1.001e-5"),

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normlab.compose import compose_run
 from normlab.config import RunConfig
 from normlab.init_rules import INIT_RULES
-from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, role_of
 from normlab.norms.base import NormConfig

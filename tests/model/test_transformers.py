@@ -28,8 +28,8 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from normlab.compose import compose_run
 from normlab.config import ModelConfig, RunConfig
-from normlab.launch import compose_run
 from normlab.model.attention import Attention, attend, rotate
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
@@ -283,7 +283,7 @@ def test_olmo2_norms_outputs_and_all_queries_and_keys_at_once(attention: str, dt
     assert_equal_models(randomised(config, dtype), other, as_llama, 17)
 
 
-@pytest.mark.parametrize("word", ["model.rope_theta=9000", "norm.eps=1e-4"])
+@pytest.mark.parametrize("override", ["model.rope_theta=9000", "norm.eps=1e-4"])
 def test_the_comparison_can_fail(override: str, dtype: torch.dtype) -> None:
     # Another model, by a little; it may not pass for Llama.
     config = config_of("model=llama_nano", "norm=rmsnorm", "placement=pre", "model.depth=2", override)

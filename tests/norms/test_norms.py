@@ -378,7 +378,7 @@ def test_variants_cover_the_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "word"),
+    ("options", "override"),
     [
         (LayerNormConfig(unit_offset=True, gain=False), "norm.unit_offset"),
         (BatchNormConfig(unit_offset=True, gain=False), "norm.unit_offset"),

@@ -17,8 +17,8 @@ from tolerance import assert_equal
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from normlab.compose import compose_run
 from normlab.errors import ConfigError
-from normlab.launch import compose_run
 from normlab.model.gpt import GPT, Block
 from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms

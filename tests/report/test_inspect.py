@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 from normlab.report.bars import sparkline
 from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_steps, table_rows
 from normlab.stats.profiles import Column as NumberOf
@@ -25,7 +25,7 @@ from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.spikes import RULES
 from normlab.stats.statistic import CORE, EXTENDED, STATISTICS
 from normlab.store.runs import RunFolder
-from normlab.train.start import train
+from normlab.train.run import train
 
 Command = Callable[..., tuple[int, str, str]]
 CORPUS = Path(__file__).parents[1] / "corpus.txt"

@@ -8,7 +8,7 @@ import pytest
 
 from normlab.report.by import summarize_by
 from normlab.report.compare.comparable import comparability_warnings
-from normlab.report.outcomes import read_result
+from normlab.report.run_result import read_result
 from normlab.store.query import examine
 
 OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]

@@ -19,7 +19,7 @@ from normlab.model.gpt import GPT
 from normlab.norms.base import NORMS
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.statistic import EXTENDED, STATISTICS, values_of
-from normlab.train.closer import ExtendedPass, gradient_noise
+from normlab.train.extended_pass import ExtendedPass, gradient_noise
 from normlab.train.optim import hyperparameters_at
 
 NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == EXTENDED and entry.derive is None)

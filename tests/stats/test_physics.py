@@ -8,9 +8,9 @@ import pytest
 import torch
 from test_statistics import VOCAB, case
 
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 from normlab.model.init import build_model
-from normlab.stats.show import Collector, instrument, observe, select
+from normlab.stats.instrument import Collector, instrument, observe, select
 from normlab.stats.statistic import STATISTICS
 from normlab.stats.views import View
 from normlab.train.optim import hyperparameters_at

@@ -14,13 +14,13 @@ from test_trajectory import CADENCES, bits, trained
 from torch import Tensor, nn
 from torch.func import functional_call, hessian
 
+from normlab.compose import compose_run
 from normlab.errors import ConfigError
-from normlab.launch import compose_run
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
-from normlab.stats.show import main_stream
+from normlab.stats.instrument import main_stream
 from normlab.stats.statistic import PROBE, STATISTICS, TIERS
-from normlab.train import looks
+from normlab.train import schedule
 from normlab.train.load import LoadedRun
 from normlab.train.probing import Probe, fits_share, largest_eigenvalue, probe_checkpoints, probe_cost, probe_steps
 
@@ -164,7 +164,7 @@ def test_probe_must_fit_its_time_share() -> None:
 def test_probe_beyond_its_time_share_is_skipped_and_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "fits_share", lambda share, steps, done, seconds, probes: not probes)
+    monkeypatch.setattr(schedule, "fits_share", lambda share, steps, done, seconds, probes: not probes)
     folder = trained(tmp_path, "stats=full", "stats.probe_share=1", "train.steps=400", "model.depth=1")
     lines = [line for line in capfd.readouterr().err.splitlines() if "probe after" in line]
     assert lines[0].startswith("normlab: probe after step 0 took ")

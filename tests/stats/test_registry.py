@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from normlab.compose import compose_run
 from normlab.errors import ConfigError, StatisticsError
-from normlab.launch import compose_run
 from normlab.stats import options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.statistic import CORE, EXTENDED, STATISTICS, Statistic, register, values_of
-from normlab.train.start import train
+from normlab.train.run import train
 
 Command = Callable[..., tuple[int, str, str]]
 CORPUS = Path(__file__).parents[1] / "corpus.txt"

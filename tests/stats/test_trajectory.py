@@ -11,12 +11,12 @@ import pytest
 import torch
 from test_statistics import case
 
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train import checkpoint
+from normlab.train.machine import resolve
 from normlab.train.optim import hyperparameters_at
-from normlab.train.resolve import resolve
-from normlab.train.start import train
+from normlab.train.run import train
 from normlab.train.step import Step
 
 CORPUS = Path(__file__).parents[1] / "corpus.txt"

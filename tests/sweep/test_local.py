@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
+from normlab.compose import compose_sweep
 from normlab.errors import ConfigError, StoreError
-from normlab.launch import compose_sweep
 from normlab.store.lock import file_lock
 from normlab.store.plans import Pack, PackOutcome, Plan, lock_of, read_outcomes, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweep import local, supervisor, worker
-from normlab.sweep.ends import outcome_of_process
 from normlab.sweep.options import SweepOptions
+from normlab.sweep.pack_outcome import outcome_of_process
 from normlab.sweep.plan import make_plan
 from normlab.sweep.process import PackProcess
 from normlab.sweep.supervisor import SweepResult, supervise

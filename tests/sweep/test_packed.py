@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from kill_and_resume import differences
 
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 from normlab.store.plans import read_outcomes, read_plan, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.train.start import train
+from normlab.train.run import train
 from tests.sweep.watching import workers_of
 
 Command = Callable[..., tuple[int, str, str]]

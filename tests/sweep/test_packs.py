@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from normlab import memory
+from normlab.compose import compose_run, compose_sweep
 from normlab.config import RunConfig, config_from_record
-from normlab.launch import compose_run, compose_sweep
 from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
 from normlab.store.schema import PLAN_FILE, SEAL, seal
@@ -21,7 +21,7 @@ from normlab.sweep.options import SweepOptions
 from normlab.sweep.packs import auto_pack_size, split
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.sweep.supervisor import supervise
-from normlab.train.start import train, train_pack
+from normlab.train.run import train, train_pack
 from tests.sweep.watching import RecordingMonitor
 
 Command = Callable[..., tuple[int, str, str]]

@@ -10,12 +10,12 @@ import hydra
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from normlab.overrides import normalize_overrides
 
+from normlab.compose import compose_grid, compose_run, compose_sweep, to_config
 from normlab.config import config_from_record
 from normlab.errors import ConfigError, StoreError
-from normlab.launch import compose_grid, compose_run, compose_sweep, to_config
 from normlab.options import flatten_options, plain_tree
+from normlab.override_errors import normalize_overrides
 from normlab.paths import config_dir
 from normlab.store.plans import (
     FINISHED,
@@ -34,7 +34,7 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import PLAN_FILE
 from normlab.sweep.packs import group_by_key, pack_key
 from normlab.sweep.plan import PlannedSweep, make_plan
-from normlab.train.start import train
+from normlab.train.run import train
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -60,7 +60,7 @@ def test_grid_composed_once_equals_one_composition_per_job(grid: list[str], monk
     parsed = OverridesParser.create().parse_overrides(normalize_overrides(grid))
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     assert len(jobs) > 1
-    monkeypatch.setattr("normlab.launch.compose", hydra.compose)  # without the cache of conftest.py
+    monkeypatch.setattr("normlab.compose.compose", hydra.compose)  # without the cache of conftest.py
     configs = [plain_tree(config) for config in compose_grid(grid)]
     with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
         assert configs == [plain_tree(to_config(hydra.compose("train", overrides=job))) for job in jobs]
@@ -188,7 +188,7 @@ def default_key() -> str:
 
 
 @pytest.mark.parametrize(
-    "word",
+    "override",
     [
         "seed=1", "data.seed=1", "optim.lr=0.5", "optim.weight_decay=0", "optim.beta1=0.5", "optim.beta2=0.5",
         "optim.warmup_steps=3", "optim.schedule=constant", "optim.schedule=wsd optim.decay_fraction=0.5",
@@ -200,7 +200,7 @@ def test_runs_that_differ_in_numbers_have_one_key(override: str, default_key: st
 
 
 @pytest.mark.parametrize(
-    "word",
+    "override",
     [
         "norm=layernorm", "norm.eps=0.5", "placement=post", "model.depth=3", "model.width=64", "data.val_fraction=0.2",
         "optim=sgd", "optim.clip=null", "optim.decay=all", "optim.eps=1", "train.steps=3", "train.accumulation=2",

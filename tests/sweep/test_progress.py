@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from normlab.launch import compose_sweep
+from normlab.compose import compose_sweep
 from normlab.options import plain_tree
 from normlab.store.plans import FINISHED, RAISED, Job, Pack, PackOutcome, Plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.sweep import progress, show
+from normlab.sweep import plan_text, progress
+from normlab.sweep.pack_progress import pack_progress
 from normlab.sweep.progress import ProgressDisplay
-from normlab.sweep.standing import pack_progress
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +137,10 @@ def test_table_of_many_runs_shows_only_unusual_ones(folder: Path, jobs: list[Job
     for number in range(38):
         write(folder, jobs[number], "diverged" if number == 3 else "finished", 500, val_loss=2.0)
     failed = {39: PackOutcome(39, RAISED, "ValueError: no", 1, 1.0, 1.0)}
-    rows = show.run_rows(plan, folder, failed)
+    rows = plan_text.run_rows(plan, folder, failed)
     assert [(row["id"], row["state"]) for row in rows] == [("run3", "diverged"), ("run38", "raised")]
-    lines = list(show.result_lines(plan, folder, failed))
+    lines = list(plan_text.result_lines(plan, folder, failed))
     assert lines[0] == "x: 40 runs, 1 diverged, 1 failed, 37 finished, 1 left to train"
     assert lines[1].startswith("pack 39 raised an exception: norm=rmsnorm seed=18: ValueError: no (")
     assert lines[1].endswith("logs/pack_039.log)")
-    assert len(show.run_rows(Plan("x", "off", jobs[:10], packs[:10]), folder, {})) == 10
+    assert len(plan_text.run_rows(Plan("x", "off", jobs[:10], packs[:10]), folder, {})) == 10

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 from normlab.report.inspect import spike_rows
 from normlab.stats.options import StatsConfig
 from normlab.stats.profiles import Profiles
-from normlab.tracking.inside import PROFILED, step_metrics
-from normlab.train.start import train
+from normlab.tracking.step_metrics import PROFILED, step_metrics
+from normlab.train.run import train
 
 NAMES = StatsConfig().names("core") | {"attn_ratio", "mlp_ratio", "resid_crest"}
 COMMON = [

@@ -526,8 +526,8 @@ def test_server_lost_during_the_run(tmp_path: Path, server: Server) -> None:
 
 
 PACK = """
-from normlab.launch import compose_run
-from normlab.train.start import train_pack
+from normlab.compose import compose_run
+from normlab.train.run import train_pack
 
 SETTINGS |= {"init_timeout": 3.0, "finish_timeout": 2.0}
 overrides = ["model=gpt2_nano", "data=files", f"data.path=[{corpus}]", "train.batch_size=2", "eval.sequences=2",

@@ -10,10 +10,10 @@ import pytest
 import torch
 from resuming import OVERRIDES, Command, Train
 
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 from normlab.store.runs import RunFolder
 from normlab.tracking.console import Console
-from normlab.train import start
+from normlab.train import run as training
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def train(tmp_path: Path) -> Train:
     """Return a function that trains the run of OVERRIDES with more overrides and returns its folder."""
 
     def call(*overrides: str, results: str = "results") -> RunFolder:
-        return start.train(compose_run([*OVERRIDES, f"results_dir={tmp_path / results}", *overrides])).folder
+        return training.train(compose_run([*OVERRIDES, f"results_dir={tmp_path / results}", *overrides])).folder
 
     return call
 
@@ -48,7 +48,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     results = tmp_path_factory.mktemp("reference")
-    outcome = start.train(compose_run([*OVERRIDES, f"results_dir={results}"]))
+    outcome = training.train(compose_run([*OVERRIDES, f"results_dir={results}"]))
     torch.set_num_threads(threads)
     assert outcome.state == "finished"
     return outcome.folder.path
@@ -69,11 +69,11 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 self.send(rows[-1]["step"])
 
             def send(self, now: int) -> None:
-                if now >= step and start.Console is Interrupting:
-                    monkeypatch.setattr(start, "Console", Console)
+                if now >= step and training.Console is Interrupting:
+                    monkeypatch.setattr(training, "Console", Console)
                     for _ in range(times):
                         os.kill(os.getpid(), number)
 
-        monkeypatch.setattr(start, "Console", Interrupting)
+        monkeypatch.setattr(training, "Console", Interrupting)
 
     return arm

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from resuming import OVERRIDES, Command
 
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 from normlab.report.by import Options, summarize_by
 from normlab.store.runs import RunFolder
 from normlab.train.load import load
-from normlab.train.start import train, train_pack
+from normlab.train.run import train, train_pack
 
 CONSTANT = ("optim.schedule=constant", "optim.warmup_steps=2")
 

@@ -227,7 +227,7 @@ def test_renamed_checkpoint_is_damage(
     assert differences(reference, folder.path) == []
 
 
-@pytest.mark.parametrize("word", ["model.depth=3", "seed=1"])
+@pytest.mark.parametrize("override", ["model.depth=3", "seed=1"])
 def test_checkpoint_of_another_run_fails(
     override: str, train: Train, command: Command, interrupt: Callable[..., None]
 ) -> None:
@@ -405,7 +405,7 @@ def test_sample_reports_a_damaged_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("section", "word", "value"), [("norm", "name", None), ("model", "context", None), ("optim", "lecay", 1)]
+    ("section", "override", "value"), [("norm", "name", None), ("model", "context", None), ("optim", "lecay", 1)]
 )
 def test_unknown_config_in_a_record_fails(
     section: str, override: str, value: object, train: Train, run_command: Command, interrupt: Callable[..., None]
@@ -441,7 +441,7 @@ def test_out_of_memory_in_a_step_is_reported(tmp_path: Path) -> None:
     script = """
 import resource, sys, torch
 from pathlib import Path
-import normlab.launch, normlab.train.start
+import normlab.compose, normlab.train.run
 from normlab.cli import main
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30,) * 2)
@@ -473,7 +473,7 @@ def test_out_of_memory_while_reading_a_checkpoint_is_not_damage(
     script = """
 import resource, sys, torch
 from pathlib import Path
-import normlab.launch, normlab.train.start, normlab.train.load
+import normlab.compose, normlab.train.run, normlab.train.load
 from normlab.cli import main
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 7 * 2**27,) * 2)

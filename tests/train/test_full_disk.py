@@ -15,7 +15,8 @@ from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
 from normlab.tracking.base import Row
 from normlab.tracking.console import Console
-from normlab.train import checkpoint, start
+from normlab.train import checkpoint
+from normlab.train import run as training
 
 
 @pytest.fixture
@@ -79,11 +80,11 @@ def fill_at(disk: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None
         class Filling(Console):
             def log(self, rows: Sequence[Row]) -> None:
                 super().log(rows)
-                if rows[-1]["step"] >= step and start.Console is Filling:
-                    monkeypatch.setattr(start, "Console", Console)
+                if rows[-1]["step"] >= step and training.Console is Filling:
+                    monkeypatch.setattr(training, "Console", Console)
                     fill(disk)
 
-        monkeypatch.setattr(start, "Console", Filling)
+        monkeypatch.setattr(training, "Console", Filling)
 
     return arm
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from normlab.compose import compose_run
 from normlab.data.corpus import open_corpus
-from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop
-from normlab.train.member import TrainingRun
-from normlab.train.resolve import apply, resolve
-from normlab.train.start import train
+from normlab.train.machine import apply, resolve
+from normlab.train.run import train
+from normlab.train.training_run import TrainingRun
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,10 +8,9 @@ import math
 import pytest
 import torch
 
+from normlab.compose import compose_run
 from normlab.config import SGD, AdamW
-from normlab.launch import compose_run
 from normlab.model.init import build_model
-from normlab.train.bound import SingleRun
 from normlab.train.optim import (
     Optimizer,
     decay_start,
@@ -19,6 +18,7 @@ from normlab.train.optim import (
     is_decayed,
     learning_rate,
 )
+from normlab.train.runner import SingleRun
 from normlab.train.step import Step
 
 STEPS = 6

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 from normlab.report.summary import summarize
-from normlab.train.start import train, train_pack
+from normlab.train.run import train, train_pack
 
 BAD = ["optim.lr=10", "optim.clip=null"]
 """Overrides of a run that makes all its steps with finite losses and ends far worse than a uniform guess."""

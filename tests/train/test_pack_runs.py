@@ -14,14 +14,14 @@ import pytest
 import torch
 from resuming import OVERRIDES, differences, steps_of
 
+from normlab.compose import compose_run
 from normlab.config import RunConfig
 from normlab.errors import StoreError
-from normlab.launch import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train import checkpoint
 from normlab.train.load import load
-from normlab.train.member import TrainingRun
-from normlab.train.start import Outcome, train, train_pack
+from normlab.train.run import Outcome, train, train_pack
+from normlab.train.training_run import TrainingRun
 
 NUMBERS = (
     ("seed=0", "optim.lr=1e-3"),

@@ -12,13 +12,13 @@ import torch
 from resuming import differences
 from test_pack import VOCAB, config_of, cyclic_batch, step_of
 
-from normlab.launch import compose_run
+from normlab.compose import compose_run
 from normlab.model.init import build_model
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all
-from normlab.train import start
-from normlab.train.bound import SingleRun, StackedRuns
+from normlab.train import run as training
 from normlab.train.optim import hyperparameters_at
+from normlab.train.runner import SingleRun, StackedRuns
 from normlab.train.step import StepOutput
 
 SCHEMES = [
@@ -44,7 +44,7 @@ def test_wiring_trains_at_depth_4(name: str, overrides: list[str]) -> None:
         "optim.lr=3e-3",
         norm_in(name, "rmsnorm"),
     )
-    outcome = start.train(compose_run([*overrides, *extra]), sinks=[])
+    outcome = training.train(compose_run([*overrides, *extra]), sinks=[])
     assert outcome.state == "finished"
     rows = outcome.folder.rows("train").rows
     assert rows[-1]["step"] == 19
@@ -115,12 +115,12 @@ def test_resumed_run_is_bit_identical(
 ) -> None:
     overrides = [override for override in overrides if not override.startswith("results_dir")]
     overrides += [norm_in(name, "batchnorm"), f"placement={name}", "train.log_every=1", "train.checkpoint_every=3"]
-    whole = start.train(compose_run([*overrides, f"results_dir={tmp_path / 'whole'}"]))
+    whole = training.train(compose_run([*overrides, f"results_dir={tmp_path / 'whole'}"]))
     interrupt(5)
     again = [*overrides, f"results_dir={tmp_path / 'parts'}"]
-    first = start.train(compose_run(again))
+    first = training.train(compose_run(again))
     assert first.state == "interrupted"
-    second = start.train(compose_run(again))
+    second = training.train(compose_run(again))
     assert (whole.state, second.state) == ("finished", "finished")
     assert first.folder.path == second.folder.path
     assert differences(whole.folder.path, second.folder.path) == []

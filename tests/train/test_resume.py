@@ -23,17 +23,18 @@ from hydra.core.config_store import ConfigStore
 from resuming import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
 
 import normlab
+from normlab.compose import compose_run
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
-from normlab.launch import compose_run
 from normlab.norms.base import NORMS
 from normlab.options import plain_tree
 from normlab.report.summary import summarize
 from normlab.store.runs import RunFolder
 from normlab.store.schema import seal
-from normlab.train import checkpoint, start, trunk
+from normlab.train import checkpoint, parent_run
+from normlab.train import run as training
 from normlab.train.identity import describe
-from normlab.train.resolve import resolve
+from normlab.train.machine import resolve
 
 
 def run_id(*overrides: str) -> str:
@@ -348,9 +349,9 @@ def test_run_killed_while_branching_branches_again(written: str, train: Train, m
 
     with monkeypatch.context() as patch:
         if written == "the marker":
-            patch.setattr(start, "find_parent_run", die)
+            patch.setattr(training, "find_parent_run", die)
         elif written == "the record":
-            patch.setattr(trunk.checkpoint, "save", die)
+            patch.setattr(parent_run.checkpoint, "save", die)
         else:
             patch.setattr(RunFolder, "create", die)
         with pytest.raises(Killed):
@@ -394,7 +395,7 @@ def test_divergence_is_an_outcome_and_keeps_the_last_finite_state(
 def test_run_killed_before_its_diverged_status_diverges_again(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     untouched = train(*DIVERGING, results="untouched")
     with monkeypatch.context() as patch:
-        patch.setattr(start, "_finish", lambda loop, statuses, stop: statuses)
+        patch.setattr(training, "_finish", lambda loop, statuses, stop: statuses)
         folder = train(*DIVERGING)
     assert folder.state() == "killed"
     train(*DIVERGING)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from normlab.compose import compose_grid, compose_run
 from normlab.init_rules import INIT_RULES
-from normlab.launch import compose_grid, compose_run
 from normlab.model.init import build_model
 from normlab.probe import power_laws, probe, table_row, write_page
 from normlab.report.table import render_table

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from normlab.compose import compose_run, norm_presets, register
 from normlab.config import RunConfig, config_from_record
-from normlab.launch import compose_run, norm_presets, register
 from normlab.norms.base import NORMS, load_all
 from normlab.options import plain_tree
 from normlab.placements.algebra import ROWS, AlgebraPlacement, Row, SubLayer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normlab.report.outcomes import RunResult
+from normlab.report.run_result import RunResult
 from normlab.report.settings import (
     LR,
     SEEDS,

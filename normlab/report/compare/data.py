@@ -9,12 +9,12 @@ import numpy as np
 
 from normlab.report.by import Options, Report, build_report, check_by, read_results
 from normlab.report.by_text import notes, table_rows
-from normlab.report.compare import curves, depths
-from normlab.report.compare.answer import best_cell, rank_cells, summary_sentences
+from normlab.report.compare import curves, layer_profiles
 from normlab.report.compare.comparable import comparability_warnings, default_cell_options, varying_options
 from normlab.report.compare.find import NO_RUN_STATES, Selection, not_started
-from normlab.report.compare.numbers import SPIKE_RULES, Metrics, read_metrics
 from normlab.report.compare.rates import learning_rate_points, matrix
+from normlab.report.compare.run_metrics import SPIKE_RULES, Metrics, read_metrics
+from normlab.report.compare.summary_text import best_cell, rank_cells, summary_sentences
 from normlab.report.intervals import LEVEL
 from normlab.report.settings import check_options, format_setting, get_nested, options_of, setting, short_names
 from normlab.report.summary import COLUMNS, row_of
@@ -61,10 +61,10 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
         _run(entry, len(entries), differing) | {"index": position, "cell": cell_of.get(entry.folder.path)}
         for position, entry in enumerate(entries)
     ]
-    profiles, problems = depths.layer_profiles(entries, report.cells, [run["warmup"] for run in runs])
+    profiles, problems = layer_profiles.layer_profiles(entries, report.cells, [run["warmup"] for run in runs])
     for position, problem in problems:
         runs[position]["note"] = _join_notes(runs[position]["note"], problem)
-        runs[position]["problems"] += [] if problem == depths.NO_STATISTICS else [problem]
+        runs[position]["problems"] += [] if problem == layer_profiles.NO_STATISTICS else [problem]
     missing = [_missing_state(entry) for entry in entries if entry.folder.path not in cell_of]
     texts = table_rows(report) if report.rows else []
     order = rank_cells(report.cells)

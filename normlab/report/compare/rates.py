@@ -11,7 +11,7 @@ from normlab.report.by_text import loss_text
 from normlab.report.cell_row import losses_at
 from normlab.report.compare.comparable import MAIN_OPTIONS
 from normlab.report.groups import Cell
-from normlab.report.outcomes import RunResult
+from normlab.report.run_result import RunResult
 from normlab.report.settings import format_setting
 
 Row = dict[str, Any]

@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from normlab.report.compare.answer import best_cell, rank_cells, summary_sentences
+from normlab.report.compare.summary_text import best_cell, rank_cells, summary_sentences
 from normlab.report.groups import group_cells
 from normlab.report.intervals import mean_interval, paired_test
-from normlab.report.outcomes import read_result
+from normlab.report.run_result import read_result
 from normlab.store.query import examine
 
 

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from normlab.report.compare.depths import (
+from normlab.report.compare.layer_profiles import (
     MAX_STEPS,
     MIN_STEPS,
     choose_steps,

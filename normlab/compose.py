@@ -1,4 +1,4 @@
-"""Compose the RunConfigs of a command line with Hydra. Only this module and `words.py` import Hydra.
+"""Compose the RunConfigs of a command line with Hydra. Only this module and `override_errors.py` import Hydra.
 
 `train`, `sweep`, `verify` and `probe` parse their arguments and compose in the same way. Every run is composed and
 validated before the first one starts, so that an error leaves no files behind. Whatever is wrong with a command line
@@ -42,11 +42,7 @@ from normlab.corpora import DATA, FilesData
 from normlab.errors import ConfigError, NormlabError, one_line
 from normlab.norms.base import NormConfig
 from normlab.norms.base import load_all as load_norms
-from normlab.paths import config_dir
-from normlab.placements.base import load_all as load_placements
-from normlab.source import load_plugins
-from normlab.sweep.options import SweepOptions
-from normlab.words import (
+from normlab.override_errors import (
     GROUPS,
     SECTIONS,
     check_grid,
@@ -55,6 +51,10 @@ from normlab.words import (
     no_such_option,
     normalize_overrides,
 )
+from normlab.paths import config_dir
+from normlab.placements.base import load_all as load_placements
+from normlab.plugins import load_plugins
+from normlab.sweep.options import SweepOptions
 
 _registered: dict[tuple[str | None, str], Any] = {}
 """The nodes of Hydra's config store, by (group, name)."""
@@ -425,7 +425,7 @@ def _check_machine(config: RunConfig, options: SweepOptions | None = None) -> No
     import torch
 
     from normlab.data.sources import find_sources
-    from normlab.train.resolve import resolve
+    from normlab.train.machine import resolve
 
     slurm = options.slurm if options is not None and options.on == "slurm" else None
     if slurm is not None and config.device == ("cpu" if slurm.gpus else "cuda"):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from normlab.errors import StoreError
 from normlab.report.compare.curves import pack
 from normlab.report.compare.find import NO_RUN_STATES
-from normlab.report.compare.layers import TableLayout, core_parts, describe_statistics, layout_of, table
+from normlab.report.compare.statistics_table import TableLayout, core_parts, describe_statistics, layout_of, table
 from normlab.report.groups import Cell
 from normlab.report.histories import NothingMeasured, read_statistics
 from normlab.stats.profiles import Array, Profiles

@@ -18,7 +18,7 @@ from torch.func import functional_call, vmap
 
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
-from normlab.stats.show import Collector, Selection, tap
+from normlab.stats.instrument import Collector, Selection, tap
 
 Tensors = dict[str, Tensor]
 

@@ -41,11 +41,11 @@ from normlab.tracking.wandb import WandbSink
 from normlab.train import checkpoint
 from normlab.train.identity import describe, runs_before_versions
 from normlab.train.loop import Loop
-from normlab.train.member import FRESH, TrainingRun, notify
-from normlab.train.resolve import apply, resolve
+from normlab.train.machine import apply, resolve
+from normlab.train.parent_run import find_parent_run
 from normlab.train.resume import report_changes, resume_from_checkpoint
 from normlab.train.signals import StopRequest
-from normlab.train.trunk import find_parent_run
+from normlab.train.training_run import FRESH, TrainingRun, notify
 from normlab.verify.fingerprint import fingerprint
 
 PLUGINS = "plugins"

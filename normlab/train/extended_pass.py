@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from normlab.config import AdamW
+from normlab.stats.instrument import Selection, select
 from normlab.stats.options import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 from normlab.stats.profiles import Column
-from normlab.stats.show import Selection, select
-from normlab.train.bound import SingleRun
 from normlab.train.columns import check_segments, check_statistics, parameter_column, segment_columns
 from normlab.train.measure import Measurement
 from normlab.train.optim import Optimizer
+from normlab.train.runner import SingleRun
 
 MOST_EXAMPLES = 8
 """Most examples of the fixed batch."""

@@ -22,8 +22,8 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import decode
 from normlab.train import checkpoint
 from normlab.train.checkpoint import Checkpoint
-from normlab.train.member import notify
 from normlab.train.optim import decay_start
+from normlab.train.training_run import notify
 
 
 @dataclass(frozen=True, slots=True)

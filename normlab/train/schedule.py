@@ -12,14 +12,14 @@ import numpy as np
 from normlab.config import RunConfig
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.statistic import CORE, EXTENDED, PROBE
-from normlab.train.bound import ModelRunner, SingleRun
-from normlab.train.closer import MOST_EXAMPLES, ExtendedPass
 from normlab.train.columns import parameter_families
 from normlab.train.evaluate import Validation
+from normlab.train.extended_pass import MOST_EXAMPLES, ExtendedPass
 from normlab.train.measure import Measure, Measurement
-from normlab.train.member import notify
 from normlab.train.optim import Optimizer
 from normlab.train.probing import Probe, adam_preconditioner, fits_share, probe_examples, probe_steps
+from normlab.train.runner import ModelRunner, SingleRun
+from normlab.train.training_run import notify
 
 INSPECT = "`normlab inspect RUN --probe` makes a probe later"
 

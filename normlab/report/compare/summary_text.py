@@ -14,7 +14,7 @@ from normlab.report.compare.comparable import reason_not_comparable
 from normlab.report.groups import Cell
 from normlab.report.intervals import LEVEL, PairedTest, Replicate, mean_interval, paired_test
 from normlab.report.learning_rates import badness
-from normlab.report.outcomes import UNFINISHED, RunResult
+from normlab.report.run_result import UNFINISHED, RunResult
 from normlab.report.settings import format_setting
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.schema import DAMAGED, DIVERGED, FAILED

@@ -123,7 +123,7 @@ def wandb_keys(config: RunConfig) -> Any:
 
     folder = train(config, sinks=[]).folder
     (profiles,), _ = folder.statistics.read("core")
-    return sorted(WandbSink(config.tracking, folder.path).inside(profiles))
+    return sorted(WandbSink(config.tracking, folder.path).statistics_payload(profiles))
 
 
 def resolved(config: RunConfig) -> Any:

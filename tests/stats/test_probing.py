@@ -281,7 +281,7 @@ def test_inspect_probes_the_checkpoints_of_a_finished_run(
     code, out, err = run_command("inspect", str(folder.path), "--probe")
     assert (code, "layer_drop" in out, "resid_rms" in out) == (0, True, False)
     assert "first: step 4; last: step 8" in out
-    assert out.splitlines()[-1].startswith("normlab inspect RUN STATISTIC --probe shows one ")
+    assert out.splitlines()[-1].startswith("normlab inspect RUN STATISTIC --probe shows a statistic in full")
     for profiles in probe_checkpoints(LoadedRun(folder), "sharpness"):
         assert profiles.names() == ["sharpness"]
     assert sorted(path.stat().st_mtime_ns for path in folder.path.rglob("*")) == before

@@ -486,7 +486,7 @@ def test_a_name_that_means_several_things_is_explained(
 ) -> None:
     code, out, err = run_command("list", kind, name)
     assert (code, err) == (0, "")
-    assert out.startswith(f"{name!r} is none of the {kind}; it may mean:\n")
+    assert out.startswith(f"{name!r} is not one of the {kind}; it may mean:\n")
     known = {entry["name"]: entry for entry in json.loads(run_command("list", kind, "--json")[1])}
     lines = out.splitlines()[2:]
     # A table of one row has a line for each column, the name first.
@@ -514,7 +514,10 @@ def test_a_name_of_another_kind_refers_to_that_list(
 ) -> None:
     code, out, err = run_command("list", kind, name)
     assert (code, err) == (0, "")
-    assert out.splitlines() == [f"{name!r} is none of the {kind}; see", *(f"  normlab list {k} {name}" for k in kinds)]
+    assert out.splitlines() == [
+        f"{name!r} is not one of the {kind}; see",
+        *(f"  normlab list {k} {name}" for k in kinds),
+    ]
 
 
 def test_a_placement_is_described_in_full(run_command: Command) -> None:

@@ -195,10 +195,9 @@ def summarize(
 
     Outcomes: a run is stuck if its final loss is within 5 % of the corpus's unigram entropy and no evaluation was
     lower. It has regressed if an evaluation was below this band and the last one is not, if one was in it and the last
-    is above, or if the last
-    is more than 5 % above both ln V and the initial loss. It has diverged if the loss is not finite, or more than 1
-    nat/token above both ln V and the initial loss. A diverged run is counted, ranks worse than every finite loss, and
-    loses its pair.
+    is above, or if the last is more than 5 % above both ln V and the initial loss. It has diverged if the loss is not
+    finite, or more than 1 nat/token above both ln V and the initial loss. A diverged run is counted, ranks worse than
+    every finite loss, and loses its pair.
     """
     from normlab.report.render import render
     from normlab.report.summary import summarize as rows_of

@@ -16,7 +16,7 @@ from typing import Any
 from normlab.paths import config_dir
 
 _PACKAGE = Path(__file__).resolve().parent
-_CONFIGS = ("config.py", "corpora.py", "stats/options.py")
+_CONFIGS = ("config/schema.py", "config/corpora.py", "stats/options.py")
 _GROUPS = ("norm", "placement", "data", "optim")
 """Options that choose one of several classes, whose options are listed with the class."""
 
@@ -75,7 +75,7 @@ def optim() -> list[Entry]:
 
 def init() -> list[Entry]:
     """Return every init rule, with the placements that use it by default and those that it is wrong for."""
-    rules = [node for node in _nodes("init_rules.py", ast.FunctionDef) if _has_decorator(node, "init_rule")]
+    rules = [node for node in _nodes("placements/init_rules.py", ast.FunctionDef) if _has_decorator(node, "init_rule")]
     return [_rule(node, placements()) for node in rules]
 
 
@@ -105,7 +105,7 @@ def options() -> list[Entry]:
 
 def sweep() -> list[Entry]:
     """Return every option of a sweep by its dotted name."""
-    classes = _classes("sweep/options.py")
+    classes = _classes("config/sweep.py")
     general, slurm = (_entry(classes[kind], classes)["options"] for kind in ("SweepOptions", "SlurmOptions"))
     return [
         *_with_prefix("sweep", [option for option in general if option["option"] != "slurm"]),

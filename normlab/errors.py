@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable
 
 
@@ -29,6 +30,11 @@ class StoreError(NormlabError):
 
 class StatisticsError(NormlabError):
     """A selected statistic that was not measured."""
+
+
+def notify(line: str) -> None:
+    """Print a line for the user on stderr."""
+    print(f"normlab: {line}", file=sys.stderr)
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

@@ -30,7 +30,7 @@ def take_turns(overrides: list[str]) -> None:
     from normlab.openmp import limit_spinning
 
     limit_spinning()
-    from normlab.compose import compose_run
+    from normlab.config.compose import compose_run
     from normlab.data.corpus import open_corpus
     from normlab.store.runs import RunFolder
     from normlab.train.loop import Loop

@@ -92,7 +92,7 @@ def train_many(results: Path, text: Path, count: int) -> None:
     """Train `count` small runs that differ in norm, placement, depth, learning rate and seed."""
     import torch
 
-    from normlab.compose import compose_run
+    from normlab.config.compose import compose_run
     from normlab.train.run import train
 
     # A second thread does not speed up such small models, and waits on a busy machine.

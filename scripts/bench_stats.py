@@ -41,17 +41,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.compose import compose_run
-from normlab.config import RunConfig
+from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
+from normlab.model.runner import SingleRun
 from normlab.report.render import render
 from normlab.stats.instrument import InstrumentedNorm
+from normlab.stats.measure.step import Measure
 from normlab.stats.statistic import CORE
 from normlab.train.machine import apply, resolve
-from normlab.train.measure import Measure
 from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
-from normlab.train.runner import SingleRun
 from normlab.train.step import Step
 
 VOCAB = 512

@@ -36,8 +36,8 @@ from multiprocessing.connection import Connection
 import torch
 from bench_train import MODELS, MODELS_ON_GPU, Plain
 
-from normlab.compose import compose_run
-from normlab.config import RunConfig
+from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop

@@ -51,8 +51,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normlab.compose import compose_run
-from normlab.config import AdamW, RunConfig
+from normlab.config.compose import compose_run
+from normlab.config.schema import AdamW, RunConfig
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model

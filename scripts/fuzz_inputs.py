@@ -300,7 +300,7 @@ def mutate_json(draw: random.Random, tree: Any) -> tuple[str, Any]:
 
 def options_of_run(lab: Lab) -> dict[str, Any]:
     """Return every option of the undamaged run with its value."""
-    from normlab.compose import compose_run
+    from normlab.config.compose import compose_run
     from normlab.options import flatten_options
 
     return flatten_options(compose_run([*SMALL, f"data.path={lab.corpus}"]))

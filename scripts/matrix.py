@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from kill_and_resume import differing_state, rows, timeless
 
-from normlab.compose import compose_run, register
+from normlab.config.compose import compose_run, register
 from normlab.errors import ConfigError, NormlabError, unknown
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS

@@ -42,7 +42,7 @@ OVERRIDES = ["norm=rmsnorm", "tracking.wandb=off", "optim.lr=1e-3", "eval.every=
 
 def trained(placement: str, args: argparse.Namespace) -> RunFolder:
     """Return the run of a placement."""
-    from normlab.compose import compose_run
+    from normlab.config.compose import compose_run
     from normlab.train.run import train
 
     overrides = [f"placement={placement}", f"model.depth={args.depth}", f"train.steps={args.steps}", *OVERRIDES]

@@ -74,7 +74,7 @@ def _compose_choices_once() -> Iterator[None]:
     """Keep what Hydra composes for a choice of config groups: a tenth of the time of most tests."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from normlab import compose as composer
+    from normlab.config import compose as composer
 
     composed: dict[Any, Any] = {}
 
@@ -86,7 +86,7 @@ def _compose_choices_once() -> Iterator[None]:
         if key not in composed:
             # Keep the nodes too: another object could get the id of a node that is gone.
             composed[key] = hydra_compose(name, overrides=overrides), list(composer._registered.values())
-        return composed[key][0]  # normlab.compose sets values in a copy
+        return composed[key][0]  # normlab.config.compose sets values in a copy
 
     hydra_compose, composer.compose = composer.compose, compose
     yield

@@ -11,7 +11,7 @@ import torch
 from scipy.special import erf
 
 from normlab import catalogue
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 
 WIDTH = 12
 Command = Callable[..., tuple[int, str, str]]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import normlab
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
-from normlab.init_rules import INIT_RULES
 from normlab.placements.base import load_all as load_placements
+from normlab.placements.init_rules import INIT_RULES
 from normlab.store.query import find_runs
 from normlab.train.identity import describe
 from normlab.train.machine import resolve

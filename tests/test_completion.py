@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from normlab import completion
-from normlab.compose import compose_run
-from normlab.config import OPTIMIZERS
-from normlab.corpora import DATA
+from normlab.cli import completion
+from normlab.config.compose import compose_run
+from normlab.config.corpora import DATA
+from normlab.config.schema import OPTIMIZERS
 from normlab.norms.base import NORMS, load_all
 from normlab.options import flatten_options
 from normlab.placements.base import PLACEMENTS
@@ -97,7 +97,7 @@ def test_every_option_is_offered(overrides: list[str]) -> None:
 
 
 def test_completion_loads_no_heavy_package() -> None:
-    script = "import sys, normlab.completion; print(*sys.modules)"
+    script = "import sys, normlab.cli.completion; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "hydra", "wandb", "datasets"} & set(loaded)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab.compose import compose_grid, compose_run
-from normlab.config import config_from_record
+from normlab.config.compose import compose_grid, compose_run
+from normlab.config.schema import config_from_record
 from normlab.data.corpus import open_corpus
 from normlab.options import plain_tree
 from normlab.store.runs import RunFolder

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from normlab.compose import compose_run
-from normlab.config import OPTIMIZERS, RunConfig
-from normlab.corpora import DATA, NamedData
+from normlab.config.compose import compose_run
+from normlab.config.corpora import DATA, NamedData
+from normlab.config.schema import OPTIMIZERS, RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, DataError, NormlabError
 from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
+from normlab.stats.measure.probe import probe_steps
 from normlab.train.machine import resolve
-from normlab.train.probing import probe_steps
 from normlab.train.run import Outcome, train
 
 HERE = Path(__file__).parent

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from normlab.compose import compose_run
-from normlab.config import config_from_record
+from normlab.config.compose import compose_run
+from normlab.config.schema import config_from_record
 from normlab.errors import ConfigError
 from normlab.options import plain_tree
 

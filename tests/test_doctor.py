@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab import doctor
-from normlab.compose import compose_run
+from normlab.cli import doctor
+from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
 from normlab.train.machine import resolve
 

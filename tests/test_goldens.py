@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.train.run import train
 
 GOLDEN = Path(__file__).with_name("golden")

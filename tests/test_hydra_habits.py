@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from normlab import __version__
-from normlab.config import RunConfig
+from normlab.config.schema import RunConfig
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("normlab.train.run", "train"),
     "sweep": ("normlab.sweep.plan", "make_plan"),
     "verify": ("normlab.verify.run", "checks_of_run"),
-    "probe": ("normlab.probe", "probe"),
+    "probe": ("normlab.train.signal", "measure_rows"),
 }
 """For each command the function that receives the config or configs."""
 

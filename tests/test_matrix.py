@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from normlab.compose import register
+from normlab.config.compose import register
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 

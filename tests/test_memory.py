@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from normlab import memory
-from normlab.compose import compose_run
+from normlab.config import memory
+from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
 from normlab.model.init import build_model
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from normlab.option_names import ALIASES, hint, meanings
-from normlab.override_errors import all_options
+from normlab.config.option_names import ALIASES, hint, meanings
+from normlab.config.override_errors import all_options
 
 Command = Callable[..., tuple[int, str, str]]
 

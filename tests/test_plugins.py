@@ -14,13 +14,13 @@ import torch
 from hydra.core.config_store import ConfigStore
 
 import normlab
-from normlab.compose import compose_run, register
+from normlab.config.compose import compose_run, register
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
-from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS
 from normlab.placements.algebra import _ROWS_BY_NAME
 from normlab.placements.base import PLACEMENTS
+from normlab.placements.init_rules import INIT_RULES
 from normlab.store.runs import RunFolder
 from normlab.store.schema import SEAL, seal
 from normlab.train.identity import describe
@@ -55,7 +55,7 @@ sub = SubLayer(norms=("in",), skip=skip, branch=factor(2.0))
 register_row(Row(name="scaled", formula="f", source="s", init="gpt2", attn=sub, mlp=sub))
 """
 RULE = """
-from normlab.init_rules import init_rule
+from normlab.placements.init_rules import init_rule
 
 STD = 0.01
 OUTSIDE = 0.02

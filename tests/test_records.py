@@ -10,8 +10,8 @@ import pytest
 from records import BASELINES, STUCK, Record, learning_rates, main, write_run, write_sweep
 from records_inside import Size, layout
 
-from normlab.compose import compose_run
-from normlab.config import AdamW
+from normlab.config.compose import compose_run
+from normlab.config.schema import AdamW
 from normlab.report.compare.find import find_started
 from normlab.report.run_result import read_result
 from normlab.stats.spikes import OLMO_CORE

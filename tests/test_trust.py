@@ -15,7 +15,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 import normlab
-from normlab.compose import compose_run, compose_sweep
+from normlab.config.compose import compose_run, compose_sweep
 from normlab.errors import StoreError
 from normlab.norms.base import NORMS
 from normlab.store.plans import has_plan, read_plan, sweep_folder, write_plan

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from normlab.config import canonical_hash
-from normlab.corpora import TOKENIZERS, DataConfig, HubData, NamedData
+from normlab.config.corpora import TOKENIZERS, DataConfig, HubData, NamedData
+from normlab.config.schema import canonical_hash
 from normlab.data import hub, tokenizers
 from normlab.data import split as split_rule
 from normlab.data.baselines import baselines, load_or_count

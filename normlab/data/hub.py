@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from normlab.corpora import HubData, NamedData
+from normlab.config.corpora import HubData, NamedData
 from normlab.data.documents import Spool, first_characters, nulls_accepted, patched, quiet
 from normlab.data.hub_access import NoAnswer, endpoint, import_hub, query_hub
 from normlab.data.origins import Origin, Text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normlab.corpora import DataConfig, FilesData
+from normlab.config.corpora import DataConfig, FilesData
 from normlab.data.documents import read_documents
 from normlab.data.sources import find_sources, source_sha256
 from normlab.errors import DataError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from normlab.corpora import DataConfig, FilesData, StdlibData
+from normlab.config.corpora import DataConfig, FilesData, StdlibData
 from normlab.errors import DataError, unknown
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}

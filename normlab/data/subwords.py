@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from normlab.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE
+from normlab.config.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE
 from normlab.data.documents import first_characters
 from normlab.errors import DataError
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from normlab.corpora import DEFAULT_VOCAB_SIZE, TOKENIZERS
+from normlab.config.corpora import DEFAULT_VOCAB_SIZE, TOKENIZERS
 from normlab.data.subwords import SubwordTokenizer, token_dtype, train_bpe
 from normlab.errors import DataError, unknown
 

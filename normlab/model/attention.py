@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.config import ModelConfig
+from normlab.config.schema import ModelConfig
 from normlab.placements.base import MakeNorm
 from normlab.stats.instrument import observe
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.config import ModelConfig
+from normlab.config.schema import ModelConfig
 from normlab.model.attention import Attention
 from normlab.model.mlp import MLP
 from normlab.placements.base import MakeNorm, Placement

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from normlab.config import ModelConfig, RunConfig
-from normlab.init_rules import Weight, get_init_rule
+from normlab.config.schema import ModelConfig, RunConfig
 from normlab.model.gpt import GPT
+from normlab.placements.init_rules import Weight, get_init_rule
 from normlab.stats.instrument import instrument
 
 

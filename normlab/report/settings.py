@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from normlab.config.option_names import ALIASES, hint, meanings
 from normlab.errors import ConfigError
-from normlab.option_names import ALIASES, hint, meanings
 
 Run = Mapping[str, Any]
 """The content of a run.json."""

@@ -1,6 +1,6 @@
 """Declares the extended statistics: a forward pass over a fixed batch, and a backward pass for each example.
 
-`train/extended_pass.py` runs the passes.
+`stats/measure/extended.py` runs the passes.
 
 Shapes: B examples, H heads, S queries, T keys, N tokens, D width, d a channel, M hidden width; `mean` is over all axes
 that it does not name.

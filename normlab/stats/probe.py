@@ -1,6 +1,6 @@
 """Declares the probe statistics: expensive ones, measured at a few steps, in float32 and on few examples.
 
-`train/probing.py` computes them. `normlab probe` (signal propagation at initialisation) is another thing.
+`stats/measure/probe.py` computes them. `normlab probe` (signal propagation at initialisation) is another thing.
 
 Shapes: N tokens, D width, L blocks, x_l the stream that enters block l, x_{L+1} the stream that enters the head.
 """

@@ -1,7 +1,7 @@
 """The `Statistic` entry, the registry of statistics, and the values of measured and derived ones. Imports no torch.
 
-An entry is a name, the kind of tensor, a formula, and one line of tensor code. The model offers tensors (`show.py`),
-and the entry computes a value from them:
+An entry is a name, the kind of tensor, a formula, and one line of tensor code. The model offers tensors
+(`instrument.py`), and the entry computes a value from them:
 
     register(Statistic(name="resid_rms", of="resid", value=lambda x: x.mean_square, merge="rms", ...))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from normlab.config.sweep import SweepOptions
 from normlab.store.plans import INTERRUPTED, Pack, PackOutcome, Plan
-from normlab.sweep.options import SweepOptions
 from normlab.sweep.pack_outcome import outcome_of_process
 from normlab.sweep.plan import all_completed
 from normlab.sweep.process import PackProcess, threads_per_process

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from normlab.config import RunConfig
+from normlab.config.schema import RunConfig
 from normlab.options import plain_tree
 from normlab.stats.statistic import EXTENDED, PROBE
 

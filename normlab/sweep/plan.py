@@ -9,18 +9,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from normlab import memory
-from normlab.config import RunConfig, canonical_hash
+from normlab.config import memory
+from normlab.config.schema import RunConfig, canonical_hash
+from normlab.config.sweep import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.plans import Job, Pack, Plan, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder, pack_run_ids
 from normlab.store.schema import COMPLETED_STATES
-from normlab.sweep.options import SweepOptions
 from normlab.sweep.packs import auto_pack_size, group_by_key, split
 from normlab.train.identity import identity, run_id_of
-from normlab.train.machine import resolve
+from normlab.train.machine import check_machine, resolve
 
 ComposedJob = tuple[list[str], RunConfig]
 """A job of `compose.compose_sweep`: the overrides that the sweep varies, and the config."""
@@ -80,6 +80,8 @@ def make_plan(
         DataError, StoreError: A corpus does not exist; an existing run or plan cannot be read.
     """
     _check_configs([config for _, config in composed])
+    for _, config in composed:
+        check_machine(config, options.slurm if options.on == "slurm" else None)
     run_ids, warnings = RunIds(options.has_gpu), dict[str, None]()
     jobs: dict[str, Job] = {}
     configs: list[RunConfig] = []

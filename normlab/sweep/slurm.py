@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from normlab.config.sweep import SweepOptions
 from normlab.errors import ConfigError, one_line
 from normlab.store.files import io_error
 from normlab.store.plans import FINISHED, INTERRUPTED, KILLED, LOST, MEMORY, Pack, PackOutcome, Plan
 from normlab.store.queue import SubmittedPack, delete_outcome, read_outcome, read_queue, slurm_folder, write_queue
-from normlab.sweep.options import SweepOptions
 from normlab.sweep.plan import all_completed
 from normlab.sweep.squeue import GONE_FOR_S, Squeue
 from normlab.sweep.task import NOTICE_S, Task

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from normlab.config.sweep import SweepOptions
 from normlab.errors import StoreError
 from normlab.store.files import delete_temporaries, make_folder
 from normlab.store.lock import file_lock
@@ -36,7 +37,6 @@ from normlab.store.plans import (
 )  # fmt: skip
 from normlab.store.queue import has_queue
 from normlab.sweep.local import LocalExecutor
-from normlab.sweep.options import SweepOptions
 from normlab.sweep.plan import all_completed, reconcile_with_stored
 from normlab.sweep.process import POLL_EVERY_S
 from normlab.sweep.slurm import SlurmExecutor

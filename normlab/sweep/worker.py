@@ -53,7 +53,7 @@ def main(folder: Path, number: int) -> int:
 
 
 def _train(folder: Path, number: int) -> int:
-    from normlab.config import RunConfig, config_from_record
+    from normlab.config.schema import RunConfig, config_from_record
     from normlab.errors import ConfigError
     from normlab.norms import base as norms
     from normlab.placements import base as placements

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from normlab.config import TrackingConfig
+from normlab.config.schema import TrackingConfig
 from normlab.stats.profiles import Profiles
 from normlab.store.outcome import final_losses
 from normlab.tracking.base import Row

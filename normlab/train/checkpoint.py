@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from normlab import memory
+from normlab.config import memory
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error

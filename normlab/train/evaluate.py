@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.train.runner import ModelRunner
+from normlab.model.runner import ModelRunner
 
 
 @dataclass(frozen=True, slots=True)

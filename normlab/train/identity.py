@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import normlab
-from normlab.config import RunConfig, canonical_hash
+from normlab.config.schema import RunConfig, canonical_hash
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
-from normlab.init_rules import INIT_RULE_VERSIONS
 from normlab.options import plain_tree
 from normlab.parsing import from_json
+from normlab.placements.init_rules import INIT_RULE_VERSIONS
 from normlab.plugins import version_of
 from normlab.store.schema import RUN_FILE
 from normlab.train.machine import RuntimeSettings

@@ -7,22 +7,30 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from normlab import memory
-from normlab.config import RunConfig, config_from_record
+from normlab.config import memory
+from normlab.config.schema import RunConfig, config_from_record
+from normlab.data.batches import validation_windows
+from normlab.data.corpus import open_corpus
 from normlab.data.tokenizers import Tokenizer, from_state
-from normlab.errors import ConfigError, DataError, StoreError
+from normlab.errors import ConfigError, DataError, StoreError, notify
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, weight_shapes
 from normlab.norms import base as norms
 from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
+from normlab.stats.measure.columns import parameter_families
+from normlab.stats.measure.probe import Probe, adam_preconditioner, probe_examples
+from normlab.stats.profiles import Layout, Profiles
+from normlab.stats.statistic import PROBE, STATISTICS
 from normlab.store.files import io_error
 from normlab.store.query import resolve_run
 from normlab.store.reading import LARGEST_TOKENIZER
@@ -31,7 +39,7 @@ from normlab.store.schema import RUN_FILE
 from normlab.train import checkpoint
 from normlab.train.identity import versions
 from normlab.train.run import PLUGINS, TOKENIZER_FILE
-from normlab.train.training_run import FRESH, notify
+from normlab.train.training_run import FRESH
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -272,3 +280,39 @@ class LoadedRun:
         if start and text.startswith(decoded_prompt):
             return prompt + text[len(decoded_prompt) :]
         return prompt + self.tokenizer.decode(context_T[0, max(1, len(start)) :].tolist())
+
+
+def probe_checkpoints(run: LoadedRun, only: str | None = None) -> Iterator[Profiles]:
+    """Yield the probe statistics of each intact checkpoint of a run, oldest first; print the time of each.
+
+    Args:
+        run: The run.
+        only: One statistic to measure; None for all of the probe's.
+
+    Raises:
+        StoreError: There is no checkpoint.
+        ConfigError, DataError: The run's config or its corpus cannot be read.
+    """
+    folder, config = run.folder.path / checkpoint.FOLDER, run.config
+    steps = sorted(checkpoint.steps(folder))
+    if not steps:
+        raise StoreError(f"run {run.folder.run_id} has no checkpoint to probe; the same `normlab train` makes one")
+    corpus = open_corpus(config.data)
+    tokens, targets = validation_windows(corpus.val, config.model.context, config.eval.sequences)
+    count = probe_examples(config.train.batch_size)
+    names = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE and only in (None, name))
+    for step in steps:
+        start = time.perf_counter()
+        try:
+            saved = checkpoint.read(folder, step)
+        except checkpoint.DamagedCheckpoint as error:
+            notify(f"{error}; left out")
+            continue
+        model = run.model_at(saved)
+        prefix = "square/"
+        squares = {n.removeprefix(prefix): tensor for n, tensor in saved.tensors.items() if n.startswith(prefix)}
+        preconditioner = adam_preconditioner(config.optim, squares, saved.tensors["count"])
+        measurement = Probe(model, names, tokens[:count], targets[:count], preconditioner)()
+        layout, order = Layout.of(measurement.columns, config.model.depth, parameter_families(model))
+        notify(f"probe of step {step} took {time.perf_counter() - start:.1f} s")
+        yield Profiles(layout, np.array([step]), measurement.values.numpy()[None, order])

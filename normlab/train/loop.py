@@ -19,21 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.config import RunConfig
+from normlab.config.schema import RunConfig
 from normlab.data.batches import Batches, StackedBatches, validation_windows
 from normlab.data.corpus import Corpus
 from normlab.model.init import build_model, derive_seed
+from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.placements.base import projects
+from normlab.stats.measure.schedule import StatisticsSchedule
+from normlab.stats.measure.step import Measurement
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
 from normlab.store.schema import DIVERGED
 from normlab.train import checkpoint
 from normlab.train.evaluate import Validation
 from normlab.train.machine import RuntimeSettings
-from normlab.train.measure import Measurement
 from normlab.train.optim import Hyperparameters, Optimizer, branch_step, hyperparameters_at, is_decayed
-from normlab.train.runner import ModelRunner, SingleRun, StackedRuns
-from normlab.train.schedule import StatisticsSchedule
 from normlab.train.signals import StopRequest
 from normlab.train.step import Step, StepOutput
 from normlab.train.training_run import TrainingRun

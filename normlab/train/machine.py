@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 
-from normlab.config import RunConfig
+from normlab.config import memory
+from normlab.config.corpora import FilesData
+from normlab.config.schema import RunConfig
+from normlab.config.sweep import SlurmOptions
+from normlab.data.sources import find_sources
 from normlab.errors import ConfigError
 from normlab.openmp import wait_policy
 
@@ -97,6 +101,26 @@ def resolve(config: RunConfig, has_gpu: bool | None = None) -> RuntimeSettings:
         wait_policy=wait_policy(),
         instructions=torch.backends.cpu.get_cpu_capability(),
     )
+
+
+def check_machine(config: RunConfig, slurm: SlurmOptions | None = None) -> None:
+    """Raise ConfigError if this machine, or a task on Slurm, lacks the device, the memory or the corpus's files."""
+    if slurm is not None and config.device == ("cpu" if slurm.gpus else "cuda"):
+        raise ConfigError(
+            f"device={config.device}: each Slurm task has {slurm.gpus or 'no'} GPU; set "
+            f"sweep.slurm.gpus={1 - slurm.gpus}, or another device"
+        )
+    resolved = resolve(config, None if slurm is None else slurm.gpus > 0)
+    size = 4 if resolved.precision == "fp32" else 2
+    if slurm is not None:
+        if resolved.device == "cpu":
+            memory.check_fits(config, int(slurm.memory_gb * 2**30), "a task (sweep.slurm.memory_gb)", size)
+    elif resolved.device == "cuda":
+        memory.check_fits(config, torch.cuda.mem_get_info()[1], "the GPU", size)
+    else:
+        memory.check_fits(config, memory.available_bytes(), "this machine", size)
+    if isinstance(config.data, FilesData):
+        find_sources(config.data)
 
 
 def cpp_compiler() -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.config import SGD, AdamW, OptimConfig
+from normlab.config.schema import SGD, AdamW, OptimConfig
 
 Tensors = dict[str, Tensor]
 

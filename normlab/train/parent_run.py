@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normlab.config import RunConfig
-from normlab.errors import StoreError
+from normlab.config.schema import RunConfig
+from normlab.errors import StoreError, notify
 from normlab.parsing import from_json
 from normlab.store.files import write_atomic
 from normlab.store.query import find_runs
@@ -23,7 +23,6 @@ from normlab.store.schema import decode
 from normlab.train import checkpoint
 from normlab.train.checkpoint import Checkpoint
 from normlab.train.optim import decay_start
-from normlab.train.training_run import notify
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from normlab.errors import StoreError
+from normlab.errors import StoreError, notify
 from normlab.store.schema import COMPLETED_STATES, DIVERGED, FINISHED, STATUS_FILE
 from normlab.train import checkpoint
 from normlab.train.loop import Loop
-from normlab.train.training_run import FRESH, Progress, TrainingRun, notify
+from normlab.train.training_run import FRESH, Progress, TrainingRun
 
 
 def resume_from_checkpoint(loop: Loop) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from normlab.config import RunConfig, canonical_hash, config_from_record
+from normlab.config.schema import RunConfig, canonical_hash, config_from_record
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError
+from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError, notify
+from normlab.model.fingerprint import fingerprint
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import STATISTICS_FOLDER
@@ -45,8 +46,7 @@ from normlab.train.machine import apply, resolve
 from normlab.train.parent_run import find_parent_run
 from normlab.train.resume import report_changes, resume_from_checkpoint
 from normlab.train.signals import StopRequest
-from normlab.train.training_run import FRESH, TrainingRun, notify
-from normlab.verify.fingerprint import fingerprint
+from normlab.train.training_run import FRESH, TrainingRun
 
 PLUGINS = "plugins"
 TOKENIZER_FILE = "tokenizer.json"

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from normlab.model.runner import ModelRunner
 from normlab.stats.instrument import mean_squares
-from normlab.train.measure import Measure, Measurement, MicroBatch
+from normlab.stats.measure.step import Measure, Measurement, MicroBatch
 from normlab.train.optim import Hyperparameters, Optimizer, tensor_norms
-from normlab.train.runner import ModelRunner
 
 
 @dataclass(slots=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from torch import Tensor
 
-from normlab.config import RunConfig
-from normlab.errors import StoreError
+from normlab.config.schema import RunConfig
+from normlab.errors import StoreError, notify
 from normlab.stats.profiles import Profiles
 from normlab.store.runs import RunFolder
 from normlab.tracking.base import Row, Sink
@@ -19,11 +18,6 @@ from normlab.train import checkpoint
 from normlab.train.optim import branch_step, learning_rate
 
 FRESH = "start another run beside it with run.fresh=true"
-
-
-def notify(line: str) -> None:
-    """Print a line for the user on stderr."""
-    print(f"normlab: {line}", file=sys.stderr)
 
 
 @dataclass(slots=True)

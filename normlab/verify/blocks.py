@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from normlab.model.small import BATCH, TIME, VOCAB, SmallModel, hashed_numbers, restored_buffers, tokens
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.verify.check import Check, LargestError
 from normlab.verify.reference_model import FormulaMismatch, ReferenceModel, record_norm_order
-from normlab.verify.small import BATCH, TIME, VOCAB, SmallModel, hashed_numbers, restored_buffers, tokens
 
 TOLERANCE = 1e-9
 """Relative, in float64, for the logits and gradients of a complete model."""

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from normlab.model.small import hashed_numbers
 from normlab.norms.base import NormConfig
 from normlab.verify.check import Check, LargestError
 from normlab.verify.norms import batch_size, input_of, module_of
-from normlab.verify.small import hashed_numbers
 from normlab.verify.variants import label_of, variants
 
 RUNS = 2

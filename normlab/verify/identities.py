@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normlab.model.small import build_small, small_config, tokens
 from normlab.norms.base import NORMS, NormConfig
 from normlab.placements.base import PLACEMENTS
 from normlab.verify.blocks import logits_of
 from normlab.verify.check import Check, LargestError
 from normlab.verify.norms import input_of, module_of
-from normlab.verify.small import build_small, small_config, tokens
 from normlab.verify.variants import is_valid
 
 WIDTH = 16

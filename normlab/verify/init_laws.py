@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 
-from normlab.config import AdamW, ModelConfig, RunConfig, TrainConfig
-from normlab.corpora import StdlibData
+from normlab.config.corpora import StdlibData
+from normlab.config.schema import AdamW, ModelConfig, RunConfig, TrainConfig
 from normlab.model.init import build_model, initialise
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
+from normlab.report.signal import slope
+from normlab.train.signal import VOCAB, measure_model
 from normlab.verify.check import Check
-from normlab.verify.signal import VOCAB, measure_model, slope
 
 SEEDS = 6
 WIDTH, CONTEXT, BATCH = 64, 32, 4

@@ -1,6 +1,7 @@
 """Check init rules against closed forms, in every weight of models of two depths and widths.
 
-The tables here repeat what `normlab.init_rules` and the placements declare, so that an edit of either is noticed.
+The tables here repeat what `normlab.placements.init_rules` and the placements declare, so that an edit of
+either is noticed.
 
 Shapes: L blocks, l the number of a block from 1, D width, I a matrix's inputs, O its outputs.
 """
@@ -14,13 +15,13 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from normlab.config import RunConfig
-from normlab.init_rules import standard_deviations
+from normlab.config.schema import RunConfig
 from normlab.model.init import build_model, derive_seed
+from normlab.model.small import VOCAB, small_config
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS, Placement
+from normlab.placements.init_rules import standard_deviations
 from normlab.verify.check import Check, LargestError
-from normlab.verify.small import VOCAB, small_config
 
 XAVIER = "(2 / (I + O)) ** 0.5"
 CLOSED_FORMS = {

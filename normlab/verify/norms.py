@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normlab.model.small import BATCH, TIME, WIDTHS, fill, hashed_numbers, restored_buffers
 from normlab.norms.affine import Affine
 from normlab.norms.base import NormConfig
 from normlab.verify.check import Check, LargestError
-from normlab.verify.small import BATCH, TIME, WIDTHS, fill, hashed_numbers, restored_buffers
 from normlab.verify.variants import is_valid, label_of, option_fields, other_values, variants
 
 SCALES = (1.0, 1e-8, 1e4, 0.0)

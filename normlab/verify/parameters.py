@@ -18,13 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import ConfigError
-from normlab.norms.base import NORMS, NormConfig
-from normlab.placements.algebra import ROWS, AlgebraPlacement
-from normlab.placements.base import Placement, projects
-from normlab.placements.wiring import Branch
-from normlab.plugins import starts_line
-from normlab.verify.check import Check, LargestError
-from normlab.verify.small import (
+from normlab.model.small import (
     VOCAB,
     build_small,
     extra_parameters,
@@ -33,6 +27,12 @@ from normlab.verify.small import (
     restored_buffers,
     small_config,
 )
+from normlab.norms.base import NORMS, NormConfig
+from normlab.placements.algebra import ROWS, AlgebraPlacement
+from normlab.placements.base import Placement, projects
+from normlab.placements.wiring import Branch
+from normlab.plugins import starts_line
+from normlab.verify.check import Check, LargestError
 from normlab.verify.variants import is_valid, label_of, variants
 
 AXES = {"rows": -1, "columns": -2}

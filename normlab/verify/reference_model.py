@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from normlab.config import RunConfig
+from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT, Block
 
 Map = Callable[[Tensor], Tensor]

@@ -6,22 +6,22 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from normlab.config import RunConfig
+from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
-from normlab.init_rules import INIT_RULES
+from normlab.model.fingerprint import fingerprint
+from normlab.model.small import SmallModel, build_small, shrink, small_config
 from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
+from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import plugin_file, registered_by_plugins
 from normlab.verify import blocks, norms, parameters
 from normlab.verify.check import Check
 from normlab.verify.contract import independence_check, pack_check
 from normlab.verify.defaults import default_check, preset_check
-from normlab.verify.fingerprint import fingerprint
 from normlab.verify.identities import identity_checks, invariance_checks
 from normlab.verify.init_laws import law_checks
 from normlab.verify.init_rules import placement_init_check, rule_checks
 from normlab.verify.sizes import size_check, size_of_run, sizes_of_norm
-from normlab.verify.small import SmallModel, build_small, shrink, small_config
 from normlab.verify.variants import LARGE_EPS, label_of, option_fields, other_values
 
 DEPTH = 5

@@ -10,11 +10,11 @@ from itertools import product
 
 import torch
 
-from normlab.config import RunConfig
+from normlab.config.schema import RunConfig
+from normlab.model.small import TIME, WIDTHS
 from normlab.norms.base import NormConfig
 from normlab.verify.check import Check, LargestError
 from normlab.verify.norms import Comparison, batch_size, change_by_last_token, tolerances
-from normlab.verify.small import TIME, WIDTHS
 from normlab.verify.variants import is_valid
 
 LONG_TIME, WIDTH_FACTOR = 40, 20

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from normlab.compose import compose_run
-from normlab.probe import probe
-from normlab.verify.signal import slope
+from normlab.config.compose import compose_run
+from normlab.report.signal import slope
+from normlab.train.signal import measure_rows
 
 OVERRIDES = [
     "model.width=128", "model.heads=4", "model.bias=false", "model.tie_embeddings=false", "model.context=64",
@@ -53,7 +53,7 @@ def measure_case(task: tuple[str, str, int, int]) -> tuple[float, float, float]:
     overrides = (
         ["norm=none", "placement=pre"] if placement == "none" else [*LAYERNORM, *f"placement={placement}".split()]
     )
-    row = next(probe([compose_run([*OVERRIDES, *overrides, f"init={init}", f"model.depth={depth}"])], seeds))
+    row = next(measure_rows([compose_run([*OVERRIDES, *overrides, f"init={init}", f"model.depth={depth}"])], seeds))
     stream, first, last = (
         math.nan if value is None else value for value in (row["stream"][-1], row["gradient"][0], row["gradient"][-1])
     )

@@ -66,7 +66,7 @@ EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "w
               *HELD_AGAINST)  # fmt: skip
 """Functions outside a run's computation, and functions that mutants are compared with."""
 TABLES = {"normlab.norms.pointwise": ("FUNCTIONS",), "normlab.placements.ngpt": ("ROWS", "COLUMNS")}
-TABLES["normlab.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")
+TABLES["normlab.placements.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")
 """Tables outside functions that a run's computation uses."""
 
 

@@ -14,18 +14,18 @@ from mutants.code import TABLES, code_mutants
 from mutants.mutant import Checks, Mutant
 from mutants.norms import buffer_mutants, norm_mutants
 from mutants.rows import SCHEDULES, init_mutant, row_mutants
-from normlab.init_rules import INIT_RULES
+from normlab.model.small import small_config
 from normlab.norms import base as norm_base
 from normlab.norms.base import NORMS
 from normlab.placements import algebra
 from normlab.placements import base as placement_base
 from normlab.placements.algebra import EarlyBlocks, Row, SubLayer, quarter
 from normlab.placements.base import PLACEMENTS
+from normlab.placements.init_rules import INIT_RULES
 from normlab.verify import init_rules as init_rule_checks
 from normlab.verify import run
 from normlab.verify.check import Check
 from normlab.verify.defaults import default_check
-from normlab.verify.small import small_config
 
 
 def norm_checks(*names: str) -> Iterator[Check]:
@@ -131,7 +131,7 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
     for row in algebra.ROWS:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]
         found[row.name] = mutants, partial(placement_checks, row.name)
-    rules = importlib.import_module("normlab.init_rules")
+    rules = importlib.import_module("normlab.placements.init_rules")
     for rule in INIT_RULES:
         mutants = list(code_mutants(f"init {rule}", rules, [rule]))
         found[f"init {rule}"] = mutants, partial(init_rule_checks.rule_checks, rule)

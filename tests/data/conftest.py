@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.corpora import FilesData
+from normlab.config.corpora import FilesData
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.corpora import FilesData
+from normlab.config.corpora import FilesData
 from normlab.data import baselines as module
 from normlab.data.baselines import baselines, count_tokens, load_or_count
 from normlab.data.batches import validation_windows

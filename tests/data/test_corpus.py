@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normlab.corpora import FilesData, StdlibData
+from normlab.config.corpora import FilesData, StdlibData
 from normlab.data import corpus as module
 from normlab.data import origins
 from normlab.data.corpus import Corpus, open_corpus
@@ -372,7 +372,7 @@ ROOT = Path(__file__).parents[2]
 OPEN = """
 import os, signal, sys, time
 from pathlib import Path
-from normlab.corpora import FilesData
+from normlab.config.corpora import FilesData
 from normlab.data import cache, corpus, tokenizers
 
 def kill(*args):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from normlab.corpora import FilesData
+from normlab.config.corpora import FilesData
 from normlab.data.documents import read_documents
 from normlab.data.sources import find_sources
 from normlab.errors import DataError

@@ -21,8 +21,8 @@ import pandas as pd
 import pytest
 from hub_server import COMMIT, Hub, Repositories
 
-from normlab.compose import compose_run
-from normlab.corpora import DATA, TOKENIZERS, HubData, NamedData, StdlibData, WikiText103
+from normlab.config.compose import compose_run
+from normlab.config.corpora import DATA, TOKENIZERS, HubData, NamedData, StdlibData, WikiText103
 from normlab.data import hub as module
 from normlab.data import hub_access
 from normlab.data.corpus import open_corpus
@@ -64,10 +64,10 @@ DATASETS: Repositories = {
 OPEN = """
 import json, sys, time
 {before}
-from normlab.corpora import HubData
+from normlab.config.corpora import HubData
 from normlab.data.corpus import open_corpus
 from normlab.errors import DataError
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 for options in json.loads(sys.argv[1]):
     start = time.monotonic()
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.corpora import DataConfig, FilesData, StdlibData
+from normlab.config.corpora import DataConfig, FilesData, StdlibData
 from normlab.data.sources import find_sources, invalid_utf8_at, source_sha256
 from normlab.errors import DataError
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from normlab.corpora import MAX_VOCAB_SIZE, FilesData
+from normlab.config.corpora import MAX_VOCAB_SIZE, FilesData
 from normlab.data import subwords
 from normlab.data.corpus import open_corpus
 from normlab.data.pretrained import pretrained_tokenizer

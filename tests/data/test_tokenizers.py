@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from normlab.corpora import TOKENIZERS
+from normlab.config.corpora import TOKENIZERS
 from normlab.data import tokenizers
 from normlab.data.subwords import token_dtype
 from normlab.data.tokenizers import BytesTokenizer, CharsTokenizer

@@ -46,7 +46,7 @@ from torch.func import functional_call
 from transformers.models.bloom import modeling_bloom
 from transformers.models.kosmos2.modeling_kosmos2 import Kosmos2TextForCausalLM
 
-from normlab.config import ModelConfig
+from normlab.config.schema import ModelConfig
 from normlab.model.gpt import GPT
 from normlab.placements.base import load_all
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlab.compose import compose_run
-from normlab.config import RunConfig
-from normlab.init_rules import INIT_RULES
+from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, role_of
 from normlab.norms.base import NormConfig
 from normlab.placements import algebra, base
 from normlab.placements.algebra import AlgebraPlacement, Row, SubLayer, register_row
+from normlab.placements.init_rules import INIT_RULES
 
 VOCAB = 50
 SMALL = ("model=gpt2_nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=8")

@@ -28,8 +28,8 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from normlab.compose import compose_run
-from normlab.config import ModelConfig, RunConfig
+from normlab.config.compose import compose_run
+from normlab.config.schema import ModelConfig, RunConfig
 from normlab.model.attention import Attention, attend, rotate
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.norms.base import NORMS
 
 Command = Callable[..., tuple[int, str, str]]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tolerance import assert_equal
 from torch import Tensor, nn
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.norms.base import NormConfig
 from normlab.norms.batchnorm import BatchNorm, BatchNormConfig
 from normlab.norms.layernorm import LayerNorm, LayerNormConfig

@@ -20,7 +20,7 @@ import torch
 from tolerance import assert_equal
 from torch import Tensor, nn
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.norms.base import NormConfig, load_all
 from normlab.paths import config_dir
 

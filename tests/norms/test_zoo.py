@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.norms.base import NormConfig, load_all
 from normlab.norms.batchnorm import BatchNormConfig

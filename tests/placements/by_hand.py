@@ -10,8 +10,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from normlab.compose import compose_run
-from normlab.config import RunConfig
+from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT, Block
 from normlab.model.init import build_model
 from normlab.placements.base import Placement

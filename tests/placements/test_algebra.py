@@ -17,7 +17,7 @@ from tolerance import assert_equal
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
 from normlab.model.gpt import GPT, Block
 from normlab.model.init import build_model

@@ -12,7 +12,7 @@ from by_hand import DEPTH, VOCAB, WIDTH, built, composed, config_of
 from torch import nn
 
 from normlab import catalogue
-from normlab.config import RunConfig
+from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.norms.base import NORMS

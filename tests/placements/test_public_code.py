@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from by_hand import CONTEXT, VOCAB, WIDTH, composed
 from torch import Tensor
 
-from normlab.config import RunConfig
+from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.options import from_tree

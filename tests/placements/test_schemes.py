@@ -16,8 +16,8 @@ from by_hand import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, config_of,
 from torch import Tensor, nn
 
 from normlab import catalogue
-from normlab.compose import compose_run
-from normlab.config import config_from_record
+from normlab.config.compose import compose_run
+from normlab.config.schema import config_from_record
 from normlab.errors import ConfigError
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model

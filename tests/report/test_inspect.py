@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.report.bars import sparkline
 from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_steps, table_rows
 from normlab.stats.profiles import Column as NumberOf

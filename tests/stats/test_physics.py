@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_statistics import VOCAB, case
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.stats.instrument import Collector, instrument, observe, select
 from normlab.stats.statistic import STATISTICS

@@ -14,15 +14,21 @@ from test_trajectory import CADENCES, bits, trained
 from torch import Tensor, nn
 from torch.func import functional_call, hessian
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.stats.instrument import main_stream
+from normlab.stats.measure import schedule
+from normlab.stats.measure.probe import (
+    Probe,
+    fits_share,
+    largest_eigenvalue,
+    probe_cost,
+    probe_steps,
+)
 from normlab.stats.statistic import PROBE, STATISTICS, TIERS
-from normlab.train import schedule
-from normlab.train.load import LoadedRun
-from normlab.train.probing import Probe, fits_share, largest_eigenvalue, probe_checkpoints, probe_cost, probe_steps
+from normlab.train.load import LoadedRun, probe_checkpoints
 
 NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE)
 

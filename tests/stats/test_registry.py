@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.errors import ConfigError, StatisticsError
 from normlab.stats import options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Column, Layout, Profiles

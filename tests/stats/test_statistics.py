@@ -12,14 +12,14 @@ import torch
 from by_hooks import reference
 from torch import Tensor
 
-from normlab.compose import compose_run
-from normlab.config import RunConfig
+from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
+from normlab.model.runner import SingleRun, StackedRuns
+from normlab.stats.measure.step import Measure
 from normlab.stats.statistic import CORE, STATISTICS
-from normlab.train.measure import Measure
 from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
-from normlab.train.runner import SingleRun, StackedRuns
 from normlab.train.step import Step
 
 VOCAB = 16

@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_statistics import case
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.store.runs import RunFolder
 from normlab.train import checkpoint
 from normlab.train.machine import resolve

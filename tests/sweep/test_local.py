@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from normlab.compose import compose_sweep
+from normlab.config.compose import compose_sweep
+from normlab.config.sweep import SweepOptions
 from normlab.errors import ConfigError, StoreError
 from normlab.store.lock import file_lock
 from normlab.store.plans import Pack, PackOutcome, Plan, lock_of, read_outcomes, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweep import local, supervisor, worker
-from normlab.sweep.options import SweepOptions
 from normlab.sweep.pack_outcome import outcome_of_process
 from normlab.sweep.plan import make_plan
 from normlab.sweep.process import PackProcess

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from kill_and_resume import differences
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.store.plans import read_outcomes, read_plan, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.train.run import train

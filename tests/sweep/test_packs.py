@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from normlab import memory
-from normlab.compose import compose_run, compose_sweep
-from normlab.config import RunConfig, config_from_record
+from normlab.config import memory
+from normlab.config.compose import compose_run, compose_sweep
+from normlab.config.schema import RunConfig, config_from_record
+from normlab.config.sweep import SweepOptions
 from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
 from normlab.store.schema import PLAN_FILE, SEAL, seal
-from normlab.sweep.options import SweepOptions
 from normlab.sweep.packs import auto_pack_size, split
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.sweep.supervisor import supervise

@@ -11,11 +11,11 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from normlab.compose import compose_grid, compose_run, compose_sweep, to_config
-from normlab.config import config_from_record
+from normlab.config.compose import compose_grid, compose_run, compose_sweep, to_config
+from normlab.config.override_errors import normalize_overrides
+from normlab.config.schema import config_from_record
 from normlab.errors import ConfigError, StoreError
 from normlab.options import flatten_options, plain_tree
-from normlab.override_errors import normalize_overrides
 from normlab.paths import config_dir
 from normlab.store.plans import (
     FINISHED,
@@ -60,7 +60,7 @@ def test_grid_composed_once_equals_one_composition_per_job(grid: list[str], monk
     parsed = OverridesParser.create().parse_overrides(normalize_overrides(grid))
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     assert len(jobs) > 1
-    monkeypatch.setattr("normlab.compose.compose", hydra.compose)  # without the cache of conftest.py
+    monkeypatch.setattr("normlab.config.compose.compose", hydra.compose)  # without the cache of conftest.py
     configs = [plain_tree(config) for config in compose_grid(grid)]
     with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
         assert configs == [plain_tree(to_config(hydra.compose("train", overrides=job))) for job in jobs]

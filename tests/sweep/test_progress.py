@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from normlab.compose import compose_sweep
+from normlab.config.compose import compose_sweep
 from normlab.options import plain_tree
 from normlab.store.plans import FINISHED, RAISED, Job, Pack, PackOutcome, Plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder

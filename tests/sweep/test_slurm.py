@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from kill_and_resume import differences
 
-from normlab.compose import compose_sweep
+from normlab.config.compose import compose_sweep
 from normlab.errors import ConfigError, StoreError
 from normlab.store.plans import PackOutcome, read_outcomes, read_plan, run_of, sweep_folder
 from normlab.store.queue import SubmittedPack, read_outcome, read_queue, write_outcome, write_queue

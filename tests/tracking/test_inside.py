@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.report.inspect import spike_rows
 from normlab.stats.options import StatsConfig
 from normlab.stats.profiles import Profiles

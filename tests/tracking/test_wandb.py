@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from normlab.config import TrackingConfig
+from normlab.config.schema import TrackingConfig
 from normlab.store.runs import RunFolder
 from normlab.tracking.wandb import WandbSink, flat_config, payloads
 from tests.sweep.watching import wait_for
@@ -71,7 +71,7 @@ RUN: dict[str, Any] = {
 PREAMBLE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from normlab.config import TrackingConfig
+from normlab.config.schema import TrackingConfig
 from normlab.tracking import background
 from normlab.tracking.background import Background, wait_for_finish, wait_for_start
 from normlab.tracking.wandb import SETTINGS, WandbSink
@@ -526,7 +526,7 @@ def test_server_lost_during_the_run(tmp_path: Path, server: Server) -> None:
 
 
 PACK = """
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.train.run import train_pack
 
 SETTINGS |= {"init_timeout": 3.0, "finish_timeout": 2.0}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from resuming import OVERRIDES, Command, Train
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.store.runs import RunFolder
 from normlab.tracking.console import Console
 from normlab.train import run as training

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from resuming import OVERRIDES, Command
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.report.by import Options, summarize_by
 from normlab.store.runs import RunFolder
 from normlab.train.load import load

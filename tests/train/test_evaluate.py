@@ -7,11 +7,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.model.init import build_model
+from normlab.model.runner import SingleRun
 from normlab.train.evaluate import Validation
 from normlab.train.run import train
-from normlab.train.runner import SingleRun
 
 VOCAB = 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
 from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from normlab.init_rules import INIT_RULES
+from normlab.placements.init_rules import INIT_RULES
 
 PLUGIN = """
-from normlab.init_rules import EMBEDDINGS, init_rule
+from normlab.placements.init_rules import EMBEDDINGS, init_rule
 
 @init_rule
 def over_layer(weight):

@@ -12,7 +12,7 @@ import pytest
 from resuming import Command, contents
 
 import normlab
-from normlab import memory
+from normlab.config import memory
 from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
 from normlab.store.schema import SEAL, seal

@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 
-from normlab.compose import compose_run
-from normlab.config import SGD, AdamW
+from normlab.config.compose import compose_run
+from normlab.config.schema import SGD, AdamW
 from normlab.model.init import build_model
+from normlab.model.runner import SingleRun
 from normlab.train.optim import (
     Optimizer,
     decay_start,
@@ -18,7 +19,6 @@ from normlab.train.optim import (
     is_decayed,
     learning_rate,
 )
-from normlab.train.runner import SingleRun
 from normlab.train.step import Step
 
 STEPS = 6

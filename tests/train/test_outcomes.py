@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.report.summary import summarize
 from normlab.train.run import train, train_pack
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab.compose import compose_run
-from normlab.config import RunConfig
+from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
 from normlab.model.init import build_model
+from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
+from normlab.stats.measure.step import Measure
 from normlab.stats.statistic import CORE
-from normlab.train.measure import Measure
 from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.run import train
-from normlab.train.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.train.step import Step
 
 PLUGIN = Path(__file__).parent.parent / "plugins" / "two_placements.py"

@@ -14,8 +14,8 @@ import pytest
 import torch
 from resuming import OVERRIDES, differences, steps_of
 
-from normlab.compose import compose_run
-from normlab.config import RunConfig
+from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
 from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
 from normlab.train import checkpoint

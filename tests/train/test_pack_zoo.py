@@ -11,10 +11,10 @@ from test_pack import VOCAB, config_of, cyclic_batch, step_of
 from test_placements import norm_in
 
 from normlab.model.init import build_model
+from normlab.model.runner import SingleRun, StackedRuns
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
 from normlab.train.optim import hyperparameters_at
-from normlab.train.runner import SingleRun, StackedRuns
 
 # The default uses two of 32 channels, whose norm may be tiny: then rounding grows to 1e-1.
 OPTIONS = {"prmsnorm": ("norm.fraction=0.5",)}

@@ -12,13 +12,13 @@ import torch
 from resuming import differences
 from test_pack import VOCAB, config_of, cyclic_batch, step_of
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.model.init import build_model
+from normlab.model.runner import SingleRun, StackedRuns
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all
 from normlab.train import run as training
 from normlab.train.optim import hyperparameters_at
-from normlab.train.runner import SingleRun, StackedRuns
 from normlab.train.step import StepOutput
 
 SCHEMES = [

@@ -23,7 +23,7 @@ from hydra.core.config_store import ConfigStore
 from resuming import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
 
 import normlab
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
 from normlab.norms.base import NORMS

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from normlab.compose import compose_run
+from normlab.config.compose import compose_run
+from normlab.model.fingerprint import fingerprint
 from normlab.train.run import train
-from normlab.verify.fingerprint import fingerprint
 
 KNOWN = {
     "norm=rmsnorm placement=pre": "2c95640d13302d1a",
@@ -36,7 +36,8 @@ def test_is_equal_on_every_machine(overrides: str) -> None:
 def test_is_equal_in_another_process_with_more_threads() -> None:
     overrides = ["norm=layernorm", "placement=peri"]
     code = (
-        "import sys; from normlab.compose import compose_run; from normlab.verify.fingerprint import fingerprint; "
+        "import sys; from normlab.config.compose import compose_run; "
+        "from normlab.model.fingerprint import fingerprint; "
         "print(fingerprint(compose_run(sys.argv[1:])))"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "7"}

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from normlab.compose import compose_grid, compose_run
-from normlab.init_rules import INIT_RULES
+from normlab.config.compose import compose_grid, compose_run
 from normlab.model.init import build_model
-from normlab.probe import power_laws, probe, table_row, write_page
+from normlab.placements.init_rules import INIT_RULES
+from normlab.report.signal import power_laws, slope, table_row, write_page
 from normlab.report.table import render_table
-from normlab.verify.signal import VOCAB, measure, slope, zipf_tokens
+from normlab.train.signal import VOCAB, measure, measure_rows, zipf_tokens
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ["model.depth=3", "model.width=32", "model.heads=2", "model.context=16", "train.batch_size=4"]
@@ -89,7 +89,7 @@ def test_a_branch_is_compared_with_the_stream_that_enters_its_block(
 @pytest.mark.parametrize("overrides", [[], ["norm=none", "placement=ngpt"]])
 def test_the_update_equals_that_of_torchs_optimizer(overrides: list[str]) -> None:
     config = compose_run([*SMALL, "optim.lr=1e-2", "optim.weight_decay=0.5", *overrides])
-    (row,) = probe([config], 1)
+    (row,) = measure_rows([config], 1)
     _, model, grads = measure(config)
     matrices = {name: p for name, p in model.named_parameters() if name.startswith("blocks.1.") and p.dim() == 2}
     before = {name: p.detach().clone() for name, p in matrices.items()}
@@ -122,7 +122,7 @@ def test_weights_of_zero_have_no_relative_update(
 
 def test_seeds_are_averaged() -> None:
     config = compose_run(SMALL)
-    (row,) = probe([config], 3)
+    (row,) = measure_rows([config], 3)
     alone = [measure(compose_run([*SMALL, f"seed={seed}"]))[0] for seed in range(3)]
     assert row["gradient"] == pytest.approx([sum(s.gradient[i] for s in alone) / 3 for i in range(3)])
     assert len({s.loss for s in alone}) == 3
@@ -165,7 +165,7 @@ def test_a_grid_is_every_combination(run_command: Command) -> None:
 def test_rows_show_the_option_that_differs(
     grid: list[str], option: str, values: list[float | None], tmp_path: Path
 ) -> None:
-    rows = list(probe(compose_grid([*SMALL[2:], "model.depth=1,2", "model.heads=2", *grid]), 1))
+    rows = list(measure_rows(compose_grid([*SMALL[2:], "model.depth=1,2", "model.heads=2", *grid]), 1))
     assert {tuple(row["words"]) for row in rows} == {(option,)}
     assert {row["words"][option] for row in rows} == set(values)
     assert {table_row(row)[option] for row in rows} == {str(value) for value in values}
@@ -179,14 +179,16 @@ def test_rows_show_the_option_that_differs(
 
 def test_an_option_that_equals_its_default_at_one_depth() -> None:
     grid = [*SMALL[2:], "placement=mix_ln", "model.depth=4,8"]
-    two, default = (list(probe(compose_grid([*grid, *more]), 1)) for more in (["placement.early_blocks=2"], []))
+    two, default = (list(measure_rows(compose_grid([*grid, *more]), 1)) for more in (["placement.early_blocks=2"], []))
     assert [row["words"] for row in two] == [{}, {}]
     assert two[0] != default[0]
     assert two[1] == default[1]  # of eight blocks two are mix_ln's default
 
 
 def test_a_narrow_table_keeps_norm_placement_and_depth() -> None:
-    rows = [table_row(row) for row in probe(compose_grid([*SMALL[1:], "model.depth=1,2", "placement=pre,post"]), 1)]
+    rows = [
+        table_row(row) for row in measure_rows(compose_grid([*SMALL[1:], "model.depth=1,2", "placement=pre,post"]), 1)
+    ]
     for width in (80, 100, 120):
         heading = render_table(rows, width).splitlines()[0].split()
         assert heading[:3] == ["norm", "placement", "depth"]

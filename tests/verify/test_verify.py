@@ -11,21 +11,22 @@ from typing import Any
 
 import pytest
 
-from normlab.compose import compose_run, norm_presets, register
-from normlab.config import RunConfig, config_from_record
+from normlab.config.compose import compose_run, norm_presets, register
+from normlab.config.schema import RunConfig, config_from_record
+from normlab.model.small import SmallModel, build_small, small_config
 from normlab.norms.base import NORMS, load_all
 from normlab.options import plain_tree
 from normlab.placements.algebra import ROWS, AlgebraPlacement, Row, SubLayer
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.wiring import Residual
+from normlab.report.signal import slope
+from normlab.train.signal import measure
 from normlab.verify import blocks, init_laws, norms, run
 from normlab.verify.check import Check, LargestError
 from normlab.verify.defaults import DEFAULTS, PRESETS, default_check, preset_check
 from normlab.verify.identities import IDENTITIES, identity_checks, invariance_checks
 from normlab.verify.init_rules import INIT_OF_PLACEMENT, placement_init_check
-from normlab.verify.signal import measure, slope
-from normlab.verify.small import SmallModel, build_small, small_config
 from normlab.verify.variants import option_fields, other_values
 
 Command = Callable[..., tuple[int, str, str]]
@@ -244,7 +245,7 @@ def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, ru
     assert "wiring.attn.scale" in failed["seen"]
 
 
-LATE = """from normlab.init_rules import init_rule
+LATE = """from normlab.placements.init_rules import init_rule
 from normlab.placements.algebra import Row, SubLayer, register_row
 
 @init_rule
@@ -648,7 +649,7 @@ def test_depth_scaled_has_last_gradients_as_small_as_gpt2_under_post() -> None:
 
 
 def test_every_incompatible_init_is_a_rule() -> None:
-    from normlab.init_rules import INIT_RULES
+    from normlab.placements.init_rules import INIT_RULES
 
     for placement in PLACEMENTS.values():
         assert set(placement.incompatible_inits) <= {*INIT_RULES, "other"}

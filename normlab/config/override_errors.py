@@ -16,14 +16,14 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from normlab.config import OPTIMIZERS, RunConfig, RunOptions
-from normlab.corpora import DATA, HubData
+from normlab.config.corpora import DATA, HubData
+from normlab.config.option_names import hint, meanings
+from normlab.config.schema import OPTIMIZERS, RunConfig, RunOptions
+from normlab.config.sweep import SlurmOptions, SweepOptions
 from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.norms.base import NORMS
-from normlab.option_names import hint, meanings
 from normlab.paths import config_dir
 from normlab.placements.base import PLACEMENTS
-from normlab.sweep.options import SlurmOptions, SweepOptions
 
 GROUPS: dict[str, Mapping[str, Any]] = {
     "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS,

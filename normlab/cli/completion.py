@@ -7,9 +7,13 @@ complete argument; the script knows how its shell splits one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from normlab import catalogue
+from normlab.cli.app import app
+from normlab.errors import ConfigError, unknown
 from normlab.report.catalogue import ENTRIES
 
 FLAGS = [
@@ -132,10 +136,33 @@ def _values(key: str, options: dict[str, dict[str, Any]]) -> list[str]:
     if key in GROUPS:
         return [entry["name"] for entry in GROUPS[key]()]
     if key == "init":
-        from normlab.init_rules import INIT_RULES
+        from normlab.placements.init_rules import INIT_RULES
 
         return ["auto", *INIT_RULES]
     option = options.get(key, {})
     if isinstance(option.get("default"), bool) or key == "deterministic":
         return ["true", "false"]
     return list(option.get("choices", ()))
+
+
+@app.command()
+def completion(shell: Annotated[str, typer.Argument(help="bash or zsh.")]) -> None:
+    """Print a script for tab completion.
+
+    Add to ~/.bashrc: eval "$(normlab completion bash)". For zsh, add the same with zsh to ~/.zshrc.
+    """
+    if shell not in SCRIPTS:
+        raise ConfigError(unknown("shell", shell, SCRIPTS))
+    typer.echo(SCRIPTS[shell], nl=False)
+
+
+@app.command(hidden=True)
+def complete(line: str) -> None:
+    """Print the completions of a command line, for the scripts of `normlab completion`."""
+    command = typer.main.get_command(app)
+    flags = {
+        name: [flag for parameter in each.params for flag in parameter.opts if flag.startswith("--")]
+        for name, each in command.commands.items()  # pyright: ignore[reportAttributeAccessIssue]
+        if not each.hidden
+    }
+    typer.echo("\n".join(candidates(line, flags)))

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normlab.config import AdamW, ModelConfig, RunConfig
-from normlab.corpora import StdlibData
+from normlab.config.corpora import StdlibData
+from normlab.config.schema import AdamW, ModelConfig, RunConfig
 from normlab.errors import ConfigError
 from normlab.model.gpt import GPT, Block
 from normlab.norms.base import NormConfig

@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from normlab.config import AdamW
+from normlab.config.schema import AdamW
+from normlab.model.runner import SingleRun
 from normlab.stats.instrument import Selection, select
+from normlab.stats.measure.columns import check_segments, check_statistics, parameter_column, segment_columns
+from normlab.stats.measure.step import Measurement
 from normlab.stats.options import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 from normlab.stats.profiles import Column
-from normlab.train.columns import check_segments, check_statistics, parameter_column, segment_columns
-from normlab.train.measure import Measurement
-from normlab.train.optim import Optimizer
-from normlab.train.runner import SingleRun
+
+if TYPE_CHECKING:
+    from normlab.train.optim import Optimizer
 
 MOST_EXAMPLES = 8
 """Most examples of the fixed batch."""

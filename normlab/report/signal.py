@@ -1,25 +1,16 @@
-"""Signal propagation at initialisation: `normlab probe`. One forward and backward pass and one update, no training.
-
-For each config the profiles over the blocks of the stream, the branches, the gradient and the first update, averaged
-over seeds. `PROFILES` defines them.
-"""
+"""Tables and pages of signal propagation at initialisation, which `train/signal.py` measures."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
-from normlab.config import RunConfig
-from normlab.options import flatten_options
 from normlab.report.bars import sparkline
 from normlab.report.pages import shell as pages
-from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
-from normlab.verify.signal import measure, slope
 
 Row = dict[str, Any]
 
@@ -32,78 +23,6 @@ PROFILES = {
     "update": "L2 norm of the first update of a block's matrices at the peak learning rate, over that of the matrices",
 }
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-
-
-def probe(
-    configs: Sequence[RunConfig], seeds: int, report_progress: Callable[[str], None] = lambda _: None
-) -> Iterator[Row]:
-    """Yield a row for each config: its settings and its profiles, with None for a value that is not finite.
-
-    Args:
-        configs: Corpus, steps and schedule have no effect.
-        seeds: Number of initialisations and batches to average over, counted from the config's seed.
-        report_progress: Receives the name of each row before it is measured.
-    """
-    for config, options in zip(configs, _varied_options(configs), strict=True):
-        report_progress(f"{config.norm.label} {config.placement.name} depth {config.model.depth}")
-        samples = [_measure(dataclasses.replace(config, seed=config.seed + number)) for number in range(seeds)]
-        yield {
-            "norm": config.norm.label,
-            "placement": config.placement.name,
-            "depth": config.model.depth,
-            "width": config.model.width,
-            "init": config.init_rule,
-            "words": options,
-            "seeds": seeds,
-            **{name: _mean([sample[name] for sample in samples]) for name in ("loss", "embedded")},
-            **{
-                name: [_mean(values) for values in zip(*(sample[name] for sample in samples), strict=True)]
-                for name in PROFILES
-            },
-        }
-
-
-def _varied_options(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
-    """Return for each config the options that distinguish configs of the same norm, placement, init and depth.
-
-    An option that distinguishes no more configs than the options before it, such as one derived from them, is left out.
-    """
-    flat = [flatten_options(config) for config in configs]
-    known: list[tuple[Any, ...]] = [(config.norm.label, config.placement.name, config.init_rule) for config in configs]
-    varied: list[str] = []
-    for option in {option: None for tree in flat for option in tree}:
-        if option not in ("init", "model.depth", "data.seed"):
-            refined = [(*values, repr(tree.get(option))) for values, tree in zip(known, flat, strict=True)]
-            if len(set(refined)) > len(set(known)):
-                varied.append(option)
-                known = refined
-    return [{option: tree.get(option) for option in varied} for tree in flat]
-
-
-def _measure(config: RunConfig) -> Row:
-    """Return the loss and the profiles of one initialisation and batch."""
-    signal, model, grads = measure(config)
-    params = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    before = {name: parameter.clone() for name, parameter in params.items()}
-    decayed = [name for name, parameter in params.items() if is_decayed(config.optim, parameter)]
-    optimizer = Optimizer(config.optim, params, decayed)
-    peak = hyperparameters_at(config.optim, config.train.steps, config.optim.warmup_steps or 0)
-    with torch.no_grad():
-        optimizer.update(params, grads, peak, torch.tensor(True))
-        config.placement.project(params)
-    update = []
-    for layer in range(config.model.depth):
-        names = [name for name in params if name.startswith(f"blocks.{layer}.") and params[name].dim() == 2]
-        moved = sum((params[name] - before[name]).double().square().sum().item() for name in names)
-        size = sum(before[name].double().square().sum().item() for name in names)
-        update.append((moved / size) ** 0.5 if size else math.inf)  # weights that are 0 have no relative update
-    return {**dataclasses.asdict(signal), "update": update}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean, or None if it is not finite: JSON has no number for it."""
-    mean = sum(values) / len(values)
-    return mean if math.isfinite(mean) else None
 
 
 def table_row(row: Row) -> Row:
@@ -202,3 +121,9 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
     title = "At initialisation, " + ("one seed" if seeds == 1 else f"mean of {seeds} seeds")
     figure.update_layout(height=340 * len(PROFILES), template="plotly_white", title=title)
     pages.write_page(path, figure.to_html(include_plotlyjs=True, full_html=True))
+
+
+def slope(depths: list[int], values: list[float]) -> float:
+    """Return the power of L by which values grow: the least-squares slope of log(value) over log(L)."""
+    x, y = np.log(depths), np.log(values)
+    return float(np.polyfit(x, y, 1)[0])

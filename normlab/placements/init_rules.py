@@ -3,6 +3,8 @@
 A rule is one function from a `Weight` (role, fans, depth of the model) to a standard deviation; weights are drawn
 from a normal distribution with mean 0. Biases start at 0; a norm sets its own gains. Roles: `embed.tokens`,
 `embed.positions`, `attn.q`, `attn.k`, `attn.v`, `attn.out`, `mlp.up`, `mlp.gate`, `mlp.down`, `head`.
+
+Shapes: a weight is (outputs, inputs), as in `nn.Linear`.
 """
 
 from __future__ import annotations

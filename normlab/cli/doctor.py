@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+import typer
+
 from normlab import __version__
+from normlab.cli.app import Json, ResultsDir, app
 from normlab.errors import NormlabError
 from normlab.openmp import wait_policy
 from normlab.paths import cache_dir
@@ -138,7 +141,7 @@ def _compiler() -> tuple[str, str, str]:
 
 
 def _corpus() -> tuple[str, str, str]:
-    from normlab.corpora import StdlibData
+    from normlab.config.corpora import StdlibData
     from normlab.data.sources import find_sources
 
     try:
@@ -193,3 +196,21 @@ def line(check: Check) -> str:
     """Return a check as one line for a terminal, with a second one if there is something to do."""
     do = f"\n{'':14}-> {check['do']}" if check["do"] else ""
     return f"{check['check']:8} {check['state']:5}{check['seen']}{do}"
+
+
+@app.command()
+def doctor(results_dir: ResultsDir = "results", json: Json = False) -> int:
+    """Check this machine for training.
+
+    Prints how to fix what is missing. Exit code 1 if a run would fail.
+    """
+    from normlab.report.render import render
+
+    results = []
+    for check in checks(results_dir):
+        results.append(check)
+        if not json:
+            typer.echo(line(check))
+    if json:
+        typer.echo(render(results, "json"))
+    return int(any(check["state"] == BAD for check in results))

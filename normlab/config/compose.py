@@ -36,13 +36,9 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import BooleanNode, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
-from normlab import __version__, memory
-from normlab.config import OPTIMIZERS, RunConfig
-from normlab.corpora import DATA, FilesData
-from normlab.errors import ConfigError, NormlabError, one_line
-from normlab.norms.base import NormConfig
-from normlab.norms.base import load_all as load_norms
-from normlab.override_errors import (
+from normlab import __version__
+from normlab.config.corpora import DATA
+from normlab.config.override_errors import (
     GROUPS,
     SECTIONS,
     check_grid,
@@ -51,10 +47,14 @@ from normlab.override_errors import (
     no_such_option,
     normalize_overrides,
 )
+from normlab.config.schema import OPTIMIZERS, RunConfig
+from normlab.config.sweep import SweepOptions
+from normlab.errors import ConfigError, NormlabError, one_line
+from normlab.norms.base import NormConfig
+from normlab.norms.base import load_all as load_norms
 from normlab.paths import config_dir
 from normlab.placements.base import load_all as load_placements
 from normlab.plugins import load_plugins
-from normlab.sweep.options import SweepOptions
 
 _registered: dict[tuple[str | None, str], Any] = {}
 """The nodes of Hydra's config store, by (group, name)."""
@@ -217,7 +217,6 @@ def compose_sweep(
     runs: list[tuple[list[str], RunConfig]] = []
     for job, config in _compose_jobs(line, jobs):
         report_progress(f"composing: {len(runs) + 1} of {len(jobs)} runs")
-        _check_machine(config, options)
         runs.append(([text for text in job if text.partition("=")[0] in varied], config))
     report_progress("")
     return options, runs
@@ -350,8 +349,12 @@ def _set_values(cfg: DictConfig, overrides: Sequence[Override]) -> None:
         OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=force)
 
 
-def run_job(arguments: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
+def run_job(
+    arguments: Sequence[str], job: Callable[[RunConfig], Any], check: Callable[[RunConfig], None] = lambda _: None
+) -> None:
     """Run `job` on the config of a command line; with --multirun, on each config of the grid.
+
+    `check` sees every config before the first job starts, and raises an error for one that cannot run here.
 
     Without flags and options of Hydra the config is composed once. With one of them Hydra starts the job, so that
     launchers and flags work as in any Hydra application.
@@ -363,7 +366,7 @@ def run_job(arguments: Sequence[str], job: Callable[[RunConfig], Any]) -> None:
     if not prints_only:
         jobs = _expand_grid(line) if args.multirun else _single_job(line)
         for _, config in _compose_jobs(line, jobs):
-            _check_machine(config)
+            check(config)
             configs.append(config)
     if not (line.flags or any(re.match(r"[+~]*hydra\b", text) for text in line.typed)):
         job(configs[0])
@@ -418,32 +421,6 @@ def _run_hydra(line: _CommandLine, overrides: Sequence[str], task: Callable[[Dic
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
-
-
-def _check_machine(config: RunConfig, options: SweepOptions | None = None) -> None:
-    """Raise an error if this machine, or the Slurm task of a sweep, lacks the device, the memory or the corpus."""
-    import torch
-
-    from normlab.data.sources import find_sources
-    from normlab.train.machine import resolve
-
-    slurm = options.slurm if options is not None and options.on == "slurm" else None
-    if slurm is not None and config.device == ("cpu" if slurm.gpus else "cuda"):
-        raise ConfigError(
-            f"device={config.device}: each Slurm task has {slurm.gpus or 'no'} GPU; set "
-            f"sweep.slurm.gpus={1 - slurm.gpus}, or another device"
-        )
-    resolved = resolve(config, None if slurm is None else slurm.gpus > 0)
-    size = 4 if resolved.precision == "fp32" else 2
-    if slurm is not None:
-        if resolved.device == "cpu":
-            memory.check_fits(config, int(slurm.memory_gb * 2**30), "a task (sweep.slurm.memory_gb)", size)
-    elif resolved.device == "cuda":
-        memory.check_fits(config, torch.cuda.mem_get_info()[1], "the GPU", size)
-    else:
-        memory.check_fits(config, memory.available_bytes(), "this machine", size)
-    if isinstance(config.data, FilesData):
-        find_sources(config.data)
 
 
 class _ConfigDir(SearchPathPlugin):
@@ -507,7 +484,7 @@ def _explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"a config file is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EPIPE):  # raised for standard output, which cli.py handles
+        if error.errno in (errno.ENOSPC, errno.EPIPE):  # raised for standard output, which the command line handles
             raise
         if error.errno is None:  # OmegaConf's error for a file that holds no config
             raise ConfigError(f"{' '.join(overrides)}: {_first_line(error)}; {remedy}") from error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from normlab.config.memory import available_bytes
 from normlab.errors import ConfigError, did_you_mean
-from normlab.memory import available_bytes
 from normlab.options import check, option
 
 _RESERVED = (

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from normlab.config import SGD, RunConfig
+from normlab.config.schema import SGD, RunConfig
 from normlab.errors import ConfigError
 from normlab.stats.parameters import NEEDS_PARAMETER_COPY
 from normlab.stats.statistic import CORE

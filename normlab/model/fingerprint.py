@@ -21,9 +21,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from normlab.config import RunConfig
+from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
-from normlab.verify.small import build_small, hashed_numbers, shrink, tokens
+from normlab.model.small import build_small, hashed_numbers, shrink, tokens
 
 DIGITS = 5
 NARROW_OPTIONS = ("compute", "rounding")

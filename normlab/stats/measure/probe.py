@@ -1,4 +1,4 @@
-"""Computes the probe statistics (declared in `stats/probe.py`) of a model in training, or of a run's checkpoints.
+"""Computes the probe statistics (declared in `stats/probe.py`).
 
 A probe measures curvature, the effect of each block, and signal propagation. It runs eagerly, in the weights' own
 precision, in evaluation mode, with unfused attention, which alone can be differentiated twice; afterwards the model is
@@ -11,32 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normlab.config import AdamW, OptimConfig, RunConfig
-from normlab.data.batches import validation_windows
-from normlab.data.corpus import open_corpus
-from normlab.errors import StoreError
+from normlab.config.schema import AdamW, OptimConfig, RunConfig
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
 from normlab.stats.instrument import main_stream, tap
-from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.statistic import PROBE, STATISTICS
-from normlab.train import checkpoint
-from normlab.train.columns import check_statistics, parameter_column, parameter_families
-from normlab.train.measure import Measurement
-from normlab.train.training_run import notify
-
-if TYPE_CHECKING:
-    from normlab.train.load import LoadedRun
+from normlab.stats.measure.columns import check_statistics, parameter_column
+from normlab.stats.measure.step import Measurement
+from normlab.stats.profiles import Column
 
 MOST_PRODUCTS = 20
 """Most products of the Hessian with a vector, for each eigenvalue."""
@@ -305,42 +295,3 @@ def _unfused_attention(model: GPT) -> Iterator[None]:
     finally:
         for module in changed:
             module.fused = True
-
-
-# Checkpoints.
-
-
-def probe_checkpoints(run: LoadedRun, only: str | None = None) -> Iterator[Profiles]:
-    """Yield the probe statistics of each intact checkpoint of a run, oldest first; print the time of each.
-
-    Args:
-        run: The run.
-        only: One statistic to measure; None for all of the probe's.
-
-    Raises:
-        StoreError: There is no checkpoint.
-        ConfigError, DataError: The run's config or its corpus cannot be read.
-    """
-    folder, config = run.folder.path / checkpoint.FOLDER, run.config
-    steps = sorted(checkpoint.steps(folder))
-    if not steps:
-        raise StoreError(f"run {run.folder.run_id} has no checkpoint to probe; the same `normlab train` makes one")
-    corpus = open_corpus(config.data)
-    tokens, targets = validation_windows(corpus.val, config.model.context, config.eval.sequences)
-    count = probe_examples(config.train.batch_size)
-    names = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE and only in (None, name))
-    for step in steps:
-        start = time.perf_counter()
-        try:
-            saved = checkpoint.read(folder, step)
-        except checkpoint.DamagedCheckpoint as error:
-            notify(f"{error}; left out")
-            continue
-        model = run.model_at(saved)
-        prefix = "square/"
-        squares = {n.removeprefix(prefix): tensor for n, tensor in saved.tensors.items() if n.startswith(prefix)}
-        preconditioner = adam_preconditioner(config.optim, squares, saved.tensors["count"])
-        measurement = Probe(model, names, tokens[:count], targets[:count], preconditioner)()
-        layout, order = Layout.of(measurement.columns, config.model.depth, parameter_families(model))
-        notify(f"probe of step {step} took {time.perf_counter() - start:.1f} s")
-        yield Profiles(layout, np.array([step]), measurement.values.numpy()[None, order])

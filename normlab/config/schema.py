@@ -1,7 +1,7 @@
 """The config of a run: a tree of typed options, their validation, and the run's identity.
 
-Imports neither Hydra nor torch. `compose.py` composes a `RunConfig` from a command line. A config is read-only once
-`validate` has passed.
+Imports neither Hydra nor torch. `compose.py` composes a `RunConfig` from overrides, and `validate` checks it; later it
+is read-only.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from normlab.corpora import DATA, DataConfig, HubData
+from normlab.config.corpora import DATA, DataConfig, HubData
 from normlab.errors import ConfigError, unknown
-from normlab.init_rules import INIT_RULES
 from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import FORMER_NAMES, PLACEMENTS, Placement
+from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import plugin_file
 from normlab.stats.options import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, StatsConfig
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normlab.config import RunConfig
+from normlab.config.schema import RunConfig
+from normlab.errors import notify
+from normlab.model.runner import ModelRunner, SingleRun
+from normlab.stats.measure.columns import parameter_families
+from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
+from normlab.stats.measure.probe import Probe, adam_preconditioner, fits_share, probe_examples, probe_steps
+from normlab.stats.measure.step import Measure, Measurement
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.statistic import CORE, EXTENDED, PROBE
-from normlab.train.columns import parameter_families
-from normlab.train.evaluate import Validation
-from normlab.train.extended_pass import MOST_EXAMPLES, ExtendedPass
-from normlab.train.measure import Measure, Measurement
-from normlab.train.optim import Optimizer
-from normlab.train.probing import Probe, adam_preconditioner, fits_share, probe_examples, probe_steps
-from normlab.train.runner import ModelRunner, SingleRun
-from normlab.train.training_run import notify
+
+if TYPE_CHECKING:
+    from normlab.train.evaluate import Validation
+    from normlab.train.optim import Optimizer
 
 INSPECT = "`normlab inspect RUN --probe` makes a probe later"
 

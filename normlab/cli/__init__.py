@@ -1,0 +1,84 @@
+"""The command line: one file a command. A command imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import typer
+
+from normlab.cli.app import app, discard_output, replace_interrupt_handler
+from normlab.errors import NormlabError, one_line
+from normlab.openmp import limit_spinning
+from normlab.plugins import plugin_line
+
+COMMANDS = (
+    *("train", "sweep", "summarize", "compare", "list", "verify", "probe", "explain", "inspect", "sample", "doctor"),
+    "completion",
+)
+"""The modules that define the commands, in the order of `normlab --help`."""
+
+for _command in COMMANDS:
+    import_module(f"normlab.cli.{_command}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command and exit: 0 success, 1 failed runs or checks, 2 an error in the input, 128 + n on signal n."""
+    limit_spinning()
+    _replace_closed_streams()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    # Until a run starts Ctrl-C ends the process: Python could lose an exception that is raised during an import.
+    replace_interrupt_handler(signal.default_int_handler, signal.SIG_DFL)
+    try:
+        arguments = [argument for argument in arguments if argument != "--debug"]
+        code = app(args=arguments, prog_name="normlab", standalone_mode=False)
+    except BrokenPipeError:
+        discard_output()
+        sys.exit(1)
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        message = _message_of(error)
+        if debug or message is None:
+            raise
+        if isinstance(error, OSError) and error.filename is None:
+            discard_output()
+        print(f"error: {one_line(message)}", file=sys.stderr)
+        sys.exit(2)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+    finally:
+        replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)
+
+
+def _message_of(error: Exception) -> str | None:
+    """Return what to print about an error of the user's input, files or plugins; None for any other error."""
+    if isinstance(error, NormlabError):
+        return str(error)
+    if isinstance(error, OSError):
+        if error.filename is not None:
+            from normlab.store.files import io_error
+
+            return str(io_error(Path(str(error.filename)), "opened", error))
+        if error.errno == errno.ENOSPC:  # without a file name: standard output
+            return f"the output cannot be written ({error.strerror}); free some space, or redirect it"
+        return None
+    if hasattr(error, "format_message"):  # typer's errors about arguments, whose class is not public
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "normlab"
+        return f"{error.format_message().rstrip('.')}; {command} --help lists the options"  # pyright: ignore[reportAttributeAccessIssue]
+    if (where := plugin_line(error)) is not None:
+        return f"plugins: {where}: {type(error).__name__}: {error}; fix the file (--debug prints the traceback)"
+    return None
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device for a stream that was closed at the start (`>&-`): Python has None for it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115

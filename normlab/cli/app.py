@@ -1,0 +1,92 @@
+"""The command-line application, and what its commands share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from normlab import __version__
+from normlab.errors import one_line
+
+ResultsDir = Annotated[str, typer.Option(help="Folder of the results.")]
+Run = Annotated[str, typer.Argument(help="A run: its folder, id, beginning of the id, or name.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute the plugins in the run's folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", help="Select runs: 'model.depth>=8,norm!=none'. Operators: = != < <= > >="),
+]
+
+
+def overrides_argument(help: str) -> Any:
+    """Return the argument of a command that takes overrides."""
+    return typer.Argument(metavar="OVERRIDE", help=help)
+
+
+class HydraCommand(TyperCommand):
+    """A command that takes Hydra's flags. Short ones are spelt out, since click reads -cd=x as -c -d -= -x."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        long = {"-cd": "--config-dir", "-cn": "--config-name", "-c": "--cfg", "-p": "--package", "-i": "--info"}
+        parts = [argument.partition("=") for argument in args]
+        return super().parse_args(ctx, [long.get(flag, flag) + equals + value for flag, equals, value in parts])
+
+
+app = typer.Typer(
+    name="normlab",
+    help="Train transformers with different norms and placements, and compare them.",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"normlab {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def show_progress(text: str) -> None:
+    """Replace the current line of a terminal; an empty text clears it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="\r\x1b[K" if not text else "", file=sys.stderr, flush=True)
+
+
+def echo(line: str) -> None:
+    """Print a line; a reader that has closed the pipe does not make the run fail."""
+    try:
+        typer.echo(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+
+
+def discard_output() -> None:
+    """Send standard output to the null device, so that Python does not complain about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def warn(message: object) -> None:
+    """Print a warning on stderr."""
+    typer.echo(f"warning: {one_line(message)}", err=True)
+
+
+def replace_interrupt_handler(old: Any, new: Any) -> None:
+    """Replace Python's own handler only: a caller's handler stays, and a background job still ignores Ctrl-C."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is old:
+        signal.signal(signal.SIGINT, new)

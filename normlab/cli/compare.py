@@ -1,0 +1,51 @@
+"""`normlab compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from normlab import __version__
+from normlab.cli.app import ResultsDir, Where, app
+from normlab.errors import one_line
+
+
+@app.command()
+def compare(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SWEEP|RUN",
+            help="Sweeps, runs or results folders: folder, name, id, or beginning of the id. Default: --results-dir.",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Options that define a cell. Default: those that differ between runs.")
+    ] = None,
+    where: Where = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="HTML file to write. Default: compare.html in the sweep's folder."),
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="html, or png to write the figures too.")] = "html",
+    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    results_dir: ResultsDir = "results",
+) -> None:
+    """Write an HTML page that compares runs.
+
+    The page shows which cell is best, with intervals and tests, and the statistics of its runs. It needs no other
+    files. The command prints a summary and the page's path. Damaged records are named and left out.
+    """
+    from normlab.report.compare.write import Options, write_compare
+
+    page = None if output is None else Path(output)
+    options = Options(
+        by=by, where=where or (), output=page, format=format, open=open, results_dir=results_dir, version=__version__
+    )
+    written = write_compare(paths or [], options)
+    for line in written.summary:
+        typer.echo(one_line(line))
+    for path in written.paths:
+        typer.echo(path)

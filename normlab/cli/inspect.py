@@ -1,0 +1,59 @@
+"""`normlab inspect`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from normlab.cli.app import ResultsDir, Run, Trust, app
+from normlab.errors import ConfigError, one_line
+
+
+@app.command()
+def inspect(
+    run: Run,
+    statistic: Annotated[str | None, typer.Argument(help="One of `normlab list stats`, or spikes.")] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Measure its checkpoints now, for example curvature.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every step and layer.")] = False,
+    trust: Trust = False,
+    results_dir: ResultsDir = "results",
+) -> None:
+    """Print the statistics measured in a run.
+
+    These are statistics of activations, gradients, norms and updates, by depth and over training.
+    """
+    from normlab.report import inspect as statistics
+    from normlab.report.render import render
+    from normlab.store.query import examine, resolve_run
+
+    folder = resolve_run(run, results_dir)
+    statistics.check_statistic(statistic, probe=probe)
+    if trust and not probe:
+        raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
+    if not probe and (problem := examine(folder).problem):
+        typer.echo(f"normlab: {one_line(problem)}", err=True)
+    if statistic == statistics.SPIKES:
+        spikes = statistics.spike_rows(folder)
+        return typer.echo(render(spikes, "json") if json else render(statistics.spike_table(spikes)))
+    if probe:
+        from normlab.train.load import LoadedRun, probe_checkpoints
+
+        probed = list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic))
+        rows = statistics.rows_of(probed, statistic)
+    else:
+        rows = statistics.inspect(folder, statistic)
+    if json:
+        return typer.echo(render(rows, "json"))
+    if statistic is None:
+        typer.echo(render(statistics.overview_rows(rows)))
+        if steps := statistics.overview_steps(rows):
+            typer.echo(steps)
+        command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
+        return typer.echo(f"{command} shows a statistic in full; normlab list stats lists them")
+    typer.echo(statistics.heading(statistic))
+    typer.echo(render(statistics.table_rows(rows)))
+    for note in statistics.notes(rows):
+        typer.echo(note)
+    if more := statistics.left_out(rows):
+        typer.echo(more)

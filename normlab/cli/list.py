@@ -1,0 +1,49 @@
+"""`normlab list`."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Annotated
+
+import typer
+
+from normlab.cli.app import app
+from normlab.errors import ConfigError, unknown
+from normlab.plugins import load_plugins
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, init, stats or runs.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe; for runs, their folder."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option.")] = False,
+) -> None:
+    """List norms, placements, models, runs and more.
+
+    With plugins=[my_norm.py] the list includes what your own files register.
+    """
+    from normlab.report.catalogue import ENTRIES, ROWS
+    from normlab.report.entry import entry_text, one_entry
+    from normlab.report.listing import list_runs
+    from normlab.report.render import render
+
+    plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
+    names = [argument for argument in arguments or [] if argument not in plugins]
+    if len(names) > 1:
+        raise ConfigError(f"list {what} {' '.join(names)}: too many names; choose one")
+    name = names[0] if names else None
+    load_plugins([])
+    if plugins:
+        from normlab.config.compose import register_plugins
+
+        register_plugins(plugins)
+    kinds = {"runs": lambda: list_runs(name or "results"), **(ENTRIES if json else ROWS)}
+    if what not in kinds:
+        raise ConfigError(unknown("list", what, kinds))
+    if what != "runs" and name is not None:
+        width = shutil.get_terminal_size((100, 24)).columns
+        return typer.echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width))
+    typer.echo(render(kinds[what](), "json" if json else "table"))

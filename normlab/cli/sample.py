@@ -1,0 +1,26 @@
+"""`normlab sample`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from normlab.cli.app import ResultsDir, Run, Trust, app
+
+
+@app.command()
+def sample(
+    run: Run,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
+    tokens: Annotated[int, typer.Option(help="Number of tokens to generate.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 takes the likeliest token.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    trust: Trust = False,
+    results_dir: ResultsDir = "results",
+) -> None:
+    """Continue a text with a run's model."""
+    from normlab.train.load import load
+
+    loaded = load(run, results_dir, trust=trust)
+    typer.echo(loaded.sample(prompt, tokens=tokens, temperature=temperature, seed=seed))

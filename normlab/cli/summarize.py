@@ -1,0 +1,66 @@
+"""`normlab summarize`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from normlab.cli.app import ResultsDir, Where, app
+from normlab.errors import ConfigError, one_line
+
+
+@app.command()
+def summarize(
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SWEEP|RUN", help="A sweep, run or results folder: its folder, name, id, or beginning of the id."
+        ),
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
+    by: Annotated[
+        str | None, typer.Option("--by", help="Group runs into cells by these options: norm,placement,model.depth.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", help="With --by: difference to this baseline, as norm=layernorm.")
+    ] = None,
+    where: Where = None,
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="With --by: a learning rate at which to compare all cells too.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="With --by: steps and seconds to this validation loss.")
+    ] = None,
+    spikes: Annotated[
+        bool, typer.Option("--spikes", help="With --by: count loss spikes of runs that have not counted them.")
+    ] = False,
+    results_dir: ResultsDir = "results",
+) -> None:
+    """Print outcome, losses and speed of each run or cell.
+
+    With --by, the runs that agree in these options form a cell, shown with means and intervals over seeds. A cell is
+    shown at its best learning rate, selected on the same validation loss, and at a learning rate that all cells share.
+
+    Outcomes: a run is stuck if its final loss is within 5 % of the corpus's unigram entropy and no evaluation was
+    lower. It has regressed if an evaluation was below this band and the last one is not, if one was in it and the last
+    is above, or if the last is more than 5 % above both ln V and the initial loss. It has diverged if the loss is not
+    finite, or more than 1 nat/token above both ln V and the initial loss. A diverged run is counted, ranks worse than
+    every finite loss, and loses its pair.
+    """
+    from normlab.report.render import render
+    from normlab.report.summary import summarize as rows_of
+
+    if by is None:
+        given = {"--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None}
+        if unused := [option for option, value in given.items() if value is not None]:
+            raise ConfigError(f"{', '.join(unused)}: has no effect without --by; add, for example, --by norm,placement")
+        return typer.echo(render(rows_of(path or results_dir, where or (), results_dir), format))
+    from normlab.report.by import Options, summarize_by
+    from normlab.report.by_text import render_report
+
+    options = Options(where=where or (), against=against, lr=lr, target=target, spikes=spikes)
+    report = summarize_by(path or results_dir, [option.strip() for option in by.split(",")], options, results_dir)
+    typer.echo(render_report(report, format))
+    for warning in report.warnings:
+        typer.echo(f"normlab: {one_line(warning)}", err=True)

@@ -1,0 +1,53 @@
+"""`normlab sweep`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from normlab.cli.app import HydraCommand, app, echo, overrides_argument, show_progress, warn
+
+
+@app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
+def sweep(
+    overrides: Annotated[list[str] | None, overrides_argument("A grid: norm=rmsnorm,dyt 'seed=range(3)'")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without training.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Train failed runs again.")] = False,
+) -> int:
+    """Train a grid of runs, or resume it.
+
+    The same command resumes the sweep. Exit code 1 if a run failed; a diverged run is an outcome.
+
+    Runs that differ only in numbers train stacked, in packs of sweep.pack runs, one process a pack. sweep.pack=auto: 1
+    on a CPU in fp32, 16 in bf16 at width 128 or less; on a GPU 8 up to width 512, 4 up to 1024. The bits of a run
+    depend on the size and members of its pack, which the plan records.
+
+    Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
+    """
+    from normlab.config.compose import compose_sweep, show_config
+    from normlab.report.render import render
+    from normlab.sweep import plan_text
+    from normlab.sweep.plan import make_plan
+    from normlab.sweep.progress import ProgressDisplay
+    from normlab.sweep.supervisor import supervise
+
+    if show_config(overrides or []):
+        return 0
+    options, runs = compose_sweep(overrides or [], show_progress)
+    planned = make_plan(options, runs, show_progress)
+    for warning in planned.warnings:
+        warn(warning)
+    plan, folder = planned.plan, planned.folder
+    for line in plan_text.plan_lines(plan, folder):
+        echo(line)
+    if dry_run:
+        if rows := plan_text.pack_rows(plan, folder):
+            echo(render(rows))
+        return 0
+
+    outcome = supervise(folder, plan, options, ProgressDisplay(folder), retry_failed=retry_failed)
+    echo(render(plan_text.run_rows(outcome.plan, folder, outcome.failed)))
+    for line in plan_text.result_lines(outcome.plan, folder, outcome.failed):
+        echo(line)
+    return outcome.code

@@ -1,0 +1,57 @@
+"""`normlab train`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from normlab.cli.app import app, echo, overrides_argument, replace_interrupt_handler
+
+if TYPE_CHECKING:
+    from normlab.config.schema import RunConfig
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+def train(
+    overrides: Annotated[list[str] | None, overrides_argument("norm=rmsnorm placement=pre model.depth=8")] = None,
+) -> None:
+    """Train a run, or resume it.
+
+    The same command resumes an interrupted run. Every Hydra flag works: --help, --cfg job, --multirun.
+
+    Example: normlab train norm=rmsnorm placement=pre model.depth=8
+    """
+    # Hydra prints through logging, which would report a pipe that its reader closed (`| head`).
+    logging.raiseExceptions = False
+    from normlab.config.compose import run_job
+    from normlab.train.machine import check_machine
+
+    run_job(overrides or [], _train, check_machine)
+
+
+def _train(config: RunConfig) -> None:
+    """Train one run and print its outcome; exit if a signal stopped it, so that a --multirun stops too."""
+    from normlab.store.outcome import describe_divergence, final_losses, format_loss, outcome_of
+    from normlab.train.run import train
+
+    replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # train stops at a signal by itself
+    outcome = train(config, ends_process=True)
+    status = outcome.status
+    if outcome.already_ended:
+        name = outcome_of(outcome.folder.run(), outcome.state, status) or outcome.state
+        loss, _ = final_losses(name, status)
+        ending = "" if loss is None else f", validation loss {format_loss(loss)}"
+        echo(f"{name} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another run)")
+    if outcome.state == "diverged":
+        echo(f"diverged at step {status['diverged']['step']}: {describe_divergence(status['diverged'])}")
+    if outcome.state == "interrupted":
+        echo(f"interrupted at step {status['step']}: the same command resumes it")
+    echo(os.path.relpath(outcome.folder.path))
+    if outcome.signal:
+        sys.exit(128 + outcome.signal)

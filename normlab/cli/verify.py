@@ -1,0 +1,43 @@
+"""`normlab verify`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from normlab.cli.app import HydraCommand, Json, app, echo, overrides_argument, warn
+
+
+@app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
+def verify(
+    overrides: Annotated[list[str] | None, overrides_argument("norm=rmsnorm placement=pre, as for train.")] = None,
+    json: Json = False,
+) -> int:
+    """Check norms and placements against references.
+
+    Checks the block of a run, or without overrides the complete catalogue, against reference implementations,
+    identities and closed-form laws. With plugins=[FILE] alone, checks everything that the plugins register. Exit code
+    1 if a check fails.
+    """
+    import torch
+
+    from normlab.config.compose import compose_run, norm_presets, overrides_in, show_config
+    from normlab.report.render import render
+    from normlab.verify.run import checks_of_catalogue, select_checks, verdict
+
+    if show_config(overrides or []):
+        return 0
+    torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
+    results, config = [], compose_run(overrides) if overrides else None
+    presets = norm_presets(None if config is None else [config.norm.preset])
+    if config is None:
+        checks = checks_of_catalogue(presets)
+    else:
+        checks = select_checks(config, overrides_in(overrides or []), presets)
+    for warning in () if config is None else config.warnings():
+        warn(warning)
+    for check in checks:
+        results.append(check)
+        if not json:
+            echo(str(check))
+    echo(render([check.row() for check in results], "json") if json else verdict(results))
+    return int(not all(check.passed for check in results))

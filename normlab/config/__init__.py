@@ -1,0 +1,1 @@
+"""The configuration of runs and sweeps: its schema, and its composition by Hydra."""

@@ -1,0 +1,1 @@
+"""The computation of statistics: in a training step, in passes between steps, and at initialisation."""

@@ -143,15 +143,19 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
 
 
 def extra_parameters(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
-    """Yield (layer, name, value) of each parameter outside linear layers and embeddings; layer 0 is no block."""
-    tied: set[Tensor] = set()
+    """Yield (layer, name, value) of each parameter outside linear layers and embeddings; layer 0 is no block.
+
+    A shared parameter comes once, under its first name.
+    """
+    seen: set[Tensor] = set()
     for prefix, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            tied.update(module.parameters())
+            seen.update(module.parameters())
             continue
         for leaf, parameter in module.named_parameters(recurse=False):
-            if parameter in tied:
+            if parameter in seen:
                 continue
+            seen.add(parameter)
             name = f"{prefix}.{leaf}"
             parts = name.split(".", 2)
             yield (int(parts[1]) + 1, parts[2], parameter) if parts[0] == "blocks" else (0, name, parameter)

@@ -113,7 +113,7 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
             owners.setdefault((entry if isinstance(entry, type) else type(entry)).__module__, []).append(name)
         package = importlib.import_module(f"normlab.{kind}")
         for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
-            if path.stem in ("__init__", "base"):
+            if path.stem in ("__init__", "base", "init_rules"):
                 continue
             module = importlib.import_module(f"normlab.{kind}.{path.stem}")
             names = owners.get(module.__name__, [])

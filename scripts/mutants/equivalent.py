@@ -45,6 +45,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return frozenset(attn.norms + mlp.norms) & set(INNER_SITES)  ->  return frozenset(attn.norms + mlp.norms)",
     ): "a block looks its inner sites up by name",
     (
+        "prmsnorm",
+        "self.channels = max(1, rounded(options.fraction * width))  ->  "
+        "self.channels = max(1, rounded(rounded(options.fraction * width)))",
+    ): "a rounded number stays what it is",
+    (
         "seednorm",
         "alpha_D, beta_D, gamma_D = (vector.to(work_D.dtype) for vector in (self.alpha, self.beta, self.gamma))  ->  "
         "alpha_D, beta_D, gamma_D = (vector for vector in (self.alpha, self.beta, self.gamma))",

@@ -91,8 +91,8 @@ def test_run_is_the_same_when_wandb_fails(case: str, reference: Path, alone: flo
         output, seconds = train(results, "-c", IN_THE_MIDDLE, number, mode="offline")
     (line,) = [line for line in output.splitlines() if "The local record has everything" in line]
     assert "upload later with: wandb sync " in line
-    # Ten seconds at the start and at the end, and a few for W&B's import and a busy machine.
-    assert seconds - alone < 10 + 10 + 5
+    # Ten seconds at the start and at the end; the rest takes longer on a slow or busy machine, as the run alone does.
+    assert seconds < 10 + 10 + 3 * alone
     folder = results / "runs" / reference.name
     assert Path(line.split()[-1]).is_dir()
     # W&B's own folder is not part of the record.
@@ -123,7 +123,7 @@ def test_wandb_process_that_is_stopped_at_the_start(reference: Path, alone: floa
     output, seconds = train(tmp_path / "results", "-c", BEGINNING, mode="offline")
     (line,) = [line for line in output.splitlines() if "W&B" in line]
     assert line.endswith("The local record has everything; W&B got nothing")
-    assert seconds - alone < 2 * 10
+    assert seconds < 2 * 10 + 3 * alone
     folder = tmp_path / "results" / "runs" / reference.name
     subprocess.run(["rm", "-rf", folder / "wandb"], check=True)
     assert differences(reference, folder) == []

@@ -38,7 +38,7 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import RUN_FILE
 from normlab.train import checkpoint
 from normlab.train.identity import versions
-from normlab.train.run import PLUGINS, TOKENIZER_FILE
+from normlab.train.prepare import PLUGINS, TOKENIZER_FILE
 from normlab.train.training_run import FRESH
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from torch import Tensor
 from normlab.config.schema import RunConfig
 from normlab.data.batches import Batches, StackedBatches, validation_windows
 from normlab.data.corpus import Corpus
+from normlab.errors import NormlabError
 from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.placements.base import projects
@@ -29,7 +30,9 @@ from normlab.stats.measure.schedule import StatisticsSchedule
 from normlab.stats.measure.step import Measurement
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
-from normlab.store.schema import DIVERGED
+from normlab.store.evaluations import evaluations
+from normlab.store.outcome import final_status
+from normlab.store.schema import COMPLETED_STATES, DIVERGED, FAILED, INTERRUPTED, RUNNING
 from normlab.train import checkpoint
 from normlab.train.evaluate import Validation
 from normlab.train.machine import RuntimeSettings
@@ -251,14 +254,37 @@ class Loop:
             if run.diverged is None:
                 run.record_evaluation({name: by_run[index] for name, by_run in losses.items()})
 
+    # The status.
+
     def _write_status(self) -> None:
         for run in self.runs:
             run.settled = run.diverged is not None
-            run.folder.write_status(self.status(run, "running"))
+            run.folder.write_status(self.status(run, RUNNING))
 
     def status(self, run: TrainingRun, state: str) -> dict[str, Any]:
         """Return the content of a run's status.json; a run whose status says diverged keeps that state."""
         return run.status(DIVERGED if run.settled else state, peak_memory(self.settings.device))
+
+    def final_status(self, run: TrainingRun, state: str) -> dict[str, Any]:
+        """Return the status after the last step of the loop, with the outcome of a completed run."""
+        status = run.status(DIVERGED if run.diverged else state, peak_memory(self.settings.device))
+        initial_loss = next((each.loss for each in evaluations(run.folder) if each.step == 0), None)
+        return _with_digest(run, final_status(run.stored, status, initial_loss, run.last_finite))
+
+    def status_after_error(self, run: TrainingRun, error: BaseException) -> dict[str, Any]:
+        """Return the status of a run that an error ended; one that diverged before the error keeps its outcome."""
+        if isinstance(error, KeyboardInterrupt):
+            status = self.status(run, INTERRUPTED)
+        else:
+            status = self.status(run, FAILED)
+            reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
+            status |= {} if status["state"] == DIVERGED else {"error": reason}
+        return _with_digest(run, status)
+
+
+def _with_digest(run: TrainingRun, status: dict[str, Any]) -> dict[str, Any]:
+    """Return the status of a completed run with the digest of its rows, by which readers notice a changed record."""
+    return status | ({"metrics": run.folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {})
 
 
 def peak_memory(device: str) -> int | None:

@@ -105,15 +105,9 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> checkpoi
     return saved
 
 
-def report_changes(run: TrainingRun, start: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warn of and record other code, threads, instructions or hardware than at the run's start: bits will differ.
-
-    Args:
-        run: The run that resumes.
-        start: The run.json from its start.
-        now: The run.json that a start today would write.
-    """
-    old, new = _environment(start), _environment(now)
+def report_changes(run: TrainingRun) -> None:
+    """Warn of and record other code, threads, instructions or hardware than at the run's start: bits will differ."""
+    old, new = _environment(run.stored), _environment(run.record)
     # A record from before a field existed does not hold it.
     differences = [f"{name} was {old[name]} and is {new[name]}" for name in old if old[name] not in (None, new[name])]
     if differences:

@@ -1,57 +1,33 @@
-"""Trains runs from their configs: finds the folder, resumes or starts, feeds the sinks, and writes the final status."""
+"""Trains a run, or the runs of a pack, from their configs to their last status."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from normlab.config.schema import RunConfig, canonical_hash, config_from_record
-from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError, notify
+from normlab.config.schema import RunConfig
+from normlab.data.corpus import open_corpus
+from normlab.errors import ConfigError, OutOfMemoryError, StoreError
 from normlab.model.fingerprint import fingerprint
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
-from normlab.store.arrays import STATISTICS_FOLDER
-from normlab.store.evaluations import evaluations
-from normlab.store.files import io_error, write_atomic
-from normlab.store.outcome import final_status
-from normlab.store.reading import HOW_TO_FIX
-from normlab.store.runs import RunFolder, pack_run_ids
-from normlab.store.schema import (
-    COMPLETED_STATES,
-    DIVERGED,
-    METRICS_FILE,
-    RUN_FILE,
-    RUNNING,
-    RUNS_FOLDER,
-    STATUS_FILE,
-    to_json,
-)
+from normlab.store.runs import RunFolder
+from normlab.store.schema import COMPLETED_STATES
 from normlab.store.series import series
 from normlab.tracking.background import Background, abandon, wait_for_finish, wait_for_start
 from normlab.tracking.base import Sink
 from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbSink
-from normlab.train import checkpoint
-from normlab.train.identity import describe, runs_before_versions
 from normlab.train.loop import Loop
 from normlab.train.machine import apply, resolve
-from normlab.train.parent_run import find_parent_run
+from normlab.train.prepare import check_pack, open_runs, prepare_folders, status_if_completed
 from normlab.train.resume import report_changes, resume_from_checkpoint
 from normlab.train.signals import StopRequest
-from normlab.train.training_run import FRESH, TrainingRun
-
-PLUGINS = "plugins"
-TOKENIZER_FILE = "tokenizer.json"
-UNFINISHED = "unfinished"
-"""Marks a folder while its files are created, to tell an unfinished start from the remains of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +84,17 @@ def train_pack(
     corpus = open_corpus(configs[0].data)
     apply(settings)  # after the corpus: it may import a compiler, and a missing text is reported sooner
     with StopRequest(ends_process=ends_process) as stop:
-        # Of the settings only the init rule may differ between the runs of a pack.
-        records = [describe(config, replace(settings, init=config.init_rule), corpus) for config in configs]
-        runs = [
-            TrainingRun(config, RunFolder(_choose_folder(config, record)))
-            for config, record in zip(configs, records, strict=True)
-        ]
-        if pack is not None or len(runs) > 1:
-            ids = [run.folder.run_id for run in runs]
-            for run, record in zip(runs, records, strict=True):
-                record["pack"] = run.pack = {**(pack or {}), "runs": ids}
-        outcomes = [_existing_outcome(run, record) for run, record in zip(runs, records, strict=True)]
-        ended = [outcome for outcome in outcomes if outcome is not None]
-        if len(ended) == len(runs):
-            return ended
-        for run, record in zip(runs, records, strict=True):
-            if run.folder.exists():
-                _refuse_other_pack(run.folder.run(), record, pack)
-        block_fingerprint = fingerprint(configs[0])
-        for record in records:
-            record["fingerprint"] = block_fingerprint
+        runs = open_runs(configs, settings, corpus, pack)
+        completed = [status_if_completed(run) for run in runs]
+        if all(completed):
+            return [
+                Outcome(run.folder, status["state"], status, already_ended=True)
+                for run, status in zip(runs, completed, strict=True)
+                if status
+            ]
+        for run in runs:
+            check_pack(run)
+            run.record["fingerprint"] = runs[0].record.get("fingerprint") or fingerprint(configs[0])
         # The loop comes before the folders: a config that cannot be trained leaves nothing behind.
         with _convert_torch_errors():
             loop = Loop(runs, settings, corpus)
@@ -135,174 +102,21 @@ def train_pack(
             for run in runs:
                 locks.enter_context(run.folder.lock())
             with _convert_torch_errors():  # reading a checkpoint can exhaust the memory
-                old_records = [_prepare_folder(run, record, corpus) for run, record in zip(runs, records, strict=True)]
+                prepare_folders(runs, corpus)
                 resume_from_checkpoint(loop)
-            for number, (run, old, record) in enumerate(zip(runs, old_records, records, strict=True)):
-                report_changes(run, old, record)
+            for index, run in enumerate(runs):
+                report_changes(run)
                 stats = run.config.stats
                 run.folder.statistics.set_cadence(
                     run.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every}
                 )
                 run.sinks = (
-                    make_sinks(run.config, run.folder, console=loop.is_single) if sinks is None else sinks[number]
+                    make_sinks(run.config, run.folder, console=loop.is_single) if sinks is None else sinks[index]
                 )
             # After all errors, which stay a single line.
             for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
                 print(f"warning: {warning}", file=sys.stderr)
-            return _run(loop, old_records, stop)
-
-
-# The folder.
-
-
-def _choose_folder(config: RunConfig, record: dict[str, Any]) -> Path:
-    """Return the run's folder, and set the record's id and name; run.fresh=true numbers a new folder."""
-    runs = Path(config.results_dir) / RUNS_FOLDER
-    run_id, number = record["run_id"], 1
-    while config.run.fresh and (runs / record["run_id"]).exists():
-        if _is_stopped_fresh_run(RunFolder(runs / record["run_id"])):
-            break  # the same command started it: resume it
-        number += 1
-        record["run_id"] = f"{run_id}.{number}"
-    if config.run.name is None:
-        record["name"] = record["run_id"]
-    return runs / record["run_id"]
-
-
-def _is_stopped_fresh_run(folder: RunFolder) -> bool:
-    """Return whether a run was started with run.fresh=true and is neither ended nor running."""
-    try:
-        return bool(folder.run()["config"]["run"]["fresh"]) and folder.state() not in (*COMPLETED_STATES, RUNNING)
-    except (StoreError, KeyError, TypeError):  # a damaged record
-        return False
-
-
-def _existing_outcome(run: TrainingRun, record: Mapping[str, Any]) -> Outcome | None:
-    """Return the outcome of a run that has ended; print which options have no effect then."""
-    config, folder = run.config, run.folder
-    if not folder.exists():
-        return None
-    old, status = folder.run(), folder.status()
-    if not _is_record_of_run(old, record):
-        raise StoreError(
-            f"{folder.path / RUN_FILE}: is damaged (it is not the record of run {folder.run_id}); "
-            f"{HOW_TO_FIX[RUN_FILE]}"
-        )
-    if status["state"] not in COMPLETED_STATES:
-        return None
-    if problem := folder.metrics_problem():
-        notify(problem)
-    if config.run.name not in (None, old["name"]):
-        notify(f"run.name={config.run.name}: has no effect, the run has ended with the name {old['name']}")
-    old_stats, stats = (each["config"].get("stats", {}) for each in (old, record))
-    changed = [
-        f"stats.{option}"
-        for option, value in stats.items()
-        if option != "preset" and old_stats.get(option, value) != value
-    ]
-    if changed:
-        notify(
-            f"{', '.join(changed)}: no effect, the run has ended; `normlab inspect RUN --probe` measures its "
-            "checkpoints, and run.fresh=true trains another run with these statistics"
-        )
-    return Outcome(folder, status["state"], status, already_ended=True)
-
-
-def _is_record_of_run(old: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Return whether a run.json describes the run of its folder's name, with every part of the right type."""
-    try:
-        config, identity = config_from_record(old["config"]).identity(), old["identity"]
-        same = canonical_hash([config, identity]) == canonical_hash([record["identity"]["config"], record["identity"]])
-        git, pack = old["git"] or {"commit": "", "diff": ""}, old.get("pack")
-        return (
-            same
-            and all(isinstance(old[part], type(record[part])) for part in ("run_id", "name", "resolved", "corpus"))
-            and all(isinstance(git[part], str) for part in ("commit", "diff"))
-            and isinstance(old["versions"], dict)
-            and isinstance(old["config"]["run"]["fresh"], bool)
-            and (pack is None or isinstance(pack["runs"], list))
-        )
-    except (ConfigError, KeyError, TypeError, ValueError, AttributeError):
-        return False
-
-
-def _refuse_other_pack(old: Mapping[str, Any], record: Mapping[str, Any], pack: Mapping[str, Any] | None) -> None:
-    """Check that a run resumes in the kind of pack that it started in, because its checkpoints are shared.
-
-    Raises:
-        StoreError: The run started in another sweep's pack, or on its own.
-    """
-    size = len(pack_run_ids(old))
-    if size > 1 and old["pack"].get("sweep") != (pack or {}).get("sweep"):
-        raise StoreError(
-            f"run {old['run_id']} is one of a pack of {size} that trains together in sweep "
-            f"{old['pack'].get('sweep')}; start that sweep again to resume it, or run.fresh=true starts another "
-            "beside it"
-        )
-    if size < 2 <= len(pack_run_ids(record)):
-        raise StoreError(
-            f"run {old['run_id']} was started as a single run and cannot join a pack; resume it with `normlab train`, "
-            "or plan the sweep with sweep.pack=off"
-        )
-
-
-def _prepare_folder(run: TrainingRun, record: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-    """Create the folder of a new run; return the run.json that the folder holds."""
-    folder = run.folder
-    if not folder.exists():
-        _create(folder, record, run.config)
-    old = folder.run()
-    (folder.path / UNFINISHED).unlink(missing_ok=True)
-    write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
-    return old
-
-
-def _create(folder: RunFolder, record: dict[str, Any], config: RunConfig) -> None:
-    """Fill a new folder; run.json comes last, so that a kill in between leaves a folder that is no run yet."""
-    marker = folder.path / UNFINISHED
-    if not marker.exists() and (remains := _remains(folder)):
-        raise StoreError(
-            f"{folder.path / RUN_FILE}: is missing, but the folder has {' and '.join(remains)} of a run; put back a "
-            f"copy, or {FRESH}"
-        )
-    write_atomic(marker, b"")
-    try:
-        for name in (checkpoint.FOLDER, PLUGINS, STATISTICS_FOLDER, METRICS_FILE, STATUS_FILE):
-            path = folder.path / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        if config.plugins:
-            (folder.path / PLUGINS).mkdir()
-    except OSError as error:
-        raise io_error(Path(error.filename or folder.path), "written", error) from error
-    for number, path in enumerate(config.plugins):
-        copy = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
-        write_atomic(copy, Path(path).expanduser().read_bytes())
-    # The runs of a pack start together, at step 0.
-    parent = None
-    if not config.run.fresh and len(pack_run_ids(record)) < 2:
-        parent = find_parent_run(folder.path.parent, record, config)
-    if parent is not None:
-        parent.branch(folder)
-        record["continued_from"] = {"run_id": parent.folder.run_id, "step": parent.checkpoint.step}
-    for other in runs_before_versions(folder.path.parent, record["run_id"], record["identity"]):
-        notify(
-            f"run {other} has these settings, but was recorded before norms and placements had versions: it cannot be "
-            f"resumed, and {record['run_id']} starts from step 0"
-        )
-    RunFolder.create(folder.path, record)
-
-
-def _remains(folder: RunFolder) -> list[str]:
-    """Return the names of a run's files in a folder without run.json."""
-    files = {
-        checkpoint.FOLDER: checkpoint.steps(folder.path / checkpoint.FOLDER),
-        METRICS_FILE: folder.size(),
-        STATUS_FILE: (folder.path / STATUS_FILE).exists(),
-    }
-    return [name for name, exists in files.items() if exists]
-
-
-# The run.
+            return _run(loop, stop)
 
 
 def make_sinks(config: RunConfig, folder: RunFolder, *, console: bool = True) -> list[Sink]:
@@ -313,13 +127,13 @@ def make_sinks(config: RunConfig, folder: RunFolder, *, console: bool = True) ->
     return sinks
 
 
-def _run(loop: Loop, records: Sequence[dict[str, Any]], stop: StopRequest) -> list[Outcome]:
+def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
     try:
-        for run, record in zip(loop.runs, records, strict=True):
+        for run in loop.runs:
             first = run.progress.step
             for sink in run.sinks:
-                sink.start(record, first)
-                if record.get("continued_from", {}).get("step") == first and first > 0:
+                sink.start(run.stored, first)
+                if run.stored.get("continued_from", {}).get("step") == first and first > 0:
                     sink.log(run.folder.rows().rows)  # those of the parent run
         wait_for_start(_mirrors(loop))
         with _convert_torch_errors():
@@ -327,22 +141,12 @@ def _run(loop: Loop, records: Sequence[dict[str, Any]], stop: StopRequest) -> li
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: stop without a checkpoint
             stop.end()
-            _finish(loop, [loop.status(run, "interrupted") for run in loop.runs], stop, at_once=True)
-        else:
-            reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
-            statuses = [loop.status(run, "failed") for run in loop.runs]
-            # A run of the pack that diverged before the error keeps its outcome.
-            final = [each if each["state"] == DIVERGED else {**each, "error": reason} for each in statuses]
-            _finish(loop, final, stop)
+        _finish(loop, stop, [loop.status_after_error(run, error) for run in loop.runs], error)
         raise
-    statuses: list[dict[str, Any]] = []
-    for run, record in zip(loop.runs, records, strict=True):
-        status = loop.status(run, DIVERGED if run.diverged else state)
-        initial_loss = next((evaluation.loss for evaluation in evaluations(run.folder) if evaluation.step == 0), None)
-        statuses.append(final_status(record, status, initial_loss, run.last_finite))
+    statuses = _finish(loop, stop, [loop.final_status(run, state) for run in loop.runs])
     return [
         Outcome(run.folder, status["state"], status, stop.received if status["state"] == "interrupted" else None)
-        for run, status in zip(loop.runs, _finish(loop, statuses, stop), strict=True)
+        for run, status in zip(loop.runs, statuses, strict=True)
     ]
 
 
@@ -367,31 +171,14 @@ def _convert_torch_errors() -> Iterator[None]:
         raise
 
 
-def _with_spikes(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
-    """Return the status with the number of spikes by each rule, and write it if the run has ended."""
-    with contextlib.suppress(StoreError):  # the outcome stands without them: a report can count them again
-        spikes = {
-            each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored}
-            for each in count_spikes(series(folder))
-        }
-        status = {**status, "spikes": spikes}
-        if status["state"] in COMPLETED_STATES:
-            folder.write_status(status)
-    return status
-
-
 def _finish(
-    loop: Loop, statuses: Sequence[dict[str, Any]], stop: StopRequest, *, at_once: bool = False
+    loop: Loop, stop: StopRequest, statuses: Sequence[dict[str, Any]], error: BaseException | None = None
 ) -> list[dict[str, Any]]:
-    """Write the final statuses and finish the sinks; return the statuses that the sinks received."""
-    final = list(statuses)
-    mirrors = _mirrors(loop)
+    """Write the last statuses and finish the sinks; return the statuses that the sinks received."""
+    final, mirrors, at_once = list(statuses), _mirrors(loop), isinstance(error, KeyboardInterrupt)
     try:
-        for index, (run, status) in enumerate(zip(loop.runs, statuses, strict=True)):
-            final[index] = status | (
-                {"metrics": run.folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {}
-            )
-            run.folder.write_status(final[index])
+        for run, status in zip(loop.runs, statuses, strict=True):
+            run.folder.write_status(status)
     finally:
         stop.end()  # no step is left to stop at: from here Ctrl-C ends the wait for the sinks
         try:
@@ -407,6 +194,19 @@ def _finish(
             abandon(mirrors)
             raise
     return final
+
+
+def _with_spikes(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
+    """Return the status with the number of spikes by each rule, and write it if the run has ended."""
+    with contextlib.suppress(StoreError):  # the outcome stands without them: a report can count them again
+        spikes = {
+            each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored}
+            for each in count_spikes(series(folder))
+        }
+        status = {**status, "spikes": spikes}
+        if status["state"] in COMPLETED_STATES:
+            folder.write_status(status)
+    return status
 
 
 def _mirrors(loop: Loop) -> list[Background]:

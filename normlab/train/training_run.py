@@ -47,9 +47,11 @@ class TrainingRun:
 
     config: RunConfig
     folder: RunFolder
+    record: dict[str, Any]
+    """The run.json that a start today would write."""
+    stored: dict[str, Any] = field(default_factory=dict)
+    """The run.json that the folder holds: `record`, or that of the first start."""
     sinks: Sequence[Sink] = ()
-    pack: Mapping[str, Any] | None = None
-    """The sweep's pack that the run trains in: `sweep`, `number`, and `runs`, the ids of its runs."""
     progress: Progress = field(default_factory=Progress)
     diverged: dict[str, Any] | None = None
     """The step that diverged, its loss and gradient norm, and the last finite step."""
@@ -123,7 +125,7 @@ class TrainingRun:
             "tokens_per_s": tokens / progress.seconds if progress.seconds else None,
             "peak_memory_bytes": peak_memory_bytes,
             "checkpoint": self.saved_step,
-            **({"pack": self.pack} if self.pack else {}),
+            **({"pack": self.record["pack"]} if "pack" in self.record else {}),
             **({"diverged": self.diverged} if self.diverged else {}),
         }
 

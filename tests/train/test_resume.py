@@ -31,7 +31,7 @@ from normlab.options import plain_tree
 from normlab.report.summary import summarize
 from normlab.store.runs import RunFolder
 from normlab.store.schema import seal
-from normlab.train import checkpoint, parent_run
+from normlab.train import checkpoint, parent_run, prepare
 from normlab.train import run as training
 from normlab.train.identity import describe
 from normlab.train.machine import resolve
@@ -349,7 +349,7 @@ def test_run_killed_while_branching_branches_again(written: str, train: Train, m
 
     with monkeypatch.context() as patch:
         if written == "the marker":
-            patch.setattr(training, "find_parent_run", die)
+            patch.setattr(prepare, "find_parent_run", die)
         elif written == "the record":
             patch.setattr(parent_run.checkpoint, "save", die)
         else:
@@ -395,7 +395,7 @@ def test_divergence_is_an_outcome_and_keeps_the_last_finite_state(
 def test_run_killed_before_its_diverged_status_diverges_again(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     untouched = train(*DIVERGING, results="untouched")
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_finish", lambda loop, statuses, stop: statuses)
+        patch.setattr(training, "_finish", lambda loop, stop, statuses: statuses)
         folder = train(*DIVERGING)
     assert folder.state() == "killed"
     train(*DIVERGING)

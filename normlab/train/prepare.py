@@ -1,0 +1,216 @@
+"""Make runs ready to train: what `auto` means here, the corpus, the identity, the folder, and the newest checkpoint.
+
+`normlab train`, the workers of a sweep and the tasks on Slurm all start runs here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from normlab.config.schema import RunConfig, canonical_hash, config_from_record
+from normlab.data.corpus import Corpus
+from normlab.errors import ConfigError, StoreError, notify
+from normlab.store.arrays import STATISTICS_FOLDER
+from normlab.store.files import io_error, write_atomic
+from normlab.store.reading import HOW_TO_FIX
+from normlab.store.runs import RunFolder, pack_run_ids
+from normlab.store.schema import (
+    COMPLETED_STATES,
+    METRICS_FILE,
+    RUN_FILE,
+    RUNNING,
+    RUNS_FOLDER,
+    STATUS_FILE,
+    to_json,
+)
+from normlab.train import checkpoint
+from normlab.train.identity import describe, runs_before_versions
+from normlab.train.machine import RuntimeSettings
+from normlab.train.parent_run import find_parent_run
+from normlab.train.training_run import FRESH, TrainingRun
+
+PLUGINS = "plugins"
+TOKENIZER_FILE = "tokenizer.json"
+UNFINISHED = "unfinished"
+"""Marks a folder while its files are created, to tell an unfinished start from the remains of a run."""
+
+
+def open_runs(
+    configs: Sequence[RunConfig], settings: RuntimeSettings, corpus: Corpus, pack: Mapping[str, Any] | None = None
+) -> list[TrainingRun]:
+    """Return the runs of these configs, each with its folder and its run.json. Writes nothing.
+
+    Args:
+        configs: The configs of one run, or of the runs of a pack.
+        settings: This machine's settings; only the init rule may differ between the runs of a pack.
+        corpus: The corpus of all runs.
+        pack: The pack's `sweep` and `number`.
+    """
+    records = [describe(config, replace(settings, init=config.init_rule), corpus) for config in configs]
+    folders = [_choose_folder(config, record) for config, record in zip(configs, records, strict=True)]
+    if pack is not None or len(configs) > 1:
+        ids = [record["run_id"] for record in records]
+        for record in records:
+            record["pack"] = {**(pack or {}), "runs": ids}
+    return [
+        TrainingRun(config, RunFolder(folder), record)
+        for config, folder, record in zip(configs, folders, records, strict=True)
+    ]
+
+
+def status_if_completed(run: TrainingRun) -> dict[str, Any] | None:
+    """Return the status of a run that has completed before; print which options have no effect then.
+
+    Raises:
+        StoreError: The record in the folder is damaged, or that of another run.
+    """
+    config, folder, record = run.config, run.folder, run.record
+    if not folder.exists():
+        return None
+    old, status = folder.run(), folder.status()
+    if not _is_record_of_run(old, record):
+        raise StoreError(
+            f"{folder.path / RUN_FILE}: is damaged (it is not the record of run {folder.run_id}); "
+            f"{HOW_TO_FIX[RUN_FILE]}"
+        )
+    if status["state"] not in COMPLETED_STATES:
+        return None
+    if problem := folder.metrics_problem():
+        notify(problem)
+    if config.run.name not in (None, old["name"]):
+        notify(f"run.name={config.run.name}: has no effect, the run has ended with the name {old['name']}")
+    old_stats, stats = (each["config"].get("stats", {}) for each in (old, record))
+    changed = [
+        f"stats.{option}"
+        for option, value in stats.items()
+        if option != "preset" and old_stats.get(option, value) != value
+    ]
+    if changed:
+        notify(
+            f"{', '.join(changed)}: no effect, the run has ended; `normlab inspect RUN --probe` measures its "
+            "checkpoints, and run.fresh=true trains another run with these statistics"
+        )
+    return status
+
+
+def check_pack(run: TrainingRun) -> None:
+    """Check that a run resumes in the kind of pack that it started in, because its checkpoints are shared.
+
+    Raises:
+        StoreError: The run started in another sweep's pack, or on its own.
+    """
+    if not run.folder.exists():
+        return
+    old, record = run.folder.run(), run.record
+    size = len(pack_run_ids(old))
+    if size > 1 and old["pack"].get("sweep") != record.get("pack", {}).get("sweep"):
+        raise StoreError(
+            f"run {old['run_id']} is one of a pack of {size} that trains together in sweep "
+            f"{old['pack'].get('sweep')}; start that sweep again to resume it, or run.fresh=true starts another "
+            "beside it"
+        )
+    if size < 2 <= len(pack_run_ids(record)):
+        raise StoreError(
+            f"run {old['run_id']} was started as a single run and cannot join a pack; resume it with `normlab train`, "
+            "or plan the sweep with sweep.pack=off"
+        )
+
+
+def prepare_folders(runs: Sequence[TrainingRun], corpus: Corpus) -> None:
+    """Create the folders of new runs, and read the run.json of those that resume. The folders are locked."""
+    for run in runs:
+        if not run.folder.exists():
+            _create(run)
+        run.stored = run.folder.run()
+        (run.folder.path / UNFINISHED).unlink(missing_ok=True)
+        write_atomic(run.folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
+
+
+def _choose_folder(config: RunConfig, record: dict[str, Any]) -> Path:
+    """Return the folder of a run, and set the id and name of its record; run.fresh=true numbers a new folder."""
+    runs = Path(config.results_dir) / RUNS_FOLDER
+    run_id, number = record["run_id"], 1
+    while config.run.fresh and (runs / record["run_id"]).exists():
+        if _is_stopped_fresh_run(RunFolder(runs / record["run_id"])):
+            break  # the same command started it: resume it
+        number += 1
+        record["run_id"] = f"{run_id}.{number}"
+    if config.run.name is None:
+        record["name"] = record["run_id"]
+    return runs / record["run_id"]
+
+
+def _is_stopped_fresh_run(folder: RunFolder) -> bool:
+    """Return whether a run was started with run.fresh=true and is neither ended nor running."""
+    try:
+        return bool(folder.run()["config"]["run"]["fresh"]) and folder.state() not in (*COMPLETED_STATES, RUNNING)
+    except (StoreError, KeyError, TypeError):  # a damaged record
+        return False
+
+
+def _is_record_of_run(old: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Return whether a run.json describes the run of its folder's name, with every part of the right type."""
+    try:
+        config, identity = config_from_record(old["config"]).identity(), old["identity"]
+        same = canonical_hash([config, identity]) == canonical_hash([record["identity"]["config"], record["identity"]])
+        git, pack = old["git"] or {"commit": "", "diff": ""}, old.get("pack")
+        return (
+            same
+            and all(isinstance(old[part], type(record[part])) for part in ("run_id", "name", "resolved", "corpus"))
+            and all(isinstance(git[part], str) for part in ("commit", "diff"))
+            and isinstance(old["versions"], dict)
+            and isinstance(old["config"]["run"]["fresh"], bool)
+            and (pack is None or isinstance(pack["runs"], list))
+        )
+    except (ConfigError, KeyError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _create(run: TrainingRun) -> None:
+    """Fill a new folder; run.json comes last, so that a kill in between leaves a folder that is no run yet."""
+    folder, record, config = run.folder, run.record, run.config
+    marker = folder.path / UNFINISHED
+    if not marker.exists() and (remains := _remains(folder)):
+        raise StoreError(
+            f"{folder.path / RUN_FILE}: is missing, but the folder has {' and '.join(remains)} of a run; put back a "
+            f"copy, or {FRESH}"
+        )
+    write_atomic(marker, b"")
+    try:
+        for name in (checkpoint.FOLDER, PLUGINS, STATISTICS_FOLDER, METRICS_FILE, STATUS_FILE):
+            path = folder.path / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if config.plugins:
+            (folder.path / PLUGINS).mkdir()
+    except OSError as error:
+        raise io_error(Path(error.filename or folder.path), "written", error) from error
+    for number, path in enumerate(config.plugins):
+        copy = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
+        write_atomic(copy, Path(path).expanduser().read_bytes())
+    # The runs of a pack start together, at step 0.
+    parent = None
+    if not config.run.fresh and len(pack_run_ids(record)) < 2:
+        parent = find_parent_run(folder.path.parent, record, config)
+    if parent is not None:
+        parent.branch(folder)
+        record["continued_from"] = {"run_id": parent.folder.run_id, "step": parent.checkpoint.step}
+    for other in runs_before_versions(folder.path.parent, record["run_id"], record["identity"]):
+        notify(
+            f"run {other} has these settings, but was recorded before norms and placements had versions: it cannot be "
+            f"resumed, and {record['run_id']} starts from step 0"
+        )
+    RunFolder.create(folder.path, record)
+
+
+def _remains(folder: RunFolder) -> list[str]:
+    """Return the names of a run's files in a folder without run.json."""
+    files = {
+        checkpoint.FOLDER: checkpoint.steps(folder.path / checkpoint.FOLDER),
+        METRICS_FILE: folder.size(),
+        STATUS_FILE: (folder.path / STATUS_FILE).exists(),
+    }
+    return [name for name, exists in files.items() if exists]

@@ -18,7 +18,7 @@ from normlab.config.compose import compose_run, register
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
 from normlab.norms.base import NORMS
-from normlab.placements.algebra import _ROWS_BY_NAME
+from normlab.placements.algebra import ROWS_BY_NAME
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.init_rules import INIT_RULES
 from normlab.store.runs import RunFolder
@@ -71,7 +71,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Let nothing that a test registers be known after it."""
     monkeypatch.chdir(tmp_path)
     register()  # the package's own first
-    registries: list[dict[str, Any]] = [NORMS, PLACEMENTS, _ROWS_BY_NAME, INIT_RULES]
+    registries: list[dict[str, Any]] = [NORMS, PLACEMENTS, ROWS_BY_NAME, INIT_RULES]
     before, modules = [dict(registry) for registry in registries], set(sys.modules)
     yield
     for registry, content in zip(registries, before, strict=True):

@@ -1,11 +1,11 @@
-"""The residual algebra, and the placements that are rows of it.
+"""The residual algebra: placements that are rows of data. `table.py` holds the rows.
 
 With sub-layer F, block l of L (1-based),
 
     x <- C( a_l x + g b_l B( F( A(x) / s_l ) ) )
 
 A is the `in` norm, B the `out` norm, C the residual norm (`res`), each a norm or nothing; a_l, b_l and s_l
-are numbers, g a learned number, a learned vector or nothing. A placement of this kind is one row of ROWS.
+are numbers, g a learned number, a learned vector or nothing. A placement of this kind is one `Row`.
 
 Shapes: B batch, T time, D width.
 """
@@ -13,7 +13,6 @@ Shapes: B batch, T time, D width.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
@@ -42,36 +41,6 @@ Schedule = Callable[[int, int], float]
 def one(layer: int, depth: int) -> float:
     """1 in every block: no factor."""
     return 1.0
-
-
-def fourth_root(layer: int, depth: int) -> float:
-    """(2L)^(1/4): alpha of DeepNorm."""
-    return (2 * depth) ** 0.25
-
-
-def twice_depth(layer: int, depth: int) -> float:
-    """2L, the number of sub-layers: alpha of Keel."""
-    return 2.0 * depth
-
-
-def root_of_layer(layer: int, depth: int) -> float:
-    """sqrt(l)."""
-    return math.sqrt(layer)
-
-
-def zero(layer: int, depth: int) -> float:
-    """0 in every block."""
-    return 0.0
-
-
-def over_root_of_depth(layer: int, depth: int) -> float:
-    """1 / sqrt(L)."""
-    return depth**-0.5
-
-
-def smaller_with_depth(layer: int, depth: int) -> float:
-    """Initial value in LayerScale: 0.1 up to 18 blocks, 1e-5 up to 24, then 1e-6; 19 to 23 are our choice."""
-    return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,16 +87,6 @@ class Variant:
     formula: str
     early: EarlyBlocks | None = None
     """None if all blocks are alike."""
-
-
-def first_block_only(depth: int) -> int:
-    """Return 1."""
-    return 1
-
-
-def quarter(depth: int) -> int:
-    """Return floor(L / 4)."""
-    return depth // 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,332 +137,6 @@ class Row:
         return [sub for part in parts if part is not None for sub in (part.attn, part.mlp)]
 
 
-SMALL_POST = (
-    "branches of this size are negligible next to the normed stream: gradients are small and flat, and the comparison "
-    "with pre of arXiv:2002.04745 is reversed (see `normlab probe placement=pre,post init=gpt2,xavier`)"
-)
-NORMED_BRANCH = (
-    "the norm after the branch undoes the smaller weights and divides gradients by them: the first gradients grow with "
-    "depth (see `normlab probe placement=peri,res_post init=gpt2,gpt2_scaled`)"
-)
-DAMPED_TWICE = (
-    "1 / sqrt(l) already scales the branch, and the authors' code scales no residual init (arXiv:2502.05795, README)"
-)
-
-ROWS: tuple[Row, ...] = (
-    Row(
-        name="pre",
-        formula="x = x + F(N(x))",
-        parameters="0",
-        pitfalls=(
-            "The GPT in NVIDIA/ngpt was x = N(x) + F(N(x)) until November 2024 (issue 1): its stream was normed too.",
-            "The norm before the head is required: the stream grows with depth, and nothing else bounds it.",
-        ),
-        source="Xiong et al. 2020, arXiv:2002.04745, section 3; GPT-2",
-        init="gpt2_scaled",
-        attn=SubLayer(norms=("in",)),
-        mlp=SubLayer(norms=("in",)),
-        final_norm=True,
-    ),
-    Row(
-        name="post",
-        formula="x = N(x + F(x))",
-        parameters="0",
-        pitfalls=(
-            "The post-norm of OLMo 2 does not norm the stream; it is res_post here.",
-            "rmsnorm_post of MLS-Bench is a sandwich: peri here.",
-            "A run can stay at the unigram entropy of the corpus: that failure differs from divergence.",
-        ),
-        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.1",
-        note="The norm is on the stream. OLMo 2 means by post-norm a norm on the branch: res_post here",
-        init="xavier",
-        incompatible_inits={"gpt2": SMALL_POST, "gpt2_scaled": SMALL_POST, "depth_scaled": SMALL_POST},
-        attn=SubLayer(norms=("res",)),
-        mlp=SubLayer(norms=("res",)),
-    ),
-    Row(
-        name="peri",
-        formula="x = x + N(F(N(x)))",
-        parameters="0",
-        equals="sandwich",
-        pitfalls=(
-            "In ReaLLM-Forge peri has only the norm after the branch: res_post here. The norm before it is a switch.",
-            "Levanter and marin call it hybrid norm; that name belongs to hybridnorm.",
-        ),
-        source="Kim et al. 2025, arXiv:2502.02732 (Peri-LN)",
-        note="Called sandwich before, and hybrid norm in levanter; the norm on the embeddings is embedding_norm=true",
-        init="gpt2",
-        incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
-        attn=SubLayer(norms=("in", "out")),
-        mlp=SubLayer(norms=("in", "out")),
-        final_norm=True,
-    ),
-    Row(
-        name="sandwich",
-        formula="x = x + N(F(N(x)))",
-        parameters="0",
-        equals="peri",
-        source="Ding et al. 2021, arXiv:2105.13290 (CogView)",
-        note="peri by its older name. Some call N(x + F(N(x))) sandwich: pre_post here",
-        init="gpt2",
-        incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
-        attn=SubLayer(norms=("in", "out")),
-        mlp=SubLayer(norms=("in", "out")),
-        final_norm=True,
-    ),
-    Row(
-        name="depth_scaled_sandwich",
-        formula="x = x + N(F(N(x)))",
-        parameters="0",
-        equals="peri, of the same gains",
-        kind="DepthScaledPlacement",
-        source="Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra), whose c we know from a secondary source; c = 1 is "
-        "Arcee Trinity's, arXiv:2602.17004",
-        note="peri whose output norms' gains start at c / sqrt(L), c_attn = 0.283 and c_mlp = 0.432. The init of Pangu "
-        "Ultra is reported to be init=tinyinit. Arcee Trinity is placement.c_attn=1 placement.c_mlp=1",
-        init="gpt2",
-        incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
-        starts={
-            "wiring.attn.norms.out.affine.gain": "[c_attn * L ** -0.5 - unit_offset] * D",
-            "wiring.mlp.norms.out.affine.gain": "[c_mlp * L ** -0.5 - unit_offset] * D",
-        },
-        attn=SubLayer(norms=("in", "out"), out_gain=over_root_of_depth),
-        mlp=SubLayer(norms=("in", "out"), out_gain=over_root_of_depth),
-        final_norm=True,
-    ),
-    Row(
-        name="res_post",
-        formula="x = x + N(F(x))",
-        parameters="0",
-        pitfalls=(
-            "Called post-norm, it is confused with x = N(x + F(x)); here the stream is normed only before the head.",
-            "Its first sub-layer reads the embeddings without a norm, so their initial scale matters.",
-        ),
-        source="Liu et al. 2021, arXiv:2111.09883 (Swin v2)",
-        note="OLMo 2 (arXiv:2501.00656) is this with model.qk_norm=full, and calls it reordered norm",
-        init="gpt2",
-        incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
-        attn=SubLayer(norms=("out",)),
-        mlp=SubLayer(norms=("out",)),
-        final_norm=True,
-    ),
-    Row(
-        name="mix_ln",
-        formula="x = N(x + F(x)) if l <= L // 4 else x + F(N(x))",
-        parameters="0",
-        equals="pre with fewer than 4 blocks or placement.early_blocks=0; post with a final norm where all are early",
-        pitfalls=(
-            "The authors' code draws embeddings with standard deviation sqrt(2 / 5), undocumented; init=gpt2 has 0.02.",
-            "A quarter of the blocks suits 71M to 1B parameters; at 7B the loss has spikes (pixeli99/MixLN, issue 1).",
-        ),
-        source="Li et al. 2024, arXiv:2412.13795 (Mix-LN)",
-        note="Post in the first quarter of the blocks, then pre. With fewer than 4 blocks it is pre",
-        init="gpt2",
-        attn=SubLayer(norms=("in",)),
-        mlp=SubLayer(norms=("in",)),
-        early=EarlyBlocks(
-            blocks=quarter, condition="l <= L // 4", attn=SubLayer(norms=("res",)), mlp=SubLayer(norms=("res",))
-        ),
-        final_norm=True,
-    ),
-    Row(
-        name="deepnorm",
-        formula="x = N((2 * L) ** 0.25 * x + F(x))",
-        parameters="0",
-        pitfalls=(
-            "pixeli99/MixLN and lmsdss/LayerNorm-Scaling use alpha = 2.828, that of 32 blocks, at every depth.",
-            "The same two use (8L)^(+1/4) as the gain of the init: their tables show another method under this name.",
-            "A survey writes alpha x + beta F(N(x)); but no norm is before the branch, and beta is part of the init.",
-            "0.81 (N^4 M)^(1/16) and (3M)^(1/4) are for encoder-decoders; decoder-only models have (2L)^(1/4).",
-        ),
-        source="Wang et al. 2022, arXiv:2203.00555 (DeepNet), decoder-only",
-        init="deepnorm",
-        incompatible_inits={
-            "other": "beta = (8L)^(-1/4) on values, output and MLP is part of the method (arXiv:2203.00555)"
-        },
-        attn=SubLayer(norms=("res",), skip=fourth_root),
-        mlp=SubLayer(norms=("res",), skip=fourth_root),
-    ),
-    Row(
-        name="keel",
-        formula="h = x + A(N(x)) if l == 1 else N(2 * L * x + A(N(x))); "
-        "x = N(h + M(N(h))) if l == 1 else N(2 * L * h + M(N(h)))",
-        parameters="0",
-        kind="FirstBlockPlacement",
-        pitfalls=(
-            "first_block=same also divides the branches of the first block by 2L; public code does not.",
-            "Public code norms the input of the head again, which adds a gain: placement.final_norm=true.",
-            "x-transformers cites the paper for code without alpha: that is pre_post here.",
-            "Some code of this name computes g x + (1 - g) N(F(x)) with a gate g: another method.",
-        ),
-        source="Chen & Wei 2026, arXiv:2601.19895 (Keel), which we could not read; as in public forks of OLMo-core and "
-        "torchtitan",
-        note="2L is the number of sub-layers. The first block has no alpha, and no norm after its attention",
-        init="gpt2",
-        attn=SubLayer(norms=("in", "res"), skip=twice_depth),
-        mlp=SubLayer(norms=("in", "res"), skip=twice_depth),
-        early=EarlyBlocks(
-            blocks=first_block_only,
-            condition="l == 1",
-            attn=SubLayer(norms=("in",)),
-            mlp=SubLayer(norms=("in", "res")),
-        ),
-        variants={
-            "pre": Variant(
-                formula="x = x + F(N(x)) if l == 1 else N(2 * L * x + F(N(x)))",
-                early=EarlyBlocks(
-                    blocks=first_block_only,
-                    condition="l == 1",
-                    attn=SubLayer(norms=("in",)),
-                    mlp=SubLayer(norms=("in",)),
-                ),
-            ),
-            "same": Variant(formula="x = N(2 * L * x + F(N(x)))"),
-        },
-    ),
-    Row(
-        name="lns",
-        formula="x = x + F(N(x) / sqrt(l))",
-        parameters="0",
-        equals="pre with one block",
-        pitfalls=(
-            "lmsdss/LayerNorm-Scaling compares a lower-case name with 'LNS': the code of its method never runs.",
-            "OLMo-core keeps the factor in a buffer that to_empty() erases and nothing restores (pull request 698).",
-            "In the code of GPAS, 1 / sqrt(l) is only the initial value of a learned gain.",
-        ),
-        source="Sun et al. 2025, arXiv:2502.05795 (LayerNorm Scaling)",
-        note="The factor is fixed. As the initial value of a learned gain it is another method",
-        init="gpt2",
-        incompatible_inits={
-            "gpt2_scaled": DAMPED_TWICE,
-            "smallinit_scaled": DAMPED_TWICE,
-            "depth_scaled": DAMPED_TWICE,
-        },
-        attn=SubLayer(norms=("in",), shrink=root_of_layer),
-        mlp=SubLayer(norms=("in",), shrink=root_of_layer),
-        final_norm=True,
-    ),
-    Row(
-        name="skipinit",
-        formula="x = x + scale * F(x)",
-        parameters="2 * L",
-        equals="norm=none placement=pre where every factor is 1",
-        source="De & Smith 2020, arXiv:2002.10444 (SkipInit), for convolutional networks",
-        note="A number for each sub-layer. It has no norm at all",
-        init="xavier",
-        starts={"wiring.attn.scale": "0", "wiring.mlp.scale": "0"},
-        attn=SubLayer(scale=zero),
-        mlp=SubLayer(scale=zero),
-    ),
-    Row(
-        name="rezero",
-        formula="x = x + scale * F(x)",
-        parameters="L",
-        equals="skipinit where a block's two factors are the same",
-        pitfalls=(
-            "In the authors' code the two sub-layers of a block share a number; with two numbers it is skipinit.",
-        ),
-        source="Bachlechner et al. 2020, arXiv:2003.04887 (ReZero)",
-        note="As in the authors' code a number for each block, shared by its sub-layers. It has no norm at all",
-        init="xavier",
-        starts={"wiring.attn.scale": "0"},
-        attn=SubLayer(scale=zero),
-        mlp=SubLayer(scale=zero),
-        shared_scale=True,
-    ),
-    Row(
-        name="layerscale",
-        formula="x = x + scale * F(N(x))",
-        parameters="2 * L * D",
-        equals="pre where every factor is 1",
-        source="Touvron et al. 2021, arXiv:2103.17239 (LayerScale), for image transformers",
-        note="A factor for each channel, started at 0.1, 1e-5 or 1e-6 by depth",
-        init="gpt2",
-        starts={
-            "wiring.attn.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",
-            "wiring.mlp.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",
-        },
-        attn=SubLayer(norms=("in",), scale=smaller_with_depth, scale_per_channel=True),
-        mlp=SubLayer(norms=("in",), scale=smaller_with_depth, scale_per_channel=True),
-        final_norm=True,
-    ),
-    Row(
-        name="pre_post",
-        formula="x = N(x + F(N(x)))",
-        parameters="0",
-        pitfalls=("Called sandwich, it is confused with peri, which norms the branch and not the stream.",),
-        source="x-transformers, pre_and_post_norm=True; we know no paper",
-        note="Some call it sandwich, which is peri here",
-        init="xavier",
-        attn=SubLayer(norms=("in", "res")),
-        mlp=SubLayer(norms=("in", "res")),
-    ),
-    Row(
-        name="sub_ln",
-        formula="x = x + W_out(N(heads(N(x)))); x = x + W_down(N(hidden(N(x))))",
-        parameters="0",
-        pitfalls=(
-            "The gain sqrt(ln 2L) is for decoder-only models; the decoder of an encoder-decoder has sqrt(ln 3M).",
-        ),
-        source="Wang et al. 2022, arXiv:2210.06423 (Magneto)",
-        init="sub_ln",
-        incompatible_inits={
-            "other": "gamma = sqrt(ln 2L) on values, output and MLP is part of the method (arXiv:2210.06423)"
-        },
-        attn=SubLayer(norms=("in", "attn_inner")),
-        mlp=SubLayer(norms=("in", "mlp_inner")),
-        final_norm=True,
-    ),
-    Row(
-        name="hybridnorm",
-        formula="h = N(x + A_qkv(x)); x = h + M(h)",
-        parameters="0",
-        pitfalls=(
-            "Hybrid norm in Levanter and marin is peri.",
-            "Users of the code report runs that do not converge (issue 2) and no gain after 40B tokens (issue 5).",
-        ),
-        source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm)",
-        note="A_qkv has a norm on each head's q, k and v. In levanter hybrid norm is peri",
-        init="smallinit_scaled",
-        attn=SubLayer(norms=("q", "k", "v", "res")),
-        mlp=SubLayer(),
-        final_norm=True,
-    ),
-    Row(
-        name="hybridnorm_star",
-        formula="h = x + A_qkv(N(x)) if l == 1 else N(x + A_qkv(x)); x = h + M(N(h)) if l == 1 else h + M(h)",
-        parameters="0",
-        equals="hybridnorm with placement.early_blocks=0",
-        pitfalls=("The gain over pre depends on the init, and the comparison includes the method's own init.",),
-        source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm*), the first block as in its public code",
-        note="The first block is pre with a norm on each head's q, k and v",
-        init="smallinit_scaled",
-        attn=SubLayer(norms=("q", "k", "v", "res")),
-        mlp=SubLayer(),
-        early=EarlyBlocks(
-            blocks=first_block_only,
-            condition="l == 1",
-            attn=SubLayer(norms=("in", "q", "k", "v")),
-            mlp=SubLayer(norms=("in",)),
-        ),
-        final_norm=True,
-    ),
-    Row(
-        name="normformer",
-        formula="x = x + N(W_out(heads_scaled(N(x)))); x = x + W_down(N(hidden(N(x))))",
-        parameters="L * H",
-        source="Shleifer, Weston & Ott 2021, arXiv:2110.09456 (NormFormer), without its ResScale",
-        note="heads_scaled has a learned factor on each head's output. fairseq's scale_heads has it after W_out",
-        init="gpt2",
-        starts={"attn.head_scale": "[1] * H"},
-        attn=SubLayer(norms=("in", "out")),
-        mlp=SubLayer(norms=("in", "mlp_inner")),
-        head_scale=True,
-        final_norm=True,
-    ),
-)
-
-
 @dataclass(kw_only=True, slots=True)
 class AlgebraPlacement(Placement):
     """A placement that is a row of the algebra."""
@@ -524,7 +157,7 @@ class AlgebraPlacement(Placement):
     @property
     def row(self) -> Row:
         """The row of this name, as changed by the options."""
-        return _ROWS_BY_NAME[self.name]
+        return ROWS_BY_NAME[self.name]
 
     @property
     def version(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -640,14 +273,14 @@ class EarlyPlacement(AlgebraPlacement):
     @property
     def early(self) -> EarlyBlocks:
         """As in the row."""
-        early = _ROWS_BY_NAME[self.name].early
+        early = ROWS_BY_NAME[self.name].early
         assert early is not None
         return early
 
     @property
     def row(self) -> Row:
         """The row with `early_blocks` applied."""
-        row, blocks = _ROWS_BY_NAME[self.name], self.early_blocks
+        row, blocks = ROWS_BY_NAME[self.name], self.early_blocks
         if blocks is None:
             return row
         condition = f"l <= {blocks}"
@@ -666,7 +299,7 @@ class FirstBlockPlacement(AlgebraPlacement):
     @property
     def row(self) -> Row:
         """The row, or its variant with this first block."""
-        row = _ROWS_BY_NAME[self.name]
+        row = ROWS_BY_NAME[self.name]
         variant = row.variants.get(self.first_block)
         return row if variant is None else replace(row, formula=variant.formula, early=variant.early)
 
@@ -697,7 +330,7 @@ class DepthScaledPlacement(AlgebraPlacement):
     @property
     def row(self) -> Row:
         """The row with its initial gains multiplied by c."""
-        row = _ROWS_BY_NAME[self.name]
+        row = ROWS_BY_NAME[self.name]
         return replace(row, attn=_scaled_start(row.attn, self.c_attn), mlp=_scaled_start(row.mlp, self.c_mlp))
 
 
@@ -712,7 +345,8 @@ PLACEMENT_CLASSES = {
 }
 """Placement classes by name, for `Row.kind`."""
 
-_ROWS_BY_NAME: dict[str, Row] = {}
+ROWS_BY_NAME: dict[str, Row] = {}
+"""The registered rows."""
 
 SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
 """Possible sites of norms for each sub-layer."""
@@ -739,9 +373,5 @@ def register_row(row: Row) -> None:
     kind = row.kind or ("AlgebraPlacement" if row.early is None else "EarlyPlacement")
     if kind not in PLACEMENT_CLASSES:
         raise ConfigError(f"placement {row.name!r}: " + unknown("kind", kind, [*PLACEMENT_CLASSES]))
-    register_placement(PLACEMENT_CLASSES[kind](name=row.name), same=_ROWS_BY_NAME.get(row.name) == row)
-    _ROWS_BY_NAME[row.name] = row
-
-
-for _row in ROWS:
-    register_row(_row)
+    register_placement(PLACEMENT_CLASSES[kind](name=row.name), same=ROWS_BY_NAME.get(row.name) == row)
+    ROWS_BY_NAME[row.name] = row

@@ -28,8 +28,9 @@ from normlab.model.small import (
     small_config,
 )
 from normlab.norms.base import NORMS, NormConfig
-from normlab.placements.algebra import ROWS, AlgebraPlacement
+from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import Placement, projects
+from normlab.placements.table import ROWS
 from normlab.placements.wiring import Branch
 from normlab.plugins import starts_line
 from normlab.verify.check import Check, LargestError

@@ -70,19 +70,18 @@ TABLES["normlab.placements.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")
 """Tables outside functions that a run's computation uses."""
 
 
-def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = (), but: Iterable[str] = ()) -> Iterator[Mutant]:
+def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = ()) -> Iterator[Mutant]:
     """Yield the unchanged module and every mutant of it, with one node changed in each.
 
     Args:
         entry: The entry of the mutants.
         module: The module to mutate.
         only: Names of functions; by default all that compute something.
-        but: Names of functions to leave out.
     """
     tree = ast.parse(Path(inspect.getfile(module)).read_text(encoding="utf-8"))
     sources = {ast.unparse(tree)}
     yield Mutant(entry, UNCHANGED, partial(install, module, ast.unparse(tree)))
-    for site in list(_sites(tree, module.__name__, frozenset(only), frozenset(but))):
+    for site in list(_sites(tree, module.__name__, frozenset(only))):
         before = _text(site.line)
         for replacement in _replacements(site):
             site.put(replacement)
@@ -99,14 +98,14 @@ def _text(line: ast.AST) -> str:
     return ast.unparse(line).splitlines()[0]
 
 
-def _sites(tree: ast.Module, module: str, only: frozenset[str], but: frozenset[str]) -> Iterator[Site]:
+def _sites(tree: ast.Module, module: str, only: frozenset[str]) -> Iterator[Site]:
     """Yield the nodes to change."""
     for statement in tree.body:
         table = {ast.unparse(target) for target in _targets(statement)} & set(TABLES.get(module, ()))
         if table and (not only or table & only):
             yield from _below(statement, statement, frozenset())
         for function in _functions(statement):
-            if function.name not in {*EXCLUDED, *but} and (not only or function.name in only):
+            if function.name not in EXCLUDED and (not only or function.name in only):
                 nodes = list(ast.walk(function))
                 names = {node.id for node in nodes if isinstance(node, ast.Name)}
                 names |= {node.arg for node in nodes if isinstance(node, ast.arg)}

@@ -17,9 +17,9 @@ from mutants.rows import SCHEDULES, init_mutant, row_mutants
 from normlab.model.small import small_config
 from normlab.norms import base as norm_base
 from normlab.norms.base import NORMS
-from normlab.placements import algebra
+from normlab.placements import algebra, table
 from normlab.placements import base as placement_base
-from normlab.placements.algebra import EarlyBlocks, Row, SubLayer, quarter
+from normlab.placements.algebra import EarlyBlocks, Row, SubLayer
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.init_rules import INIT_RULES
 from normlab.verify import init_rules as init_rule_checks
@@ -62,7 +62,10 @@ def feature_rows() -> list[Row]:
         "wiring.mlp.norms.out.affine.gain": gain,
     }
     early = EarlyBlocks(
-        blocks=quarter, condition="l <= L // 4", attn=SubLayer(norms=("in", "attn_inner")), mlp=SubLayer(norms=("in",))
+        blocks=table.quarter,
+        condition="l <= L // 4",
+        attn=SubLayer(norms=("in", "attn_inner")),
+        mlp=SubLayer(norms=("in",)),
     )
     post = SubLayer(norms=("res",))
     formulas = (
@@ -117,18 +120,19 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
                 continue
             module = importlib.import_module(f"normlab.{kind}.{path.stem}")
             names = owners.get(module.__name__, [])
+            if module is table:  # its functions are schedules, and its rows have mutants of their own
+                for name, rows in SCHEDULES.items():
+                    found[name] = list(code_mutants(name, module, [name])), partial(placement_checks, *rows[:2])
+                continue
             entry = path.stem if path.stem in SHARED else "/".join(names)
             checks = partial(norm_checks if kind == "norms" else placement_checks, *names)
-            schedules = SCHEDULES if module is algebra else {}
-            mutants = list(code_mutants(entry, module, but=schedules))
-            for name, rows in schedules.items():
-                found[name] = list(code_mutants(name, module, [name])), partial(placement_checks, *rows[:2])
+            mutants = list(code_mutants(entry, module))
             if names and entry not in SHARED:
                 mutants += buffer_mutants(entry, _built(kind, names[0]))
                 mutants += [init_mutant(entry, name) for name in names if kind == "placements"]
                 mutants += [mutant for name in names if kind == "norms" for mutant in norm_mutants(entry, name)]
             found[entry] = mutants, SHARED.get(entry, checks)
-    for row in algebra.ROWS:
+    for row in table.ROWS:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]
         found[row.name] = mutants, partial(placement_checks, row.name)
     rules = importlib.import_module("normlab.placements.init_rules")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normlab.placements import algebra
+from normlab.placements import table
 
 NO_SCALE = "there is no scale to share"
 SHARED_SCALE = "attention's scale, which both share, replaces the MLP's"
@@ -24,7 +24,7 @@ NOTES = (
 EQUIVALENT: dict[tuple[str, str], str] = {
     **{
         (row.name, "row: shared_scale=True"): NO_SCALE
-        for row in algebra.ROWS
+        for row in table.ROWS
         if row.attn.scale is None and row.mlp.scale is None
     },
     **{

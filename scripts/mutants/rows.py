@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from mutants.mutant import Mutant
-from normlab.placements import algebra
+from normlab.placements import algebra, table
 from normlab.placements.algebra import EarlyBlocks, Row, Schedule, SubLayer, Variant, one
 from normlab.placements.base import PLACEMENTS
 
@@ -35,7 +35,7 @@ FACTORS: dict[str, Schedule] = {
     "l": lambda layer, depth: layer,
 }
 """Replacements of a factor of depth."""
-STARTS: dict[str, Schedule | None] = {"none": None, "0": algebra.zero, "1": one, "0.1": lambda layer, depth: 0.1}
+STARTS: dict[str, Schedule | None] = {"none": None, "0": table.zero, "1": one, "0.1": lambda layer, depth: 0.1}
 """Replacements of a learned factor's start."""
 SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
 
@@ -78,7 +78,7 @@ def _earlies(early: EarlyBlocks) -> Iterator[tuple[str, EarlyBlocks]]:
 
 
 def _set_row(row: Row) -> None:
-    algebra._ROWS_BY_NAME[row.name] = row
+    algebra.ROWS_BY_NAME[row.name] = row
 
 
 def init_mutant(entry: str, name: str) -> Mutant:
@@ -134,6 +134,6 @@ def _uses(row: Row) -> set[str]:
 
 SCHEDULES: dict[str, list[str]] = {}
 """Rows by the name of the schedule that they use."""
-for _row in algebra.ROWS:
+for _row in table.ROWS:
     for _name in sorted(_uses(_row)):
         SCHEDULES.setdefault(_name, []).append(_row.name)

@@ -323,7 +323,7 @@ def test_each_site_has_its_own_norm_parameters(monkeypatch: pytest.MonkeyPatch) 
     config = config_of("model.qk_norm=head")
     # Registered for this test alone, and after composing: Hydra's store forgets nothing.
     monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))
-    monkeypatch.setattr(algebra, "_ROWS_BY_NAME", dict(algebra._ROWS_BY_NAME))
+    monkeypatch.setattr(algebra, "ROWS_BY_NAME", dict(algebra.ROWS_BY_NAME))
     register_row(EVERYWHERE)
     config = dataclasses.replace(config, norm=Torchs(), placement=AlgebraPlacement(name=EVERYWHERE.name))
     model = build_model(config, VOCAB)

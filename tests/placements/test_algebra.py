@@ -27,7 +27,6 @@ from normlab.norms.rmsnorm import RMSNormConfig
 from normlab.options import from_tree, identity_tree
 from normlab.placements import algebra, base
 from normlab.placements.algebra import (
-    ROWS,
     AlgebraPlacement,
     DepthScaledPlacement,
     EarlyBlocks,
@@ -35,10 +34,10 @@ from normlab.placements.algebra import (
     FirstBlockPlacement,
     Row,
     SubLayer,
-    quarter,
     register_row,
 )
 from normlab.placements.base import PLACEMENTS
+from normlab.placements.table import ROWS, quarter
 from normlab.placements.wiring import Branch, Residual
 from normlab.train.optim import is_decayed
 
@@ -51,7 +50,7 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that a test registers are gone after it; composed before them, for Hydra's store forgets nothing."""
     composed()
     monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))
-    monkeypatch.setattr(algebra, "_ROWS_BY_NAME", dict(algebra._ROWS_BY_NAME))
+    monkeypatch.setattr(algebra, "ROWS_BY_NAME", dict(algebra.ROWS_BY_NAME))
 
 
 def placed(row: Row) -> AlgebraPlacement:

@@ -16,9 +16,10 @@ from normlab.config.schema import RunConfig, config_from_record
 from normlab.model.small import SmallModel, build_small, small_config
 from normlab.norms.base import NORMS, load_all
 from normlab.options import plain_tree
-from normlab.placements.algebra import ROWS, AlgebraPlacement, Row, SubLayer
+from normlab.placements.algebra import AlgebraPlacement, Row, SubLayer
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
+from normlab.placements.table import ROWS
 from normlab.placements.wiring import Residual
 from normlab.report.signal import slope
 from normlab.train.signal import measure
@@ -375,7 +376,7 @@ def test_a_formula_that_differs_from_the_model_fails(
     from normlab.placements import algebra, base
 
     wrong = row(formula=formula, attn=SubLayer(norms=norms_at), mlp=SubLayer(norms=norms_at))
-    monkeypatch.setitem(algebra._ROWS_BY_NAME, "tried", wrong)
+    monkeypatch.setitem(algebra.ROWS_BY_NAME, "tried", wrong)
     monkeypatch.setitem(base.PLACEMENTS, "tried", AlgebraPlacement(name="tried"))
     check = blocks.formula_check(small_model("layernorm", "tried"), "subject")
     assert check.passed == (not result)
@@ -391,7 +392,7 @@ def test_a_row_with_a_wrong_init_fails(name: str, wrong: str, monkeypatch: pytes
     from normlab.placements import algebra
 
     (right,) = placement_init_check(PLACEMENTS[name])
-    monkeypatch.setitem(algebra._ROWS_BY_NAME, name, dataclasses.replace(algebra._ROWS_BY_NAME[name], init=wrong))
+    monkeypatch.setitem(algebra.ROWS_BY_NAME, name, dataclasses.replace(algebra.ROWS_BY_NAME[name], init=wrong))
     checks = [
         check
         for check in run.checks_of_placement(PLACEMENTS[name], thorough=False)

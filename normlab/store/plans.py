@@ -84,6 +84,12 @@ class Plan:
         """Return the jobs of a pack."""
         return [self.jobs[index] for index in pack.jobs]
 
+    def label(self, pack: Pack) -> str:
+        """Return the overrides of a pack's first run, or the id if there are none, and the number of other runs."""
+        first = self.jobs[pack.jobs[0]]
+        more = f" and {len(pack.jobs) - 1} more" if len(pack.jobs) > 1 else ""
+        return (" ".join(first.overrides) or first.run_id) + more
+
     def pack_of(self, number: int) -> Pack:
         """Return the pack with a number.
 

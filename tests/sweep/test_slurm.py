@@ -27,7 +27,7 @@ from normlab.sweep import slurm, squeue, supervisor
 from normlab.sweep.plan import make_plan
 from normlab.sweep.squeue import Squeue
 from normlab.sweep.supervisor import SweepResult, supervise
-from tests.sweep.watching import RecordingMonitor, children_of, wait_for
+from tests.sweep.watching import RecordingDisplay, children_of, wait_for
 
 Command = Callable[..., tuple[int, str, str]]
 HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1"]
@@ -38,8 +38,8 @@ def run_sweep(
     overrides: Sequence[str], on_refresh: Callable[[], None] = lambda: None
 ) -> tuple[SweepResult, list[Any], Path]:
     options, composed = compose_sweep(overrides)
-    planned, monitor = make_plan(options, composed), RecordingMonitor(on_refresh)
-    return supervise(planned.folder, planned.plan, options, monitor), monitor.events, planned.folder
+    planned, display = make_plan(options, composed), RecordingDisplay(on_refresh)
+    return supervise(planned.folder, planned.plan, options, display), display.events, planned.folder
 
 
 # With submitit's processes on this machine.
@@ -283,8 +283,8 @@ def test_task_that_left_the_queue_without_an_outcome_is_lost(
     outcome, events, _ = run_sweep(grid)
     assert events[0] == ("start", [], 2, [2])
     options, composed = compose_sweep(grid)
-    planned, monitor = make_plan(options, composed), RecordingMonitor(lambda: finish(folder, 2))
-    assert supervise(planned.folder, planned.plan, options, monitor, retry_failed=True).code == 0
+    planned, display = make_plan(options, composed), RecordingDisplay(lambda: finish(folder, 2))
+    assert supervise(planned.folder, planned.plan, options, display, retry_failed=True).code == 0
 
 
 def test_task_that_reported_its_outcome_and_left_the_queue_is_over(
@@ -447,7 +447,7 @@ def test_without_submitit_or_slurm(
 )
 def test_invalid_slurm_options(overrides: list[str], events: str) -> None:
     with pytest.raises(ConfigError, match=events):
-        compose_sweep(overrides)
+        make_plan(*compose_sweep(overrides))
 
 
 def test_gpu_of_a_node_is_not_queried(monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> None:

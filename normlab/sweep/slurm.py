@@ -13,12 +13,25 @@ from pathlib import Path
 
 from normlab.config.sweep import SweepOptions
 from normlab.errors import ConfigError, one_line
-from normlab.store import plans
 from normlab.store.files import io_error
-from normlab.store.plans import Pack, PackOutcome, Plan
-from normlab.store.queue import SubmittedPack, delete_outcome, read_outcome, read_queue, slurm_folder, write_queue
+from normlab.store.plans import (
+    EXITED,
+    FINISHED,
+    INTERRUPTED,
+    LOST,
+    MEMORY,
+    Pack,
+    PackOutcome,
+    Plan,
+    SubmittedPack,
+    delete_task_outcome,
+    read_queue,
+    read_task_outcome,
+    slurm_folder,
+    write_queue,
+)
 from normlab.sweep.plan import all_completed
-from normlab.sweep.squeue import GONE_FOR_S, Squeue
+from normlab.sweep.squeue import CAUSES, GONE_FOR_S, Squeue
 from normlab.sweep.task import Task
 
 POLL_EVERY_S = 2.0
@@ -29,8 +42,6 @@ MOST_REQUEUES = 1000
 """How often a pack may reach its time limit."""
 NOTICE_S = 120
 """Seconds before the time limit at which Slurm announces it."""
-_STOPPED = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED")
-"""Slurm's states of a task that was stopped from outside, and can be resumed."""
 
 
 class SlurmExecutor:
@@ -117,7 +128,7 @@ class SlurmExecutor:
         for number, state in self._ended(0.0 if at_once else GONE_FOR_S).items():
             if number in packs:  # otherwise the pack was halved already
                 completed = all_completed(self._folder, plan.jobs_of(packs[number]))
-                yield read_outcome(self._folder, number) or _outcome_of_state(number, state, completed=completed)
+                yield read_task_outcome(self._folder, number) or _outcome_of_state(number, state, completed=completed)
             del self._queue[number]
             self._not_started.discard(number)
             write_queue(self._folder, self._queue)
@@ -140,7 +151,7 @@ class SlurmExecutor:
         try:
             self._slurm_folder.mkdir(exist_ok=True)
             for pack in packs:
-                delete_outcome(self._folder, pack.number)
+                delete_task_outcome(self._folder, pack.number)
         except OSError as error:
             raise io_error(self._slurm_folder, "written", error) from error
         executor = AutoExecutor(self._slurm_folder, cluster=options.cluster, slurm_max_num_timeout=MOST_REQUEUES)
@@ -204,18 +215,17 @@ def _require_slurm(cluster: str) -> None:
 
 def _outcome_of_state(number: int, state: str, *, completed: bool) -> PackOutcome:
     """Return the outcome of a task that wrote none, by its final state in Slurm."""
+    cause, detail = CAUSES.get(state, LOST), f"Slurm state {state}"
     if completed:
-        cause, detail = plans.FINISHED, ""
-    elif not state:
-        cause, detail = plans.LOST, "no longer in squeue, and it reported no outcome: cancelled or killed"
-    elif state == "OUT_OF_MEMORY":
-        cause, detail = plans.MEMORY, "Slurm state OUT_OF_MEMORY; raise sweep.slurm.memory_gb"
-    elif state in _STOPPED:
-        cause, detail = plans.INTERRUPTED, f"Slurm state {state}; the same command resumes it"
-    elif state == "COMPLETED":
-        cause, detail = plans.EXITED, "its task ended and reported no outcome; the error is in its log in slurm/"
-    else:
-        cause, detail = plans.KILLED, f"Slurm state {state}"
+        cause, detail = FINISHED, ""
+    elif cause == LOST:
+        detail = "no longer in squeue, and it reported no outcome: cancelled or killed"
+    elif cause == MEMORY:
+        detail += "; raise sweep.slurm.memory_gb"
+    elif cause == INTERRUPTED:
+        detail += "; the same command resumes it"
+    elif cause == EXITED:
+        detail = "its task ended and reported no outcome; the error is in its log in slurm/"
     return PackOutcome(number, cause, detail, None, 0.0, time.time())
 
 

@@ -10,17 +10,24 @@ import subprocess
 import time
 from collections.abc import Collection
 
+from normlab.store.plans import EXITED, INTERRUPTED, KILLED, MEMORY
+
 ASK_EVERY_S = 15.0
 """Shortest time, in seconds, between two calls of squeue; one call asks for all tasks of a sweep."""
 GONE_FOR_S = 60.0
 """Seconds that a task must be out of the queue to count as over: it may be requeued, or its files may be late."""
 ANSWER_WITHIN_S = 20.0
 """Longest time that one command of Slurm may take, in seconds."""
-FINAL = frozenset((
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
-    "TIMEOUT",
-))  # fmt: skip
-"""Slurm's states of a task that is over; in every other state it is queued, running or about to be requeued."""
+CAUSES = {
+    **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "REVOKED", "TIMEOUT"), INTERRUPTED),
+    **dict.fromkeys(("BOOT_FAIL", "FAILED", "NODE_FAIL"), KILLED),
+    "OUT_OF_MEMORY": MEMORY,
+    "COMPLETED": EXITED,
+}
+"""Slurm's states of a task that is over, and the cause of its outcome if the task reported none.
+
+In every other state it is queued, running or about to be requeued.
+"""
 
 
 class Squeue:
@@ -45,7 +52,7 @@ class Squeue:
                 self._answered = now
                 for task in tasks:
                     state = states.get(task, "")
-                    if state and state not in FINAL:
+                    if state and state not in CAUSES:
                         self._gone.pop(task, None)
                     else:
                         since, earlier_state = self._gone.get(task, (now, ""))
@@ -76,7 +83,7 @@ def _sacct(tasks: Collection[str]) -> dict[str, str]:
         "sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State", f"--jobs={_jobs(tasks)}"
     )
     states = {} if answer is None or answer.returncode else _states(answer.stdout)
-    return {task: state for task, state in states.items() if task in tasks and state in FINAL}
+    return {task: state for task, state in states.items() if task in tasks and state in CAUSES}
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str] | None:

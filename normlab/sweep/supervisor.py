@@ -22,7 +22,6 @@ from normlab.store import plans
 from normlab.store.files import delete_temporaries, make_folder
 from normlab.store.lock import file_lock
 from normlab.store.plans import FAILURES, MEMORY, Pack, PackOutcome, Plan
-from normlab.store.queue import has_queue
 from normlab.sweep.local import POLL_EVERY_S, LocalExecutor
 from normlab.sweep.plan import all_completed, reconcile_with_stored
 from normlab.sweep.progress import ProgressDisplay
@@ -101,7 +100,7 @@ def supervise(
             plans.archive_outcomes(folder)
         if not plans.has_plan(folder) or plan != plans.read_plan(folder):
             plans.write_plan(folder, plan)
-        if has_queue(folder):
+        if plans.has_queue(folder):
             _record_slurm_outcomes(folder, plan, options, executor)
         return _Supervisor(folder, plan, executor, display).run(retry_failed)
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normlab.store.plans import FAILURES, INTERRUPTED, read_plan
-from normlab.store.queue import delete_outcome, write_outcome
+from normlab.store.plans import FAILURES, INTERRUPTED, delete_task_outcome, read_plan, write_task_outcome
 from normlab.sweep.local import POLL_EVERY_S, PackProcess
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Task:
             SystemExit: It was asked to stop; Slurm may queue it again.
         """
         folder = Path(self.folder)
-        delete_outcome(folder, self.number)
+        delete_task_outcome(folder, self.number)
         plan = read_plan(folder)
         process = self._process = PackProcess(
             folder, plan, plan.pack_of(self.number), self.threads, self.timeout_minutes
@@ -64,7 +63,7 @@ class Task:
                 time.sleep(POLL_EVERY_S)
         finally:
             process.close_pipe()
-        write_outcome(folder, outcome)
+        write_task_outcome(folder, outcome)
         if outcome.cause in FAILURES:
             raise PackFailed(f"pack {self.number} {FAILURES[outcome.cause]}: {outcome.detail}")
         if outcome.cause == INTERRUPTED:

@@ -20,8 +20,18 @@ from kill_and_resume import differences
 
 from normlab.config.compose import compose_sweep
 from normlab.errors import ConfigError, StoreError
-from normlab.store.plans import PackOutcome, read_outcomes, read_plan, run_of, sweep_folder
-from normlab.store.queue import SubmittedPack, read_outcome, read_queue, write_outcome, write_queue
+from normlab.store.plans import (
+    PackOutcome,
+    SubmittedPack,
+    read_outcomes,
+    read_plan,
+    read_queue,
+    read_task_outcome,
+    run_of,
+    sweep_folder,
+    write_queue,
+    write_task_outcome,
+)
 from normlab.store.runs import RunFolder
 from normlab.sweep import slurm, squeue, supervisor
 from normlab.sweep.plan import make_plan
@@ -188,13 +198,13 @@ THERE = ["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.name=x"]
 
 def finish(folder: Path, number: int) -> None:
     """Do what the task of a pack does, once: finish its runs, write its outcome, and leave submitit's result."""
-    if read_outcome(folder, number) is not None:  # refreshed again before the supervisor checked the outcome
+    if read_task_outcome(folder, number) is not None:  # refreshed again before the supervisor checked the outcome
         return
     plan = read_plan(folder)
     for job in plan.jobs_of(plan.pack_of(number)):
         run = RunFolder.create(run_of(folder, job).path, {"run_id": job.run_id})
         run.write_status({"state": "finished"})
-    write_outcome(folder, PackOutcome(number, "finished", "", 0, 1.0, time.time()))
+    write_task_outcome(folder, PackOutcome(number, "finished", "", 0, 1.0, time.time()))
     (folder / "slurm" / f"{read_queue(folder)[number].job}_0_result.pkl").touch()
 
 
@@ -296,7 +306,7 @@ def test_task_that_reported_its_outcome_and_left_the_queue_is_over(
 
     def on_refresh() -> None:
         assert next(refreshes, None) is not None, "the cancelled task is still shown as running"
-        write_outcome(folder, PackOutcome(1, "interrupted", "stopped", 143, 1.0, time.time()))
+        write_task_outcome(folder, PackOutcome(1, "interrupted", "stopped", 143, 1.0, time.time()))
         cluster.says(t12="CANCELLED")
 
     outcome, _, _ = run_sweep([*overrides, *THERE, "seed=0"], on_refresh)

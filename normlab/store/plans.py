@@ -132,15 +132,6 @@ class PackOutcome:
     time: float
     """When it ended: unix time, seconds."""
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> PackOutcome:
-        """Return the outcome in a record, which may hold more fields.
-
-        Raises:
-            KeyError: A field is missing.
-        """
-        return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls)})
-
 
 @dataclass(frozen=True, slots=True)
 class SubmittedPack:
@@ -242,20 +233,23 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
     Raises:
         StoreError: The file exists and cannot be read.
     """
-    fields = {field.name for field in dataclasses.fields(PackOutcome)}
-    rows = [row for row in read_rows(folder / OUTCOMES_FILE).rows if fields <= row.keys()]
-    causes = (FINISHED, INTERRUPTED, *FAILURES)
-    return [PackOutcome.from_record(row) for row in rows if type(row["pack"]) is int and row["cause"] in causes]
+    outcomes = map(_outcome_of, read_rows(folder / OUTCOMES_FILE).rows)
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
+    """Return the outcome in a record, which may have more fields; None if a field is missing or invalid."""
+    names = [field.name for field in dataclasses.fields(PackOutcome)]
+    if not record.keys() >= set(names) or type(record["pack"]) is not int:
+        return None
+    if record["cause"] not in (FINISHED, INTERRUPTED, *FAILURES):
+        return None
+    return PackOutcome(**{name: record[name] for name in names})
 
 
 def slurm_folder(folder: Path) -> Path:
     """Return the folder of a sweep's Slurm files."""
     return folder / "slurm"
-
-
-def has_queue(folder: Path) -> bool:
-    """Whether a sweep has submitted packs whose outcome is not yet recorded."""
-    return os.path.isfile(slurm_folder(folder) / QUEUE_FILE)
 
 
 def write_queue(folder: Path, queue: Mapping[int, SubmittedPack]) -> None:
@@ -277,9 +271,9 @@ def read_queue(folder: Path) -> dict[int, SubmittedPack]:
     Raises:
         StoreError: The file is damaged, or was written by a newer normlab.
     """
-    if not has_queue(folder):
-        return {}
     path = slurm_folder(folder) / QUEUE_FILE
+    if not path.exists():
+        return {}
     try:
         return {int(number): SubmittedPack(**pack) for number, pack in read_record(path)["packs"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -298,8 +292,8 @@ def write_task_outcome(folder: Path, outcome: PackOutcome) -> None:
 def read_task_outcome(folder: Path, number: int) -> PackOutcome | None:
     """Return the outcome that the task of a pack wrote, or None."""
     try:
-        return PackOutcome.from_record(read_record(_task_outcome_file(folder, number)))
-    except (StoreError, KeyError):
+        return _outcome_of(read_record(_task_outcome_file(folder, number)))
+    except StoreError:
         return None
 
 

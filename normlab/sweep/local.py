@@ -31,7 +31,9 @@ _MEMORY_MESSAGES = ("std::bad_alloc", "Cannot allocate memory", "CUDA out of mem
 
 
 class LocalExecutor:
-    """Runs packs as processes of this machine; implements `supervisor.Executor`.
+    """Runs packs as processes of this machine.
+
+    Its methods are what the supervisor calls; `SlurmExecutor` has the same.
 
     Args:
         folder: The sweep's.
@@ -47,7 +49,7 @@ class LocalExecutor:
 
     @property
     def active(self) -> set[int]:
-        """The numbers of the packs whose processes run."""
+        """The numbers of the submitted packs whose outcome is not known yet."""
         return {process.pack.number for process in self._processes}
 
     def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
@@ -61,14 +63,14 @@ class LocalExecutor:
         return list(waiting[room:])
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
-        """Yield the outcome of each process that has exited."""
+        """Yield new outcomes; the caller has recorded one before it asks for the next."""
         for process in list(self._processes):
             if outcome := process.poll():
                 self._processes.remove(process)
                 yield outcome
 
     def stop(self, *, again: bool) -> str:
-        """Ask the processes to stop; the second time kill them."""
+        """Ask the processes to stop after a signal, kill them `again` after a second; return a message for the user."""
         for process in self._processes:
             process.stop()
             if again:

@@ -22,9 +22,6 @@ from normlab.sweep.packs import auto_pack_size, make_packs
 from normlab.train.identity import identity, run_id_of
 from normlab.train.machine import check_machine, resolve
 
-ComposedJob = tuple[list[str], RunConfig]
-"""A job of `compose.compose_sweep`: the overrides that the sweep varies, and the config."""
-
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
 
@@ -64,14 +61,14 @@ class RunIds:
 
 def make_plan(
     options: SweepOptions,
-    composed: Sequence[ComposedJob],
+    composed: Sequence[tuple[list[str], RunConfig]],
     show_progress: Callable[[str], None] = lambda _: None,
 ) -> PlannedSweep:
     """Return the plan of a sweep's jobs, with the packs of the stored plan if there is one. Writes nothing.
 
     Args:
         options: The sweep's.
-        composed: The jobs.
+        composed: The overrides that the sweep varies and the config of each job, from `compose_sweep`.
         show_progress: Receives a line of progress.
 
     Raises:
@@ -100,7 +97,7 @@ def make_plan(
     folder = sweep_folder(configs[0].results_dir, name)
     plan = Plan(name, options.pack, list(jobs.values()), [])
     if has_plan(folder):
-        return PlannedSweep(reconcile_with_stored(folder, plan), folder, list(warnings))
+        return PlannedSweep(reconcile(read_plan(folder), plan, folder), folder, list(warnings))
     runs = [run_of(folder, job) for job in plan.jobs]
     for run in runs:
         _check_not_in_another_pack(run, name)
@@ -170,7 +167,7 @@ def _size_text(runs: int) -> str:
     return "alone" if runs == 1 else f"in a pack of {runs}"
 
 
-def reconcile_with_stored(folder: Path, plan: Plan) -> Plan:
+def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
     """Return a plan with the packs of the stored plan of the same jobs.
 
     A stored plan is data: the configs, and with them the plugins that are executed, come from the command's overrides.
@@ -180,9 +177,8 @@ def reconcile_with_stored(folder: Path, plan: Plan) -> Plan:
 
     Raises:
         ConfigError: The stored plan has other jobs or another `sweep.pack`.
-        StoreError: The stored plan cannot be read.
+        StoreError: The status of a run cannot be read.
     """
-    stored = read_plan(folder)
     _check_same_sweep(stored, plan)
     jobs = {job.run_id: job for job in plan.jobs}
     stored = replace(stored, jobs=[jobs[job.run_id] for job in stored.jobs])

@@ -200,20 +200,20 @@ class ProgressDisplay:
         self._live: Live | None = None
         self._stream = SafeStream(sys.stderr)
 
-    def start(self, plan: Plan, packs: Sequence[Pack], completed: int, failed: Mapping[int, PackOutcome]) -> None:
+    def start(self, plan: Plan, packs: Sequence[Pack], failed: Mapping[int, PackOutcome]) -> None:
         """Show the packs to train and the failed ones that are not retried; on a terminal, start the table.
 
         Args:
-            plan: The sweep's plan.
+            plan: The sweep's plan; its other packs are completed.
             packs: The packs to train.
-            completed: Number of packs that were completed earlier.
             failed: Outcomes of the packs that failed earlier, by number.
         """
-        self._completed_before = completed
+        states = dict.fromkeys((pack.number for pack in packs), WAITING)
+        states |= {number: outcome.cause for number, outcome in failed.items()}
         for pack in plan.packs:
-            if pack in packs or pack.number in failed:
-                state = failed[pack.number].cause if pack.number in failed else WAITING
-                self._packs[pack.number] = PackProgress(self._folder, plan, pack, state)
+            if pack.number in states:
+                self._packs[pack.number] = PackProgress(self._folder, plan, pack, states[pack.number])
+        self._completed_before = len(plan.packs) - len(states)
         if packs and self._stream.is_terminal():
             from rich.console import Console
             from rich.live import Live

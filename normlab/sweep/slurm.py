@@ -13,23 +13,9 @@ from pathlib import Path
 
 from normlab.config.sweep import SweepOptions
 from normlab.errors import ConfigError, one_line
+from normlab.store import plans
 from normlab.store.files import io_error
-from normlab.store.plans import (
-    EXITED,
-    FINISHED,
-    INTERRUPTED,
-    LOST,
-    MEMORY,
-    Pack,
-    PackOutcome,
-    Plan,
-    SubmittedPack,
-    delete_task_outcome,
-    read_queue,
-    read_task_outcome,
-    slurm_folder,
-    write_queue,
-)
+from normlab.store.plans import Pack, PackOutcome, Plan, SubmittedPack
 from normlab.sweep.plan import all_completed
 from normlab.sweep.squeue import CAUSES, GONE_FOR_S, Squeue
 from normlab.sweep.task import Task
@@ -45,7 +31,7 @@ NOTICE_S = 120
 
 
 class SlurmExecutor:
-    """Submits the packs of a sweep to Slurm, and reads their outcomes; implements `supervisor.Executor`.
+    """Submits the packs of a sweep to Slurm, and reads their outcomes; like `LocalExecutor`.
 
     Args:
         folder: The sweep's.
@@ -64,13 +50,12 @@ class SlurmExecutor:
                 "sweep.on=slurm: needs submitit, which is not installed; pip install submitit, or use sweep.on=local"
             ) from None
         self._folder, self._options, self._on_start = folder, options, on_start
-        self._slurm_folder = slurm_folder(folder).absolute()
+        self._slurm_folder = plans.slurm_folder(folder).absolute()
         self._paths = lambda number: JobPaths(self._slurm_folder, self._queue[number].job)
         self._queue: dict[int, SubmittedPack] = {}
         self._not_started: set[int] = set()
         self._squeue = Squeue()
         self._polled = -POLL_EVERY_S
-        self._is_watching = True
         if options.on == "slurm":
             _require_slurm(options.slurm.cluster)
 
@@ -81,7 +66,7 @@ class SlurmExecutor:
             ConfigError: They were submitted to Slurm, which is not installed here.
             StoreError: The queue cannot be read.
         """
-        self._queue = read_queue(self._folder)
+        self._queue = plans.read_queue(self._folder)
         for submitted in self._queue.values():
             _require_slurm(submitted.cluster)
         self._not_started = set(self._queue)
@@ -89,7 +74,7 @@ class SlurmExecutor:
     @property
     def active(self) -> set[int]:
         """The numbers of the packs that are queued or running; empty once `stop` was called."""
-        return set(self._queue) if self._is_watching else set()
+        return set(self._queue)
 
     @property
     def cancel_command(self) -> str:
@@ -111,7 +96,7 @@ class SlurmExecutor:
         """Yield the outcome of each pack whose task is over; a task that starts first writes to its log."""
         if time.monotonic() - self._polled >= POLL_EVERY_S:
             self._polled = time.monotonic()
-            for number in sorted(self._not_started):
+            for number in sorted(self._not_started & {pack.number for pack in plan.packs}):
                 if self._paths(number).stdout.exists():
                     self._not_started.remove(number)
                     self._on_start(number)
@@ -128,17 +113,19 @@ class SlurmExecutor:
         for number, state in self._ended(0.0 if at_once else GONE_FOR_S).items():
             if number in packs:  # otherwise the pack was halved already
                 completed = all_completed(self._folder, plan.jobs_of(packs[number]))
-                yield read_task_outcome(self._folder, number) or _outcome_of_state(number, state, completed=completed)
+                yield plans.read_task_outcome(self._folder, number) or _outcome_of_state(
+                    number, state, completed=completed
+                )
             del self._queue[number]
             self._not_started.discard(number)
-            write_queue(self._folder, self._queue)
+            plans.write_queue(self._folder, self._queue)
 
     def stop(self, *, again: bool) -> str:
         """Stop watching and leave the tasks alone: a shell on a login node dies easily."""
         del again
-        self._is_watching = False
         packs = "1 pack continues" if len(self._queue) == 1 else f"{len(self._queue)} packs continue"
-        return f"no longer watching: {packs} in Slurm; the same command watches again, `{self.cancel_command}` ends it"
+        command, self._queue, self._not_started = self.cancel_command, {}, set()
+        return f"no longer watching: {packs} in Slurm; the same command watches again, `{command}` ends it"
 
     def close(self) -> None:
         """Do nothing: the tasks need no supervisor."""
@@ -151,7 +138,7 @@ class SlurmExecutor:
         try:
             self._slurm_folder.mkdir(exist_ok=True)
             for pack in packs:
-                delete_task_outcome(self._folder, pack.number)
+                plans.delete_task_outcome(self._folder, pack.number)
         except OSError as error:
             raise io_error(self._slurm_folder, "written", error) from error
         executor = AutoExecutor(self._slurm_folder, cluster=options.cluster, slurm_max_num_timeout=MOST_REQUEUES)
@@ -188,7 +175,7 @@ class SlurmExecutor:
         for pack, job in zip(packs, jobs, strict=True):
             self._queue[pack.number] = SubmittedPack(options.cluster, job.job_id)
             self._not_started.add(pack.number)
-        write_queue(self._folder, self._queue)
+        plans.write_queue(self._folder, self._queue)
 
     def _ended(self, gone_for_s: float) -> dict[int, str]:
         """Return the packs whose tasks have ended, by number, with the task's final state, "" if unknown."""
@@ -215,16 +202,16 @@ def _require_slurm(cluster: str) -> None:
 
 def _outcome_of_state(number: int, state: str, *, completed: bool) -> PackOutcome:
     """Return the outcome of a task that wrote none, by its final state in Slurm."""
-    cause, detail = CAUSES.get(state, LOST), f"Slurm state {state}"
+    cause, detail = CAUSES.get(state, plans.LOST), f"Slurm state {state}"
     if completed:
-        cause, detail = FINISHED, ""
-    elif cause == LOST:
+        cause, detail = plans.FINISHED, ""
+    elif cause == plans.LOST:
         detail = "no longer in squeue, and it reported no outcome: cancelled or killed"
-    elif cause == MEMORY:
+    elif cause == plans.MEMORY:
         detail += "; raise sweep.slurm.memory_gb"
-    elif cause == INTERRUPTED:
+    elif cause == plans.INTERRUPTED:
         detail += "; the same command resumes it"
-    elif cause == EXITED:
+    elif cause == plans.EXITED:
         detail = "its task ended and reported no outcome; the error is in its log in slurm/"
     return PackOutcome(number, cause, detail, None, 0.0, time.time())
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from normlab.config.sweep import SweepOptions
 from normlab.errors import StoreError
@@ -23,34 +23,9 @@ from normlab.store.files import delete_temporaries, make_folder
 from normlab.store.lock import file_lock
 from normlab.store.plans import FAILURES, MEMORY, Pack, PackOutcome, Plan
 from normlab.sweep.local import POLL_EVERY_S, LocalExecutor
-from normlab.sweep.plan import all_completed, reconcile_with_stored
+from normlab.sweep.plan import all_completed, reconcile
 from normlab.sweep.progress import ProgressDisplay
 from normlab.sweep.slurm import SlurmExecutor
-
-
-class Executor(Protocol):
-    """Runs packs, and reports each that starts to `ProgressDisplay.pack_started`."""
-
-    @property
-    def active(self) -> set[int]:
-        """The numbers of the submitted packs whose outcome is not known yet."""
-        ...
-
-    def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
-        """Submit as many packs as there is room for, and return the others."""
-        ...
-
-    def outcomes(self, plan: Plan) -> Iterable[PackOutcome]:
-        """Yield new outcomes; the caller has recorded one before it asks for the next."""
-        ...
-
-    def stop(self, *, again: bool) -> str:
-        """Stop after a signal, `again` after a second one; return a message for the user, or nothing."""
-        ...
-
-    def close(self) -> None:
-        """Release everything; nothing else is called afterwards."""
-        ...
 
 
 @dataclass(slots=True)
@@ -89,23 +64,26 @@ def supervise(
         StoreError: Another process supervises the sweep, Slurm has some of its packs, or the system refused a file.
     """
     kind = SlurmExecutor if options.on == "slurm" else LocalExecutor
-    executor: Executor = kind(folder, options, display.pack_started)
+    executor = kind(folder, options, display.pack_started)
     make_folder(folder)
     with file_lock(plans.lock_of(folder), f"sweep {plan.name}", alternative="another sweep.name"):
         delete_temporaries(folder)
         # Another supervisor may have written or halved the plan since the command read it.
-        if plans.has_plan(folder):
-            plan = reconcile_with_stored(folder, plan)
-        else:
+        stored = plans.read_plan(folder) if plans.has_plan(folder) else None
+        if stored is None:
             plans.archive_outcomes(folder)
-        if not plans.has_plan(folder) or plan != plans.read_plan(folder):
+        else:
+            plan = reconcile(stored, plan, folder)
+        if plan != stored:
             plans.write_plan(folder, plan)
-        if plans.has_queue(folder):
+        if plans.read_queue(folder):
             _record_slurm_outcomes(folder, plan, options, executor)
         return _Supervisor(folder, plan, executor, display).run(retry_failed)
 
 
-def _record_slurm_outcomes(folder: Path, plan: Plan, options: SweepOptions, executor: Executor) -> None:
+def _record_slurm_outcomes(
+    folder: Path, plan: Plan, options: SweepOptions, executor: LocalExecutor | SlurmExecutor
+) -> None:
     """Record the outcomes of Slurm tasks that ended without a supervisor.
 
     Raises:
@@ -128,7 +106,7 @@ def _record_slurm_outcomes(folder: Path, plan: Plan, options: SweepOptions, exec
 class _Supervisor:
     folder: Path
     plan: Plan
-    executor: Executor
+    executor: LocalExecutor | SlurmExecutor
     display: ProgressDisplay
     waiting: list[Pack] = field(default_factory=list)
     failed: dict[int, PackOutcome] = field(default_factory=dict)
@@ -140,18 +118,14 @@ class _Supervisor:
             # It ran out of memory while no supervisor lived to halve it.
             if pack.number in latest and pack.number not in active and not self._is_completed(pack):
                 self._halve_after(latest[pack.number])
-        to_train = [pack for pack in self.plan.packs if pack.number in active or not self._is_completed(pack)]
-        completed = len(self.plan.packs) - len(to_train)
+        left = [pack for pack in self.plan.packs if pack.number in active or not self._is_completed(pack)]
         if not retry_failed:
-            failures = {
-                number: outcome
-                for number, outcome in latest.items()
-                if outcome.cause in FAILURES and number not in active
-            }
-            self.failed = {pack.number: failures[pack.number] for pack in to_train if pack.number in failures}
-            to_train = [pack for pack in to_train if pack.number not in self.failed]
+            failures = {number: outcome for number, outcome in latest.items() if outcome.cause in FAILURES}
+            numbers = [pack.number for pack in left if pack.number not in active]
+            self.failed = {number: failures[number] for number in numbers if number in failures}
+        to_train = [pack for pack in left if pack.number not in self.failed]
         self.waiting = [pack for pack in to_train if pack.number not in active]
-        self.display.start(self.plan, to_train, completed, self.failed)
+        self.display.start(self.plan, to_train, self.failed)
         signals_handled = 0
         try:
             with _received_signals() as signals:

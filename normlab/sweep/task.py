@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from normlab.errors import NormlabError
 from normlab.store.plans import FAILURES, INTERRUPTED, delete_task_outcome, read_plan, write_task_outcome
 from normlab.sweep.local import POLL_EVERY_S, PackProcess
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
-
-
-class PackFailed(Exception):
-    """Marks a task as failed for Slurm."""
 
 
 @dataclass(slots=True)
@@ -46,7 +43,7 @@ class Task:
         """Train the pack, write its outcome, and return the cause.
 
         Raises:
-            PackFailed: It failed.
+            NormlabError: It failed, which marks the task as failed for Slurm.
             SystemExit: It was asked to stop; Slurm may queue it again.
         """
         folder = Path(self.folder)
@@ -65,7 +62,7 @@ class Task:
             process.close_pipe()
         write_task_outcome(folder, outcome)
         if outcome.cause in FAILURES:
-            raise PackFailed(f"pack {self.number} {FAILURES[outcome.cause]}: {outcome.detail}")
+            raise NormlabError(f"pack {self.number} {FAILURES[outcome.cause]}: {outcome.detail}")
         if outcome.cause == INTERRUPTED:
             sys.exit(128 + signal.SIGTERM)  # without a result: the task may be queued again
         return outcome.cause

@@ -65,7 +65,7 @@ def test_plain_lines(
     packs = [Pack(1, [0]), Pack(2, [1, 2, 3]), Pack(3, [4]), Pack(4, [5])]
     plan = Plan("x", "4", jobs, packs)
     display = ProgressDisplay(folder)
-    display.start(plan, packs[:3], 0, {4: PackOutcome(4, RAISED, "ValueError: no", 1, 1.0, 1.0)})
+    display.start(plan, packs[:3], {4: PackOutcome(4, RAISED, "ValueError: no", 1, 1.0, 1.0)})
     assert capsys.readouterr().err == "normlab: 4 packs: 1 failed, 3 waiting\n"
     for pack in packs[:2]:
         display.pack_started(pack.number)
@@ -100,7 +100,7 @@ def test_table_on_a_terminal(folder: Path, jobs: list[Job], monkeypatch: pytest.
     monkeypatch.setattr(progress, "REFRESH_S", 0.0)
     packs = [Pack(number + 1, [number]) for number in range(40)]
     display = ProgressDisplay(folder)
-    display.start(plan := Plan("x", "off", jobs, packs), packs, 0, {})
+    display.start(plan := Plan("x", "off", jobs, packs), packs, {})
     display.pack_started(7)
     write(folder, jobs[6], "running", 125)
     write(folder, jobs[7], "diverged", 60)
@@ -125,7 +125,7 @@ def test_closed_stderr_is_ignored(folder: Path, jobs: list[Job], monkeypatch: py
 
     monkeypatch.setattr(sys, "stderr", Closed())
     display = ProgressDisplay(folder)
-    display.start(Plan("x", "off", jobs, packs := [Pack(1, [0])]), packs, 0, {})
+    display.start(Plan("x", "off", jobs, packs := [Pack(1, [0])]), packs, {})
     display.print("a line")
 
 

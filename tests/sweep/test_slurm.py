@@ -313,6 +313,20 @@ def test_task_that_reported_its_outcome_and_left_the_queue_is_over(
     assert (outcome.code, [end.detail for end in read_outcomes(folder)]) == (1, ["stopped"])
 
 
+def test_task_that_ended_without_an_outcome_exited(overrides: list[str], tmp_path: Path, cluster: Cluster) -> None:
+    """As where its plan cannot be read, or the disk is full."""
+    folder = sweep_folder(tmp_path / "results", "x")
+
+    def end_task() -> None:
+        for submitted in read_queue(folder).values():
+            (folder / "slurm" / f"{submitted.job}_0_result.pkl").touch()
+
+    outcome, _, _ = run_sweep([*overrides, *THERE, "seed=0"], end_task)
+    assert outcome.code == 1
+    assert outcome.failed[1].cause == "exited"
+    assert "reported no outcome" in outcome.failed[1].detail
+
+
 def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,8 @@ class RecordingDisplay(ProgressDisplay):
         self.events: list[Any] = []
         self.on_refresh = on_refresh
 
-    def start(self, plan: Plan, packs: Sequence[Pack], completed: int, failed: Mapping[int, PackOutcome]) -> None:
+    def start(self, plan: Plan, packs: Sequence[Pack], failed: Mapping[int, PackOutcome]) -> None:
+        completed = len(plan.packs) - len(packs) - len(failed)
         self.events.append(("start", [pack.number for pack in packs], completed, [*failed]))
 
     def pack_started(self, number: int) -> None:

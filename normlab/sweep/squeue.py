@@ -69,33 +69,28 @@ class Squeue:
 
 def _squeue(tasks: Collection[str]) -> dict[str, str] | None:
     """Return the states of the tasks that squeue knows, or None if it does not answer."""
-    answer = _run("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", f"--jobs={_jobs(tasks)}")
-    if answer is None:
-        return None
-    if answer.returncode and "Invalid job id" not in answer.stderr:  # this error means that it knows none of them
+    answer = _ask(tasks, "squeue", "--array", "--states=all", "--format=%i|%T")
+    # "Invalid job id" means that it knows none of them.
+    if answer is None or (answer.returncode and "Invalid job id" not in answer.stderr):
         return None
     return _states(answer.stdout)
 
 
 def _sacct(tasks: Collection[str]) -> dict[str, str]:
     """Return the final states of the tasks that accounting knows; empty without accounting."""
-    answer = _run(
-        "sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State", f"--jobs={_jobs(tasks)}"
-    )
+    answer = _ask(tasks, "sacct", "--allocations", "--parsable2", "--format=JobID,State")
     states = {} if answer is None or answer.returncode else _states(answer.stdout)
     return {task: state for task, state in states.items() if task in tasks and state in CAUSES}
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str] | None:
+def _ask(tasks: Collection[str], program: str, *options: str) -> subprocess.CompletedProcess[str] | None:
+    """Return the answer of one of Slurm's programs about tasks; None if it fails to run or takes too long."""
+    jobs = ",".join(sorted({task.partition("_")[0] for task in tasks}))  # one name for all tasks of an array
+    command = [program, "--noheader", *options, f"--jobs={jobs}"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_WITHIN_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-
-
-def _jobs(tasks: Collection[str]) -> str:
-    """Return the jobs of the tasks: one name for all tasks of an array."""
-    return ",".join(sorted({task.partition("_")[0] for task in tasks}))
 
 
 def _states(text: str) -> dict[str, str]:

@@ -96,7 +96,7 @@ def test_failures_of_five_of_eight_runs_leave_the_others_alone(
     }  # fmt: skip
     for message in (
         "norm.how=raises: RuntimeError: as configured", "norm.how=exits: with code 3", "norm.how=kills: by SIGKILL",
-        "norm.how=hangs: wrote nothing", "norm.how=exhausts: out of memory",
+        "norm.how=hangs: wrote nothing", "norm.how=exhausts: the memory ran out",
     ):  # fmt: skip
         assert message in out, out
     for cause in ("raised", "exited", "killed", "hung", "memory"):

@@ -74,14 +74,15 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
 
     With many runs the table shows only failed, diverged, regressed, stuck and damaged ones.
     """
-    outcomes = {index: failed.get(pack.number) for pack in plan.packs for index in pack.jobs}
-    rows = [_result_row(run_of(folder, job), job, outcomes.get(index)) for index, job in enumerate(plan.jobs)]
+    failures = {index: failed[pack.number] for pack in plan.packs if pack.number in failed for index in pack.jobs}
+    rows = [_result_row(run_of(folder, job), job, failures.get(index)) for index, job in enumerate(plan.jobs)]
     unusual = (*FAILURES, STUCK, REGRESSED, schema.DIVERGED, schema.DAMAGED)
     yield render([row for row in rows if len(rows) <= MOST_LINES or row["state"] in unusual])
     states = Counter[str]()
-    for state in (row["state"] for row in rows):
-        known = state if state in (*OUTCOMES, schema.DAMAGED) else "left to train"
-        states["failed" if state in FAILURES else known] += 1
+    for index, state in enumerate(row["state"] for row in rows):
+        # A run may be killed without a failure of its pack, by a second Ctrl-C.
+        left = "failed" if index in failures else "left to train"
+        states[state if state in (*OUTCOMES, schema.DAMAGED) else left] += 1
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     yield f"{plan.name}: {len(plan.jobs)} {'run' if len(plan.jobs) == 1 else 'runs'}, {counts}"
     for number, outcome in sorted(failed.items()):

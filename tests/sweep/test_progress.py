@@ -134,15 +134,18 @@ def test_table_of_many_runs_shows_only_unusual_ones(folder: Path, jobs: list[Job
     plan = Plan("x", "off", jobs, packs)
     for number in range(38):
         write(folder, jobs[number], "diverged" if number == 3 else "finished", 500, val_loss=2.0)
+    write(folder, jobs[39], "running", 5)  # and no process holds its lock
     failed = {39: PackOutcome(39, RAISED, "ValueError: no", 1, 1.0, 1.0)}
     table, *lines = result_lines(plan, folder, failed)
     rows = [line.split() for line in table.splitlines() if line.startswith("norm=") and ":" not in line]
     assert [row[:3] for row in rows] == [
         ["norm=layernorm", "seed=3", "diverged"],
         ["norm=rmsnorm", "seed=18", "raised"],
+        ["norm=rmsnorm", "seed=19", "killed"],
     ]
     assert lines[0] == "x: 40 runs, 1 diverged, 1 failed, 37 finished, 1 left to train"
     assert lines[1].startswith("pack 39 raised an exception: norm=rmsnorm seed=18: ValueError: no (")
     assert lines[1].endswith("logs/pack_039.log)")
+    assert "the same command trains what is left" in lines
     table, *_ = result_lines(Plan("x", "off", jobs[:10], packs[:10]), folder, {})
     assert table.count("norm=layernorm seed=") == 10

@@ -26,10 +26,8 @@ def sweep(
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
     from normlab.config.compose import compose_sweep, show_config
-    from normlab.report.render import render
-    from normlab.sweep import plan_text
     from normlab.sweep.plan import make_plan
-    from normlab.sweep.progress import ProgressDisplay
+    from normlab.sweep.progress import ProgressDisplay, plan_lines, result_lines
     from normlab.sweep.supervisor import supervise
 
     if show_config(overrides or []):
@@ -39,15 +37,11 @@ def sweep(
     for warning in planned.warnings:
         warn(warning)
     plan, folder = planned.plan, planned.folder
-    for line in plan_text.plan_lines(plan, folder):
+    for line in plan_lines(plan, folder, with_packs=dry_run):
         echo(line)
     if dry_run:
-        if rows := plan_text.pack_rows(plan, folder):
-            echo(render(rows))
         return 0
-
-    outcome = supervise(folder, plan, options, ProgressDisplay(folder), retry_failed=retry_failed)
-    echo(render(plan_text.run_rows(outcome.plan, folder, outcome.failed)))
-    for line in plan_text.result_lines(outcome.plan, folder, outcome.failed):
+    result = supervise(folder, plan, options, ProgressDisplay(folder), retry_failed=retry_failed)
+    for line in result_lines(result.plan, folder, result.failed):
         echo(line)
-    return outcome.code
+    return result.code

@@ -1,8 +1,9 @@
-"""A sweep's folder: its runs, their packs, and the outcome of each attempt at a pack.
+"""A sweep's folder: its runs, their packs, the outcome of each attempt at a pack, and what Slurm has of it.
 
-`results/sweeps/NAME/` holds `plan.json`, `ends.jsonl` (one line per outcome of a pack's process) and the processes'
-logs. The packs of a plan are frozen; only a pack that runs out of memory is replaced by its halves. The runs are stored
-in `results/runs/`. The holder of the folder's lock writes.
+`results/sweeps/NAME/` holds `plan.json`, `ends.jsonl` (one line per outcome of a pack's process), the processes' logs,
+and in `slurm/` the submitted packs (`queue.json`) and the outcome that each task reports, in a file of its own, since
+many may end at once on as many machines. The packs of a plan are frozen; only a pack that runs out of memory is
+replaced by its halves. The runs are stored in `results/runs/`. The holder of the folder's lock writes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from normlab.errors import StoreError
 from normlab.store.files import AppendFile, io_error, write_atomic
 from normlab.store.reading import HOW_TO_FIX, read_record, read_rows
 from normlab.store.runs import RunFolder
-from normlab.store.schema import LOCK_FILE, PLAN_FILE, RUNS_FOLDER, SWEEPS_FOLDER, seal, to_json
+from normlab.store.schema import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, SWEEPS_FOLDER, seal, to_json
 
 _TIMED_NOTE = "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
 """The note of a plan with rows of timing trials."""
@@ -84,6 +85,12 @@ class Plan:
         """Return the jobs of a pack."""
         return [self.jobs[index] for index in pack.jobs]
 
+    def label(self, pack: Pack) -> str:
+        """Return the overrides of a pack's first run, or the id if there are none, and the number of other runs."""
+        first = self.jobs[pack.jobs[0]]
+        more = f" and {len(pack.jobs) - 1} more" if len(pack.jobs) > 1 else ""
+        return (" ".join(first.overrides) or first.run_id) + more
+
     def pack_of(self, number: int) -> Pack:
         """Return the pack with a number.
 
@@ -125,14 +132,15 @@ class PackOutcome:
     time: float
     """When it ended: unix time, seconds."""
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> PackOutcome:
-        """Return the outcome in a record, which may hold more fields.
 
-        Raises:
-            KeyError: A field is missing.
-        """
-        return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls)})
+@dataclass(frozen=True, slots=True)
+class SubmittedPack:
+    """A pack that was submitted to Slurm."""
+
+    cluster: str
+    """`sweep.slurm.cluster`."""
+    job: str
+    """Slurm's name of the task: ARRAY_TASK."""
 
 
 def sweep_folder(results_dir: str | os.PathLike[str], name: str) -> Path:
@@ -225,7 +233,74 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
     Raises:
         StoreError: The file exists and cannot be read.
     """
-    fields = {field.name for field in dataclasses.fields(PackOutcome)}
-    rows = [row for row in read_rows(folder / OUTCOMES_FILE).rows if fields <= row.keys()]
-    causes = (FINISHED, INTERRUPTED, *FAILURES)
-    return [PackOutcome.from_record(row) for row in rows if type(row["pack"]) is int and row["cause"] in causes]
+    outcomes = map(_outcome_of, read_rows(folder / OUTCOMES_FILE).rows)
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
+    """Return the outcome in a record, which may have more fields; None if a field is missing or invalid."""
+    names = [field.name for field in dataclasses.fields(PackOutcome)]
+    if not record.keys() >= set(names) or type(record["pack"]) is not int:
+        return None
+    if record["cause"] not in (FINISHED, INTERRUPTED, *FAILURES):
+        return None
+    return PackOutcome(**{name: record[name] for name in names})
+
+
+def slurm_folder(folder: Path) -> Path:
+    """Return the folder of a sweep's Slurm files."""
+    return folder / "slurm"
+
+
+def write_queue(folder: Path, queue: Mapping[int, SubmittedPack]) -> None:
+    """Record the submitted packs, by their numbers; an empty queue has no file.
+
+    Raises:
+        StoreError: The system refused; the file is unchanged.
+    """
+    path = slurm_folder(folder) / QUEUE_FILE
+    if queue:
+        write_atomic(path, seal({"packs": {str(number): asdict(pack) for number, pack in queue.items()}}))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_queue(folder: Path) -> dict[int, SubmittedPack]:
+    """Return the submitted packs, by their numbers.
+
+    Raises:
+        StoreError: The file is damaged, or was written by a newer normlab.
+    """
+    path = slurm_folder(folder) / QUEUE_FILE
+    if not path.exists():
+        return {}
+    try:
+        return {int(number): SubmittedPack(**pack) for number, pack in read_record(path)["packs"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{path}: is not a valid queue ({error}); {HOW_TO_FIX[QUEUE_FILE]}") from error
+
+
+def write_task_outcome(folder: Path, outcome: PackOutcome) -> None:
+    """Write the outcome of a pack to the file of its task.
+
+    Raises:
+        StoreError: The system refused.
+    """
+    write_atomic(_task_outcome_file(folder, outcome.pack), seal(asdict(outcome)))
+
+
+def read_task_outcome(folder: Path, number: int) -> PackOutcome | None:
+    """Return the outcome that the task of a pack wrote, or None."""
+    try:
+        return _outcome_of(read_record(_task_outcome_file(folder, number)))
+    except StoreError:
+        return None
+
+
+def delete_task_outcome(folder: Path, number: int) -> None:
+    """Delete the outcome of a pack that starts again."""
+    _task_outcome_file(folder, number).unlink(missing_ok=True)
+
+
+def _task_outcome_file(folder: Path, number: int) -> Path:
+    return slurm_folder(folder) / f"pack_{number:03d}.json"

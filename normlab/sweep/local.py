@@ -1,69 +1,250 @@
-"""Run the packs of a sweep on this machine: one process per pack, a few at once."""
+"""Run packs on this machine: a process for each, in a session of its own, watched and stopped from here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from normlab.config.sweep import SweepOptions
-from normlab.store.plans import INTERRUPTED, Pack, PackOutcome, Plan
-from normlab.sweep.pack_outcome import outcome_of_process
+from normlab.errors import one_line
+from normlab.store import plans
+from normlab.store.files import io_error
+from normlab.store.plans import Pack, PackOutcome, Plan
 from normlab.sweep.plan import all_completed
-from normlab.sweep.process import PackProcess, threads_per_process
+from normlab.sweep.worker import ERROR_PREFIX, GRACE_S, OUT_OF_MEMORY
+
+POLL_EVERY_S = 0.1
+"""Seconds between two checks of a process."""
+GRACE_WHEN_HUNG_S = 5.0
+"""Seconds that a process which hangs may take to stop after it is asked to."""
+_STOPPED = plans.INTERRUPTED, "stopped; the same command resumes it"
+_STOP_CODES = tuple(code for number in (signal.SIGINT, signal.SIGTERM) for code in (128 + number, -number))
+"""Exit codes of a run that was asked to stop."""
+_MEMORY_MESSAGES = ("std::bad_alloc", "Cannot allocate memory", "CUDA out of memory")
+"""Messages of libraries that abort the process when an allocation fails."""
 
 
 class LocalExecutor:
-    """Runs packs as processes of this machine; implements `supervisor.Executor`.
+    """Runs packs as processes of this machine.
+
+    Its methods are what the supervisor calls; `SlurmExecutor` has the same.
 
     Args:
         folder: The sweep's.
-        options: The number of processes at once, and their timeout.
+        options: The number of processes at once, which share the cores evenly, and their timeout.
+        on_start: Receives the number of each pack that starts.
     """
 
-    def __init__(self, folder: Path, options: SweepOptions) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, options: SweepOptions, on_start: Callable[[int], None]) -> None:
+        self._folder, self._on_start = folder, on_start
         self._max_processes = options.jobs or 1
         self._timeout_minutes = options.timeout_minutes
         self._processes: list[PackProcess] = []
-        self._newly_started: list[int] = []
 
     @property
     def active(self) -> set[int]:
-        """The numbers of the packs whose processes run."""
+        """The numbers of the submitted packs whose outcome is not known yet."""
         return {process.pack.number for process in self._processes}
 
     def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
-        """Start packs up to the limit, and return the rest; the processes share the cores evenly."""
-        rest = list(waiting)
-        while rest and len(self._processes) < self._max_processes:
-            pack = rest.pop(0)
-            self._processes.append(PackProcess(self._folder, plan, pack, threads_per_process(self._max_processes)))
-            self._newly_started.append(pack.number)
-        return rest
-
-    def started(self) -> list[int]:
-        """Return the packs that were started since the last call."""
-        numbers, self._newly_started = self._newly_started, []
-        return numbers
+        """Start packs up to the limit, and return the rest."""
+        room = self._max_processes - len(self._processes)
+        # A single process leaves the number of threads to torch.
+        threads = max(1, (os.cpu_count() or 1) // self._max_processes) if self._max_processes > 1 else None
+        for pack in waiting[:room]:
+            self._processes.append(PackProcess(self._folder, plan, pack, threads, self._timeout_minutes))
+            self._on_start(pack.number)
+        return list(waiting[room:])
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
-        """Yield the outcome of each process that has exited; check the timeouts of the others."""
+        """Yield new outcomes; the caller has recorded one before it asks for the next."""
         for process in list(self._processes):
-            if process.has_exited():
+            if outcome := process.poll():
                 self._processes.remove(process)
-                yield outcome_of_process(process, completed=all_completed(self._folder, process.jobs))
-            else:
-                process.check_timeout(self._timeout_minutes)
+                yield outcome
 
     def stop(self, *, again: bool) -> str:
-        """Ask the processes to stop; the second time kill them."""
-        if not self._processes:
-            return ""
+        """Ask the processes to stop after a signal, kill them `again` after a second; return a message for the user."""
         for process in self._processes:
-            process.kill(INTERRUPTED) if again else process.stop()
+            process.stop()
+            if again:
+                process.kill()
         return "" if again else "stopping: the runs write their checkpoints (Ctrl-C again kills them)"
 
     def close(self) -> None:
         """Close the pipes of processes that still run after an error, which makes them stop."""
         for process in self._processes:
             process.close_pipe()
+
+
+class PackProcess:
+    """The process of a pack.
+
+    Args:
+        folder: The sweep's.
+        plan: Its plan, which is on the disk already.
+        pack: The pack to train.
+        threads: Threads of the process unless OMP_NUM_THREADS is set; None leaves the choice to torch.
+        timeout_minutes: Minutes after which a process that writes nothing counts as hung.
+
+    Raises:
+        StoreError: Its log cannot be written.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, pack: Pack, threads: int | None, timeout_minutes: float) -> None:
+        self.pack = pack
+        self._folder, self._jobs = folder, plan.jobs_of(pack)
+        self._timeout_minutes = timeout_minutes
+        self._stopped: tuple[str, str] | None = None
+        """Cause and detail of the outcome if this side stopped the process."""
+        self._kill_at = float("inf")
+        self._started = self._last_change = time.monotonic()
+        self._last_signs: list[tuple[int, int]] = []
+        self._memory_kills_before = _memory_kills()
+        self._log = plans.log_of(folder, pack.number)
+        # -P: a file of the current folder is never imported in place of a module.
+        command = [sys.executable, "-P", "-m", "normlab.sweep.worker", str(folder.absolute()), str(pack.number)]
+        threads_setting = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        try:
+            self._log.parent.mkdir(exist_ok=True)
+            with self._log.open("ab") as log:
+                self._log_start = log.seek(0, os.SEEK_END)
+                # No other process inherits this end of the pipe, so it closes when the supervisor dies.
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=threads_setting | os.environ,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise io_error(self._log, "written", error) from error
+
+    def poll(self) -> PackOutcome | None:
+        """Return the outcome of the process, or None while it runs.
+
+        A process that wrote nothing for too long is asked to stop, and one that was asked to and did not is killed.
+        After a failure the rest of its session is killed too.
+        """
+        code = self._process.poll()
+        if code is None:
+            if self._stopped is None and (silent := self._seconds_silent()) > 60 * self._timeout_minutes:
+                detail = f"wrote nothing for {silent:.0f} s (sweep.timeout_minutes={self._timeout_minutes:.3g})"
+                self.stop(plans.HUNG, detail, GRACE_WHEN_HUNG_S)
+            if time.monotonic() > self._kill_at:
+                self.kill()
+            return None
+        if code:
+            self.kill()
+        self.close_pipe()
+        cause, detail = cause_of_exit(
+            code,
+            self._log_tail(),
+            completed=all_completed(self._folder, self._jobs),
+            stopped=self._stopped,
+            memory_kill=_memory_kills() > self._memory_kills_before,
+        )
+        seconds = round(time.monotonic() - self._started, 3)
+        return PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time())
+
+    def stop(self, cause: str = _STOPPED[0], detail: str = _STOPPED[1], grace: float = GRACE_S) -> None:
+        """Ask the process to write a checkpoint and stop; after `grace` seconds `poll` kills it.
+
+        Args:
+            cause: Cause of its outcome.
+            detail: Detail of its outcome.
+            grace: Seconds.
+        """
+        if self._stopped is None:
+            self._stopped, self._kill_at = (cause, detail), time.monotonic() + grace
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the process and everything that it started."""
+        # The process leads a session and so a process group with its own pid.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close_pipe(self) -> None:
+        """Close the pipe to the process, which makes it stop if it still runs."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def _log_tail(self, lines: int = 20) -> list[str]:
+        """Return the last lines that the process wrote to its log, without blank ones."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 16_384))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return []
+        return [line for line in text.splitlines() if line.strip()][-lines:]
+
+    def _seconds_silent(self) -> float:
+        """Return the seconds since a byte was written to the log or to the record of one of the runs."""
+        runs = [plans.run_of(self._folder, job) for job in self._jobs]
+        # Replacing a file, a status or a checkpoint, changes the folder.
+        paths = [path for run in runs for path in (run.path, run.metrics_path)]
+        signs = [_size_and_time(path) for path in (*paths, self._log)]
+        if signs != self._last_signs:
+            self._last_signs, self._last_change = signs, time.monotonic()
+        return time.monotonic() - self._last_change
+
+
+def cause_of_exit(
+    code: int, log: Sequence[str], *, completed: bool, stopped: tuple[str, str] | None, memory_kill: bool
+) -> tuple[str, str]:
+    """Return the cause of a pack's outcome, and a detail as text.
+
+    Args:
+        code: Exit code of the process; minus the number of the signal that ended it.
+        log: The last lines of its log.
+        completed: Whether each of its runs has finished or diverged.
+        stopped: The cause and the detail if the other side stopped the process.
+        memory_kill: Whether the system has killed a process for lack of memory since this one started.
+    """
+    last = log[-1] if log else ""
+    error = last.removeprefix(ERROR_PREFIX) if last.startswith(ERROR_PREFIX) else ""
+    if code == 0 and completed:
+        return plans.FINISHED, ""
+    if stopped or code in _STOP_CODES:
+        return stopped or _STOPPED
+    if code == OUT_OF_MEMORY:
+        return plans.MEMORY, error or "out of memory"
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        if -code == signal.SIGKILL and memory_kill:
+            return plans.MEMORY, f"the system ran out of memory and killed it ({name})"
+        if message := next((line for line in log if any(text in line for text in _MEMORY_MESSAGES)), ""):
+            return plans.MEMORY, f"{message} ({name})"
+        return plans.KILLED, f"by {name}"
+    if error:
+        return plans.RAISED, error
+    return plans.EXITED, f"with code {code}" + (f": {last}" if code and last else ", before its runs were completed")
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _memory_kills() -> int:
+    """Return how many processes of this control group the system has killed for lack of memory so far."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        lines = Path("/sys/fs/cgroup", group.lstrip("/"), "memory.events").read_text().splitlines()
+    except OSError:  # there is no such limit
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from normlab.config.schema import RunConfig
@@ -39,19 +39,24 @@ def pack_key(config: RunConfig) -> str:
     return json.dumps(tree, sort_keys=True)
 
 
-def group_by_key(configs: Sequence[RunConfig], alone: Sequence[bool]) -> list[list[int]]:
-    """Return the groups of runs that may train together, as lists of indices in the given order.
+def make_packs(
+    configs: Sequence[RunConfig], indices: Sequence[int], alone: Collection[int], size: int
+) -> list[list[int]]:
+    """Return the packs of some runs, as lists of indices.
 
     Args:
-        configs: The runs.
-        alone: Whether each of them trains alone in any case.
+        configs: All configs.
+        indices: The runs.
+        alone: Those of them that train alone in any case.
+        size: Most runs in a pack.
     """
     groups: dict[str, list[int]] = {}
-    for index, config in enumerate(configs):
+    for index in indices:
+        stats = configs[index].stats
         # Extended statistics and probes handle one model at a time.
-        trains_alone = alone[index] or config.stats.names(EXTENDED) or config.stats.names(PROBE)
-        groups.setdefault(f"alone: {index}" if trains_alone else pack_key(config), []).append(index)
-    return list(groups.values())
+        trains_alone = index in alone or stats.names(EXTENDED) or stats.names(PROBE)
+        groups.setdefault(f"alone: {index}" if trains_alone else pack_key(configs[index]), []).append(index)
+    return [pack for group in groups.values() for pack in split(group, size)]
 
 
 def auto_pack_size(device: str, precision: str, width: int, run_bytes: int, memory_bytes: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,12 +18,9 @@ from normlab.options import plain_tree
 from normlab.store.plans import Job, Pack, Plan, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder, pack_run_ids
 from normlab.store.schema import COMPLETED_STATES
-from normlab.sweep.packs import auto_pack_size, group_by_key, split
+from normlab.sweep.packs import auto_pack_size, make_packs
 from normlab.train.identity import identity, run_id_of
 from normlab.train.machine import check_machine, resolve
-
-ComposedJob = tuple[list[str], RunConfig]
-"""A job of `compose.compose_sweep`: the overrides that the sweep varies, and the config."""
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
@@ -64,14 +61,14 @@ class RunIds:
 
 def make_plan(
     options: SweepOptions,
-    composed: Sequence[ComposedJob],
+    composed: Sequence[tuple[list[str], RunConfig]],
     show_progress: Callable[[str], None] = lambda _: None,
 ) -> PlannedSweep:
     """Return the plan of a sweep's jobs, with the packs of the stored plan if there is one. Writes nothing.
 
     Args:
         options: The sweep's.
-        composed: The jobs.
+        composed: The overrides that the sweep varies and the config of each job, from `compose_sweep`.
         show_progress: Receives a line of progress.
 
     Raises:
@@ -100,14 +97,14 @@ def make_plan(
     folder = sweep_folder(configs[0].results_dir, name)
     plan = Plan(name, options.pack, list(jobs.values()), [])
     if has_plan(folder):
-        return PlannedSweep(reconcile_with_stored(folder, plan), folder, list(warnings))
+        return PlannedSweep(reconcile(read_plan(folder), plan, folder), folder, list(warnings))
     runs = [run_of(folder, job) for job in plan.jobs]
     for run in runs:
         _check_not_in_another_pack(run, name)
     size, memory_bytes = _pack_size(options, configs)
     left = [index for index, run in enumerate(runs) if not is_completed(run)]
-    packs = _split(configs, left, {index for index in left if runs[index].exists()}, size)
-    notes = [*_size_notes(packs), *_existing_run_notes(runs, _split(configs, range(len(runs)), (), size))]
+    packs = make_packs(configs, left, {index for index in left if runs[index].exists()}, size)
+    notes = [*_size_notes(packs), *_existing_run_notes(runs, make_packs(configs, range(len(runs)), (), size))]
     numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
     return PlannedSweep(replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes), folder, list(warnings))
 
@@ -119,25 +116,13 @@ def _pack_size(options: SweepOptions, configs: Sequence[RunConfig]) -> tuple[int
     """
     if options.largest_pack is not None:
         return options.largest_pack, None
-    resolved = [resolve(config, options.has_gpu) for config in configs]
-    memory_bytes = min(options.pack_memory(machine.device) for machine in resolved)
-    sizes = {
-        auto_pack_size(
-            machine.device,
-            machine.precision,
-            config.model.width,
-            memory.estimate(config, 4 if machine.precision == "fp32" else 2).total,
-            memory_bytes,
-        )
-        for config, machine in zip(configs, resolved, strict=True)
-    }
+    machines = [resolve(config, options.has_gpu) for config in configs]
+    memory_bytes = min(map(options.pack_memory, {machine.device for machine in machines}))
+    sizes = set[int]()
+    for config, machine in zip(configs, machines, strict=True):
+        run_bytes = memory.estimate(config, 4 if machine.precision == "fp32" else 2).total
+        sizes.add(auto_pack_size(machine.device, machine.precision, config.model.width, run_bytes, memory_bytes))
     return min(sizes), memory_bytes
-
-
-def _split(configs: Sequence[RunConfig], indices: Sequence[int], alone: Collection[int], size: int) -> list[list[int]]:
-    """Split jobs, given by their indices, into packs of at most `size` runs; those in `alone` train alone."""
-    groups = group_by_key([configs[index] for index in indices], [index in alone for index in indices])
-    return [[indices[position] for position in pack] for group in groups for pack in split(group, size)]
 
 
 def _size_notes(packs: Sequence[Sequence[int]]) -> list[str]:
@@ -158,25 +143,22 @@ def _existing_run_notes(runs: Sequence[RunFolder], packs: Sequence[Sequence[int]
     Raises:
         StoreError: The record of a run cannot be read.
     """
-    kinds = Counter[str]()
-    all_alone = True
+    sizes = Counter[tuple[int, int]]()
     for pack in packs:
         planned = {runs[index].run_id for index in pack}
         for run in (runs[index] for index in pack if runs[index].exists()):
-            trained = set(run.last_pack())
-            if trained == planned:
-                continue
-            all_alone = all_alone and len(trained) == 1
-            same = len(trained) == len(planned)
-            kinds[
-                f"{_size_text(len(trained))} {'with other runs' if same else f'instead of {_size_text(len(planned))}'}"
-            ] += 1
-    if not kinds:
+            if (trained := set(run.last_pack())) != planned:
+                sizes[len(trained), len(planned)] += 1
+    if not sizes:
         return []
-    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    off = "sweep.pack=off trains all alone, " if all_alone else ""
+    counts = ", ".join(
+        f"{count} {_size_text(trained)} "
+        + ("with other runs" if trained == planned else f"instead of {_size_text(planned)}")
+        for (trained, planned), count in sizes.items()
+    )
+    off = "sweep.pack=off trains all alone, " if all(trained == 1 for trained, _ in sizes) else ""
     return [
-        f"{kinds.total()} of {len(runs)} runs exist already and were trained differently ({counts}): they are not "
+        f"{sizes.total()} of {len(runs)} runs exist already and were trained differently ({counts}): they are not "
         f"trained again, and have other rounding; {off}another results_dir trains all of them again"
     ]
 
@@ -185,7 +167,7 @@ def _size_text(runs: int) -> str:
     return "alone" if runs == 1 else f"in a pack of {runs}"
 
 
-def reconcile_with_stored(folder: Path, plan: Plan) -> Plan:
+def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
     """Return a plan with the packs of the stored plan of the same jobs.
 
     A stored plan is data: the configs, and with them the plugins that are executed, come from the command's overrides.
@@ -195,9 +177,8 @@ def reconcile_with_stored(folder: Path, plan: Plan) -> Plan:
 
     Raises:
         ConfigError: The stored plan has other jobs or another `sweep.pack`.
-        StoreError: The stored plan cannot be read.
+        StoreError: The status of a run cannot be read.
     """
-    stored = read_plan(folder)
     _check_same_sweep(stored, plan)
     jobs = {job.run_id: job for job in plan.jobs}
     stored = replace(stored, jobs=[jobs[job.run_id] for job in stored.jobs])

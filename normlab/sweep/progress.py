@@ -1,17 +1,28 @@
-"""Progress display of a sweep, on stderr: one live table on a terminal, a line per event elsewhere."""
+"""What the terminal shows of a sweep: its plan, its progress on stderr, and its result.
+
+The progress is one live table on a terminal, and a line per event elsewhere.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from normlab.store.plans import FAILURES, FINISHED, Job, Pack, PackOutcome, Plan
-from normlab.sweep.pack_progress import PackProgress, pack_progress
+from normlab.errors import StoreError
+from normlab.report.render import render
+from normlab.report.summary import row_of
+from normlab.store import schema
+from normlab.store.outcome import OUTCOMES, REGRESSED, STUCK, final_losses
+from normlab.store.plans import FAILURES, FINISHED, Job, Pack, PackOutcome, Plan, log_of, run_of
+from normlab.store.query import examine
+from normlab.store.reading import read_last_row
+from normlab.store.runs import RunFolder
+from normlab.sweep.plan import is_completed, tokens_of
 from normlab.tracking.console import SafeStream, format_duration
 
 if TYPE_CHECKING:
@@ -23,50 +34,148 @@ REFRESH_S = 0.5
 PLAIN_EVERY_S = 60.0
 """Time between two progress lines without a terminal."""
 MOST_LINES = 30
-"""With more packs, only those are shown that run, failed, diverged, regressed or are stuck."""
+"""With more packs or runs, only those are shown that run, failed, diverged, regressed or are stuck."""
 WAITING, RUNNING, STOPPED = "waiting", "running", "stopped"
 
 
-@dataclass(slots=True)
-class _PackState:
-    """What is shown of one pack."""
+def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
+    """Yield a sweep's name, runs, packs, notes and tokens; and, if asked to, a table of the packs to train."""
+    left = {index for index, job in enumerate(plan.jobs) if not is_completed(run_of(folder, job))}
+    packs = [pack for pack in plan.packs if left.intersection(pack.jobs)]
+    completed = len(plan.jobs) - len(left)
+    yield f"sweep   {plan.name}"
+    note = f", {completed} of them completed already: not trained again" if completed else ""
+    yield f"runs    {len(plan.jobs)}{note}"
+    if left:
+        largest = max((len(pack.jobs) for pack in packs), default=0)
+        size = f"up to {largest} runs" if largest > 1 else "one run each"
+        yield f"packs   {len(packs)}, {size} (sweep.pack={plan.pack})"
+    else:
+        yield "packs   none: nothing is left to train"
+    for note in plan.notes:
+        yield f"note    {note}"
+    if left:
+        yield f"tokens  {sum(tokens_of(plan.jobs[index]) for index in left):,} to train on"
+    if with_packs and packs:
+        rows = [
+            {
+                "pack": pack.number,
+                "runs": len(pack.jobs),
+                "tokens": f"{sum(map(tokens_of, plan.jobs_of(pack))):,}",
+                "overrides": plan.label(pack),
+            }
+            for pack in packs
+        ]
+        yield render(rows)
 
-    pack: Pack
-    jobs: list[Job]
-    state: str
-    """waiting, running, stopped, finished, or one of `FAILURES`."""
-    progress: PackProgress
-    started: float = 0.0
-    """When the pack started, in seconds of `time.monotonic`."""
-    fraction_at_start: float | None = None
+
+def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) -> Iterator[str]:
+    """Yield a table of the runs, the counts of outcomes, the failures, and the commands that come next.
+
+    With many runs the table shows only failed, diverged, regressed, stuck and damaged ones.
+    """
+    failures = {index: failed[pack.number] for pack in plan.packs if pack.number in failed for index in pack.jobs}
+    rows = [_result_row(run_of(folder, job), job, failures.get(index)) for index, job in enumerate(plan.jobs)]
+    unusual = (*FAILURES, STUCK, REGRESSED, schema.DIVERGED, schema.DAMAGED)
+    yield render([row for row in rows if len(rows) <= MOST_LINES or row["state"] in unusual])
+    states = Counter[str]()
+    for index, state in enumerate(row["state"] for row in rows):
+        # A run may be killed without a failure of its pack, by a second Ctrl-C.
+        left = "failed" if index in failures else "left to train"
+        states[state if state in (*OUTCOMES, schema.DAMAGED) else left] += 1
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    yield f"{plan.name}: {len(plan.jobs)} {'run' if len(plan.jobs) == 1 else 'runs'}, {counts}"
+    for number, outcome in sorted(failed.items()):
+        log = os.path.relpath(log_of(folder, number))
+        label = plan.label(plan.pack_of(number))
+        yield f"pack {number} {FAILURES[outcome.cause]}: {label}: {outcome.detail} ({log})"
+    if failed:
+        yield "failed packs are skipped; the same command with --retry-failed retries them"
+    if states["left to train"]:
+        yield "the same command trains what is left"
+    yield f"normlab summarize {plan.name if folder.parent.parent == Path('results') else folder}"
+
+
+def _result_row(run: RunFolder, job: Job, failure: PackOutcome | None) -> dict[str, Any]:
+    entry = examine(run) if run.exists() else None
+    row = row_of(entry) if entry else {}
+    state, note = row.get("state", WAITING), entry.problem if entry else ""
+    if failure is not None and state not in OUTCOMES:
+        state, note = failure.cause, f"{FAILURES[failure.cause]}: {failure.detail}"
+    return {
+        "run": " ".join(job.overrides) or job.run_id,
+        "id": job.run_id,
+        "state": "running elsewhere" if state == schema.RUNNING else state,
+        **{key: row.get(key) for key in ("step", "val_loss", "last_val_loss")},
+        "steps": job.config["train"]["steps"],
+        "note": note,
+    }
+
+
+class PackProgress:
+    """The progress of a pack, from the records of its runs; a run that cannot be read counts as not started.
+
+    Args:
+        folder: The sweep's.
+        plan: Its plan.
+        pack: The pack; its runs have the same number of steps.
+        state: waiting, running, stopped, finished, or one of `FAILURES`.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, pack: Pack, state: str = WAITING) -> None:
+        jobs = plan.jobs_of(pack)
+        self.steps: int = jobs[0].config["train"]["steps"]
+        self.cost = sum(map(_cost, jobs))
+        """Relative cost of the whole pack: tokens times weights, summed over its runs."""
+        self.label = plan.label(pack)
+        self.state = state
+        self._runs = [run_of(folder, job) for job in jobs]
+        self.update()
+        self._started, self._fraction_at_start = time.monotonic(), self.fraction
+
+    def start(self) -> None:
+        """Mark the pack as running from now on."""
+        self.update()
+        self.state, self._started, self._fraction_at_start = RUNNING, time.monotonic(), self.fraction
+
+    def update(self) -> None:
+        """Read the records of the runs."""
+        progress = [_progress(run) for run in self._runs]
+        self.outcomes = Counter(state for state, _, _ in progress if state in OUTCOMES)
+        """Number of completed runs, by outcome."""
+        steps = [self.steps if state in OUTCOMES else step for state, step, _ in progress]
+        self.step = sum(steps) / len(steps)
+        """Mean number of steps done; a completed run counts as having done all."""
+        self.loss = progress[0][2] if len(progress) == 1 else None
+        """Latest validation loss of a pack of one run that has not diverged, in nats/token."""
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the work that is done, 0 to 1."""
+        return self.step / self.steps
 
     @property
     def gained(self) -> float:
         """Fraction of the work done since the pack started."""
-        return 0.0 if self.fraction_at_start is None else self.progress.fraction - self.fraction_at_start
+        return self.fraction - self._fraction_at_start
 
     @property
-    def unusual(self) -> dict[str, int]:
+    def unusual(self) -> Counter[str]:
         """Number of runs by outcome, without finished ones."""
-        return {outcome: count for outcome, count in self.progress.outcomes.items() if outcome != FINISHED}
-
-    @property
-    def label(self) -> str:
-        more = f" and {len(self.jobs) - 1} more" if len(self.jobs) > 1 else ""
-        return (" ".join(self.jobs[0].overrides) or self.jobs[0].run_id) + more
+        return Counter({outcome: count for outcome, count in self.outcomes.items() if outcome != FINISHED})
 
     @property
     def status(self) -> str:
         """State, step and validation loss as text."""
         parts = [FAILURES.get(self.state, self.state)]
-        if len(self.jobs) == 1:
+        if len(self._runs) == 1:
             parts = list(self.unusual) or parts
         else:
-            parts += [f"{count} of {len(self.jobs)} {outcome}" for outcome, count in self.unusual.items()]
+            parts += [f"{count} of {len(self._runs)} {outcome}" for outcome, count in self.unusual.items()]
         if self.state not in (WAITING, FINISHED):
-            parts.append(f"step {self.progress.step:.0f}/{self.progress.steps}")
-        if self.state == FINISHED and self.progress.loss is not None:
-            parts.append(f"val {self.progress.loss:.4f}")
+            parts.append(f"step {self.step:.0f}/{self.steps}")
+        if self.state == FINISHED and self.loss is not None:
+            parts.append(f"val {self.loss:.4f}")
         return "  ".join(parts)
 
     @property
@@ -74,12 +183,11 @@ class _PackState:
         """Estimated time left of a running pack; empty where unknown."""
         if self.state != RUNNING or self.gained <= 0:
             return ""
-        elapsed = time.monotonic() - self.started
-        return format_duration((1 - self.progress.fraction) * elapsed / self.gained)
+        return format_duration((1 - self.fraction) * (time.monotonic() - self._started) / self.gained)
 
 
 class ProgressDisplay:
-    """Shows the progress of a sweep from the folders of its runs; implements `supervisor.Monitor`.
+    """Shows the progress of a sweep from the folders of its runs.
 
     Args:
         folder: The sweep's.
@@ -87,20 +195,26 @@ class ProgressDisplay:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._plan: Plan | None = None
-        self._packs: dict[int, _PackState] = {}
+        self._packs: dict[int, PackProgress] = {}
         self._completed_before = 0
         self._started = self._drawn_at = time.monotonic()
         self._live: Live | None = None
         self._stream = SafeStream(sys.stderr)
 
-    def start(self, plan: Plan, packs: Sequence[Pack], completed: int, failed: Sequence[PackOutcome]) -> None:
-        """Show the packs to train; on a terminal, start the table."""
-        self._plan, self._completed_before = plan, completed
-        causes = {outcome.pack: outcome.cause for outcome in failed}
+    def start(self, plan: Plan, packs: Sequence[Pack], failed: Mapping[int, PackOutcome]) -> None:
+        """Show the packs to train and the failed ones that are not retried; on a terminal, start the table.
+
+        Args:
+            plan: The sweep's plan; its other packs are completed.
+            packs: The packs to train.
+            failed: Outcomes of the packs that failed earlier, by number.
+        """
+        states = dict.fromkeys((pack.number for pack in packs), WAITING)
+        states |= {number: outcome.cause for number, outcome in failed.items()}
         for pack in plan.packs:
-            if pack in packs or pack.number in causes:
-                self._add(pack, causes.get(pack.number, WAITING))
+            if pack.number in states:
+                self._packs[pack.number] = PackProgress(self._folder, plan, pack, states[pack.number])
+        self._completed_before = len(plan.packs) - len(states)
         if packs and self._stream.is_terminal():
             from rich.console import Console
             from rich.live import Live
@@ -110,25 +224,28 @@ class ProgressDisplay:
         elif packs:
             self.print(self._summary())
 
-    def pack_started(self, pack: Pack) -> None:
-        """Mark a pack as running."""
-        shown = self._packs[pack.number]
-        self._update(shown)
-        shown.state, shown.started, shown.fraction_at_start = RUNNING, time.monotonic(), shown.progress.fraction
+    def pack_started(self, number: int) -> None:
+        """Show that a pack runs."""
+        self._packs[number].start()
 
-    def pack_ended(self, pack: Pack, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
-        """Show the outcome of a pack; without a terminal, print a line."""
-        shown = self._packs[pack.number]
-        shown.state = outcome.cause if outcome.cause in (FINISHED, *FAILURES) else STOPPED
-        self._update(shown)
+    def pack_ended(self, plan: Plan, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
+        """Show the outcome of a pack's process; without a terminal, print a line.
+
+        Args:
+            plan: The plan, with the halves.
+            outcome: The outcome.
+            halves: The packs that replace a pack that ran out of memory.
+        """
+        pack = self._packs[outcome.pack]
+        pack.state = outcome.cause if outcome.cause in (FINISHED, *FAILURES) else STOPPED
+        pack.update()
         if halves:
-            del self._packs[pack.number]
-            for half in halves:
-                self._add(half, WAITING)
+            del self._packs[outcome.pack]
+            self._packs |= {half.number: PackProgress(self._folder, plan, half) for half in halves}
         if self._live is None or halves:
             detail = f": {outcome.detail}" if outcome.detail else ""
             split = f"; split into packs {' and '.join(str(half.number) for half in halves)}" if halves else ""
-            self.print(f"pack {pack.number} {shown.label}: {shown.status}{detail}{split}")
+            self.print(f"pack {outcome.pack} {pack.label}: {pack.status}{detail}{split}")
 
     def refresh(self) -> None:
         """Draw the table, or print a progress line, if it is time to."""
@@ -136,13 +253,13 @@ class ProgressDisplay:
         if now - self._drawn_at < (PLAIN_EVERY_S if self._live is None else REFRESH_S):
             return
         self._drawn_at = now
-        running = [shown for shown in self._packs.values() if shown.state == RUNNING]
-        for shown in running:
-            self._update(shown)
+        running = [pack for pack in self._packs.values() if pack.state == RUNNING]
+        for pack in running:
+            pack.update()
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
         else:
-            self.print("; ".join([self._summary(), *(f"{shown.label} {shown.status}" for shown in running)]))
+            self.print("; ".join([self._summary(), *(f"{pack.label} {pack.status}" for pack in running)]))
 
     def print(self, line: str) -> None:
         """Print a line; above the table, if there is one."""
@@ -159,14 +276,6 @@ class ProgressDisplay:
             self._live.stop()
             self._live = None
 
-    def _add(self, pack: Pack, state: str) -> None:
-        assert self._plan is not None
-        jobs = self._plan.jobs_of(pack)
-        self._packs[pack.number] = _PackState(pack, jobs, state, pack_progress(self._folder, jobs))
-
-    def _update(self, shown: _PackState) -> None:
-        shown.progress = pack_progress(self._folder, shown.jobs)
-
     def _table(self) -> RenderableType:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -175,32 +284,48 @@ class ProgressDisplay:
         table = Table(box=None, padding=(0, 2, 0, 0), caption=Text(self._summary()), caption_justify="left")
         for heading in ("pack", "runs", "", "progress", "left"):
             table.add_column(heading, no_wrap=heading != "runs")
-        for number, shown in self._packs.items():
-            is_quiet = shown.state in (WAITING, FINISHED, STOPPED) and not shown.unusual
-            if len(self._packs) > MOST_LINES and is_quiet:
-                continue
-            bar = ProgressBar(total=1.0, completed=shown.progress.fraction, width=20)
-            table.add_row(str(number), Text(shown.label), bar, Text(shown.status), shown.time_left)
+        for number, pack in self._packs.items():
+            is_quiet = pack.state in (WAITING, FINISHED, STOPPED) and not pack.unusual
+            if len(self._packs) <= MOST_LINES or not is_quiet:
+                bar = ProgressBar(total=1.0, completed=pack.fraction, width=20)
+                table.add_row(str(number), Text(pack.label), bar, Text(pack.status), pack.time_left)
         return table
 
     def _summary(self) -> str:
         """Return the number of packs by state, of unusual outcomes, and the time left."""
         packs = self._packs.values()
-        states = Counter("failed" if shown.state in FAILURES else shown.state for shown in packs)
+        states = Counter("failed" if pack.state in FAILURES else pack.state for pack in packs)
         states["completed"] = states.pop(FINISHED, 0) + self._completed_before
         order = ("completed", RUNNING, "failed", STOPPED, WAITING)
         parts = [f"{states[state]} {state}" for state in order if states[state]]
-        outcomes = sum((Counter(shown.unusual) for shown in packs), Counter[str]())
+        outcomes = sum((pack.unusual for pack in packs), Counter[str]())
         parts += [f"{count} {'run' if count == 1 else 'runs'} {outcome}" for outcome, count in outcomes.items()]
-        number = self._completed_before + len(self._packs)
+        number = self._completed_before + len(packs)
         return f"{number} {'pack' if number == 1 else 'packs'}: " + ", ".join(parts) + self._time_left()
 
     def _time_left(self) -> str:
         """Return the estimated time left of all packs, at the pace since the start; empty where unknown."""
         packs = self._packs.values()
-        gained = sum(shown.gained * shown.progress.cost for shown in packs)
-        unfinished = [shown.progress for shown in packs if shown.state in (WAITING, RUNNING)]
-        left = sum((1 - progress.fraction) * progress.cost for progress in unfinished)
+        gained = sum(pack.gained * pack.cost for pack in packs)
+        left = sum((1 - pack.fraction) * pack.cost for pack in packs if pack.state in (WAITING, RUNNING))
         if not gained or not left:
             return ""
         return f"; left {format_duration(left * (time.monotonic() - self._started) / gained)}"
+
+
+def _progress(run: RunFolder) -> tuple[str, float, float | None]:
+    """Return a run's outcome or state, its number of updates, and its latest validation loss."""
+    try:
+        status = run.status() if run.exists() else {"state": ""}
+        row = read_last_row(run.metrics_path) or {}
+    except StoreError:
+        return "", 0, None
+    # The step of a training row counts from 0; that of other rows is the number of updates before them.
+    step = (schema.number(row.get("step")) or 0) + (row.get("kind") == "train")
+    state = status.get("outcome", status["state"])
+    return state, step, final_losses(state, status)[0]
+
+
+def _cost(job: Job) -> float:
+    model = job.config["model"]
+    return tokens_of(job) * model["width"] * (model["depth"] * 12 * model["width"] + 512)

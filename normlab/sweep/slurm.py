@@ -6,21 +6,19 @@ supervisor that is stopped leaves the tasks alone, and the next one continues to
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from normlab.config.sweep import SweepOptions
 from normlab.errors import ConfigError, one_line
+from normlab.store import plans
 from normlab.store.files import io_error
-from normlab.store.plans import FINISHED, INTERRUPTED, KILLED, LOST, MEMORY, Pack, PackOutcome, Plan
-from normlab.store.queue import SubmittedPack, delete_outcome, read_outcome, read_queue, slurm_folder, write_queue
+from normlab.store.plans import Pack, PackOutcome, Plan, SubmittedPack
 from normlab.sweep.plan import all_completed
-from normlab.sweep.squeue import GONE_FOR_S, Squeue
-from normlab.sweep.task import NOTICE_S, Task
+from normlab.sweep.squeue import CAUSES, GONE_FOR_S, Squeue
+from normlab.sweep.task import Task
 
 POLL_EVERY_S = 2.0
 """Seconds between two checks of the tasks' files; each check is a few requests to a shared disk per pack."""
@@ -28,37 +26,36 @@ MOST_IN_AN_ARRAY = 1000
 """Tasks of one array job: Slurm's default limit."""
 MOST_REQUEUES = 1000
 """How often a pack may reach its time limit."""
-_STOPPED = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED", "INTERRUPTED")
-"""Slurm's states (the last is submitit's own) of a task that was stopped from outside, and can be resumed."""
+NOTICE_S = 120
+"""Seconds before the time limit at which Slurm announces it."""
 
 
 class SlurmExecutor:
-    """Submits the packs of a sweep to Slurm, and reads their outcomes; implements `supervisor.Executor`.
+    """Submits the packs of a sweep to Slurm, and reads their outcomes; like `LocalExecutor`.
 
     Args:
         folder: The sweep's.
         options: Resources of a task, the number of tasks at once, and their timeout.
+        on_start: Receives the number of each pack whose task has started.
 
     Raises:
         ConfigError: submitit or Slurm is not installed.
     """
 
-    def __init__(self, folder: Path, options: SweepOptions) -> None:
+    def __init__(self, folder: Path, options: SweepOptions, on_start: Callable[[int], None]) -> None:
         try:
-            import submitit
+            from submitit.core.utils import JobPaths
         except ModuleNotFoundError:
             raise ConfigError(
                 "sweep.on=slurm: needs submitit, which is not installed; pip install submitit, or use sweep.on=local"
             ) from None
-        self._folder, self._options = folder, options
-        self._slurm_folder = slurm_folder(folder).absolute()
-        self._job_types: dict[str, Any] = {"slurm": submitit.SlurmJob, "local": submitit.LocalJob}
+        self._folder, self._options, self._on_start = folder, options, on_start
+        self._slurm_folder = plans.slurm_folder(folder).absolute()
+        self._paths = lambda number: JobPaths(self._slurm_folder, self._queue[number].job)
         self._queue: dict[int, SubmittedPack] = {}
-        self._jobs: dict[int, Any] = {}
         self._not_started: set[int] = set()
         self._squeue = Squeue()
         self._polled = -POLL_EVERY_S
-        self._is_watching = True
         if options.on == "slurm":
             _require_slurm(options.slurm.cluster)
 
@@ -69,16 +66,15 @@ class SlurmExecutor:
             ConfigError: They were submitted to Slurm, which is not installed here.
             StoreError: The queue cannot be read.
         """
-        self._queue = read_queue(self._folder)
-        for number, submitted in self._queue.items():
+        self._queue = plans.read_queue(self._folder)
+        for submitted in self._queue.values():
             _require_slurm(submitted.cluster)
-            self._jobs[number] = self._job_types[submitted.cluster](self._slurm_folder, submitted.job)
         self._not_started = set(self._queue)
 
     @property
     def active(self) -> set[int]:
         """The numbers of the packs that are queued or running; empty once `stop` was called."""
-        return set(self._queue) if self._is_watching else set()
+        return set(self._queue)
 
     @property
     def cancel_command(self) -> str:
@@ -96,36 +92,40 @@ class SlurmExecutor:
             self._submit_array(plan, waiting[first : first + MOST_IN_AN_ARRAY])
         return []
 
-    def started(self) -> list[int]:
-        """Return the packs whose tasks have started since the last call: each task first writes to its log."""
-        numbers = [number for number in self._not_started if self._jobs[number].paths.stdout.exists()]
-        self._not_started -= set(numbers)
-        return sorted(numbers)
+    def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
+        """Yield the outcome of each pack whose task is over; a task that starts first writes to its log."""
+        if time.monotonic() - self._polled >= POLL_EVERY_S:
+            self._polled = time.monotonic()
+            for number in sorted(self._not_started & {pack.number for pack in plan.packs}):
+                if self._paths(number).stdout.exists():
+                    self._not_started.remove(number)
+                    self._on_start(number)
+            yield from self.tasks_over(plan)
 
-    def outcomes(self, plan: Plan, *, gone_for_s: float | None = None) -> Iterator[PackOutcome]:
-        """Yield the outcome of each pack whose task is over.
+    def tasks_over(self, plan: Plan, *, at_once: bool = False) -> Iterator[PackOutcome]:
+        """Yield the outcome of each pack whose task has left its result, or has ended without one.
 
-        A task is over when it has left its result, or has been out of Slurm's queue for `gone_for_s` seconds
-        (default `GONE_FOR_S`).
+        Args:
+            plan: The sweep's plan.
+            at_once: Whether a task that is out of Slurm's queue counts as ended before `GONE_FOR_S`.
         """
-        if time.monotonic() - self._polled < POLL_EVERY_S:
-            return
-        self._polled = time.monotonic()
         packs = {pack.number: pack for pack in plan.packs}
-        for number, state in self._tasks_over(GONE_FOR_S if gone_for_s is None else gone_for_s).items():
+        for number, state in self._ended(0.0 if at_once else GONE_FOR_S).items():
             if number in packs:  # otherwise the pack was halved already
                 completed = all_completed(self._folder, plan.jobs_of(packs[number]))
-                yield read_outcome(self._folder, number) or _outcome_of_state(number, state, completed=completed)
-            del self._queue[number], self._jobs[number]
+                yield plans.read_task_outcome(self._folder, number) or _outcome_of_state(
+                    number, state, completed=completed
+                )
+            del self._queue[number]
             self._not_started.discard(number)
-            write_queue(self._folder, self._queue)
+            plans.write_queue(self._folder, self._queue)
 
     def stop(self, *, again: bool) -> str:
         """Stop watching and leave the tasks alone: a shell on a login node dies easily."""
         del again
-        self._is_watching = False
         packs = "1 pack continues" if len(self._queue) == 1 else f"{len(self._queue)} packs continue"
-        return f"no longer watching: {packs} in Slurm; the same command watches again, `{self.cancel_command}` ends it"
+        command, self._queue, self._not_started = self.cancel_command, {}, set()
+        return f"no longer watching: {packs} in Slurm; the same command watches again, `{command}` ends it"
 
     def close(self) -> None:
         """Do nothing: the tasks need no supervisor."""
@@ -138,7 +138,7 @@ class SlurmExecutor:
         try:
             self._slurm_folder.mkdir(exist_ok=True)
             for pack in packs:
-                delete_outcome(self._folder, pack.number)
+                plans.delete_task_outcome(self._folder, pack.number)
         except OSError as error:
             raise io_error(self._slurm_folder, "written", error) from error
         executor = AutoExecutor(self._slurm_folder, cluster=options.cluster, slurm_max_num_timeout=MOST_REQUEUES)
@@ -156,7 +156,12 @@ class SlurmExecutor:
             slurm_account=options.account,
             slurm_signal_delay_s=NOTICE_S,
             slurm_array_parallelism=self._options.jobs or MOST_IN_AN_ARRAY,
-            slurm_additional_parameters=dict(map(_sbatch_option, options.extra)) or None,
+            # The value of a flag is True.
+            slurm_additional_parameters={
+                name: value if equals else True
+                for name, equals, value in (option.partition("=") for option in options.extra)
+            }
+            or None,
         )
         folder = str(self._folder.absolute())
         try:
@@ -169,24 +174,22 @@ class SlurmExecutor:
             ) from error
         for pack, job in zip(packs, jobs, strict=True):
             self._queue[pack.number] = SubmittedPack(options.cluster, job.job_id)
-            self._jobs[pack.number] = job
             self._not_started.add(pack.number)
-        write_queue(self._folder, self._queue)
+        plans.write_queue(self._folder, self._queue)
 
-    def _tasks_over(self, gone_for_s: float) -> dict[int, str]:
-        """Return the packs whose tasks are over, by number, with the task's final state, "" if unknown."""
-        over: dict[int, str] = {}
+    def _ended(self, gone_for_s: float) -> dict[int, str]:
+        """Return the packs whose tasks have ended, by number, with the task's final state, "" if unknown."""
+        ended: dict[int, str] = {}
         in_slurm: dict[str, int] = {}
         for number, submitted in self._queue.items():
-            job = self._jobs[number]
-            if submitted.cluster == "slurm" and not job.paths.result_pickle.exists():
-                in_slurm[submitted.job] = number
+            if self._paths(number).result_pickle.exists():
+                ended[number] = "COMPLETED"
             elif submitted.cluster == "slurm":
-                over[number] = "COMPLETED"
-            elif job.done() if job._process is not None else not _is_alive(int(job.job_id)):
-                over[number] = str(job.state)  # without `_process`: an earlier supervisor started it
+                in_slurm[submitted.job] = number
+            elif not _is_alive(int(submitted.job)):
+                ended[number] = ""
         gone = self._squeue.gone(in_slurm, min_seconds=gone_for_s)
-        return over | {in_slurm[task]: state for task, state in gone.items()}
+        return ended | {in_slurm[task]: state for task, state in gone.items()}
 
 
 def _require_slurm(cluster: str) -> None:
@@ -197,32 +200,26 @@ def _require_slurm(cluster: str) -> None:
         )
 
 
-def _sbatch_option(text: str) -> tuple[str, str | bool]:
-    """Return the name and the value of an sbatch option; the value of a flag is True."""
-    name, equals, value = text.partition("=")
-    return name, value if equals else True
-
-
 def _outcome_of_state(number: int, state: str, *, completed: bool) -> PackOutcome:
     """Return the outcome of a task that wrote none, by its final state in Slurm."""
+    cause, detail = CAUSES.get(state, plans.LOST), f"Slurm state {state}"
     if completed:
-        cause, detail = FINISHED, ""
-    elif not state:
-        cause, detail = LOST, "no longer in squeue, and it reported no outcome: cancelled or killed"
-    elif state == "OUT_OF_MEMORY":
-        cause, detail = MEMORY, "Slurm state OUT_OF_MEMORY; raise sweep.slurm.memory_gb"
-    elif state in _STOPPED:
-        cause, detail = INTERRUPTED, f"Slurm state {state}; the same command resumes it"
-    else:
-        cause, detail = KILLED, f"Slurm state {state}"
+        cause, detail = plans.FINISHED, ""
+    elif cause == plans.LOST:
+        detail = "no longer in squeue, and it reported no outcome: cancelled or killed"
+    elif cause == plans.MEMORY:
+        detail += "; raise sweep.slurm.memory_gb"
+    elif cause == plans.INTERRUPTED:
+        detail += "; the same command resumes it"
+    elif cause == plans.EXITED:
+        detail = "its task ended and reported no outcome; the error is in its log in slurm/"
     return PackOutcome(number, cause, detail, None, 0.0, time.time())
 
 
 def _is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and has not been waited for does not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
         return False
-    except PermissionError:
-        return True
-    return True
+    return status.rpartition(")")[2].split()[0] != "Z"

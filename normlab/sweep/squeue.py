@@ -10,17 +10,24 @@ import subprocess
 import time
 from collections.abc import Collection
 
+from normlab.store.plans import EXITED, INTERRUPTED, KILLED, MEMORY
+
 ASK_EVERY_S = 15.0
 """Shortest time, in seconds, between two calls of squeue; one call asks for all tasks of a sweep."""
 GONE_FOR_S = 60.0
 """Seconds that a task must be out of the queue to count as over: it may be requeued, or its files may be late."""
 ANSWER_WITHIN_S = 20.0
 """Longest time that one command of Slurm may take, in seconds."""
-FINAL = frozenset((
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
-    "TIMEOUT",
-))  # fmt: skip
-"""Slurm's states of a task that is over; in every other state it is queued, running or about to be requeued."""
+CAUSES = {
+    **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "REVOKED", "TIMEOUT"), INTERRUPTED),
+    **dict.fromkeys(("BOOT_FAIL", "FAILED", "NODE_FAIL"), KILLED),
+    "OUT_OF_MEMORY": MEMORY,
+    "COMPLETED": EXITED,
+}
+"""Slurm's states of a task that is over, and the cause of its outcome if the task reported none.
+
+In every other state it is queued, running or about to be requeued.
+"""
 
 
 class Squeue:
@@ -45,7 +52,7 @@ class Squeue:
                 self._answered = now
                 for task in tasks:
                     state = states.get(task, "")
-                    if state and state not in FINAL:
+                    if state and state not in CAUSES:
                         self._gone.pop(task, None)
                     else:
                         since, earlier_state = self._gone.get(task, (now, ""))
@@ -62,33 +69,28 @@ class Squeue:
 
 def _squeue(tasks: Collection[str]) -> dict[str, str] | None:
     """Return the states of the tasks that squeue knows, or None if it does not answer."""
-    answer = _run("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", f"--jobs={_jobs(tasks)}")
-    if answer is None:
-        return None
-    if answer.returncode and "Invalid job id" not in answer.stderr:  # this error means that it knows none of them
+    answer = _ask(tasks, "squeue", "--array", "--states=all", "--format=%i|%T")
+    # "Invalid job id" means that it knows none of them.
+    if answer is None or (answer.returncode and "Invalid job id" not in answer.stderr):
         return None
     return _states(answer.stdout)
 
 
 def _sacct(tasks: Collection[str]) -> dict[str, str]:
     """Return the final states of the tasks that accounting knows; empty without accounting."""
-    answer = _run(
-        "sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State", f"--jobs={_jobs(tasks)}"
-    )
+    answer = _ask(tasks, "sacct", "--allocations", "--parsable2", "--format=JobID,State")
     states = {} if answer is None or answer.returncode else _states(answer.stdout)
-    return {task: state for task, state in states.items() if task in tasks and state in FINAL}
+    return {task: state for task, state in states.items() if task in tasks and state in CAUSES}
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str] | None:
+def _ask(tasks: Collection[str], program: str, *options: str) -> subprocess.CompletedProcess[str] | None:
+    """Return the answer of one of Slurm's programs about tasks; None if it fails to run or takes too long."""
+    jobs = ",".join(sorted({task.partition("_")[0] for task in tasks}))  # one name for all tasks of an array
+    command = [program, "--noheader", *options, f"--jobs={jobs}"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_WITHIN_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-
-
-def _jobs(tasks: Collection[str]) -> str:
-    """Return the jobs of the tasks: one name for all tasks of an array."""
-    return ",".join(sorted({task.partition("_")[0] for task in tasks}))
 
 
 def _states(text: str) -> dict[str, str]:

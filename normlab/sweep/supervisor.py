@@ -10,93 +10,22 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from normlab.config.sweep import SweepOptions
 from normlab.errors import StoreError
+from normlab.store import plans
 from normlab.store.files import delete_temporaries, make_folder
 from normlab.store.lock import file_lock
-from normlab.store.plans import (
-    FAILURES,
-    MEMORY,
-    Pack,
-    PackOutcome,
-    Plan,
-    append_outcome,
-    archive_outcomes,
-    has_plan,
-    lock_of,
-    read_outcomes,
-    read_plan,
-    write_plan,
-)  # fmt: skip
-from normlab.store.queue import has_queue
-from normlab.sweep.local import LocalExecutor
-from normlab.sweep.plan import all_completed, reconcile_with_stored
-from normlab.sweep.process import POLL_EVERY_S
+from normlab.store.plans import FAILURES, MEMORY, Pack, PackOutcome, Plan
+from normlab.sweep.local import POLL_EVERY_S, LocalExecutor
+from normlab.sweep.plan import all_completed, reconcile
+from normlab.sweep.progress import ProgressDisplay
 from normlab.sweep.slurm import SlurmExecutor
-
-
-class Executor(Protocol):
-    """Runs packs."""
-
-    @property
-    def active(self) -> set[int]:
-        """The numbers of the submitted packs whose outcome is not known yet."""
-        ...
-
-    def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
-        """Submit as many packs as there is room for, and return the others."""
-        ...
-
-    def started(self) -> Iterable[int]:
-        """Return the numbers of the packs that have started since the last call."""
-        ...
-
-    def outcomes(self, plan: Plan) -> Iterable[PackOutcome]:
-        """Yield new outcomes; the caller has recorded one before it asks for the next."""
-        ...
-
-    def stop(self, *, again: bool) -> str:
-        """Stop after a signal, `again` after a second one; return a message for the user, or nothing."""
-        ...
-
-    def close(self) -> None:
-        """Release everything; nothing else is called afterwards."""
-        ...
-
-
-class Monitor(Protocol):
-    """Shows the progress of a sweep."""
-
-    def start(self, plan: Plan, packs: Sequence[Pack], completed: int, failed: Sequence[PackOutcome]) -> None:
-        """Start with the packs to train, the number of completed packs, and earlier failures that are not retried."""
-        ...
-
-    def pack_started(self, pack: Pack) -> None:
-        """Show that a pack runs."""
-        ...
-
-    def pack_ended(self, pack: Pack, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
-        """Show the outcome of a pack's process; `halves` replace a pack that ran out of memory."""
-        ...
-
-    def refresh(self) -> None:
-        """Update the display, if it is time to."""
-        ...
-
-    def print(self, line: str) -> None:
-        """Show a message."""
-        ...
-
-    def finish(self) -> None:
-        """Finish: no pack runs any more."""
-        ...
 
 
 @dataclass(slots=True)
@@ -119,12 +48,7 @@ class SweepResult:
 
 
 def supervise(
-    folder: Path,
-    plan: Plan,
-    options: SweepOptions,
-    monitor: Monitor,
-    *,
-    retry_failed: bool = False,
+    folder: Path, plan: Plan, options: SweepOptions, display: ProgressDisplay, *, retry_failed: bool = False
 ) -> SweepResult:
     """Train the packs of a sweep that are not completed.
 
@@ -132,41 +56,46 @@ def supervise(
         folder: The sweep's; it is made.
         plan: The plan of the command's overrides; the packs of a stored plan take precedence.
         options: Where packs run, how many at once, and their timeout.
-        monitor: Shows the progress.
+        display: Shows the progress.
         retry_failed: Whether to retry packs that failed before.
 
     Raises:
         ConfigError: The stored plan is another sweep's, or the packs cannot run where they should.
         StoreError: Another process supervises the sweep, Slurm has some of its packs, or the system refused a file.
     """
-    executor: Executor = SlurmExecutor(folder, options) if options.on == "slurm" else LocalExecutor(folder, options)
+    kind = SlurmExecutor if options.on == "slurm" else LocalExecutor
+    executor = kind(folder, options, display.pack_started)
     make_folder(folder)
-    with file_lock(lock_of(folder), f"sweep {plan.name}", alternative="another sweep.name"):
+    with file_lock(plans.lock_of(folder), f"sweep {plan.name}", alternative="another sweep.name"):
         delete_temporaries(folder)
         # Another supervisor may have written or halved the plan since the command read it.
-        if has_plan(folder):
-            plan = reconcile_with_stored(folder, plan)
+        stored = plans.read_plan(folder) if plans.has_plan(folder) else None
+        if stored is None:
+            plans.archive_outcomes(folder)
         else:
-            archive_outcomes(folder)
-        if not has_plan(folder) or plan != read_plan(folder):
-            write_plan(folder, plan)
-        if has_queue(folder):
+            plan = reconcile(stored, plan, folder)
+        if plan != stored:
+            plans.write_plan(folder, plan)
+        if plans.read_queue(folder):
             _record_slurm_outcomes(folder, plan, options, executor)
-        return _Supervisor(folder, plan, executor, monitor).run(retry_failed)
+        return _Supervisor(folder, plan, executor, display).run(retry_failed)
 
 
-def _record_slurm_outcomes(folder: Path, plan: Plan, options: SweepOptions, executor: Executor) -> None:
+def _record_slurm_outcomes(
+    folder: Path, plan: Plan, options: SweepOptions, executor: LocalExecutor | SlurmExecutor
+) -> None:
     """Record the outcomes of Slurm tasks that ended without a supervisor.
 
     Raises:
         StoreError: Some tasks are still active, and the sweep is to run here.
     """
-    slurm = executor if isinstance(executor, SlurmExecutor) else SlurmExecutor(folder, options)
+    watches_slurm = isinstance(executor, SlurmExecutor)
+    slurm = executor if watches_slurm else SlurmExecutor(folder, options, lambda _: None)
     slurm.load_queue()
     # A sweep that runs here never asks Slurm again, so this one answer decides.
-    for outcome in slurm.outcomes(plan, gone_for_s=None if slurm is executor else 0.0):
-        append_outcome(folder, outcome)
-    if slurm is not executor and slurm.active:
+    for outcome in slurm.tasks_over(plan, at_once=not watches_slurm):
+        plans.append_outcome(folder, outcome)
+    if slurm.active and not watches_slurm:
         raise StoreError(
             f"sweep {plan.name}: Slurm has {len(slurm.active)} of its packs; sweep.on=slurm watches them, and "
             f"`{slurm.cancel_command}` ends them"
@@ -177,72 +106,61 @@ def _record_slurm_outcomes(folder: Path, plan: Plan, options: SweepOptions, exec
 class _Supervisor:
     folder: Path
     plan: Plan
-    executor: Executor
-    monitor: Monitor
+    executor: LocalExecutor | SlurmExecutor
+    display: ProgressDisplay
     waiting: list[Pack] = field(default_factory=list)
     failed: dict[int, PackOutcome] = field(default_factory=dict)
-    signals: list[int] = field(default_factory=list)
 
     def run(self, retry_failed: bool) -> SweepResult:
-        latest = {outcome.pack: outcome for outcome in read_outcomes(self.folder)}
-        self._halve_recorded(latest)
+        latest = {outcome.pack: outcome for outcome in plans.read_outcomes(self.folder)}
         active = self.executor.active
-        to_train = [pack for pack in self.plan.packs if pack.number in active or not self._is_completed(pack)]
-        completed = len(self.plan.packs) - len(to_train)
+        for pack in list(self.plan.packs):
+            # It ran out of memory while no supervisor lived to halve it.
+            if pack.number in latest and pack.number not in active and not self._is_completed(pack):
+                self._halve_after(latest[pack.number])
+        left = [pack for pack in self.plan.packs if pack.number in active or not self._is_completed(pack)]
         if not retry_failed:
-            self.failed = {
-                pack.number: latest[pack.number]
-                for pack in to_train
-                if pack.number in latest and pack.number not in active and latest[pack.number].cause in FAILURES
-            }
-            to_train = [pack for pack in to_train if pack.number not in self.failed]
+            failures = {number: outcome for number, outcome in latest.items() if outcome.cause in FAILURES}
+            numbers = [pack.number for pack in left if pack.number not in active]
+            self.failed = {number: failures[number] for number in numbers if number in failures}
+        to_train = [pack for pack in left if pack.number not in self.failed]
         self.waiting = [pack for pack in to_train if pack.number not in active]
-        self.monitor.start(self.plan, to_train, completed, list(self.failed.values()))
+        self.display.start(self.plan, to_train, self.failed)
         signals_handled = 0
         try:
-            with _recorded_signals(self.signals):
-                while self.executor.active or (self.waiting and not self.signals):
-                    if not self.signals:
+            with _received_signals() as signals:
+                while self.executor.active or (self.waiting and not signals):
+                    if not signals:
                         self.waiting = self.executor.submit(self.plan, self.waiting)
-                    elif len(self.signals) > signals_handled:
-                        signals_handled = len(self.signals)
+                    elif len(signals) > signals_handled:
+                        signals_handled = len(signals)
                         if message := self.executor.stop(again=signals_handled > 1):
-                            self.monitor.print(message)
-                    for number in self.executor.started():
-                        self.monitor.pack_started(self.plan.pack_of(number))
+                            self.display.print(message)
                     for outcome in self.executor.outcomes(self.plan):
                         self._record(outcome)
-                    self.monitor.refresh()
+                    self.display.refresh()
                     time.sleep(POLL_EVERY_S)
         finally:
             self.executor.close()
-            self.monitor.finish()
+            self.display.finish()
         incomplete = sum(not (pack.number in self.failed or self._is_completed(pack)) for pack in self.plan.packs)
-        return SweepResult(self.plan, self.failed, incomplete, self.signals[0] if self.signals else None)
-
-    def _halve_recorded(self, latest: dict[int, PackOutcome]) -> None:
-        """Halve the packs that ran out of memory while no supervisor lived to halve them."""
-        for pack in list(self.plan.packs):
-            outcome = latest.get(pack.number)
-            if outcome is None or outcome.cause != MEMORY or len(pack.jobs) < 2 or pack.number in self.executor.active:
-                continue
-            if not self._is_completed(pack):
-                self._halve(pack)
+        return SweepResult(self.plan, self.failed, incomplete, signals[0] if signals else None)
 
     def _record(self, outcome: PackOutcome) -> None:
-        pack = self.plan.pack_of(outcome.pack)
-        append_outcome(self.folder, outcome)
-        halves: list[Pack] = []
-        if outcome.cause == MEMORY and len(pack.jobs) > 1:
-            halves = self._halve(pack)
-            self.waiting[:0] = halves
-        elif outcome.cause in FAILURES:
-            self.failed[pack.number] = outcome
-        self.monitor.pack_ended(pack, outcome, halves)
+        plans.append_outcome(self.folder, outcome)
+        halves = self._halve_after(outcome)
+        self.waiting[:0] = halves
+        if outcome.cause in FAILURES and not halves:
+            self.failed[outcome.pack] = outcome
+        self.display.pack_ended(self.plan, outcome, halves)
 
-    def _halve(self, pack: Pack) -> list[Pack]:
+    def _halve_after(self, outcome: PackOutcome) -> list[Pack]:
+        """Replace a pack of several runs that ran out of memory by its halves, in the plan, and return these."""
+        pack = self.plan.pack_of(outcome.pack)
+        if outcome.cause != MEMORY or len(pack.jobs) < 2:
+            return []
         plan = self.plan.halve(pack)
-        write_plan(self.folder, plan)
+        plans.write_plan(self.folder, plan)
         self.plan = plan
         return [half for half in plan.packs if half.halved_from == pack.number]
 
@@ -251,20 +169,16 @@ class _Supervisor:
 
 
 @contextmanager
-def _recorded_signals(received: list[int]) -> Iterator[None]:
-    """Append SIGINT and SIGTERM to a list instead of ending the process, in the main thread."""
-
-    def record(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
+def _received_signals() -> Iterator[list[int]]:
+    """Yield a list that receives SIGINT and SIGTERM, which otherwise end the process; only in the main thread."""
+    received: list[int] = []
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
-            signal.signal(number, record)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
+                handlers[number] = signal.signal(number, lambda number, frame: received.append(number))
     try:
-        yield
+        yield received
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -12,24 +12,14 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
-from normlab.store.plans import FAILURES, INTERRUPTED, read_plan
-from normlab.store.queue import delete_outcome, write_outcome
-from normlab.sweep.pack_outcome import outcome_of_process
-from normlab.sweep.plan import all_completed
-from normlab.sweep.process import GRACE_S, POLL_EVERY_S, PackProcess
+from normlab.errors import NormlabError
+from normlab.store.plans import FAILURES, INTERRUPTED, delete_task_outcome, read_plan, write_task_outcome
+from normlab.sweep.local import POLL_EVERY_S, PackProcess
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
-
-NOTICE_S = 120
-"""Seconds before the time limit at which Slurm announces it."""
-
-
-class PackFailed(Exception):
-    """Marks a task as failed for Slurm."""
 
 
 @dataclass(slots=True)
@@ -53,30 +43,26 @@ class Task:
         """Train the pack, write its outcome, and return the cause.
 
         Raises:
-            PackFailed: It failed.
+            NormlabError: It failed, which marks the task as failed for Slurm.
             SystemExit: It was asked to stop; Slurm may queue it again.
         """
         folder = Path(self.folder)
-        delete_outcome(folder, self.number)
+        delete_task_outcome(folder, self.number)
         plan = read_plan(folder)
-        process = self._process = PackProcess(folder, plan, plan.pack_of(self.number), self.threads)
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            process.stop()
-
+        process = self._process = PackProcess(
+            folder, plan, plan.pack_of(self.number), self.threads, self.timeout_minutes
+        )
         # Sent by scancel, and by a system that needs the node without notice.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
+            signal.signal(number, lambda number, frame: process.stop())
         try:
-            while not process.has_exited():
-                process.check_timeout(self.timeout_minutes)
+            while (outcome := process.poll()) is None:
                 time.sleep(POLL_EVERY_S)
         finally:
             process.close_pipe()
-        outcome = outcome_of_process(process, completed=all_completed(folder, process.jobs))
-        write_outcome(folder, outcome)
+        write_task_outcome(folder, outcome)
         if outcome.cause in FAILURES:
-            raise PackFailed(f"pack {self.number} {FAILURES[outcome.cause]}: {outcome.detail}")
+            raise NormlabError(f"pack {self.number} {FAILURES[outcome.cause]}: {outcome.detail}")
         if outcome.cause == INTERRUPTED:
             sys.exit(128 + signal.SIGTERM)  # without a result: the task may be queued again
         return outcome.cause
@@ -86,8 +72,7 @@ class Task:
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
-            self._process.stop(grace=GRACE_S)
-            while not self._process.has_exited():
-                self._process.kill_if_overdue()
+            self._process.stop()
+            while self._process.poll() is None:
                 time.sleep(POLL_EVERY_S)
         return DelayedSubmission(Task(self.folder, self.number, self.threads, self.timeout_minutes))

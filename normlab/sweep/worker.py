@@ -23,13 +23,9 @@ if TYPE_CHECKING:
     from normlab.store.runs import RunFolder
 
 GRACE_S = 30.0
-"""Seconds that a run may take to write its checkpoint after its supervisor has died."""
+"""Seconds that a run may take to write its checkpoint after it is asked to stop."""
 OUT_OF_MEMORY = 12
-"""Exit code when memory ran out: the number of ENOMEM."""
-RAISED = 1
-"""Exit code of an exception."""
-USER_ERROR = 2
-"""Exit code of an error that the user can fix."""
+"""Exit code when memory ran out: the number of ENOMEM. An error of the user's has 2, any other exception 1."""
 ERROR_PREFIX = "error: "
 """Prefix of the log's last line after an error."""
 
@@ -41,11 +37,10 @@ def main(folder: Path, number: int) -> int:
     try:
         return _train(folder, number)
     except NormlabError as error:
-        code, message = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else USER_ERROR, str(error)
+        code, message = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else 2, str(error)
     except Exception as error:
         traceback.print_exc()
-        code = OUT_OF_MEMORY if isinstance(error, MemoryError) else RAISED
-        message = f"{type(error).__name__}: {error}"
+        code, message = OUT_OF_MEMORY if isinstance(error, MemoryError) else 1, f"{type(error).__name__}: {error}"
         if "randomness" in message:  # from vmap's error message
             message = f"the norm draws random numbers, which a pack cannot do; use sweep.pack=off ({message})"
     print(f"{ERROR_PREFIX}{one_line(message)}", file=sys.stderr, flush=True)
@@ -106,17 +101,13 @@ def _stop_with_parent() -> None:
     os._exit(128 + signal.SIGTERM)
 
 
-def prefer_for_memory_kill() -> None:
-    """Make the system kill this process, not its supervisor, when the machine's memory runs out."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
-
-
 if __name__ == "__main__":
     limit_spinning()
     # Slurm may send its notices to every process of a task; only the parent handles them, and asks for the stop.
     for notice in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(notice, signal.SIG_IGN)
     threading.Thread(target=_stop_with_parent, name="normlab parent", daemon=True).start()
-    prefer_for_memory_kill()
+    # When the machine's memory runs out, the system kills this process and not its supervisor.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
     sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

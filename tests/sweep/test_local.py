@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -22,14 +22,12 @@ from normlab.config.compose import compose_sweep
 from normlab.config.sweep import SweepOptions
 from normlab.errors import ConfigError, StoreError
 from normlab.store.lock import file_lock
-from normlab.store.plans import Pack, PackOutcome, Plan, lock_of, read_outcomes, read_plan, run_of, sweep_folder
+from normlab.store.plans import lock_of, read_outcomes, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweep import local, supervisor, worker
-from normlab.sweep.pack_outcome import outcome_of_process
 from normlab.sweep.plan import make_plan
-from normlab.sweep.process import PackProcess
 from normlab.sweep.supervisor import SweepResult, supervise
-from tests.sweep.watching import RecordingMonitor, wait_for, workers_of
+from tests.sweep.watching import RecordingDisplay, wait_for, workers_of
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -188,61 +186,45 @@ def test_a_sweep_of_two_runs(overrides: list[str], run_command: Command, tmp_pat
 # With fake processes.
 
 
-class FakeProcess:
-    """Replaces a pack's process: exits at once, in the way that `ways` gives for its runs' seeds."""
+class FakePopen:
+    """Replaces the process of a pack: exits after a few polls, in the way that `ways` gives for its runs' seeds."""
 
     ways: dict[int, str] = {}
     most_at_once = 0
     running = 0
+    pid = 2**22 + 1
+    """No process has it."""
+    stdin = None
 
-    def __init__(self, folder: Path, plan: Plan, pack: Pack, threads: int | None) -> None:
-        self.folder, self.pack, self.jobs, self.threads = folder, pack, plan.jobs_of(pack), threads
-        self.stop_cause: str | None = None
-        self.stop_reason, self.seconds, self.polls = "", 1.0, 0
-        self.exit_code = 0
+    def __init__(self, command: list[str], *, stdout: IO[bytes], **options: Any) -> None:
+        self.folder, self.log = Path(command[-2]), stdout
+        plan = read_plan(self.folder)
+        self.jobs = plan.jobs_of(plan.pack_of(int(command[-1])))
+        seeds = [job.config["seed"] for job in self.jobs]
+        self.way = next((self.ways[seed] for seed in seeds if seed in self.ways), "finish")
+        if self.way == "memory" and len(seeds) == 1:
+            self.way = "finish"
+        if self.way == "raise":
+            stdout.write(b"error: ValueError: no\n")
+        self.polls, self.stopped = 0, False
         type(self).running += 1
         type(self).most_at_once = max(self.most_at_once, self.running)
 
-    def has_exited(self) -> bool:
+    def poll(self) -> int | None:
         self.polls += 1
-        if self.polls < 3 and self.stop_cause is None:
-            return False
-        seeds = [job.config["seed"] for job in self.jobs]
-        way = next((self.ways[seed] for seed in seeds if seed in self.ways), "finish")
-        if way == "memory" and len(seeds) == 1:
-            way = "finish"
-        if way == "hang" and self.stop_cause is None:
-            return False
-        if way == "signal" and self.stop_cause is None:
+        if self.way == "signal" and self.polls == 3:
             os.kill(os.getpid(), signal.SIGINT)
-            return False
-        if way == "finish":
+        if not self.stopped and (self.polls < 3 or self.way in ("hang", "signal")):
+            return None
+        if self.way == "finish":
             for job in self.jobs:
                 run = RunFolder.create(run_of(self.folder, job).path, {"run_id": job.run_id})
                 run.write_status({"state": "finished"})
-        self.exit_code = {"finish": 0, "memory": 12, "raise": 1}.get(way, -9)
         type(self).running -= 1
-        return True
+        return {"finish": 0, "memory": 12, "raise": 1, "stopped from outside": 143}.get(self.way, -9)
 
-    def _seconds_silent(self) -> float:
-        return 2000.0 if "hang" in self.ways.values() else 0.0
-
-    def system_ran_out_of_memory(self) -> bool:
-        return False
-
-    check_timeout = PackProcess.check_timeout
-
-    def stop(self, cause: str = "interrupted", grace: float = 0, reason: str = "") -> None:
-        self.stop_cause, self.stop_reason = self.stop_cause or cause, reason
-
-    def kill_if_overdue(self) -> None: ...
-    def close_pipe(self) -> None: ...
-
-    def kill(self, cause: str) -> None:
-        self.stop_cause = self.stop_cause or cause
-
-    def log_tail(self) -> list[str]:
-        return ["error: ValueError: no"] if self.exit_code == 1 else []
+    def send_signal(self, number: int) -> None:
+        self.stopped = True
 
 
 @pytest.fixture
@@ -250,17 +232,17 @@ def fake_sweep(
     monkeypatch: pytest.MonkeyPatch, overrides: list[str]
 ) -> Callable[..., tuple[SweepResult, list[Any], Path]]:
     """Supervise a sweep over seeds with fake processes."""
-    monkeypatch.setattr(local, "PackProcess", FakeProcess)
+    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=FakePopen, PIPE=subprocess.PIPE))
     monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.001)
-    monkeypatch.setattr(FakeProcess, "running", 0)
-    monkeypatch.setattr(FakeProcess, "most_at_once", 0)
+    monkeypatch.setattr(FakePopen, "running", 0)
+    monkeypatch.setattr(FakePopen, "most_at_once", 0)
 
     def call(*more: str, ways: dict[int, str], retry: bool = False) -> tuple[SweepResult, list[Any], Path]:
-        monkeypatch.setattr(FakeProcess, "ways", ways)
+        monkeypatch.setattr(FakePopen, "ways", ways)
         options, composed = compose_sweep([*overrides, *([] if "sweep.name=y" in more else ["sweep.name=x"]), *more])
-        planned, monitor = make_plan(options, composed), RecordingMonitor()
-        outcome = supervise(planned.folder, planned.plan, options, monitor, retry_failed=retry)
-        return outcome, monitor.events, planned.folder
+        planned, display = make_plan(options, composed), RecordingDisplay()
+        outcome = supervise(planned.folder, planned.plan, options, display, retry_failed=retry)
+        return outcome, display.events, planned.folder
 
     return call
 
@@ -283,7 +265,7 @@ def test_failed_pack_waits_for_retry_failed(fake_sweep: Callable[..., Any]) -> N
     ways = {1: "raise", 3: "kill"}
     outcome, events, folder = fake_sweep("seed=range(4)", "sweep.jobs=2", ways=ways)
     assert outcome.code == 1
-    assert FakeProcess.most_at_once == 2
+    assert FakePopen.most_at_once == 2
     assert {number: (end.cause, end.detail) for number, end in outcome.failed.items()} == {
         2: ("raised", "ValueError: no"), 4: ("killed", "by SIGKILL"),
     }  # fmt: skip
@@ -346,16 +328,10 @@ def test_worker_waits_for_the_checkpoint_of_an_earlier_worker(tmp_path: Path) ->
     thread.join()
 
 
-def test_worker_stopped_from_outside_is_incomplete(
-    fake_sweep: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_stopped_from_outside_is_incomplete(fake_sweep: Callable[..., Any]) -> None:
     """SIGTERM to a worker from outside: nothing failed, and the exit code reports that a pack is incomplete."""
-    monkeypatch.setattr(
-        local,
-        "outcome_of_process",
-        lambda process, completed: PackOutcome(process.pack.number, "interrupted", "", 143, 0, 0),
-    )
-    outcome, _, _ = fake_sweep("seed=0", ways={0: "kill"})
+    outcome, _, folder = fake_sweep("seed=0", ways={0: "stopped from outside"})
+    assert [end.cause for end in read_outcomes(folder)] == ["interrupted"]
     assert (outcome.code, outcome.failed, outcome.incomplete) == (1, {}, 1)
 
 
@@ -377,11 +353,11 @@ def test_sweep_started_by_another_command_in_between(fake_sweep: Callable[..., A
     ours = make_plan(options, composed)
     fake_sweep("seed=0", ways={})
     with pytest.raises(ConfigError, match=r"sweep.name=x: is the name of a sweep of 1 runs"):
-        supervise(ours.folder, ours.plan, options, RecordingMonitor())
+        supervise(ours.folder, ours.plan, options, RecordingDisplay())
 
 
 def test_hung_process_is_stopped(fake_sweep: Callable[..., Any]) -> None:
-    outcome, _, _ = fake_sweep("seed=0", ways={0: "hang"})
+    outcome, _, _ = fake_sweep("seed=0", "sweep.timeout_minutes=0.0001", ways={0: "hang"})
     assert [end.cause for end in outcome.failed.values()] == ["hung"]
 
 
@@ -410,9 +386,10 @@ def test_one_supervisor_per_sweep(fake_sweep: Callable[..., Any], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("code", "log", "completed", "stop_cause", "cause", "detail"),
+    ("code", "log", "completed", "stopped", "cause", "detail"),
     [
         (0, ["finished"], True, None, "finished", ""),
+        (0, ["finished"], True, ("hung", "why"), "finished", ""),
         (0, ["bye"], False, None, "exited", "with code 0, before its runs were completed"),
         (3, ["said so"], False, None, "exited", "with code 3: said so"),
         (1, ["Traceback", "error: ValueError: no"], False, None, "raised", "ValueError: no"),
@@ -420,29 +397,24 @@ def test_one_supervisor_per_sweep(fake_sweep: Callable[..., Any], tmp_path: Path
         (12, ["error: out of memory; lower it"], False, None, "memory", "out of memory; lower it"),
         (-6, ["terminate called", "  what():  std::bad_alloc"], False, None, "memory", "std::bad_alloc (SIGABRT)"),
         (-11, [], False, None, "killed", "by SIGSEGV"),
+        (-33, [], False, None, "killed", "by signal 33"),
         (143, [], False, None, "interrupted", "stopped; the same command resumes it"),
-        (-9, [], False, "interrupted", "interrupted", "stopped; the same command resumes it"),
-        (143, [], False, "hung", "hung", "why"),
+        (-2, [], False, None, "interrupted", "stopped; the same command resumes it"),
+        (-9, [], False, ("interrupted", "stopped"), "interrupted", "stopped"),
+        (143, [], False, ("hung", "why"), "hung", "why"),
     ],
 )
 def test_cause_of_an_exit(
-    code: int, log: list[str], completed: bool, stop_cause: str | None, cause: str, detail: str
+    code: int, log: list[str], completed: bool, stopped: tuple[str, str] | None, cause: str, detail: str
 ) -> None:
-    process: Any = SimpleNamespace(
-        pack=Pack(7, [0]), exit_code=code, stop_cause=stop_cause, stop_reason="why", seconds=1.0,
-        log_tail=lambda: log, system_ran_out_of_memory=lambda: False,
-    )  # fmt: skip
-    outcome = outcome_of_process(process, completed=completed)
-    assert (outcome.pack, outcome.cause, outcome.code) == (7, cause, code)
-    assert detail in outcome.detail
+    found = local.cause_of_exit(code, log, completed=completed, stopped=stopped, memory_kill=False)
+    assert found[0] == cause
+    assert detail in found[1]
 
 
 def test_kill_by_the_system_for_lack_of_memory() -> None:
-    process: Any = SimpleNamespace(
-        pack=Pack(7, [0]), exit_code=-9, stop_cause=None, stop_reason="", seconds=1.0,
-        log_tail=list, system_ran_out_of_memory=lambda: True,
-    )  # fmt: skip
-    assert outcome_of_process(process, completed=False).cause == "memory"
+    found = local.cause_of_exit(-9, [], completed=False, stopped=None, memory_kill=True)
+    assert found == ("memory", "the system ran out of memory and killed it (SIGKILL)")
 
 
 def test_largest_pack() -> None:

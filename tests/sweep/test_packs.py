@@ -22,7 +22,7 @@ from normlab.sweep.packs import auto_pack_size, split
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.sweep.supervisor import supervise
 from normlab.train.run import train, train_pack
-from tests.sweep.watching import RecordingMonitor
+from tests.sweep.watching import RecordingDisplay
 
 Command = Callable[..., tuple[int, str, str]]
 GIB = 2**30
@@ -239,7 +239,7 @@ def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., Planned
     assert again.plan.notes == [
         "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
     ]
-    outcome = supervise(again.folder, again.plan, options, RecordingMonitor())
+    outcome = supervise(again.folder, again.plan, options, RecordingDisplay())
     assert outcome.code == 0
     assert {len(run_of(again.folder, job).last_pack()) for job in again.plan.jobs} == {2}
     assert "tried" in json.loads((made.folder / PLAN_FILE).read_text()), "a plan is frozen"

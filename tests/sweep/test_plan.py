@@ -32,7 +32,7 @@ from normlab.store.plans import (
 )  # fmt: skip
 from normlab.store.runs import RunFolder
 from normlab.store.schema import PLAN_FILE
-from normlab.sweep.packs import group_by_key, pack_key
+from normlab.sweep.packs import make_packs, pack_key
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.train.run import train
 
@@ -174,7 +174,7 @@ def test_dry_run_shows_the_plan_and_leaves_nothing(overrides: list[str], run_com
     assert "runs    6" in out
     assert "packs   4, up to 2 runs (sweep.pack=2)" in out
     assert f"tokens  {6 * 12 * 4 * 32:,} to train on" in out
-    assert "norm=layernorm (2 runs)" in out
+    assert "norm=layernorm seed=0 and 1 more" in out
     assert "norm=rmsnorm seed=2" in out
     assert list(tmp_path.iterdir()) == []
 
@@ -228,10 +228,11 @@ def test_every_option_is_in_the_key_or_may_differ() -> None:
 
 def test_runs_of_equal_keys_may_train_together() -> None:
     configs = compose_grid(["norm=layernorm,rmsnorm", "seed=range(5)"])
-    assert group_by_key(configs, [False] * 10) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert group_by_key(configs, [index == 1 for index in range(10)]) == [[0, 2, 3, 4], [1], [5, 6, 7, 8, 9]]
-    closer = compose_grid(["stats=full,core", "seed=0,1"])
-    assert group_by_key(closer, [False] * 4) == [[0], [1], [2, 3]]
+    assert make_packs(configs, range(10), (), 5) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert make_packs(configs, range(10), {1}, 5) == [[0, 2, 3, 4], [1], [5, 6, 7, 8, 9]]
+    assert make_packs(configs, [0, 2, 9], (), 5) == [[0, 2], [9]]
+    extended = compose_grid(["stats=full,core", "seed=0,1"])
+    assert make_packs(extended, range(4), (), 5) == [[0], [1], [2, 3]]
 
 
 # Stored plans.

@@ -14,9 +14,8 @@ from normlab.config.compose import compose_sweep
 from normlab.options import plain_tree
 from normlab.store.plans import FINISHED, RAISED, Job, Pack, PackOutcome, Plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.sweep import plan_text, progress
-from normlab.sweep.pack_progress import pack_progress
-from normlab.sweep.progress import ProgressDisplay
+from normlab.sweep import progress
+from normlab.sweep.progress import PackProgress, ProgressDisplay, result_lines
 
 
 @pytest.fixture(scope="module")
@@ -38,27 +37,26 @@ def write(folder: Path, job: Job, state: str, step: int, **more: Any) -> None:
         run.append([{"kind": "train", "step": step - 1, "loss": 1.0}, {"kind": "pace", "step": step}])
 
 
-def test_pack_progress(folder: Path, jobs: list[Job]) -> None:
-    assert pack_progress(folder, jobs[:4]).step == 0
+def test_progress_of_a_pack(folder: Path, jobs: list[Job]) -> None:
+    def progress_of(*indices: int) -> PackProgress:
+        return PackProgress(folder, Plan("x", "4", jobs, []), Pack(1, list(indices)))
+
+    assert progress_of(0, 1, 2, 3).step == 0
     write(folder, jobs[0], "running", 100)
     write(folder, jobs[1], "finished", 500, val_loss=2.5)
     write(folder, jobs[2], "diverged", 50, val_loss=float("nan"))
-    progress_of_pack = pack_progress(folder, jobs[:4])
-    assert (progress_of_pack.step, progress_of_pack.steps, progress_of_pack.outcomes) == (
-        (100 + 500 + 500 + 0) / 4,
-        500,
-        {"finished": 1, "diverged": 1},
-    )
-    assert progress_of_pack.loss is None
-    assert pack_progress(folder, jobs[1:2]).loss == 2.5
-    assert pack_progress(folder, jobs[2:3]).loss is None
+    pack = progress_of(0, 1, 2, 3)
+    assert (pack.step, pack.steps, pack.outcomes) == ((100 + 500 + 500 + 0) / 4, 500, {"finished": 1, "diverged": 1})
+    assert pack.loss is None
+    assert progress_of(1).loss == 2.5
+    assert progress_of(2).loss is None
     with run_of(folder, jobs[0]).lock():
         run_of(folder, jobs[0]).append([{"kind": "train", "step": 100, "loss": 1.0}])
-    assert pack_progress(folder, jobs[:1]).step == 101
+    assert progress_of(0).step == 101
     (run_of(folder, jobs[3]).path).mkdir()
     (run_of(folder, jobs[3]).path / "run.json").write_text("{}")
     (run_of(folder, jobs[3]).path / "status.json").write_text("no record")
-    assert pack_progress(folder, jobs[3:4]).step == 0
+    assert progress_of(3).step == 0
 
 
 def test_plain_lines(
@@ -67,10 +65,10 @@ def test_plain_lines(
     packs = [Pack(1, [0]), Pack(2, [1, 2, 3]), Pack(3, [4]), Pack(4, [5])]
     plan = Plan("x", "4", jobs, packs)
     display = ProgressDisplay(folder)
-    display.start(plan, packs[:3], 0, [PackOutcome(4, RAISED, "ValueError: no", 1, 1.0, 1.0)])
+    display.start(plan, packs[:3], {4: PackOutcome(4, RAISED, "ValueError: no", 1, 1.0, 1.0)})
     assert capsys.readouterr().err == "normlab: 4 packs: 1 failed, 3 waiting\n"
     for pack in packs[:2]:
-        display.pack_started(pack)
+        display.pack_started(pack.number)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
     for number in (1, 2, 3):
         write(folder, jobs[number], "diverged" if number == 2 else "running", 250)
@@ -79,10 +77,10 @@ def test_plain_lines(
     assert line.startswith("normlab: 4 packs: 2 running, 1 failed, 1 waiting, 1 run diverged; left 0:0")
     assert line.endswith("and 2 more running  1 of 3 diverged  step 333/500")
     write(folder, jobs[0], "finished", 500, val_loss=2.25)
-    display.pack_ended(packs[0], PackOutcome(1, FINISHED, "", 0, 1.0, 1.0), [])
+    display.pack_ended(plan, PackOutcome(1, FINISHED, "", 0, 1.0, 1.0), [])
     assert capsys.readouterr().err == "normlab: pack 1 norm=layernorm seed=0: finished  val 2.2500\n"
     halves = [Pack(5, [1], 2), Pack(6, [2, 3], 2)]
-    display.pack_ended(packs[1], PackOutcome(2, "memory", "out of memory", 12, 1.0, 1.0), halves)
+    display.pack_ended(plan, PackOutcome(2, "memory", "out of memory", 12, 1.0, 1.0), halves)
     assert "ran out of memory" in (line := capsys.readouterr().err)
     assert line.endswith(": out of memory; split into packs 5 and 6\n")
     display.refresh()
@@ -102,12 +100,12 @@ def test_table_on_a_terminal(folder: Path, jobs: list[Job], monkeypatch: pytest.
     monkeypatch.setattr(progress, "REFRESH_S", 0.0)
     packs = [Pack(number + 1, [number]) for number in range(40)]
     display = ProgressDisplay(folder)
-    display.start(Plan("x", "off", jobs, packs), packs, 0, [])
-    display.pack_started(packs[6])
+    display.start(plan := Plan("x", "off", jobs, packs), packs, {})
+    display.pack_started(7)
     write(folder, jobs[6], "running", 125)
     write(folder, jobs[7], "diverged", 60)
-    display.pack_ended(packs[7], PackOutcome(8, FINISHED, "", 0, 1.0, 1.0), [])
-    display.pack_ended(packs[8], PackOutcome(9, RAISED, "ValueError: no", 1, 1.0, 1.0), [])
+    display.pack_ended(plan, PackOutcome(8, FINISHED, "", 0, 1.0, 1.0), [])
+    display.pack_ended(plan, PackOutcome(9, RAISED, "ValueError: no", 1, 1.0, 1.0), [])
     display.refresh()
     display.print("a line")
     display.finish()
@@ -127,7 +125,7 @@ def test_closed_stderr_is_ignored(folder: Path, jobs: list[Job], monkeypatch: py
 
     monkeypatch.setattr(sys, "stderr", Closed())
     display = ProgressDisplay(folder)
-    display.start(Plan("x", "off", jobs, packs := [Pack(1, [0])]), packs, 0, [])
+    display.start(Plan("x", "off", jobs, packs := [Pack(1, [0])]), packs, {})
     display.print("a line")
 
 
@@ -136,11 +134,18 @@ def test_table_of_many_runs_shows_only_unusual_ones(folder: Path, jobs: list[Job
     plan = Plan("x", "off", jobs, packs)
     for number in range(38):
         write(folder, jobs[number], "diverged" if number == 3 else "finished", 500, val_loss=2.0)
+    write(folder, jobs[39], "running", 5)  # and no process holds its lock
     failed = {39: PackOutcome(39, RAISED, "ValueError: no", 1, 1.0, 1.0)}
-    rows = plan_text.run_rows(plan, folder, failed)
-    assert [(row["id"], row["state"]) for row in rows] == [("run3", "diverged"), ("run38", "raised")]
-    lines = list(plan_text.result_lines(plan, folder, failed))
+    table, *lines = result_lines(plan, folder, failed)
+    rows = [line.split() for line in table.splitlines() if line.startswith("norm=") and ":" not in line]
+    assert [row[:3] for row in rows] == [
+        ["norm=layernorm", "seed=3", "diverged"],
+        ["norm=rmsnorm", "seed=18", "raised"],
+        ["norm=rmsnorm", "seed=19", "killed"],
+    ]
     assert lines[0] == "x: 40 runs, 1 diverged, 1 failed, 37 finished, 1 left to train"
     assert lines[1].startswith("pack 39 raised an exception: norm=rmsnorm seed=18: ValueError: no (")
     assert lines[1].endswith("logs/pack_039.log)")
-    assert len(plan_text.run_rows(Plan("x", "off", jobs[:10], packs[:10]), folder, {})) == 10
+    assert "the same command trains what is left" in lines
+    table, *_ = result_lines(Plan("x", "off", jobs[:10], packs[:10]), folder, {})
+    assert table.count("norm=layernorm seed=") == 10

@@ -20,14 +20,24 @@ from kill_and_resume import differences
 
 from normlab.config.compose import compose_sweep
 from normlab.errors import ConfigError, StoreError
-from normlab.store.plans import PackOutcome, read_outcomes, read_plan, run_of, sweep_folder
-from normlab.store.queue import SubmittedPack, read_outcome, read_queue, write_outcome, write_queue
+from normlab.store.plans import (
+    PackOutcome,
+    SubmittedPack,
+    read_outcomes,
+    read_plan,
+    read_queue,
+    read_task_outcome,
+    run_of,
+    sweep_folder,
+    write_queue,
+    write_task_outcome,
+)
 from normlab.store.runs import RunFolder
 from normlab.sweep import slurm, squeue, supervisor
 from normlab.sweep.plan import make_plan
 from normlab.sweep.squeue import Squeue
 from normlab.sweep.supervisor import SweepResult, supervise
-from tests.sweep.watching import RecordingMonitor, children_of, wait_for
+from tests.sweep.watching import RecordingDisplay, children_of, wait_for
 
 Command = Callable[..., tuple[int, str, str]]
 HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1"]
@@ -38,8 +48,8 @@ def run_sweep(
     overrides: Sequence[str], on_refresh: Callable[[], None] = lambda: None
 ) -> tuple[SweepResult, list[Any], Path]:
     options, composed = compose_sweep(overrides)
-    planned, monitor = make_plan(options, composed), RecordingMonitor(on_refresh)
-    return supervise(planned.folder, planned.plan, options, monitor), monitor.events, planned.folder
+    planned, display = make_plan(options, composed), RecordingDisplay(on_refresh)
+    return supervise(planned.folder, planned.plan, options, display), display.events, planned.folder
 
 
 # With submitit's processes on this machine.
@@ -188,13 +198,13 @@ THERE = ["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.name=x"]
 
 def finish(folder: Path, number: int) -> None:
     """Do what the task of a pack does, once: finish its runs, write its outcome, and leave submitit's result."""
-    if read_outcome(folder, number) is not None:  # refreshed again before the supervisor checked the outcome
+    if read_task_outcome(folder, number) is not None:  # refreshed again before the supervisor checked the outcome
         return
     plan = read_plan(folder)
     for job in plan.jobs_of(plan.pack_of(number)):
         run = RunFolder.create(run_of(folder, job).path, {"run_id": job.run_id})
         run.write_status({"state": "finished"})
-    write_outcome(folder, PackOutcome(number, "finished", "", 0, 1.0, time.time()))
+    write_task_outcome(folder, PackOutcome(number, "finished", "", 0, 1.0, time.time()))
     (folder / "slurm" / f"{read_queue(folder)[number].job}_0_result.pkl").touch()
 
 
@@ -283,8 +293,8 @@ def test_task_that_left_the_queue_without_an_outcome_is_lost(
     outcome, events, _ = run_sweep(grid)
     assert events[0] == ("start", [], 2, [2])
     options, composed = compose_sweep(grid)
-    planned, monitor = make_plan(options, composed), RecordingMonitor(lambda: finish(folder, 2))
-    assert supervise(planned.folder, planned.plan, options, monitor, retry_failed=True).code == 0
+    planned, display = make_plan(options, composed), RecordingDisplay(lambda: finish(folder, 2))
+    assert supervise(planned.folder, planned.plan, options, display, retry_failed=True).code == 0
 
 
 def test_task_that_reported_its_outcome_and_left_the_queue_is_over(
@@ -296,11 +306,25 @@ def test_task_that_reported_its_outcome_and_left_the_queue_is_over(
 
     def on_refresh() -> None:
         assert next(refreshes, None) is not None, "the cancelled task is still shown as running"
-        write_outcome(folder, PackOutcome(1, "interrupted", "stopped", 143, 1.0, time.time()))
+        write_task_outcome(folder, PackOutcome(1, "interrupted", "stopped", 143, 1.0, time.time()))
         cluster.says(t12="CANCELLED")
 
     outcome, _, _ = run_sweep([*overrides, *THERE, "seed=0"], on_refresh)
     assert (outcome.code, [end.detail for end in read_outcomes(folder)]) == (1, ["stopped"])
+
+
+def test_task_that_ended_without_an_outcome_exited(overrides: list[str], tmp_path: Path, cluster: Cluster) -> None:
+    """As where its plan cannot be read, or the disk is full."""
+    folder = sweep_folder(tmp_path / "results", "x")
+
+    def end_task() -> None:
+        for submitted in read_queue(folder).values():
+            (folder / "slurm" / f"{submitted.job}_0_result.pkl").touch()
+
+    outcome, _, _ = run_sweep([*overrides, *THERE, "seed=0"], end_task)
+    assert outcome.code == 1
+    assert outcome.failed[1].cause == "exited"
+    assert "reported no outcome" in outcome.failed[1].detail
 
 
 def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(
@@ -447,7 +471,7 @@ def test_without_submitit_or_slurm(
 )
 def test_invalid_slurm_options(overrides: list[str], events: str) -> None:
     with pytest.raises(ConfigError, match=events):
-        compose_sweep(overrides)
+        make_plan(*compose_sweep(overrides))
 
 
 def test_gpu_of_a_node_is_not_queried(monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> None:

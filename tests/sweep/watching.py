@@ -1,32 +1,36 @@
-"""Helpers of the sweep tests: a monitor that records its calls, and functions that find processes."""
+"""Helpers of the sweep tests: a display that records its calls, and functions that find processes."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from normlab.store.plans import Pack, PackOutcome, Plan
+from normlab.sweep.progress import ProgressDisplay
 
 
-class RecordingMonitor:
+class RecordingDisplay(ProgressDisplay):
     """Records the calls of the supervisor, and calls `on_refresh` at each refresh."""
 
     def __init__(self, on_refresh: Callable[[], None] = lambda: None) -> None:
         self.events: list[Any] = []
-        self.refresh = on_refresh
+        self.on_refresh = on_refresh
 
-    def start(self, plan: Plan, packs: Sequence[Pack], completed: int, failed: Sequence[PackOutcome]) -> None:
-        numbers = [pack.number for pack in packs]
-        self.events.append(("start", numbers, completed, [outcome.pack for outcome in failed]))
+    def start(self, plan: Plan, packs: Sequence[Pack], failed: Mapping[int, PackOutcome]) -> None:
+        completed = len(plan.packs) - len(packs) - len(failed)
+        self.events.append(("start", [pack.number for pack in packs], completed, [*failed]))
 
-    def pack_started(self, pack: Pack) -> None:
-        self.events.append(("started", pack.number))
+    def pack_started(self, number: int) -> None:
+        self.events.append(("started", number))
 
-    def pack_ended(self, pack: Pack, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
-        self.events.append((outcome.cause, pack.number, [half.number for half in halves]))
+    def pack_ended(self, plan: Plan, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
+        self.events.append((outcome.cause, outcome.pack, [half.number for half in halves]))
+
+    def refresh(self) -> None:
+        self.on_refresh()
 
     def print(self, line: str) -> None:
         self.events.append(line)

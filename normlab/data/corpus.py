@@ -40,10 +40,8 @@ PARTS = ("train", "val")
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Training and validation tokens, the tokenizer and the provenance of the text."""
+    """Training and validation tokens, and their tokenizer."""
 
-    name: str
-    """The value of `data=`, or the name of the dataset."""
     train: np.memmap
     """Training tokens (N,), read-only."""
     val: np.memmap
@@ -51,32 +49,15 @@ class Corpus:
     tokenizer: Tokenizer
     sha256: str
     """Identity of the corpus: hash of the tokens of both parts and of the tokenizer."""
-    source: dict[str, Any] | None
-    """Dataset and commit on the hub; None for files."""
-    split: str
-    """The held-out part: complete `documents`, or their `tails`."""
-    num_documents: int
-    """Documents in both parts, without empty ones."""
+    description: dict[str, Any]
+    """For the record of a run, as plain JSON values: its name, its sizes, how it was split (complete `documents` or
+    their `tails`), and for a dataset of the hub the `source`."""
     folder: Path
     """Folder in the cache."""
 
     def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Return the cross entropy of validation targets under each baseline model, in nats/token (`baselines`)."""
         return baselines(load_or_count(self.folder, self.train, self.val, self.tokenizer.vocab_size), tokens, targets)
-
-    def describe(self) -> dict[str, Any]:
-        """Return plain JSON values for a run's record."""
-        return {
-            "name": self.name,
-            "sha256": self.sha256,
-            "tokenizer": self.tokenizer.name,
-            "vocab_size": self.tokenizer.vocab_size,
-            "train_tokens": len(self.train),
-            "val_tokens": len(self.val),
-            "documents": self.num_documents,
-            "split": self.split,
-            **({"source": self.source} if self.source else {}),
-        }
 
 
 def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
@@ -205,7 +186,7 @@ def _write_tokens(
     sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
     with _bin(folder, "train").open("wb") as train, _bin(folder, "val").open("wb") as val:
         files = {"train": train, "val": val}
-        for batch in _batches(_pieces(split_texts)):
+        for batch in _batches(split_texts):
             encoded = tokenizer.encode_batch([text for _, text, _ in batch])
             for (part, _, is_last), tokens_T in zip(batch, encoded, strict=True):
                 content_T = np.concatenate([tokens_T, end]) if is_last else tokens_T
@@ -223,28 +204,22 @@ def _write_tokens(
     }
 
 
-Piece = tuple[str, str, bool]
-"""Part, text, and whether the text is the last piece of its document."""
+def _batches(split_texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str, bool]]]:
+    """Yield lists of pieces with about `PIECE` characters, which are encoded together.
 
-
-def _pieces(split_texts: Iterable[tuple[str, str]]) -> Iterator[Piece]:
+    A piece is its part, its text, and whether it is the last of its document.
+    """
+    batch, characters = [], 0
     for texts in split_texts:
         for part, text in zip(PARTS, texts, strict=True):
-            if text:
-                *first, last = pieces(text)
-                yield from ((part, piece, False) for piece in first)
-                yield part, last, True
-
-
-def _batches(stream: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield lists of pieces with about `PIECE` characters, which are encoded together."""
-    batch, characters = [], 0
-    for piece in stream:
-        batch.append(piece)
-        characters += len(piece[1])
-        if characters >= PIECE:
-            yield batch
-            batch, characters = [], 0
+            remaining = len(text)
+            for piece in pieces(text) if text else ():
+                remaining -= len(piece)
+                batch.append((part, piece, remaining == 0))
+                characters += len(piece)
+                if characters >= PIECE:
+                    yield batch
+                    batch, characters = [], 0
     if batch:
         yield batch
 
@@ -266,18 +241,19 @@ def _read(folder: Path) -> Corpus | None:
         train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # any other content is damage
         return None
-    identity = {part: meta["files"][part]["sha256"] for part in PARTS} | {"tokenizer": tokenizer.state()}
-    return Corpus(
-        name=meta["name"],
-        train=train_N,
-        val=val_N,
-        tokenizer=tokenizer,
-        sha256=canonical_hash(identity),
-        source=meta["source"],
-        split=meta["split"],
-        num_documents=meta["num_documents"],
-        folder=folder,
-    )
+    sha256 = canonical_hash({part: meta["files"][part]["sha256"] for part in PARTS} | {"tokenizer": tokenizer.state()})
+    description = {
+        "name": meta["name"],
+        "sha256": sha256,
+        "tokenizer": tokenizer.name,
+        "vocab_size": tokenizer.vocab_size,
+        "train_tokens": len(train_N),
+        "val_tokens": len(val_N),
+        "documents": meta["num_documents"],
+        "split": meta["split"],
+        **({"source": meta["source"]} if meta["source"] else {}),
+    }
+    return Corpus(train_N, val_N, tokenizer, sha256, description, folder)
 
 
 def _memmap(folder: Path, part: str, tokenizer: Tokenizer) -> np.memmap:

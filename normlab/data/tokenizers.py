@@ -187,15 +187,11 @@ class SubwordTokenizer:
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
         """Return the text of tokens, with U+FFFD for invalid UTF-8."""
-        ids = [int(token) for token in tokens_T]
-        if invalid := [token for token in ids if not 0 <= token < self.vocab_size]:
-            raise ValueError(f"tokens must be in 0..{self.vocab_size - 1}; got {invalid[0]}")
-        parts = [list(part) for _, part in itertools.groupby(ids, lambda token: token == self.end_of_document)]
+        ids = _checked(tokens_T, self.vocab_size).tolist()
+        parts = [(is_end, list(part)) for is_end, part in itertools.groupby(ids, self.end_of_document.__eq__)]
         return "".join(
-            "\n" * len(part)
-            if part[0] == self.end_of_document
-            else self._tokenizer.decode(part, skip_special_tokens=False)
-            for part in parts
+            "\n" * len(part) if is_end else self._tokenizer.decode(part, skip_special_tokens=False)
+            for is_end, part in parts
         )
 
     def state(self) -> dict[str, Any]:

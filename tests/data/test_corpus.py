@@ -62,7 +62,7 @@ def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def assert_same(first: Corpus, second: Corpus) -> None:
     np.testing.assert_array_equal(first.train, second.train)
     np.testing.assert_array_equal(first.val, second.val)
-    assert first.describe() == second.describe()
+    assert first.description == second.description
 
 
 # Content
@@ -72,8 +72,8 @@ def test_complete_documents_are_held_out_if_there_are_enough(files: Files) -> No
     texts = some_texts(100)
     corpus = open_corpus(files(texts, val_fraction=0.1))
     train, val = decode_documents(corpus.train), decode_documents(corpus.val)
-    assert corpus.split == "documents"
-    assert corpus.num_documents == 100
+    assert corpus.description["split"] == "documents"
+    assert corpus.description["documents"] == 100
     assert Counter(train + val) == Counter(texts.values())
     assert train == [text for text in texts.values() if text in set(train)]  # in the order of the files
     total = sum(map(len, texts.values()))
@@ -98,8 +98,8 @@ def test_split_does_not_depend_on_names_or_order(files: Files, tmp_path: Path) -
 def test_tails_are_held_out_of_few_documents(files: Files) -> None:
     texts = some_texts(3)
     corpus = open_corpus(files(texts, val_fraction=0.2))
-    assert corpus.split == "tails"
-    assert corpus.num_documents == 3
+    assert corpus.description["split"] == "tails"
+    assert corpus.description["documents"] == 3
     rejoined = map("".join, zip(decode_documents(corpus.train), decode_documents(corpus.val), strict=True))
     assert list(rejoined) == list(texts.values())
     for text, tail in zip(texts.values(), decode_documents(corpus.val), strict=True):
@@ -131,7 +131,7 @@ def test_large_vocabulary_has_32_bit_tokens(files: Files) -> None:
 
 def test_description_is_plain_json(files: Files) -> None:
     corpus = open_corpus(files(some_texts(30)))
-    description = corpus.describe()
+    description = corpus.description
     assert json.loads(json.dumps(description)) == description
     assert description["name"] == "files"
     assert description["tokenizer"] == "bytes"
@@ -501,7 +501,7 @@ def test_killed_build_leaves_no_trace(damaged: bool, files: Files, cache: Path) 
 def test_stdlib_corpus_has_all_sources(cache: Path) -> None:
     corpus = open_corpus(StdlibData())
     assert 10.5e6 < len(corpus.train) + len(corpus.val) < 14e6
-    assert corpus.split == "documents"
+    assert corpus.description["split"] == "documents"
     assert 0.049 < len(corpus.val) / (len(corpus.train) + len(corpus.val)) < 0.076
     documents = Counter(decode_documents(corpus.train)) + Counter(decode_documents(corpus.val))
     sources = (source.path.read_text(encoding="utf-8") for source in find_sources(StdlibData()))

@@ -72,7 +72,7 @@ for options in json.loads(sys.argv[1]):
     start = time.monotonic()
     try:
         corpus = open_corpus(HubData(**options))
-        result = corpus.describe() | {{"train": corpus.train.tolist(), "val": corpus.val.tolist()}}
+        result = corpus.description | {{"train": corpus.train.tolist(), "val": corpus.val.tolist()}}
     except DataError as error:
         result = {{"error": str(error)}}
     print(json.dumps(result | {{"seconds": time.monotonic() - start, "datasets": "datasets" in sys.modules}}))

@@ -98,7 +98,7 @@ def test_bpe_of_a_line_of_8_mb(files: Callable[..., FilesData]) -> None:
     draw = random.Random(0)
     line = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=1 << 16)) * 128
     corpus = open_corpus(files({"a.jsonl": json.dumps({"text": line})}, tokenizer="bpe", vocab_size=1000))
-    assert corpus.num_documents == 1
+    assert corpus.description["documents"] == 1
     text = corpus.tokenizer.decode(corpus.train[:-1]) + corpus.tokenizer.decode(corpus.val[:-1])
     assert text == line
 

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from normlab.errors import ConfigError
 from normlab.placements.base import Placement
 
-BOXES = {
+FUNCTIONS = {
     "A": "attention", "A_qkv": "attention", "M": "MLP", "heads": "heads", "heads_qkv": "heads",
     "heads_scaled": "scaled heads", "W_out": "projection", "hidden": "MLP, hidden", "W_down": "down projection",
+    "N": "norm", "stop": "no gradient",
 }  # fmt: skip
-"""Labels of the sub-layers and their parts, by the name in a formula."""
+"""Labels of the functions of a stream, by the name in a formula."""
+KINDS = {"N": "norm", "stop": "function"}
+"""Kinds of their nodes; the others are sub-layers and parts of them, each a `box`."""
 INNER_NORMS = ("q", "k", "v")
 """The norms inside `A_qkv` and `heads_qkv`."""
 CONSTANTS = {"L", "l", "D", "sqrt", "ln", "abs"}
@@ -173,15 +176,10 @@ class _FlowBuilder:
                 return self._draw_factor("scale", right, left, column)
             case ast.BinOp(left=left, op=ast.Mult(), right=right) if self._is_factor(right):
                 return self._draw_factor("scale", left, right, column)
-            case ast.Call(func=ast.Name(id="N"), args=[argument]):
-                return self._add(Node("norm", [self._draw(argument, column)], column, 0, label="norm", expression="N"))
-            case ast.Call(func=ast.Name(id=name), args=[argument]) if name in BOXES:
+            case ast.Call(func=ast.Name(id=name), args=[argument]) if name in FUNCTIONS:
                 norms = INNER_NORMS if name.endswith("_qkv") else ()
-                source = self._draw(argument, column)
-                return self._add(Node("box", [source], column, 0, label=BOXES[name], expression=name, norms=norms))
-            case ast.Call(func=ast.Name(id="stop"), args=[argument]):
-                source = self._draw(argument, column)
-                return self._add(Node("function", [source], column, 0, label="no gradient", expression="stop"))
+                source, kind = self._draw(argument, column), KINDS.get(name, "box")
+                return self._add(Node(kind, [source], column, 0, FUNCTIONS[name], name, norms=norms))
         raise ConfigError(
             f"placement {self.placement.name!r}: {ast.unparse(value)!r} cannot be drawn; see explain/flow.py"
         )
@@ -208,9 +206,9 @@ class _FlowBuilder:
 
     def _weight(self, value: ast.expr) -> int:
         """The amount of computation in a term; the lightest term of a sum is the stream itself."""
-        names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
-        operations = sum(isinstance(node, (ast.Call, ast.BinOp)) for node in ast.walk(value))
-        return 100 * sum(name in BOXES for name in names) + operations
+        nodes = list(ast.walk(value))
+        boxes = sum(isinstance(node, ast.Name) and node.id in FUNCTIONS and node.id not in KINDS for node in nodes)
+        return 100 * boxes + sum(isinstance(node, (ast.Call, ast.BinOp)) for node in nodes)
 
     def _place_streams(self) -> None:
         """Place further streams to the right of all branches."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.data.subwords import train_bpe
+from normlab.data.tokenizers import train_bpe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

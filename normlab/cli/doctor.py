@@ -142,7 +142,7 @@ def _compiler() -> tuple[str, str, str]:
 
 def _corpus() -> tuple[str, str, str]:
     from normlab.config.corpora import StdlibData
-    from normlab.data.sources import find_sources
+    from normlab.data.files import find_sources
 
     try:
         sources = find_sources(StdlibData())

@@ -50,12 +50,12 @@ def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Cou
     pairs_P = np.zeros(0, np.int64)
     for chunk in _pair_chunks(val_N, vocab_size):
         pairs_P = np.union1d(pairs_P, chunk)
-    return Counts(
-        tokens_V=_count_single(train_N, vocab_size),
-        firsts_V=_count_single(train_N[:-1], vocab_size),
-        pairs_P=pairs_P,
-        counts_P=_count_pairs(pairs_P, train_N, vocab_size),
-    )
+    tokens_V = np.zeros(vocab_size, np.int64)
+    for start in range(0, len(train_N), CHUNK):
+        tokens_V += np.bincount(train_N[start : start + CHUNK], minlength=vocab_size)
+    firsts_V = tokens_V.copy()
+    firsts_V[train_N[-1]] -= 1  # the last token has no successor
+    return Counts(tokens_V, firsts_V, pairs_P, _count_pairs(pairs_P, train_N, vocab_size))
 
 
 def load_or_count(folder: Path, train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
@@ -105,13 +105,6 @@ def baselines(counts: Counts, tokens: np.ndarray, targets: np.ndarray) -> dict[s
         "bigram": float(-np.log(p).mean()),
         "targets": len(b),
     }
-
-
-def _count_single(tokens_N: np.ndarray, vocab_size: int) -> np.ndarray:
-    counts_V = np.zeros(vocab_size, np.int64)
-    for start in range(0, len(tokens_N), CHUNK):
-        counts_V += np.bincount(tokens_N[start : start + CHUNK], minlength=vocab_size)
-    return counts_V
 
 
 def _pair_chunks(tokens_N: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
+
+from normlab.errors import notify
 
 # The names carry a prefix because a user may point the cache at a folder with other files.
 LOCKS = "normlab.locks"
@@ -36,8 +38,14 @@ def locked(cache: Path, key: str) -> Iterator[Path]:
     """
     (cache / LOCKS).mkdir(parents=True, exist_ok=True)
     with _lock_file(cache, key) as file:
-        if not _try_lock(file):
-            _wait(file)
+        notify_at = time.monotonic() + QUIET_S
+        while not _try_lock(file):
+            time.sleep(0.02)
+            if time.monotonic() > notify_at:
+                pid = Path(file.name).read_text(encoding="ascii")  # empty if the holder has not written it yet
+                holder = f"process {pid}" if pid else "another process"
+                notify(f"waiting for {holder}, which is building this corpus")
+                notify_at = math.inf
         building = cache / BUILDING
         try:
             for other in list(building.iterdir()) if building.is_dir() else ():
@@ -61,28 +69,10 @@ def _try_lock(file: TextIO) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    _write_pid(file)
-    return True
-
-
-def _wait(file: TextIO) -> None:
-    """Wait for a lock that another process holds, and print one message if that takes long."""
-    deadline = time.monotonic() + QUIET_S
-    while time.monotonic() < deadline:
-        time.sleep(0.02)
-        if _try_lock(file):
-            return
-    pid = Path(file.name).read_text(encoding="ascii")  # empty if the holder has not written it yet
-    holder = f"process {pid}" if pid else "another process"
-    print(f"normlab: waiting for {holder}, which is building this corpus", file=sys.stderr, flush=True)
-    fcntl.flock(file, fcntl.LOCK_EX)
-    _write_pid(file)
-
-
-def _write_pid(file: TextIO) -> None:
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
+    return True
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,13 @@ import numpy as np
 
 from normlab.config.corpora import TOKENIZERS, DataConfig, HubData, NamedData
 from normlab.config.schema import canonical_hash
-from normlab.data import hub, tokenizers
-from normlab.data import split as split_rule
+from normlab.data import tokenizers
 from normlab.data.baselines import baselines, load_or_count
 from normlab.data.cache import atomic_folder, locked
-from normlab.data.origins import FilesOrigin, Origin, Text
-from normlab.data.pretrained import local_tokenizer, pretrained_tokenizer
-from normlab.data.subwords import PIECE, pieces, token_dtype
-from normlab.data.tokenizers import Tokenizer
+from normlab.data.documents import SPLIT_VERSION, Spool, first_characters, held_out_documents, tail_start
+from normlab.data.files import FilesText
+from normlab.data.hub import HubText
+from normlab.data.tokenizers import PIECE, Tokenizer, local_tokenizer, pieces, pretrained_tokenizer, token_dtype
 from normlab.errors import DataError
 from normlab.parsing import from_json
 from normlab.paths import cache_dir
@@ -40,10 +40,8 @@ PARTS = ("train", "val")
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Training and validation tokens, the tokenizer and the provenance of the text."""
+    """Training and validation tokens, and their tokenizer."""
 
-    name: str
-    """The value of `data=`, or the name of the dataset."""
     train: np.memmap
     """Training tokens (N,), read-only."""
     val: np.memmap
@@ -51,34 +49,15 @@ class Corpus:
     tokenizer: Tokenizer
     sha256: str
     """Identity of the corpus: hash of the tokens of both parts and of the tokenizer."""
-    source_sha256: str
-    """Hash of the source: the names and bytes of files, or the documents from the hub."""
-    source: dict[str, Any] | None
-    """Dataset and commit on the hub; None for files."""
-    split: str
-    """The held-out part: complete `documents`, or their `tails`."""
-    num_documents: int
-    """Documents in both parts, without empty ones."""
+    description: dict[str, Any]
+    """For the record of a run, as plain JSON values: its name, its sizes, how it was split (complete `documents` or
+    their `tails`), and for a dataset of the hub the `source`."""
     folder: Path
     """Folder in the cache."""
 
     def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Return the cross entropy of validation targets under each baseline model, in nats/token (`baselines`)."""
         return baselines(load_or_count(self.folder, self.train, self.val, self.tokenizer.vocab_size), tokens, targets)
-
-    def describe(self) -> dict[str, Any]:
-        """Return plain JSON values for a run's record."""
-        return {
-            "name": self.name,
-            "sha256": self.sha256,
-            "tokenizer": self.tokenizer.name,
-            "vocab_size": self.tokenizer.vocab_size,
-            "train_tokens": len(self.train),
-            "val_tokens": len(self.val),
-            "documents": self.num_documents,
-            "split": self.split,
-            **({"source": self.source} if self.source else {}),
-        }
 
 
 def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
@@ -92,17 +71,17 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         DataError: The text cannot be read or is too short to split, or the cache cannot be written.
     """
     cache = (cache or cache_dir()).absolute()
-    origin: Origin = hub.HubOrigin(config) if isinstance(config, HubData | NamedData) else FilesOrigin(config)
+    text = _text(config)
     key_parts = {
         "format": FORMAT,
-        "split_rule": split_rule.RULE,
+        "split_rule": SPLIT_VERSION,
         "name": config.name,
         "tokenizer": config.tokenizer,
         "tokenizer_sha256": _tokenizer_sha256(config.tokenizer),
         "vocab_size": config.vocab_size,
         "max_tokens": config.max_tokens,
         "val_fraction": config.val_fraction,
-        "origin": origin.key,
+        "origin": text.key,
     }
     key = canonical_hash(key_parts)
     folder = cache / "tokens" / key
@@ -110,15 +89,20 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         return corpus
     # Errors of the hub are raised before this process waits for others.
     pretrained = None if config.tokenizer in TOKENIZERS else pretrained_tokenizer(config.tokenizer)
-    origin.connect()
+    text.connect()
     try:
         with locked(cache, key) as temporary:
             if corpus := _read(folder):  # another process built it while this one waited
                 return corpus
             with atomic_folder(folder, temporary) as new:
-                characters = config.max_tokens and tokenizers.characters_for(config.tokenizer, config.max_tokens)
-                _write(new, origin.read(temporary / "datasets", characters), pretrained, config, key_parts)
-                origin.check_unchanged()
+                with closing(text.documents(temporary / "scratch")) as stream:
+                    documents = Spool(temporary / "documents", _limited(stream, config))
+                meta = _write(new, documents, pretrained, config)
+                if _text(config).key != text.key:
+                    raise DataError(f"{config.override}: the text changed while it was read; try again")
+                meta |= key_parts | {"source": text.provenance}
+                meta["meta_sha256"] = canonical_hash(meta)
+                (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
     except OSError as error:
         raise DataError(
             f"{cache}: the cache cannot be written ({error.strerror or error}); "
@@ -127,6 +111,16 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     if corpus := _read(folder):
         return corpus
     raise DataError(f"{folder}: the files differ from those that were written; check the disk, or set NORMLAB_CACHE")
+
+
+def _text(config: DataConfig) -> FilesText | HubText:
+    return HubText(config) if isinstance(config, HubData | NamedData) else FilesText(config)
+
+
+def _limited(documents: Iterable[str], config: DataConfig) -> Iterable[str]:
+    if config.max_tokens is None:
+        return documents
+    return first_characters(documents, tokenizers.characters_for(config.tokenizer, config.max_tokens))
 
 
 def _tokenizer_sha256(name: str) -> str | None:
@@ -140,24 +134,23 @@ def _tokenizer_sha256(name: str) -> str | None:
         ) from error
 
 
-def _write(
-    folder: Path, text: Text, pretrained: Tokenizer | None, config: DataConfig, key_parts: dict[str, Any]
-) -> None:
+def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config: DataConfig) -> dict[str, Any]:
+    """Write the tokens and the counts of a corpus; return what `_read` needs."""
     digests, lengths = [], []
-    for document in text.documents:
+    for document in documents:
         digests.append(hashlib.sha256(document.encode()).digest())
         lengths.append(len(document))
     if not digests:
         raise DataError(f"{config.override}: there is no text, every document is empty; add some text")
-    held_out = split_rule.held_out_documents(digests, lengths, config.val_fraction)
+    held_out = held_out_documents(digests, lengths, config.val_fraction)
 
     def split() -> Iterator[tuple[str, str]]:
         """Yield the training text and the validation text of each document; one of them may be empty."""
-        for document, digest in zip(text.documents, digests, strict=True):
+        for document, digest in zip(documents, digests, strict=True):
             if held_out:
                 yield ("", document) if digest in held_out else (document, "")
             else:
-                start = split_rule.tail_start(document, config.val_fraction)
+                start = tail_start(document, config.val_fraction)
                 yield document[:start], document[start:]
 
     tokenizer = pretrained or tokenizers.fit(config.tokenizer, (train for train, _ in split()), config.vocab_size)
@@ -175,18 +168,12 @@ def _write(
     # Counting under the lock lets one process count while the others wait.
     train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
     load_or_count(folder, train_N, val_N, tokenizer.vocab_size)
-    meta = key_parts | {
+    return {
         "split": "documents" if held_out else "tails",
         "num_documents": len(lengths),
-        "source_sha256": text.sha256,
-        "source": text.source,
         "tokenizer_state": tokenizer.state(),
-        "vocab_size": tokenizer.vocab_size,
-        "dtype": token_dtype(tokenizer.vocab_size).str,
         "files": files,
     }
-    meta["meta_sha256"] = canonical_hash(meta)
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
 def _write_tokens(
@@ -199,7 +186,7 @@ def _write_tokens(
     sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
     with _bin(folder, "train").open("wb") as train, _bin(folder, "val").open("wb") as val:
         files = {"train": train, "val": val}
-        for batch in _batches(_pieces(split_texts)):
+        for batch in _batches(split_texts):
             encoded = tokenizer.encode_batch([text for _, text, _ in batch])
             for (part, _, is_last), tokens_T in zip(batch, encoded, strict=True):
                 content_T = np.concatenate([tokens_T, end]) if is_last else tokens_T
@@ -217,28 +204,22 @@ def _write_tokens(
     }
 
 
-Piece = tuple[str, str, bool]
-"""Part, text, and whether the text is the last piece of its document."""
+def _batches(split_texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str, bool]]]:
+    """Yield lists of pieces with about `PIECE` characters, which are encoded together.
 
-
-def _pieces(split_texts: Iterable[tuple[str, str]]) -> Iterator[Piece]:
+    A piece is its part, its text, and whether it is the last of its document.
+    """
+    batch, characters = [], 0
     for texts in split_texts:
         for part, text in zip(PARTS, texts, strict=True):
-            if text:
-                *first, last = pieces(text)
-                yield from ((part, piece, False) for piece in first)
-                yield part, last, True
-
-
-def _batches(stream: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield lists of pieces with about `PIECE` characters, which are encoded together."""
-    batch, characters = [], 0
-    for piece in stream:
-        batch.append(piece)
-        characters += len(piece[1])
-        if characters >= PIECE:
-            yield batch
-            batch, characters = [], 0
+            remaining = len(text)
+            for piece in pieces(text) if text else ():
+                remaining -= len(piece)
+                batch.append((part, piece, remaining == 0))
+                characters += len(piece)
+                if characters >= PIECE:
+                    yield batch
+                    batch, characters = [], 0
     if batch:
         yield batch
 
@@ -260,19 +241,19 @@ def _read(folder: Path) -> Corpus | None:
         train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # any other content is damage
         return None
-    identity = {part: meta["files"][part]["sha256"] for part in PARTS} | {"tokenizer": tokenizer.state()}
-    return Corpus(
-        name=meta["name"],
-        train=train_N,
-        val=val_N,
-        tokenizer=tokenizer,
-        sha256=canonical_hash(identity),
-        source_sha256=meta["source_sha256"],
-        source=meta["source"],
-        split=meta["split"],
-        num_documents=meta["num_documents"],
-        folder=folder,
-    )
+    sha256 = canonical_hash({part: meta["files"][part]["sha256"] for part in PARTS} | {"tokenizer": tokenizer.state()})
+    description = {
+        "name": meta["name"],
+        "sha256": sha256,
+        "tokenizer": tokenizer.name,
+        "vocab_size": tokenizer.vocab_size,
+        "train_tokens": len(train_N),
+        "val_tokens": len(val_N),
+        "documents": meta["num_documents"],
+        "split": meta["split"],
+        **({"source": meta["source"]} if meta["source"] else {}),
+    }
+    return Corpus(train_N, val_N, tokenizer, sha256, description, folder)
 
 
 def _memmap(folder: Path, part: str, tokenizer: Tokenizer) -> np.memmap:

@@ -1,53 +1,70 @@
 """Text of the Hugging Face hub.
 
 A dataset is streamed once, as far as needed, onto the disk; no copy is kept beside the tokens. If the hub does not
-answer, a dataset in the cache of `datasets` is read from there.
+answer, a dataset in the cache of `datasets` is read from there. `datasets` is imported inside functions: the import
+takes seconds, and a cached corpus does not need it.
 """
 
 from __future__ import annotations
 
-import glob
+import io
+import logging
 import os
 import re
-import sys
-import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO
 
 from normlab.config.corpora import HubData, NamedData
-from normlab.data.documents import Spool, first_characters, nulls_accepted, patched, quiet
-from normlab.data.hub_access import NoAnswer, endpoint, import_hub, query_hub
-from normlab.data.origins import Origin, Text
-from normlab.data.sources import files_below, invalid_utf8_at, source_sha256
-from normlab.errors import DataError, did_you_mean
+from normlab.data.files import files_below, source_sha256
+from normlab.data.hub_access import NoAnswer, endpoint, hub_error, import_hub, query_hub, reason_of
+from normlab.errors import DataError, did_you_mean, notify
 
 OFFLINE_CHOICES = "data=stdlib needs no network, data=files data.path=... reads your own text"
 
+BLANK_BEFORE_NULL = re.compile(rb"(?<!\s)\s+(?:\xef\xbb\xbf\s*)?(?=null)")
+"""All white space before a null; a concatenation of files may contain byte order marks."""
+NULL_AT_START = re.compile(rb"(\s*(?:\xef\xbb\xbf)?\s*)null")
+_NEWLINES_TO_TABS = bytes.maketrans(b"\r\n", b"\t\t")
 
-class HubOrigin(Origin):
-    """A dataset of the hub, or a folder with the layout of one."""
+
+class HubText:
+    """The documents of a dataset of the hub, or of a folder with the layout of one.
+
+    Args:
+        config: The dataset.
+
+    Raises:
+        DataError: A revision of a folder, or a file of it that cannot be read.
+    """
 
     def __init__(self, config: HubData | NamedData) -> None:
         options = config if isinstance(config, HubData) else HubData(**type(config).hub)
-        self._dataset, self._subset, self._revision = options.name, options.subset, options.revision
-        self._split, self._column = options.split, options.column
+        self._options, self._override = options, config.override
         self._article = config.article if isinstance(config, NamedData) else ""
-        self._override = config.override
-        self._folder = Path(options.name).expanduser() if Path(options.name).expanduser().is_dir() else None
-        if self._folder and self._revision is not None:
-            raise DataError(f"data.revision={self._revision}: has no effect on a folder; leave it out")
-        self.key = {
-            "dataset": self._dataset,
-            "subset": self._subset,
-            "split": self._split,
-            "revision": self._revision,
-            "column": self._column,
+        folder = Path(options.name).expanduser()
+        self._folder = folder if folder.is_dir() else None
+        if self._folder and options.revision is not None:
+            raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")
+        self.key: dict[str, Any] = {
+            "dataset": options.name,
+            "subset": options.subset,
+            "split": options.split,
+            "revision": options.revision,
+            "column": options.column,
             "article": self._article,
-            "source_sha256": self._folder_sha256(),
+            "source_sha256": source_sha256(files_below(self._folder)) if self._folder else None,
         }
+        """All that determines the text and is known before reading it, as plain JSON values."""
         self._commit: str | None = None
         self._no_answer = ""  # why the hub cannot be read, if the dataset is in the local cache
+
+    @property
+    def provenance(self) -> dict[str, str | None]:
+        """The dataset and its commit, for the record of a run."""
+        options = self._options
+        return {"dataset": options.name, "subset": options.subset, "split": options.split, "commit": self._commit}
 
     def connect(self) -> None:
         """Look the dataset up on the hub or, if the hub does not answer, in the cache of `datasets`.
@@ -58,209 +75,120 @@ class HubOrigin(Origin):
         import_hub(self._override)  # for a folder too, because `datasets` imports it
         if self._folder:
             return
-        from huggingface_hub import HfApi, constants
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            HfHubHTTPError,
-            HFValidationError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
+        from huggingface_hub import HfApi
 
-        address = f"{constants.ENDPOINT}/datasets/{self._dataset}"
+        name, revision = self._options.name, self._options.revision
         try:
             # Only the commit is requested, because the list of files can be long.
             self._commit = query_hub(
-                lambda seconds: HfApi().dataset_info(
-                    self._dataset, revision=self._revision, timeout=seconds, expand=["sha"]
-                ).sha
-            )  # fmt: skip
-        except RevisionNotFoundError as error:
-            raise DataError(f"data.revision={self._revision}: no commit, branch or tag at {address}") from error
-        except GatedRepoError as error:  # a subclass of RepositoryNotFoundError
-            self._raise(error)
-        except (RepositoryNotFoundError, HFValidationError) as error:
-            raise DataError(
-                f"{self._override}: no such dataset at {address}, and no such folder here; set data.name=org/name, or "
-                "log in if the dataset is private (hf auth login, or HF_TOKEN)"
-            ) from error
-        except NoAnswer as error:
-            if not self._may_be_cached():
-                raise DataError(
-                    f"{self._override}: {error}, and {self._dataset} is not in the local cache; connect to a network, "
-                    f"or set HF_ENDPOINT to a mirror; {OFFLINE_CHOICES}"
-                ) from error
+                lambda seconds: HfApi().dataset_info(name, revision=revision, timeout=seconds, expand=["sha"]).sha
+            )
+        except DataError:
+            raise
+        except Exception as error:
+            if not (isinstance(error, NoAnswer) and self._may_be_cached()):
+                raise self._error(error) from error
             self._no_answer = str(error)
-        except HfHubHTTPError as error:
-            self._raise(error)
 
-    def read(self, scratch: Path, characters: int | None) -> Text:
-        """Read at most `characters` characters of the dataset into a file in `scratch`.
+    def documents(self, scratch: Path) -> Generator[str]:
+        """Yield the documents in order; `scratch` is a folder for temporary files.
 
         Raises:
             DataError: The subset, the split or the column does not exist, a row is not text, or the hub failed.
         """
-        from datasets import config
+        import pyarrow.json
+        from datasets import config, utils
+        from huggingface_hub import utils as hub_utils
 
         if not self._folder:
             # Reading may take minutes without any other output.
             place = "the cache of `datasets`" if self._no_answer else endpoint()
-            print(f"normlab: reading {self._dataset} from {place} (only once)", file=sys.stderr)
-        scratch.mkdir(parents=True, exist_ok=True)
-        # By default, `datasets` retries a broken stream for half an hour. Before each of its retries, `huggingface_hub`
-        # has already retried six times, over 23 seconds.
-        retries = {"STREAMING_READ_MAX_RETRIES": 2, "STREAMING_OPEN_MAX_RETRIES": 2}
-        offline = bool(self._folder or self._no_answer)
-        with quiet(offline=offline), nulls_accepted(), patched(config, **retries):
-            documents = self._documents(scratch)
-            if self._article:
-                documents = join_articles(documents, self._article)
-            if characters is not None:
-                documents = first_characters(documents, characters)
-            spool = Spool(scratch / "documents", documents)
-        source = {"dataset": self._dataset, "subset": self._subset, "split": self._split, "commit": self._commit}
-        return Text(spool, spool.sha256, source)
-
-    def check_unchanged(self) -> None:
-        """Hash a folder again; the commit of a dataset on the hub is fixed."""
-        if self._folder_sha256() != self.key["source_sha256"]:
-            raise DataError(f"{self._override}: the text changed while it was read; try again")
-
-    def _folder_sha256(self) -> str | None:
-        return source_sha256(files_below(self._folder)) if self._folder else None
+            notify(f"reading {self._options.name} from {place} (only once)")
+        for library in (utils, hub_utils):
+            library.disable_progress_bars()
+            library.logging.set_verbosity(logging.CRITICAL)
+        settings = {
+            # Otherwise `load_dataset` reports each use to the hub.
+            "HF_HUB_OFFLINE": bool(self._folder or self._no_answer),
+            # By default, `datasets` retries a broken stream for half an hour. Before each of its retries,
+            # `huggingface_hub` has already retried six times, over 23 seconds.
+            "STREAMING_READ_MAX_RETRIES": 2,
+            "STREAMING_OPEN_MAX_RETRIES": 2,
+        }
+        read_json = _accept_nulls(pyarrow.json.read_json)
+        with _patched(config, **settings), _patched(pyarrow.json, read_json=read_json):
+            try:
+                rows = self._rows(scratch)
+                yield from join_articles(rows, self._article) if self._article else rows
+            except DataError:
+                raise
+            except Exception as error:  # `datasets` raises errors of many libraries
+                raise self._error(error) from error
 
     def _may_be_cached(self) -> bool:
         """Return whether the cache of `datasets` has a folder of the dataset; importing `datasets` takes too long."""
         from huggingface_hub import constants
 
-        cache = os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")
+        cache = Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")).expanduser()
+        # The folder of org/TinyStories is org___tiny_stories.
+        name = self._options.name.replace("/", "").replace("_", "").lower()
+        folders = [folder for folder in cache.glob("*") if folder.name.replace("_", "").lower() == name]
         # The levels below are the subset, the version and the commit.
-        return any(Path(cache).expanduser().glob(f"{glob.escape(cached_name(self._dataset))}/*/*/*"))
+        return any(any(folder.glob("*/*/*")) for folder in folders)
 
-    def _documents(self, scratch: Path) -> Iterator[str]:
+    def _rows(self, scratch: Path) -> Iterator[str]:
         """Yield the text of every row of the splits, in order."""
-        splits = self._load(scratch)
-        names = self._split.split("+")
+        import datasets
+
+        options, column = self._options, self._options.column
+        if self._no_answer:
+            splits: Any = datasets.load_dataset(options.name, options.subset)
+        else:
+            splits = datasets.load_dataset(
+                str(self._folder or options.name), options.subset, revision=self._commit, streaming=True,
+                cache_dir=str(scratch),
+            )  # fmt: skip
+        names, number = options.split.split("+"), 0
         for name in names:
             if name not in splits:
                 choices = [str(split) for split in splits]
                 raise DataError(
-                    f"data.split={name}: {self._dataset} has no such split{did_you_mean(name, choices)}; it has "
+                    f"data.split={name}: {options.name} has no such split{did_you_mean(name, choices)}; it has "
                     f"{', '.join(choices)}"
                 )
-        number = 0
         for name in names:
             rows = splits[name]
-            if rows.column_names is not None:
-                self._check_column(rows.column_names)
-                rows = rows.select_columns([self._column])  # other columns, such as images, are then not decoded
-            for row in self._iterate(rows):
+            if column in (rows.column_names or ()):
+                rows = rows.select_columns([column])  # other columns, such as images, are then not decoded
+            for row in rows:
                 number += 1
-                self._check_column(row)
-                text = row[self._column]
-                if not isinstance(text, str):
+                if column not in row:
                     raise DataError(
-                        f"{self._override}: row {number} of column {self._column!r} is {text!r:.40}, not text; "
+                        f"{self._override}: no column {column!r}{did_you_mean(column, row)}; it has "
+                        f"{', '.join(row) or 'none'}; set data.column"
+                    )
+                if not isinstance(row[column], str):
+                    raise DataError(
+                        f"{self._override}: row {number} of column {column!r} is {row[column]!r:.40}, not text; "
                         "set data.column to another column"
                     )
-                yield text
+                yield row[column]
 
-    def _load(self, scratch: Path) -> Any:
-        """Return the splits of the dataset by name."""
-        import datasets
-
-        try:
-            if self._no_answer:
-                return datasets.load_dataset(self._dataset, self._subset)
-            return datasets.load_dataset(
-                str(self._folder or self._dataset), self._subset, revision=self._commit, streaming=True,
-                cache_dir=str(scratch / "datasets"),
-            )  # fmt: skip
-        except Exception as error:
-            self._raise(error)
-
-    def _iterate(self, rows: Iterable[Any]) -> Iterator[Any]:
-        try:
-            yield from rows
-        except Exception as error:
-            self._raise(error)
-
-    def _raise(self, error: Exception) -> NoReturn:
-        """Raise a DataError for an error of the hub's libraries."""
-        causes = _causes(error)
-        message, root = " ".join(str(error).split()), causes[-1]
+    def _error(self, error: Exception) -> DataError:
+        """Return the error for the user, for any error of the hub's libraries."""
+        message = " ".join(str(error).split())
         if isinstance(error, ValueError) and ("BuilderConfig" in message or "Config name is missing" in message):
-            reason = message.partition(" Example of usage")[0]
-            raise DataError(f"{self._override}: {reason}; set data.subset") from error
-        status = next((r.status_code for cause in causes if (r := getattr(cause, "response", None)) is not None), None)
-        if status in (401, 403) or "gated" in message:
-            raise DataError(
-                f"{self._override}: {endpoint()} denies access; log in (hf auth login, or HF_TOKEN), and accept the "
-                f"terms at {endpoint()}/datasets/{self._dataset}"
-            ) from error
+            return DataError(f"{self._override}: {message.partition(' Example of usage')[0]}; set data.subset")
         if self._folder:
-            self._raise_for_folder(self._folder, error)
-        if self._no_answer and isinstance(error, ConnectionError | FileNotFoundError):
-            raise DataError(
-                f"{self._override}: {self._no_answer}, and {self._dataset} is not in the local cache; {OFFLINE_CHOICES}"
-            ) from error
-        reason = f"{type(root).__name__}: {' '.join(str(root).split()):.200}"
-        if self._no_answer:
-            raise DataError(f"{self._override}: cannot be read ({reason}); fix it, or use data=files") from error
-        raise DataError(
-            f"{self._override}: reading from {endpoint()} failed ({reason}); nothing was kept, try again; "
-            f"{OFFLINE_CHOICES}"
-        ) from error
-
-    def _raise_for_folder(self, folder: Path, error: Exception) -> NoReturn:
-        """Raise a DataError that names the file of the folder and the reason, if `datasets` reports them."""
-        file = _file_being_read(error)
-        # On a file that it cannot read, `datasets` tries a second reader, whose error says less.
-        if isinstance(error, UnicodeDecodeError):
-            reason = "not UTF-8"
-            if file is None:  # the error came after the file was closed
-                texts = (source.path for source in files_below(folder) if source.path.suffix in (".json", ".jsonl"))
-                file = next((path for path in texts if invalid_utf8_at(path) is not None), None)
-        elif isinstance(error, StopIteration):  # its error for files without a row
-            reason = "no rows"
-        else:
-            reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(
-            f"{self._override}: {f'{file} ' if file else ''}cannot be read ({reason:.200}); fix it, or use data=files"
-        ) from error
-
-    def _check_column(self, names: Iterable[str]) -> None:
-        if self._column not in names:
-            raise DataError(
-                f"{self._override}: no column {self._column!r}{did_you_mean(self._column, names)}; it has "
-                f"{', '.join(names) or 'none'}; set data.column"
+            return DataError(
+                f"{self._override}: cannot be read ({reason_of(error)}); fix it, or use data=files to see which file"
             )
-
-
-def _causes(error: Exception) -> list[BaseException]:
-    """Return an error and the chain of its causes, the root cause last."""
-    causes: list[BaseException] = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
-        causes.append(cause)
-    return causes
-
-
-def _file_being_read(error: Exception) -> str | os.PathLike[str] | None:
-    """Return the file that `datasets` was reading: its errors do not name the file, but its frames hold it."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_globals.get("__name__", "").startswith("datasets.packaged_modules."):
-            file = frame.f_locals.get("file")
-            if isinstance(file, str | os.PathLike):
-                return file
-    return None
-
-
-def cached_name(dataset: str) -> str:
-    """Return the name of a dataset's folder in the cache of `datasets`: TinyStories is tiny_stories."""
-    *owner, name = dataset.split("/")
-    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
-    name = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name)
-    return "___".join([*owner, name.lower()])
+        if self._no_answer:
+            return DataError(
+                f"{self._override}: {self._no_answer}, and the local cache cannot be read ({reason_of(error)}); "
+                f"{OFFLINE_CHOICES}"
+            )
+        return hub_error(error, self._override, f"datasets/{self._options.name}", OFFLINE_CHOICES)
 
 
 def join_articles(lines: Iterable[str], first_line: str) -> Iterator[str]:
@@ -278,3 +206,34 @@ def join_articles(lines: Iterable[str], first_line: str) -> Iterator[str]:
             article = []
         article.append(line)
     yield "".join(article)
+
+
+@contextmanager
+def _patched(target: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of a module, and restore them at the end of the block."""
+    original = {name: getattr(target, name) for name in attributes}
+    for name, value in attributes.items():
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for name, value in original.items():
+            setattr(target, name, value)
+
+
+def _accept_nulls(original: Any) -> Any:
+    """Return `pyarrow.json.read_json` without its crash on a line of JSONL that is null.
+
+    pyarrow 26.0.1 crashes with a segmentation fault if one of its blocks begins with such a line. Blocks begin after
+    line breaks, so every line break before a null becomes a tab: tabs are equal to line breaks between JSON tokens, and
+    equally invalid within strings. A null at the start becomes an object without columns. The row is then reported by
+    its number.
+    """
+
+    def read_json(file: BinaryIO, *args: Any, **kwargs: Any) -> Any:
+        content = BLANK_BEFORE_NULL.sub(lambda blank: blank[0].translate(_NEWLINES_TO_TABS), file.read())
+        if first := NULL_AT_START.match(content):
+            content = first[1] + b"{}" + content[first.end() :]
+        return original(io.BytesIO(content), *args, **kwargs)
+
+    return read_json

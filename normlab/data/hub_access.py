@@ -1,4 +1,4 @@
-"""Requests to the Hugging Face hub with a short timeout.
+"""Requests to the Hugging Face hub with a short timeout, and the errors of its libraries.
 
 The libraries retry for 23 seconds, so a first request checks whether the hub answers at all. `HF_ENDPOINT`, `HF_HOME`,
 `HF_HUB_OFFLINE` and `HF_TOKEN` keep their meaning. The libraries are imported inside functions: the imports take
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import queue
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -49,22 +48,6 @@ def endpoint() -> str:
     return constants.ENDPOINT
 
 
-def first_timeout() -> float:
-    """Return the timeout of the first request in seconds: `NORMLAB_HUB_PATIENCE`, or `DEFAULT_TIMEOUT_S`.
-
-    Raises:
-        DataError: The variable is not a positive number.
-    """
-    text = os.environ.get(TIMEOUT_VARIABLE) or str(DEFAULT_TIMEOUT_S)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise DataError(f"{TIMEOUT_VARIABLE}={text:.40}: must be a positive number of seconds, such as 30; or unset it")
-    return seconds
-
-
 def query_hub(request: Callable[[float], T]) -> T:
     """Return the result of a request to the hub, within the timeout even if name resolution hangs.
 
@@ -80,34 +63,101 @@ def query_hub(request: Callable[[float], T]) -> T:
 
     if constants.HF_HUB_OFFLINE or os.environ.get("HF_DATASETS_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise NoAnswer("HF_HUB_OFFLINE is set")
-    seconds = first_timeout()
-    results: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+    seconds = _timeout()
+    results: list[T | Exception] = []
 
     def send() -> None:
         try:
-            results.put((request(seconds), None))
+            results.append(request(seconds))
         except Exception as error:
-            results.put((None, error))
+            results.append(error)
 
     # A name that does not resolve can block its thread for longer than any timeout; the thread is then abandoned.
-    threading.Thread(target=send, daemon=True).start()
-    try:
-        result, error = results.get(timeout=seconds)
-    except queue.Empty:
-        raise NoAnswer(
-            f"no answer from {constants.ENDPOINT} within {seconds:g} s ({TIMEOUT_VARIABLE}=30 waits longer)"
-        ) from None
-    if error is None:
-        return result  # pyright: ignore[reportReturnType]
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not results:
+        raise NoAnswer(f"no answer from {endpoint()} within {seconds:g} s ({TIMEOUT_VARIABLE}=30 waits longer)")
+    error = results[0]
+    if not isinstance(error, Exception):
+        return error
     if isinstance(error, OfflineModeIsEnabled):
         raise NoAnswer("HF_HUB_OFFLINE is set") from error
-    if isinstance(error, HFValidationError) or (isinstance(error, HfHubHTTPError) and not _is_outage(error)):
-        raise error
-    reason = " ".join(str(error).split()) or type(error).__name__
-    raise NoAnswer(f"no answer from {constants.ENDPOINT} ({reason:.150})") from error
-
-
-def _is_outage(error: Exception) -> bool:
-    """Return whether the hub failed or limits the rate of requests, rather than refused this request."""
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    return status == 429 or status >= 500
+    is_outage = status == 429 or status >= 500
+    if isinstance(error, HFValidationError) or (isinstance(error, HfHubHTTPError) and not is_outage):
+        raise error
+    raise NoAnswer(f"no answer from {endpoint()} ({reason_of(error):.150})") from error
+
+
+def hub_error(error: Exception, override: str, repository: str, alternative: str) -> DataError:
+    """Return the error for the user, with what to do, for any error of the hub's libraries.
+
+    Args:
+        error: An error of `huggingface_hub` or `datasets`, or a `NoAnswer`.
+        override: The override that names the repository.
+        repository: Its path on the hub: org/name for a model, datasets/org/name for a dataset.
+        alternative: What needs no download.
+    """
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    address = f"{endpoint()}/{repository}"
+    causes = _causes(error)
+    statuses = [getattr(getattr(cause, "response", None), "status_code", 0) for cause in causes]
+    if isinstance(error, NoAnswer):
+        problem = f"{error}, and {repository.removeprefix('datasets/')} is not in the local cache, nor a path here"
+        remedy = f"connect to a network, or set HF_ENDPOINT to a mirror; {alternative}"
+    elif isinstance(error, RevisionNotFoundError):
+        problem, remedy = f"no such commit, branch or tag at {address}", "choose another data.revision"
+    elif isinstance(error, EntryNotFoundError):
+        problem, remedy = f"{address} has no tokenizer.json", "choose another model"
+    elif isinstance(error, HFValidationError) or (
+        isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
+    ):
+        problem = f"no such repository at {address}, and no such path here"
+        remedy = f"choose another org/name, or log in if it is private (hf auth login, or HF_TOKEN); {alternative}"
+    elif {401, 403} & {*statuses} or any("gated" in str(cause) for cause in causes):
+        problem = f"{endpoint()} denies access"
+        remedy = f"log in (hf auth login, or HF_TOKEN), and accept the terms at {address}"
+    else:
+        problem = f"reading from {endpoint()} failed ({reason_of(error)})"
+        remedy = f"nothing was kept, try again; {alternative}"
+    return DataError(f"{override}: {problem}; {remedy}")
+
+
+def reason_of(error: Exception) -> str:
+    """Return the class of an error and the start of its message, on one line."""
+    if isinstance(error, StopIteration):  # the error of `datasets` for files without a row
+        return "no rows"
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message:.200}" if message else type(error).__name__
+
+
+def _causes(error: Exception) -> list[BaseException]:
+    """Return an error and the chain of its causes, the first cause last."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        causes.append(cause)
+    return causes
+
+
+def _timeout() -> float:
+    """Return the timeout of the first request in seconds: `NORMLAB_HUB_PATIENCE`, or `DEFAULT_TIMEOUT_S`.
+
+    Raises:
+        DataError: The variable is not a positive number.
+    """
+    text = os.environ.get(TIMEOUT_VARIABLE) or str(DEFAULT_TIMEOUT_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise DataError(f"{TIMEOUT_VARIABLE}={text:.40}: must be a positive number of seconds, such as 30; or unset it")
+    return seconds

@@ -7,17 +7,19 @@ column: 0 for the stream x, higher ones for branches.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from normlab.errors import ConfigError
 from normlab.placements.base import Placement
 
-BOXES = {
+FUNCTIONS = {
     "A": "attention", "A_qkv": "attention", "M": "MLP", "heads": "heads", "heads_qkv": "heads",
     "heads_scaled": "scaled heads", "W_out": "projection", "hidden": "MLP, hidden", "W_down": "down projection",
+    "N": "norm", "stop": "no gradient",
 }  # fmt: skip
-"""Labels of the sub-layers and their parts, by the name in a formula."""
+"""Labels of the functions of a stream, by the name in a formula."""
+KINDS = {"N": "norm", "stop": "function"}
+"""Kinds of their nodes; the others are sub-layers and parts of them, each a `box`."""
 INNER_NORMS = ("q", "k", "v")
 """The norms inside `A_qkv` and `heads_qkv`."""
 CONSTANTS = {"L", "l", "D", "sqrt", "ln", "abs"}
@@ -48,6 +50,11 @@ class Node:
     """Whether a factor contains a parameter."""
     norms: tuple[str, ...] = ()
     """The norms inside a box."""
+    x: float = 0.0
+    """The centre, in pixels, as `layout` sets it."""
+    y: float = 0.0
+    width: float = 0.0
+    height: float = 0.0
 
 
 @dataclass
@@ -79,35 +86,22 @@ def flows(placement: Placement) -> list[Flow]:
     return [_FlowBuilder(placement).build(holds, when) for holds, when in kinds]
 
 
-def parse_formula(formula: str, condition_holds: bool = True, names: Mapping[str, str] | None = None) -> Statements:
-    """Return a formula's assignments.
-
-    Args:
-        formula: Assignments, separated by semicolons.
-        condition_holds: Which side of `a if condition else b` to take.
-        names: New names of variables and functions.
-    """
-    tree = _Specialize(condition_holds, names or {}).visit(ast.parse(formula))
-    return [(ast.unparse(statement.targets[0]), statement.value) for statement in tree.body]
+def parse_formula(formula: str, condition_holds: bool = True) -> Statements:
+    """Return a formula's assignments, which semicolons separate; take one side of each `a if condition else b`."""
+    statements = []
+    for statement in ast.parse(formula).body:
+        assert isinstance(statement, ast.Assign)
+        value = statement.value
+        if isinstance(value, ast.IfExp):
+            value = value.body if condition_holds else value.orelse
+        statements.append((ast.unparse(statement.targets[0]), value))
+    return statements
 
 
 def conditions_of(formula: str) -> list[str]:
     """Return the conditions of a formula's `if` expressions."""
     tests = [node.test for node in ast.walk(ast.parse(formula)) if isinstance(node, ast.IfExp)]
     return list(dict.fromkeys(map(ast.unparse, tests)))
-
-
-class _Specialize(ast.NodeTransformer):
-    """Take one side of each condition, and rename."""
-
-    def __init__(self, condition_holds: bool, names: Mapping[str, str]):
-        self.condition_holds, self.names = condition_holds, names
-
-    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        return self.visit(node.body if self.condition_holds else node.orelse)
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Name(self.names.get(node.id, node.id), node.ctx)
 
 
 class _FlowBuilder:
@@ -130,8 +124,8 @@ class _FlowBuilder:
         start = self._add_boundary("enter", streams)
         formula = self.placement.formula
         # A formula with F runs for attention and again for the MLP.
-        sub_layers = [{"F": "A"}, {"F": "M"}] if "F(" in formula else [{}]
-        self._run([pair for names in sub_layers for pair in parse_formula(formula, condition_holds, names)])
+        formulas = [formula.replace("F(", "A("), formula.replace("F(", "M(")] if "F(" in formula else [formula]
+        self._run([pair for each in formulas for pair in parse_formula(each, condition_holds)])
         end = self._add_boundary("leave", streams)
         self._run(parse_formula(self.placement.closes))
         self._add(Node("head", [self.node_of["x"]], 0, 0, label="head", expression="x"))
@@ -182,15 +176,10 @@ class _FlowBuilder:
                 return self._draw_factor("scale", right, left, column)
             case ast.BinOp(left=left, op=ast.Mult(), right=right) if self._is_factor(right):
                 return self._draw_factor("scale", left, right, column)
-            case ast.Call(func=ast.Name(id="N"), args=[argument]):
-                return self._add(Node("norm", [self._draw(argument, column)], column, 0, label="norm", expression="N"))
-            case ast.Call(func=ast.Name(id=name), args=[argument]) if name in BOXES:
+            case ast.Call(func=ast.Name(id=name), args=[argument]) if name in FUNCTIONS:
                 norms = INNER_NORMS if name.endswith("_qkv") else ()
-                source = self._draw(argument, column)
-                return self._add(Node("box", [source], column, 0, label=BOXES[name], expression=name, norms=norms))
-            case ast.Call(func=ast.Name(id="stop"), args=[argument]):
-                source = self._draw(argument, column)
-                return self._add(Node("function", [source], column, 0, label="no gradient", expression="stop"))
+                source, kind = self._draw(argument, column), KINDS.get(name, "box")
+                return self._add(Node(kind, [source], column, 0, FUNCTIONS[name], name, norms=norms))
         raise ConfigError(
             f"placement {self.placement.name!r}: {ast.unparse(value)!r} cannot be drawn; see explain/flow.py"
         )
@@ -217,9 +206,9 @@ class _FlowBuilder:
 
     def _weight(self, value: ast.expr) -> int:
         """The amount of computation in a term; the lightest term of a sum is the stream itself."""
-        names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
-        operations = sum(isinstance(node, (ast.Call, ast.BinOp)) for node in ast.walk(value))
-        return 100 * sum(name in BOXES for name in names) + operations
+        nodes = list(ast.walk(value))
+        boxes = sum(isinstance(node, ast.Name) and node.id in FUNCTIONS and node.id not in KINDS for node in nodes)
+        return 100 * boxes + sum(isinstance(node, (ast.Call, ast.BinOp)) for node in nodes)
 
     def _place_streams(self) -> None:
         """Place further streams to the right of all branches."""

@@ -6,7 +6,7 @@ side of a sum goes up first.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from normlab.explain.flow import Flow, Node
@@ -24,28 +24,18 @@ BOX_HEIGHT_WITH_NORMS = 42.0
 Point = tuple[float, float]
 
 
-@dataclass
-class Rectangle:
-    """The centre and size of a node."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
 def layout(flow: Flow) -> dict[str, Any]:
-    """Return the coordinates of a graph as JSON values."""
-    sizes = [_size(node) for node in flow.nodes]
-    widths = [0.0] * (1 + max(node.column for node in flow.nodes))
-    for node, (width, _) in zip(flow.nodes, sizes, strict=True):
-        widths[node.column] = max(widths[node.column], width)
+    """Set the coordinates of a graph's nodes, and return the diagram as JSON values."""
+    nodes = flow.nodes
+    widths = [0.0] * (1 + max(node.column for node in nodes))
+    for node in nodes:
+        node.width, node.height = _size(node)
+        widths[node.column] = max(widths[node.column], node.width)
     lefts = [LEFT_MARGIN + COLUMN_GAP + sum(widths[:column]) + COLUMN_GAP * column for column in range(len(widths))]
-    height = max(node.row for node in flow.nodes) * ROW_HEIGHT + 2 * END_HEIGHT
-    rectangles = [
-        Rectangle(lefts[node.column] + widths[node.column] / 2, height - END_HEIGHT - ROW_HEIGHT * node.row, *size)
-        for node, size in zip(flow.nodes, sizes, strict=True)
-    ]
+    height = max(node.row for node in nodes) * ROW_HEIGHT + 2 * END_HEIGHT
+    for node in nodes:
+        node.x = lefts[node.column] + widths[node.column] / 2
+        node.y = height - END_HEIGHT - ROW_HEIGHT * node.row
     right = lefts[-1] + widths[-1] + COLUMN_GAP
     bottom, top = (height - END_HEIGHT - ROW_HEIGHT * row for row in flow.block)
     return {
@@ -53,10 +43,8 @@ def layout(flow: Flow) -> dict[str, Any]:
         "width": right + COLUMN_GAP / 2,
         "height": height,
         "frame": {"x": LEFT_MARGIN, "y": top, "width": right - LEFT_MARGIN, "height": bottom - top},
-        "nodes": [
-            {**asdict(node), **asdict(rectangle)} for node, rectangle in zip(flow.nodes, rectangles, strict=True)
-        ],
-        "lines": _edges(flow, rectangles),
+        "nodes": [asdict(node) for node in nodes],
+        "lines": _edges(nodes),
     }
 
 
@@ -73,25 +61,23 @@ def _size(node: Node) -> tuple[float, float]:
     return width, BOX_HEIGHT_WITH_NORMS if node.norms else HEIGHTS[node.kind]
 
 
-def _edges(flow: Flow, rectangles: list[Rectangle]) -> list[dict[str, Any]]:
-    outputs = [sum(number in node.inputs for node in flow.nodes) for number in range(len(flow.nodes))]
+def _edges(nodes: list[Node]) -> list[dict[str, Any]]:
     edges = []
-    for target, node in enumerate(flow.nodes):
-        for order, source in enumerate(node.inputs):
-            if order:
-                points = _path_from_side(flow, rectangles, source, target)
-            else:
-                points = _path_from_below(rectangles[source], rectangles[target])
+    for target, node in enumerate(nodes):
+        for order, number in enumerate(node.inputs):
+            source = nodes[number]
+            points = _path_from_side(nodes, source, node) if order else _path_from_below(source, node)
+            outputs = sum(number in other.inputs for other in nodes)
             edges.append({
-                "from": source, "to": target, "points": points,
+                "from": number, "to": target, "points": points,
                 "arrow": node.kind not in ("enter", "leave"),
-                "dot": points[1] if outputs[source] > 1 and len(points) > 2 else None,
-                "stream": not order and flow.nodes[source].column == node.column == 0,
+                "dot": points[1] if outputs > 1 and len(points) > 2 else None,
+                "stream": not order and source.column == node.column == 0,
             })  # fmt: skip
     return edges
 
 
-def _path_from_below(source: Rectangle, target: Rectangle) -> list[Point]:
+def _path_from_below(source: Node, target: Node) -> list[Point]:
     start, end = (source.x, source.y - source.height / 2), (target.x, target.y + target.height / 2)
     if source.x == target.x:
         return [start, end]
@@ -99,13 +85,11 @@ def _path_from_below(source: Rectangle, target: Rectangle) -> list[Point]:
     return [start, (source.x, turn), (target.x, turn), end]
 
 
-def _path_from_side(flow: Flow, rectangles: list[Rectangle], source_number: int, target_number: int) -> list[Point]:
+def _path_from_side(nodes: list[Node], source: Node, target: Node) -> list[Point]:
     """Return a path into the side of a sum, which avoids nodes above its source through the gap beside the sum."""
-    source, target = rectangles[source_number], rectangles[target_number]
     side = 1 if source.x > target.x else -1
     start, end = (source.x, source.y - source.height / 2), (target.x + side * target.width / 2, target.y)
-    column, low, high = flow.nodes[source_number].column, flow.nodes[source_number].row, flow.nodes[target_number].row
-    if any(node.column == column and low < node.row <= high for node in flow.nodes if column):
+    if source.column and any(node.column == source.column and source.row < node.row <= target.row for node in nodes):
         turn, gap = source.y - ROW_HEIGHT / 2, target.x + side * (target.width / 2 + COLUMN_GAP * 0.7)
         return [start, (source.x, turn), (gap, turn), (gap, target.y), end]
     return [start, (source.x, target.y), end]

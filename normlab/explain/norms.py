@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from normlab import catalogue
 from normlab.explain.mathematics import mathematics
 from normlab.norms.base import load_all
@@ -144,20 +146,21 @@ def dependencies(name: str) -> list[list[int]]:
 
 def group_kind(inputs: list[list[int]]) -> str:
     """Return the key of `GROUPS` for the input indices of each output value."""
-    positions = [divmod(index, CHANNELS) for index in range(TOKENS * CHANNELS)]
-    kinds: dict[str, Callable[[int, int, int, int], bool]] = {
-        "row": lambda t, d, token, channel: t == token,
-        "column": lambda t, d, token, channel: d == channel,
-        "value": lambda t, d, token, channel: (t, d) == (token, channel),
-        "past": lambda t, d, token, channel: d == channel and t <= token,
+    token, channel = np.divmod(np.arange(TOKENS * CHANNELS), CHANNELS)
+    same_token, same_channel = token[:, None] == token, channel[:, None] == channel
+    kinds = {
+        "row": same_token,
+        "column": same_channel,
+        "value": same_token & same_channel,
+        "past": same_channel & (token <= token[:, None]),
     }
-    for kind, belongs in kinds.items():
-        expected = [
-            [index for index, (t, d) in enumerate(positions) if belongs(t, d, token, channel)]
-            for token, channel in positions
-        ]
+    depends = np.zeros((TOKENS * CHANNELS, TOKENS * CHANNELS), bool)
+    for index, group in enumerate(inputs):
+        depends[index, group] = True
+    for kind, expected in kinds.items():
         # The first token of a past has no variance, so its output is constant and depends on nothing.
-        if expected == inputs or (kind == "past" and expected[CHANNELS:] == inputs[CHANNELS:]):
+        first = CHANNELS if kind == "past" else 0
+        if np.array_equal(expected[first:], depends[first:]):
             return kind
     within_token = all({i // CHANNELS for i in group} == {index // CHANNELS} for index, group in enumerate(inputs))
     is_partition = all(inputs[i] == group for group in inputs for i in group)

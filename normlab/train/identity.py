@@ -99,7 +99,7 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
         "config": plain_tree(config),
         "resolved": resolved.record(),
         # The baselines and the run's evaluations use the same targets.
-        "corpus": {**corpus.describe(), "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
+        "corpus": {**corpus.description, "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
         "identity": run_identity,
         "trunk": trunk_hash(run_identity),
         "doubts": config.warnings(),

@@ -16,7 +16,7 @@ from normlab.config import memory
 from normlab.config.corpora import FilesData
 from normlab.config.schema import RunConfig
 from normlab.config.sweep import SlurmOptions
-from normlab.data.sources import find_sources
+from normlab.data.files import find_sources
 from normlab.errors import ConfigError
 from normlab.openmp import wait_policy
 

@@ -15,10 +15,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from normlab.config.corpora import MAX_VOCAB_SIZE, FilesData
-from normlab.data import subwords
+from normlab.data import tokenizers as module
 from normlab.data.corpus import open_corpus
-from normlab.data.pretrained import pretrained_tokenizer
-from normlab.data.subwords import SubwordTokenizer, pieces, train_bpe
+from normlab.data.tokenizers import SubwordTokenizer, pieces, pretrained_tokenizer, train_bpe
 from normlab.errors import DataError
 
 CODE = Path(__file__).read_text() * 3
@@ -60,7 +59,7 @@ def test_words_are_split_as_in_gpt2() -> None:
 
 def test_bpe_is_deterministic_across_processes() -> None:
     code = (
-        "from pathlib import Path; from normlab.data.subwords import train_bpe\n"
+        "from pathlib import Path; from normlab.data.tokenizers import train_bpe\n"
         f"print(train_bpe([Path({__file__!r}).read_text() * 3], 600).definition)"
     )
     here = train_bpe([CODE], 600).definition
@@ -81,8 +80,8 @@ def test_short_text_gives_a_small_vocabulary() -> None:
 def test_encoding_in_pieces_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = train_bpe([CODE], 600)
     expected = tokenizer.encode(CODE)
-    monkeypatch.setattr(subwords, "PIECE", 500)
-    monkeypatch.setattr(subwords, "SEAM_WINDOW", 200)
+    monkeypatch.setattr(module, "PIECE", 500)
+    monkeypatch.setattr(module, "SEAM_WINDOW", 200)
     parts = list(pieces(CODE))
     assert len(parts) > 20
     assert "".join(parts) == CODE
@@ -99,7 +98,7 @@ def test_bpe_of_a_line_of_8_mb(files: Callable[..., FilesData]) -> None:
     draw = random.Random(0)
     line = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=1 << 16)) * 128
     corpus = open_corpus(files({"a.jsonl": json.dumps({"text": line})}, tokenizer="bpe", vocab_size=1000))
-    assert corpus.num_documents == 1
+    assert corpus.description["documents"] == 1
     text = corpus.tokenizer.decode(corpus.train[:-1]) + corpus.tokenizer.decode(corpus.val[:-1])
     assert text == line
 
@@ -209,7 +208,7 @@ def test_panic_while_loading_is_a_one_line_error(part: dict[str, object], tmp_pa
 
 def test_panic_while_encoding_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample text may not trigger the panic."""
-    monkeypatch.setattr(subwords, "SAMPLE", "")
+    monkeypatch.setattr(module, "SAMPLE", "")
     tokenizer = SubwordTokenizer(
         "x", json.dumps(json.loads(gpt2_like().to_str()) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}})
     )

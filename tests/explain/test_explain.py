@@ -414,7 +414,7 @@ def test_command_writes_the_page_to_its_output(
 def test_open_shows_the_page_in_a_browser(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from normlab.cli import explain
+    from normlab.cli.explain import explain
 
     urls: list[str] = []
     monkeypatch.setattr("webbrowser.open", urls.append)

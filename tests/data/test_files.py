@@ -1,0 +1,507 @@
+"""Files of a corpus: their order, their hash, and the documents that are read from them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sysconfig
+import tarfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from normlab.config.corpora import DataConfig, FilesData, StdlibData
+from normlab.data import files as module
+from normlab.data.documents import Spool
+from normlab.data.files import find_sources, invalid_utf8_at, read_documents, source_sha256
+from normlab.errors import DataError
+
+Files = Callable[..., FilesData]
+
+
+def source_names(config: DataConfig) -> list[str]:
+    return [source.name for source in find_sources(config)]
+
+
+def test_stdlib_is_twelve_megabytes_without_tests() -> None:
+    sources = find_sources(StdlibData())
+    assert 10.5e6 < sum(source.path.stat().st_size for source in sources) < 14e6
+    names = {source.name for source in sources}
+    assert {"os.py", "json/decoder.py", "asyncio/__init__.py", "__future__.py"} <= names
+    excluded = (
+        "/test/",
+        "/tests/",
+        "/idle_test/",
+        "site-packages",
+        "dist-packages",
+        "/_bundled/",
+        "_sysconfigdata",
+    )
+    assert not [name for name in names for part in excluded if part in f"/{name}"]
+
+
+def test_stdlib_is_sorted_text() -> None:
+    sources = find_sources(StdlibData())
+    assert [s.name for s in sources] == sorted(s.name for s in sources)
+    for source in sources:
+        assert source.kind == "text"
+        source.path.read_text(encoding="utf-8")
+
+
+def test_stdlib_excludes_tests_packages_and_other_encodings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "b.py",
+        "a/c.py",
+        "a/tests/t.py",
+        "site-packages/x.py",
+        "config-3.11/y.py",
+        "_sysconfigdata_z.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n")
+    (tmp_path / "latin.py").write_bytes(b"# caf\xe9\n")
+    (tmp_path / "data.txt").write_text("no source")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert source_names(StdlibData()) == ["a/c.py", "b.py"]
+
+
+def test_error_for_a_missing_stdlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match="no source of Python's standard library"):
+        find_sources(StdlibData())
+
+
+def test_folders_are_read_recursively_without_hidden_files(files: Files) -> None:
+    config = files({
+        "b.txt": "b", "a/z.txt": "z", "a/b/c.jsonl": "", "a.md": "a",
+        ".hidden": "no", ".git/config": "no", "a/.ds/x.txt": "no",
+    })  # fmt: skip
+    assert source_names(config) == ["a.md", "a/b/c.jsonl", "a/z.txt", "b.txt"]
+
+
+def test_paths_keep_their_order_and_repeats_are_dropped(files: Files, tmp_path: Path) -> None:
+    config = files({"x.txt": "x", "y.txt": "y", ".named": "yes"})
+    root = tmp_path / "text"
+    config.path = [f"{root}/.named", f"{root}/y.txt", f"{root}", f"{root}/../text/y.txt"]
+    assert source_names(config) == [".named", "y.txt", "x.txt"]
+
+
+def test_tilde_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.txt").write_text("x")
+    assert source_names(FilesData(path=["~/mine.txt"])) == ["mine.txt"]
+
+
+def test_format_depends_on_the_suffix(files: Files) -> None:
+    contents = {"a.JSONL": "", "b.json": "", "c.parquet": "", "d.txt": "", "e": "", "f.csv": ""}
+    kinds = {source.name: source.kind for source in find_sources(files(dict.fromkeys(contents, "x")))}
+    assert kinds == {"a.JSONL": "json", "b.json": "json", "c.parquet": "parquet"} | dict.fromkeys(
+        ("d.txt", "e", "f.csv"), "text"
+    )
+
+
+def test_column_is_rejected_for_text_files(files: Files) -> None:
+    config = files({"a.txt": "a"})
+    config.column = "body"
+    with pytest.raises(DataError, match=r"data\.column=body: has no effect, text has no columns .*leave it out"):
+        find_sources(config)
+    (Path(config.path[0]) / "b.jsonl").write_text('{"body": "b"}\n')
+    assert source_names(config) == ["a.txt", "b.jsonl"]
+
+
+def test_dangling_links_and_pipes_are_skipped(files: Files, tmp_path: Path) -> None:
+    config = files({"a.txt": "a"})
+    (tmp_path / "text" / "dangling").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "text" / "pipe")
+    assert source_names(config) == ["a.txt"]
+
+
+@pytest.mark.parametrize("path", ["nowhere.txt", "x" * 5000])
+def test_error_names_a_missing_path(path: str) -> None:
+    with pytest.raises(DataError, match=f"data.path={path}: there is no such file or folder"):
+        find_sources(FilesData(path=[path]))
+
+
+def test_empty_folder_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").write_text("x")
+    with pytest.raises(DataError, match=r"has no file that is not hidden"):
+        find_sources(FilesData(path=[str(tmp_path)]))
+
+
+def test_hash_depends_only_on_names_bytes_and_order(files: Files, tmp_path: Path) -> None:
+    def sha256() -> str:
+        return source_sha256(find_sources(config))
+
+    config = files({"a.txt": "one", "b.txt": "two"})
+    first = sha256()
+    os.utime(tmp_path / "text" / "a.txt", (0, 0))
+    assert sha256() == first
+    hashes = {first}
+    for contents in (
+        {"a.txt": "onetwo", "b.txt": ""},
+        {"a.txt": "two", "b.txt": "one"},
+        {"a.txt": "one", "b.txt": "twp"},  # of the same length
+        {"a.txt": "one", "b.txt": "two", "c.txt": ""},
+    ):
+        files(contents)
+        hashes.add(sha256())
+    (tmp_path / "text" / "c.txt").rename(tmp_path / "text" / "d.txt")
+    hashes.add(sha256())
+    (tmp_path / "text" / "d.txt").unlink()
+    assert len(hashes) == 6
+    config.path = [str(tmp_path / "text" / name) for name in ("a.txt", "b.txt")]
+    files({"a.txt": "one", "b.txt": "two"})
+    assert sha256() == first  # the same files, named one by one
+    config.path.reverse()
+    assert sha256() != first
+
+
+def test_hash_of_a_moved_folder_stays(files: Files, tmp_path: Path) -> None:
+    config = files({"a.txt": "one", "deep/b.txt": "two"})
+    first = source_sha256(find_sources(config))
+    (tmp_path / "text").rename(tmp_path / "elsewhere")
+    assert source_sha256(find_sources(FilesData(path=[str(tmp_path / "elsewhere")]))) == first
+
+
+def test_error_names_an_unreadable_file(files: Files, tmp_path: Path) -> None:
+    sources = find_sources(files({"a.txt": "x"}))
+    (tmp_path / "text" / "a.txt").unlink()
+    (tmp_path / "text" / "a.txt").mkdir()
+    with pytest.raises(DataError, match=r"a\.txt: cannot be read \(Is a directory\)"):
+        source_sha256(sources)
+
+
+@pytest.mark.parametrize(
+    ("content", "at"),
+    [
+        (b"", None),
+        ("\u00e9".encode() * 10, None),
+        (b"abc\xff", 3),
+        (b"abc\xc3", 3),
+        (b"x" * ((1 << 20) - 1) + "\u00e9".encode(), None),  # a character across two reads
+        (b"x" * ((1 << 20) - 1) + b"\xc3x", (1 << 20) - 1),
+        (b"x" * (1 << 20) + b"\xff", 1 << 20),
+        ("\ufeffa".encode("utf-16"), 0),
+    ],
+)
+def test_invalid_utf8_at_finds_the_first_invalid_byte(content: bytes, at: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    assert invalid_utf8_at(path) == at
+    decoded = content.decode("utf-8", "surrogateescape")
+    assert (at is None) == (decoded.encode("utf-8", "replace") == content)
+    content[:at].decode()  # the bytes before it are valid
+
+
+# Documents
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[FilesData], list[str]]:
+    def documents(config: FilesData) -> list[str]:
+        spool = Spool(tmp_path / "documents", read_documents(find_sources(config), config.column))
+        texts = list(spool)
+        assert list(spool) == texts  # documents can be iterated again
+        return texts
+
+    return documents
+
+
+Read = Callable[[FilesData], list[str]]
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def parquet(path: Path, **columns: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def test_text_file_is_one_document(files: Files, read: Read) -> None:
+    contents = {"a.txt": "one\ntwo\n", "b.py": "x = '\u00e9\U0001f600'", "c": "  \n\n ", "d.csv": "1,2\n"}
+    assert read(files(contents)) == list(contents.values())
+
+
+def test_line_ends_of_text_files_become_newlines(files: Files, read: Read) -> None:
+    assert read(files({"a.txt": "a\r\nb\rc\n"})) == ["a\nb\nc\n"]
+
+
+def tar(**members: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        tar(one=b"1", two=b"2"),
+        bytes(20_000),
+        b"BZhou said: hello\n",
+        b"PK\x03\x04 and so on",
+        b"Rar!\x1a\x07\x00",
+        b"\x04\x22M\x18",
+    ],
+    ids=["a tar", "zeros", "bzip2", "zip", "rar", "lz4"],
+)
+def test_text_that_begins_like_an_archive_is_not_unpacked(content: bytes, files: Files, read: Read) -> None:
+    assert read(files({"a.txt": "a", "b.txt": content, "c.txt": "c"})) == ["a", content.decode(), "c"]
+
+
+@pytest.mark.parametrize("content", [bytes(20_000), b"BZhou said: hello\n", b"PK\x03\x04 and so on"])
+def test_error_names_a_jsonl_that_begins_like_an_archive(content: bytes, files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=r"b\.jsonl: cannot be read as json \(.*\); fix it") as caught:
+        read(files({"a.jsonl": lines({"text": "a"}), "b.jsonl": content}))
+    assert "\n" not in str(caught.value)
+
+
+def test_more_files_than_one_batch(files: Files, read: Read) -> None:
+    contents = {f"{i:03d}.txt": f"document {i}" for i in range(50)}
+    assert read(files(contents)) == list(contents.values())
+
+
+NAMES = [
+    "a b.txt", "q'uo\"te.txt", "br[ack]et.txt", "[a-z]", "st*r.txt", "**", "qu?st.txt", "ha#sh", "pct%20.txt",
+    "co::lon.txt", "http:x", "$HOME.txt", "__init__.py", "new\nline.txt", "~t", "{a,b}.txt", "back\\slash",
+    "README.md", "uni\u00e9.txt", "x.zip", "y.gz", "z.tar", "semi;a=b&c", "zip:::", "-x",
+    "dataset_info.json.txt",
+]  # fmt: skip
+
+
+def test_files_may_have_any_name(files: Files, read: Read) -> None:
+    contents = {name: f"I am {name!r}" for name in NAMES}
+    assert read(files(contents)) == [contents[name] for name in sorted(NAMES)]
+
+
+@pytest.mark.parametrize("folder", ["with space", "[x]", "a*b?", "$HOME", "x::y"])
+def test_folders_may_have_any_name(folder: str, files: Files, read: Read, tmp_path: Path) -> None:
+    config = files({f"{folder}/{n}": n for n in ("t.txt", "other.txt")} | {f"{folder}/r.jsonl": lines({"text": "r"})})
+    config.path = [f"{tmp_path}/text/{folder}"]
+    parquet(tmp_path / "text" / folder / "p.parquet", text=["p"])
+    assert read(config) == ["other.txt", "p", "r", "t.txt"]
+
+
+def test_paths_may_be_relative(files: Files, read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = files({"a.txt": "a"}, path=["text"])
+    monkeypatch.chdir(tmp_path)
+    assert read(config) == ["a"]
+
+
+def test_jsonl_rows_are_documents(files: Files, read: Read) -> None:
+    texts = ["one\r\ntwo", "\u00e9\U0001f600\x00", "12", "2020-01-01", "null", "x" * 1000]
+    rows = [{"id": i, "text": text, "more": {"deep": [i]}} for i, text in enumerate(texts)]
+    assert read(files({"a.jsonl": lines(*rows)})) == texts
+    assert read(files({"a.jsonl": json.dumps(rows)})) == texts  # one list
+
+
+def test_column_selects_the_text(files: Files, read: Read, tmp_path: Path) -> None:
+    config = files({"a.jsonl": lines({"text": "no", "body": "yes"})}, column="body")
+    parquet(tmp_path / "text" / "b.parquet", text=["no"], body=["too"])
+    assert read(config) == ["yes", "too"]
+
+
+def test_mixed_formats_keep_their_order(files: Files, read: Read, tmp_path: Path) -> None:
+    config = files({
+        "1.txt": "1", "2.jsonl": lines({"text": "2a"}, {"text": "2b"}), "3.txt": "3", "4.txt": "4",
+        "5.json": json.dumps([{"text": "5", "only here": 1}]),
+    })  # fmt: skip
+    parquet(tmp_path / "text" / "6.parquet", text=["6a", "6b"], wide=[1.0, 2.0])
+    assert read(config) == ["1", "2a", "2b", "3", "4", "5", "6a", "6b"]
+
+
+def test_rows_with_chat_columns_are_not_converted(files: Files, read: Read) -> None:
+    row = {
+        "id": "1",
+        "source": "s",
+        "model": "m",
+        "system_prompt": "p",
+        "messages": [{"a": 1}],
+        "text": "expected",
+    }
+    assert read(files({"a.jsonl": lines(row)})) == ["expected"]
+
+
+def test_parquet_with_large_strings_and_dictionaries(files: Files, read: Read, tmp_path: Path) -> None:
+    config = files({})
+    parquet(tmp_path / "text" / "a.parquet", text=pa.array(["x", "y"], pa.large_string()))
+    parquet(tmp_path / "text" / "b.parquet", text=pa.array(["u", "v", "u"]).dictionary_encode())
+    assert read(config) == ["x", "y", "u", "v", "u"]
+
+
+@pytest.mark.slow
+def test_line_of_25_million_characters(files: Files, read: Read) -> None:
+    enormous = "0123456789" * 2_500_000
+    texts = read(files({"a.txt": enormous, "b.jsonl": lines({"text": "before"}, {"text": enormous})}))
+    assert [len(text) for text in texts] == [25_000_000, 6, 25_000_000]
+    assert texts[0] == texts[2] == enormous
+
+
+def test_empty_documents_are_dropped(files: Files, read: Read, tmp_path: Path) -> None:
+    rows = lines({"text": ""}, {"text": "c"})
+    config = files({"a.txt": "", "b.jsonl": "", "blank.jsonl": "\n\n", "c.jsonl": rows, "d.txt": "d"})
+    parquet(tmp_path / "text" / "e.parquet", text=pa.array([], pa.string()))
+    assert read(config) == ["c", "d"]
+
+
+def test_parquet_with_empty_row_groups(files: Files, read: Read, tmp_path: Path) -> None:
+    config = files({"a.parquet": ""})
+    schema = pa.schema({"text": pa.string()})
+    with pq.ParquetWriter(tmp_path / "text" / "a.parquet", schema) as writer:
+        for texts in ([], ["x", "y"], [], ["z"]):
+            writer.write_table(pa.table({"text": texts}, schema), row_group_size=10)
+    assert pq.ParquetFile(tmp_path / "text" / "a.parquet").metadata.row_group(0).num_rows == 0
+    assert read(config) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize("name", ["b.txt", "b.jsonl"])
+@pytest.mark.parametrize("content", [b"caf\xe9", "text".encode("utf-16"), b"\x1f\x8b\x08\x00packed"])
+def test_error_names_a_file_that_is_not_utf8(name: str, content: bytes, files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=rf"{name}: not UTF-8 at byte \d+; convert it \(iconv -t utf-8\)"):
+        read(files({"a.txt": "fine", name: content}))
+
+
+def test_error_names_a_parquet_that_is_not_utf8(files: Files, read: Read, tmp_path: Path) -> None:
+    config = files({})
+    parquet(tmp_path / "text" / "a.parquet", text=pa.array([b"caf\xe9"], pa.binary()).view(pa.string()))
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as parquet \(.*utf-8.* byte 0xe9 .*; fix it"):
+        read(config)
+
+
+def test_error_for_a_missing_column_lists_the_columns(files: Files, read: Read, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.jsonl: no column 'text'; it has body, id; set data\.column"):
+        read(files({"a.jsonl": lines({"body": "x", "id": 1})}))
+    (tmp_path / "text" / "a.jsonl").unlink()
+    parquet(tmp_path / "text" / "b.parquet", txt=["x"], id=[1])
+    with pytest.raises(DataError, match=r"b\.parquet: no column 'text' \(did you mean 'txt'\?\); it has txt, id"):
+        read(files({}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "number", "value"),
+    [
+        ([{"text": "a"}, {"text": None}], 2, "None"),
+        ([{"text": "a"}, {"other": "b"}], 2, "None"),
+        ([{"text": 7}], 1, "7"),
+        ([{"text": ["a"]}], 1, r"\['a'\]"),
+        ([7], 1, "7"),
+        ([None], 1, "None"),
+        ([{}], 1, "None"),
+    ],
+)
+def test_error_names_a_row_that_is_not_text(
+    rows: list[object], number: int, value: str, files: Files, read: Read
+) -> None:
+    with pytest.raises(DataError, match=rf"a\.jsonl: row {number} of column 'text' is {value}.*, not text; remove"):
+        read(files({"a.jsonl": lines(*rows)}))
+
+
+@pytest.mark.parametrize(
+    ("number", "before", "after"),
+    [
+        (1, "", '\n{"text": "a"}\n'),
+        (1, "\ufeff\n ", '\n{"text": "a"}\n'),
+        (2, '{"text": "a"}\n', ""),
+        (2, '{"text": "a"}\r', "\r"),
+        (1001, '{"text": "a"}\n' * 1000, "\nnull" * 100_000),
+    ],
+)
+def test_error_names_a_line_that_is_null(number: int, before: str, after: str, files: Files, read: Read) -> None:
+    """pyarrow crashes if such a line comes first in the file or in a block."""
+    with pytest.raises(DataError, match=rf"a\.jsonl: row {number} of column 'text' is None, not text; remove"):
+        read(files({"a.jsonl": f"{before}null{after}"}))
+
+
+def test_null_inside_an_object_is_accepted(files: Files, read: Read) -> None:
+    rows = [f'{{"text": "row {i}",\n"meta":\n\n  null}}\n' for i in range(500)]
+    assert read(files({"a.jsonl": "".join(rows)})) == [f"row {i}" for i in range(500)]
+
+
+def test_line_break_in_a_string_is_rejected(files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json"):
+        read(files({"a.jsonl": '{"text": "a\nnull"}\n'}))
+
+
+def test_archive_named_jsonl_is_rejected(files: Files, read: Read, tmp_path: Path) -> None:
+    """`datasets` would unpack it and read its content."""
+    files({"a.jsonl": lines({"text": "a"})})
+    inside = tmp_path / "text" / "a.jsonl"
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(inside, "inside.jsonl")
+    (tmp_path / "a.tar").rename(inside)
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json \(.*\); fix it"):
+        read(files({}))
+
+
+def test_error_names_a_column_of_mixed_types(files: Files, read: Read) -> None:
+    # Some versions of `datasets` reject the file, some return the number.
+    with pytest.raises(DataError, match=r"a\.jsonl: (row 2 of column 'text' is 3|cannot be read as json)"):
+        read(files({"a.jsonl": lines({"text": "a"}, {"text": 3})}))
+
+
+def test_error_names_a_null_in_parquet(files: Files, read: Read, tmp_path: Path) -> None:
+    parquet(tmp_path / "text" / "a.parquet", text=["x"] * 40 + [None])
+    with pytest.raises(DataError, match=r"a\.parquet: row 41 of column 'text' is None, not text"):
+        read(files({}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", "this is no JSON\n"),
+        ("a.jsonl", '{"text": "cut sho'),
+        ("a.jsonl", '{"text": "half a pair \\ud800"}\n'),
+        ("a.parquet", "this is no Parquet"),
+        ("a.parquet", ""),
+    ],
+)
+def test_error_names_a_file_of_another_format(
+    name: str, content: str, files: Files, read: Read, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kind = "json" if name.endswith("l") else "parquet"
+    with pytest.raises(DataError, match=rf"{name}: cannot be read as {kind} \(.*\); fix it") as caught:
+        read(files({name: content}))
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_dates_in_json_stay_text(files: Files, read: Read) -> None:
+    assert read(files({"a.jsonl": lines({"text": "2020-01-01"}, {"text": "2020-01-02"})})) == [
+        "2020-01-01",
+        "2020-01-02",
+    ]
+
+
+def test_json_list_of_texts(files: Files, read: Read) -> None:
+    assert read(files({"a.json": json.dumps(["a", "b"])})) == ["a", "b"]
+
+
+def test_json_is_read_in_chunks(files: Files, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, escapes and numbers may lie across two chunks."""
+    texts = ["\u00e9\U0001f600" * 9, 'a "quoted" \\ one', "", *(f"row {i}" for i in range(99))]
+    rows = [{"number": i, "none": None, "text": text} for i, text in enumerate(texts)]
+    for content in (lines(*rows), json.dumps(rows), json.dumps(rows, indent=1), lines(*rows).replace("\n", "")):
+        for chunk in range(1, 40):
+            monkeypatch.setattr(module, "CHUNK", chunk)
+            assert read(files({"a.json": content})) == [text for text in texts if text]
+
+
+def test_invalid_json_is_not_read_to_its_end(files: Files, tmp_path: Path) -> None:
+    """The memory for a damaged file has a limit."""
+    files({"a.jsonl": '{"text": "a"}\n{oops}\n' + lines({"text": "b" * 1000}) * 100_000})
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read as json"):
+        list(read_documents(find_sources(FilesData(path=[str(tmp_path / "text")])), "text"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6

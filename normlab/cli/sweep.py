@@ -25,7 +25,8 @@ def sweep(
 
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
-    from normlab.config.compose import compose_sweep, show_config
+    from normlab.config.compose import compose_sweep
+    from normlab.config.hydra_flags import show_config
     from normlab.report.render import render
     from normlab.sweep import plan_text
     from normlab.sweep.plan import make_plan

@@ -23,9 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from normlab.config.corpora import DATA, HubData
 from normlab.config.option_names import hint, meanings
 from normlab.config.schema import OPTIMIZERS, RunConfig, RunOptions
-from normlab.config.sweep import SlurmOptions, SweepOptions
+from normlab.config.sweep import SweepOptions
 from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.norms.base import NORMS
+from normlab.options import option_fields
 from normlab.paths import config_dir
 from normlab.placements.base import PLACEMENTS
 
@@ -137,29 +138,20 @@ def check_grid(overrides: Iterable[Override]) -> None:
 
 def _option_types() -> Iterator[tuple[str, str]]:
     """Yield (dotted option, source text of its type) for each option of a run or sweep, in every group."""
-    for section, kind in [("", RunConfig), *_sections()]:
-        for field in dataclasses.fields(kind):
+    kinds = [(group, kind) for group, kinds in GROUPS.items() for kind in kinds.values()]
+    for section, kind in [("", RunConfig), ("sweep", SweepOptions), *kinds]:
+        for option, field in option_fields(kind, section and f"{section}."):
             # The source text, since a plugin's annotations need not be importable from here.
-            text = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-            yield f"{section}.{field.name}".lstrip("."), text
-
-
-def _sections() -> Iterator[tuple[str, Any]]:
-    """Yield (section, dataclass) for each section of a run's config, every choice of a group, and the sweep."""
-    yield "sweep", SweepOptions
-    yield "sweep.slurm", SlurmOptions
-    for field in dataclasses.fields(RunConfig):
-        if dataclasses.is_dataclass(field.default_factory):
-            yield field.name, field.default_factory
-        for kind in GROUPS.get(field.name, {}).values():
-            yield field.name, kind
+            yield (
+                option,
+                field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type)),
+            )
 
 
 def all_options() -> set[str]:
-    """Return the dotted name of every option of a run or sweep, in every group, and `+experiment`."""
-    sections = {section for section, _ in _sections()} - GROUPS.keys()
+    """Return the dotted name of every option of a run or sweep, in every group, the groups, and `+experiment`."""
     fixed = {f"{group}.{name}" for group in GROUPS for name in ("name", "preset")}
-    return {option for option, _ in _option_types()} - sections - fixed | {"+experiment"}
+    return {option for option, _ in _option_types()} - fixed | {*GROUPS, "+experiment"}
 
 
 def find_override(key: str, overrides: Sequence[str]) -> str:

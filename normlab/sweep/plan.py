@@ -126,7 +126,7 @@ def _pack_size(options: SweepOptions, configs: Sequence[RunConfig]) -> tuple[int
             machine.device,
             machine.precision,
             config.model.width,
-            memory.estimate(config, 4 if machine.precision == "fp32" else 2).total,
+            sum(memory.estimate(config, 4 if machine.precision == "fp32" else 2)),
             memory_bytes,
         )
         for config, machine in zip(configs, resolved, strict=True)

@@ -40,6 +40,7 @@ HABITS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "a config without train.yaml": (["-cd=own", "-cn=bare"], {"norm.name": "rmsnorm", "optim.lr": 0.002}),
     "a defaults list with a preset": (["--config-dir=own", "--config-name=chosen"], {"norm.eps": 0.5}),
     "-cn and +experiment": (["-cd=own", "-cn=myrun", "+experiment=deep"], {"norm.name": "layernorm", "model.depth": 3}),
+    "--results-dir": (["--results-dir", "kept", "seed=1"], {"results_dir": "kept", "seed": 1}),
     "hydra.searchpath and --config-dir": (
         ["hydra.searchpath=[file://{own}]", "--config-dir=other", "norm=mine", "+experiment=wide"],
         {"norm.eps": 0.5, "model.width": 64},

@@ -133,6 +133,7 @@ def flag_parser() -> argparse.ArgumentParser:
     add("--version", action="version", version=f"normlab {__version__}", help="print the version")
     add("--config-dir", "-cd", metavar="DIR", help="a folder of your own configs, searched after normlab's")
     add("--config-name", "-cn", metavar="NAME", help="the primary config, instead of train")
+    add("--results-dir", metavar="DIR", help="folder of the results, as results_dir=DIR")
     add("--package", "-p", metavar="PART", help="with --cfg: the part to print, such as optim")
     add("--resolve", action="store_true", help="with --cfg: replace interpolations by their values")
     add = parser.add_mutually_exclusive_group().add_argument
@@ -161,8 +162,9 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     if (flags.resolve or flags.package is not None) and not flags.cfg:
         flag = "--resolve" if flags.resolve else f"--package={flags.package}"
         raise ConfigError(f"{flag}: has an effect only when a config is printed; use it with --cfg job")
-    register_plugins(flags.overrides)
-    return CommandLine(flags.overrides, normalize_overrides(flags.overrides), flags)
+    overrides = [*flags.overrides, *([] if flags.results_dir is None else [f"results_dir={flags.results_dir}"])]
+    register_plugins(overrides)
+    return CommandLine(overrides, normalize_overrides(overrides), flags)
 
 
 def parse_command_line_without_job(arguments: Sequence[str]) -> CommandLine:

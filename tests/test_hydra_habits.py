@@ -128,6 +128,22 @@ def test_train_multirun_over_configs_in_config_dir(run_command: Command, overrid
     assert {path.name for path in tmp_path.iterdir()} == {"own", "other", "kept"}
 
 
+def test_a_launcher_of_hydra_starts_the_jobs(run_command: Command, overrides: list[str], tmp_path: Path) -> None:
+    """With options of Hydra's job, the launcher composes and starts each run; an error is still one line of normlab."""
+    launched = ["--multirun", *overrides, "hydra/launcher=basic", "+hydra.job.env_set.PLANT=tree", "seed=0,1"]
+    code, out, err = run_command("train", *launched, "train.steps=1")
+    assert code == 0, err
+    assert len(out.splitlines()) == 2
+    rows = json.loads(run_command("summarize", "results", "--format=json")[1])
+    assert sorted(row["seed"] for row in rows) == [0, 1]
+    for line in out.splitlines():
+        (tmp_path / line / "run.json").write_text("no JSON")
+    code, out, err = run_command("train", *launched, "train.steps=1")
+    assert (code, out) == (2, "")
+    assert sum(line.startswith("error: ") and "is damaged" in line for line in err.splitlines()) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "other", "results"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_cfg_job_prints_the_config_without_running(command: str, run_command: Command, tmp_path: Path) -> None:

@@ -139,6 +139,9 @@ def _values(command: str, chosen: dict[str, str]) -> dict[str, list[str]]:
             is_bool = isinstance(option["default"], bool)
             values[f"{group}.{option['option']}"] = ["true", "false"] if is_bool else list(option.get("choices", ()))
     values["init"] = ["auto", *INIT_RULES]
+    for option in [f"{group}.{name}" for group in GROUPS for name in ("name", "preset")]:
+        if (option, chosen["data"]) != ("data.name", "hub"):  # any other is chosen by its group
+            values.pop(option, None)
     return values | {group: [entry["name"] for entry in entries()] for group, entries in GROUPS.items()}
 
 

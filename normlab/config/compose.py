@@ -181,14 +181,14 @@ def compose_run(arguments: Sequence[str]) -> RunConfig:
     line = parse_command_line_without_job(arguments)
     if line.flags.multirun:
         raise ConfigError("--multirun: has no effect on a single run; leave it out")
-    ((_, config),) = compose_jobs(line, single_job(line))
+    (config,) = compose_jobs(line, single_job(line))
     return config
 
 
 def compose_grid(arguments: Sequence[str]) -> list[RunConfig]:
     """Return the configs of every combination in a grid such as `norm=rmsnorm,dyt model.depth=6,12`."""
     line = parse_command_line_without_job(arguments)
-    return [config for _, config in compose_jobs(line, expand_grid(line))]
+    return list(compose_jobs(line, expand_grid(line)))
 
 
 def compose_sweep(
@@ -200,11 +200,11 @@ def compose_sweep(
         arguments: A grid, and the options of the sweep (`sweep.option=value`).
         report_progress: Receives the progress as text.
     """
-    options = _sweep_options(sweep_overrides(arguments))
-    line = parse_command_line_without_job([text for text in arguments if text not in sweep_overrides(arguments)])
+    sweep_overrides, others = split_sweep_overrides(arguments)
+    options, line = _sweep_options(sweep_overrides), parse_command_line_without_job(others)
     jobs = expand_grid(line)
     runs: list[tuple[list[str], RunConfig]] = []
-    for job, config in compose_jobs(line, jobs):
+    for job, config in zip(jobs, compose_jobs(line, jobs), strict=True):
         report_progress(f"composing: {len(runs) + 1} of {len(jobs)} runs")
         runs.append((varied_overrides(line, job), config))
     report_progress("")
@@ -232,9 +232,10 @@ def norm_presets(names: Sequence[str] | None = None) -> list[NormConfig]:
     return presets
 
 
-def sweep_overrides(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments that set options of a sweep."""
-    return [text for text in arguments if re.match(r"[+~]*sweep\.", text)]
+def split_sweep_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments that set options of a sweep, and the others."""
+    overrides = [text for text in arguments if re.match(r"[+~]*sweep\.", text)]
+    return overrides, [text for text in arguments if text not in overrides]
 
 
 def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
@@ -295,8 +296,8 @@ def varied_overrides(line: CommandLine, job: Sequence[str]) -> list[str]:
     return [text for text in job if text.partition("=")[0] in varied]
 
 
-def compose_jobs(line: CommandLine, jobs: Sequence[Sequence[str]]) -> Iterator[tuple[Sequence[str], RunConfig]]:
-    """Yield the overrides and the config of each run.
+def compose_jobs(line: CommandLine, jobs: Sequence[Sequence[str]]) -> Iterator[RunConfig]:
+    """Yield the validated config of each job, given as its overrides.
 
     Loading and merging the config groups takes nearly all the time of a composition. So each combination of choices is
     composed once, and the values of a run are set in a copy of it.
@@ -311,7 +312,7 @@ def compose_jobs(line: CommandLine, jobs: Sequence[Sequence[str]]) -> Iterator[t
             cfg = copy.deepcopy(_compose_choices(line.flags.config_dir, line.config_name, choices))
             _set_values(cfg, [override for override in overrides if _sets_value(override)])
             config = to_config(cfg, shown)
-        yield job, config
+        yield config
 
 
 @cache

@@ -24,7 +24,7 @@ from normlab.config.compose import (
     parse_command_line_without_job,
     register,
     single_job,
-    sweep_overrides,
+    split_sweep_overrides,
     to_config,
     varied_overrides,
 )
@@ -67,7 +67,7 @@ def run_job(
     if line.flags.cfg or line.flags.info:
         return _print_config(line, line.overrides)
     jobs = expand_grid(line) if line.flags.multirun else single_job(line)
-    configs = [config for _, config in compose_jobs(line, jobs)]
+    configs = list(compose_jobs(line, jobs))
     for config in configs:
         check(config)
     if line.hydra_overrides or _chosen_launcher(line, jobs[0]) != "basic":
@@ -114,8 +114,8 @@ def _launch(line: CommandLine, jobs: Sequence[Sequence[str]], job: Callable[[Run
         context = HydraContext(config_loader=loader, callbacks=Callback())  # pyright: ignore[reportArgumentType]
         launcher = Plugins.instance().instantiate_launcher(context, task, cfg)
         # The launcher itself adds the overrides of Hydra to those of a job.
-        options = [[text for text in job if not re.match(r"[+~]*hydra\b", text)] for job in jobs]
-        results = launcher.launch(options, initial_job_idx=0)
+        runs = [[text for text in overrides if not re.match(r"[+~]*hydra\b", text)] for overrides in jobs]
+        results = launcher.launch(runs, initial_job_idx=0)
     failures: list[Exception] = []
     for result in results:
         try:
@@ -127,7 +127,8 @@ def _launch(line: CommandLine, jobs: Sequence[Sequence[str]], job: Callable[[Run
 
 def show_config(arguments: Sequence[str]) -> bool:
     """Print what --cfg or --info selects, for each run of a grid; return whether either flag is set."""
-    line = parse_command_line_without_job([text for text in arguments if text not in sweep_overrides(arguments)])
+    _, others = split_sweep_overrides(arguments)
+    line = parse_command_line_without_job(others)
     if not (line.flags.cfg or line.flags.info):
         return False
     for number, job in enumerate(expand_grid(line)):

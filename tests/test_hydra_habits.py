@@ -40,7 +40,6 @@ HABITS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "a config without train.yaml": (["-cd=own", "-cn=bare"], {"norm.name": "rmsnorm", "optim.lr": 0.002}),
     "a defaults list with a preset": (["--config-dir=own", "--config-name=chosen"], {"norm.eps": 0.5}),
     "-cn and +experiment": (["-cd=own", "-cn=myrun", "+experiment=deep"], {"norm.name": "layernorm", "model.depth": 3}),
-    "--results-dir": (["--results-dir", "kept", "seed=1"], {"results_dir": "kept", "seed": 1}),
     "hydra.searchpath and --config-dir": (
         ["hydra.searchpath=[file://{own}]", "--config-dir=other", "norm=mine", "+experiment=wide"],
         {"norm.eps": 0.5, "model.width": 64},
@@ -103,6 +102,13 @@ def test_every_command_composes_the_same_run(
     assert (code, err) == (0, "")
     assert [{option: value_of(config, option) for option in expected} for config in configs] == [expected]
     assert files_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "probe"])
+def test_results_dir_is_a_flag_too(command: str, run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = collect_configs(command, monkeypatch)
+    assert run_command(command, "--results-dir", "kept")[0] == 0
+    assert [config.results_dir for config in configs] == ["kept"]
 
 
 @pytest.mark.parametrize("command", ["sweep", "probe"])

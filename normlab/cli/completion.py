@@ -17,7 +17,8 @@ from normlab.options import option_fields
 from normlab.report.catalogue import ENTRIES
 
 FLAGS = [
-    *("--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--resolve", "--package", "--help", "--debug"),
+    *("--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--results-dir", "--resolve", "--package"),
+    *("--help", "--debug"),
 ]
 """The flags of `train`: Hydra's and our own."""
 

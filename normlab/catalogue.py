@@ -16,9 +16,7 @@ from typing import Any
 from normlab.paths import config_dir
 
 _PACKAGE = Path(__file__).resolve().parent
-_CONFIGS = ("config/schema.py", "config/corpora.py", "stats/options.py")
-_GROUPS = ("norm", "placement", "data", "optim")
-"""Options that choose one of several classes, whose options are listed with the class."""
+_CONFIGS = ("config/schema.py", "config/corpora.py")
 
 Entry = dict[str, Any]
 
@@ -82,39 +80,6 @@ def init() -> list[Entry]:
 def stats() -> list[Entry]:
     """Return every preset of statistics, with the options that it sets."""
     return _presets("stats")
-
-
-def options() -> list[Entry]:
-    """Return every option of a run by its dotted name, except those of norms, placements, corpora and optimisers."""
-    classes = _classes(*_CONFIGS)
-    run = classes["RunConfig"]
-    sections = {
-        field.target.id: field.annotation.id
-        for field in run.body
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(field.annotation, ast.Name)
-        and field.annotation.id in classes
-    }
-    entries = [option for option in _entry(run, classes)["options"] if option["option"] not in (*sections, *_GROUPS)]
-    for section, kind in sections.items():
-        if section not in _GROUPS:
-            entries += _with_prefix(section, _entry(classes[kind], classes)["options"])
-    return entries
-
-
-def sweep() -> list[Entry]:
-    """Return every option of a sweep by its dotted name."""
-    classes = _classes("config/sweep.py")
-    general, slurm = (_entry(classes[kind], classes)["options"] for kind in ("SweepOptions", "SlurmOptions"))
-    return [
-        *_with_prefix("sweep", [option for option in general if option["option"] != "slurm"]),
-        *_with_prefix("sweep.slurm", slurm),
-    ]
-
-
-def _with_prefix(prefix: str, options: list[Entry]) -> list[Entry]:
-    return [option | {"option": f"{prefix}.{option['option']}"} for option in options]
 
 
 def _trees(pattern: str) -> Iterator[ast.Module]:

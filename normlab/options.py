@@ -11,7 +11,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from normlab.errors import ConfigError, did_you_mean
@@ -127,6 +127,15 @@ def plain_tree(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def option_fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Yield the dotted name and the field of each option of a config class and of its parts, in order."""
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(part := field.default_factory):
+            yield from option_fields(part, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, field
+
+
 def flatten_options(config: Any, prefix: str = "") -> dict[str, Any]:
     """Return the value of every option of a config tree by its dotted name, in order."""
     flat: dict[str, Any] = {}
@@ -139,8 +148,10 @@ def flatten_options(config: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def from_tree(kind: type, tree: Mapping[str, Any]) -> Any:
+def from_tree(kind: Any, tree: Mapping[str, Any]) -> Any:
     """Return a config of class `kind` from its plain values; a missing field takes its `absent` value or default.
+
+    A part is given as plain values too, or as an object if it is one of several classes.
 
     Raises:
         ConfigError: The tree has an unknown key, lacks a field that changes numbers, or has a value of another type.
@@ -154,7 +165,9 @@ def from_tree(kind: type, tree: Mapping[str, Any]) -> Any:
     values = dict(tree)
     for name, field in fields.items():
         if name in tree:
-            if not _is_instance(tree[name], hints[name]):
+            if dataclasses.is_dataclass(part := hints[name]) and not dataclasses.is_dataclass(tree[name]):
+                values[name] = from_tree(part, tree[name])
+            elif not _is_instance(tree[name], hints[name]):
                 raise ConfigError(f"{kind.__name__}.{name} is {tree[name]!r:.40}")
         elif "absent" in field.metadata:
             values[name] = field.metadata["absent"]

@@ -179,8 +179,10 @@ def run_plugins(plugins: Sequence[Plugin]) -> None:
             exec(compile(plugin.content, module.__file__, "exec", dont_inherit=True), vars(module))  # noqa: S102
         except (Exception, SystemExit) as error:
             del sys.modules[name]
-            line = _line_in(path.absolute(), error)
-            raise ConfigError(f"plugins: {path}{line}: {type(error).__name__}: {error}; fix the file") from error
+            where = f" line {error.lineno}" if isinstance(error, SyntaxError) else plugin_line(error) or ""
+            raise ConfigError(
+                f"plugins: {path}{where.removeprefix(path.name)}: {type(error).__name__}: {error}; fix the file"
+            ) from error
         finally:
             _current = ""
 
@@ -193,14 +195,3 @@ def plugin_line(error: BaseException) -> str | None:
             last = f"{Path(frame.tb_frame.f_code.co_filename).name} line {frame.tb_lineno}"
         frame = frame.tb_next
     return last
-
-
-def _line_in(path: Path, error: BaseException) -> str:
-    if isinstance(error, SyntaxError) and error.lineno:
-        return f" line {error.lineno}"
-    line, frame = "", error.__traceback__
-    while frame is not None:
-        if Path(frame.tb_frame.f_code.co_filename) == path:
-            line = f" line {frame.tb_lineno}"
-        frame = frame.tb_next
-    return line

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -67,30 +67,6 @@ def small_run(results: Path) -> list[str]:
         "device=cpu",
         f"results_dir={results}",
     ]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _compose_choices_once() -> Iterator[None]:
-    """Keep what Hydra composes for a choice of config groups: a tenth of the time of most tests."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    from normlab.config import compose as composer
-
-    composed: dict[Any, Any] = {}
-
-    def compose(name: str, overrides: list[str]) -> Any:
-        path = GlobalHydra.instance().config_loader().get_search_path().get_path()
-        if len(path) > 3 or any("hydra" in override for override in overrides):  # a test may change its own files
-            return hydra_compose(name, overrides=overrides)
-        key = (name, tuple(overrides), tuple((key, id(node)) for key, node in composer._registered.items()))
-        if key not in composed:
-            # Keep the nodes too: another object could get the id of a node that is gone.
-            composed[key] = hydra_compose(name, overrides=overrides), list(composer._registered.values())
-        return composed[key][0]  # normlab.config.compose sets values in a copy
-
-    hydra_compose, composer.compose = composer.compose, compose
-    yield
-    composer.compose = hydra_compose
 
 
 @pytest.fixture

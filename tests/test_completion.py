@@ -55,6 +55,8 @@ def candidates(line: str) -> list[str]:
         ("normlab train --mul", ["--multirun"]),
         ("normlab train --cfg j", ["job"]),
         ("normlab train data.path=a", []),
+        ("normlab train optim.na", []),
+        ("normlab train data=hub data.na", ["data.name="]),
         ("normlab train swe", []),
         ("normlab sweep swe", ["sweep."]),
         ("normlab sweep norm=rmsnorm,layernorm_g", ["norm=rmsnorm,layernorm_gpt2"]),

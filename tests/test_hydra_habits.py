@@ -104,6 +104,13 @@ def test_every_command_composes_the_same_run(
     assert files_below(tmp_path) == before
 
 
+@pytest.mark.parametrize("command", ["train", "sweep", "probe"])
+def test_results_dir_is_a_flag_too(command: str, run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = collect_configs(command, monkeypatch)
+    assert run_command(command, "--results-dir", "kept")[0] == 0
+    assert [config.results_dir for config in configs] == ["kept"]
+
+
 @pytest.mark.parametrize("command", ["sweep", "probe"])
 def test_a_grid_of_configs_in_config_dir(
     command: str, run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -125,6 +132,22 @@ def test_train_multirun_over_configs_in_config_dir(run_command: Command, overrid
         ("none", "peri", 3),
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"own", "other", "kept"}
+
+
+def test_a_launcher_of_hydra_starts_the_jobs(run_command: Command, overrides: list[str], tmp_path: Path) -> None:
+    """With options of Hydra's job, the launcher composes and starts each run; an error is still one line of normlab."""
+    launched = ["--multirun", *overrides, "hydra/launcher=basic", "+hydra.job.env_set.PLANT=tree", "seed=0,1"]
+    code, out, err = run_command("train", *launched, "train.steps=1")
+    assert code == 0, err
+    assert len(out.splitlines()) == 2
+    rows = json.loads(run_command("summarize", "results", "--format=json")[1])
+    assert sorted(row["seed"] for row in rows) == [0, 1]
+    for line in out.splitlines():
+        (tmp_path / line / "run.json").write_text("no JSON")
+    code, out, err = run_command("train", *launched, "train.steps=1")
+    assert (code, out) == (2, "")
+    assert sum(line.startswith("error: ") and "is damaged" in line for line in err.splitlines()) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "other", "results"}
 
 
 @pytest.mark.slow

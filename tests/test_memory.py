@@ -22,7 +22,7 @@ from normlab.model.init import build_model
 def test_state_counts_the_weights_without_norms_and_biases(overrides: str, copies: int) -> None:
     config = compose_run(overrides.split())
     parameters = sum(p.numel() for p in build_model(config, memory.VOCAB_SIZE).parameters())
-    estimated = memory.estimate(config).state / 4 / copies
+    estimated = memory.estimate(config)[0] / 4 / copies
     assert 0.97 * parameters < estimated <= parameters
 
 

@@ -112,6 +112,8 @@ def test_every_command_finds_a_run_by_id_name_or_folder(
     (tmp_path / "results").rename(tmp_path / "elsewhere")
     assert "abc-1" in run_command("summarize", "abc", "--results-dir=elsewhere")[1]
     assert "abd-2" in run_command("summarize", "--results-dir=elsewhere")[1]
+    assert "abd-2" in run_command("list", "runs", "--results-dir=elsewhere")[1]
+    assert "abd-2" not in run_command("list", "runs", "abc", "--results-dir=elsewhere")[1]
     code, _, err = run_command("summarize", "ab", "--results-dir=elsewhere")
     assert (code, err.count("\n")) == (2, 1)
     assert "run 'ab' could be abc-1 (name of abc-1), abd-2 (name of abd-2); give more of the id" in err

@@ -6,7 +6,6 @@ complete argument; the script knows how its shell splits one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -14,10 +13,12 @@ import typer
 from normlab import catalogue
 from normlab.cli.app import app
 from normlab.errors import ConfigError, unknown
+from normlab.options import option_fields
 from normlab.report.catalogue import ENTRIES
 
 FLAGS = [
-    *("--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--resolve", "--package", "--help", "--debug"),
+    *("--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--results-dir", "--resolve", "--package"),
+    *("--help", "--debug"),
 ]
 """The flags of `train`: Hydra's and our own."""
 
@@ -87,10 +88,8 @@ def candidates(line: str, flags: dict[str, list[str]]) -> list[str]:
     *before, last = [text for text in arguments[:-1] if text not in ("", "--debug")] + arguments[-1:]
     if not before:
         choices = [*flags, "--help", "--version"]
-    elif before[0] == "train":
-        choices = _overrides(before[1:], last)
-    elif before[0] == "sweep" and not last.startswith("-"):
-        choices = _overrides(before[1:], last, catalogue.sweep())
+    elif before[0] == "train" or (before[0] == "sweep" and not last.startswith("-")):
+        choices = _overrides(before[0], before[1:], last)
     elif before[0] == "list" and len(before) == 1:
         choices = [*ENTRIES, "runs"]
     elif before[0] == "completion":
@@ -102,47 +101,49 @@ def candidates(line: str, flags: dict[str, list[str]]) -> list[str]:
     return sorted({choice for choice in choices if choice.startswith(last)})
 
 
-def _overrides(before: list[str], last: str, sweep_options: Sequence[dict[str, Any]] = ()) -> list[str]:
+def _overrides(command: str, before: list[str], last: str) -> list[str]:
     if last.startswith("-"):
         return FLAGS
     if before[-1:] in (["--cfg"], ["-c"]):
         return ["job", "hydra", "all"]
     chosen = DEFAULTS | {key: value for key, _, value in (text.partition("=") for text in before) if value}
-    options = {option["option"]: option for option in [*_options(chosen), *sweep_options]}
+    values = _values(command, chosen)
     key, equals, value = last.partition("=")
     if not equals:
         # Complete one level of a dotted name at a time, as a shell does with folders.
         section = last[: last.rfind(".") + 1]
-        names = [name.removeprefix(section) for name in [*options, *GROUPS] if name.startswith(section)]
+        names = [name.removeprefix(section) for name in values if name.startswith(section)]
         return [section + (name.split(".")[0] + "." if "." in name else name + "=") for name in names]
     # A grid has several values, with commas between them.
     start = key + equals + value[: value.rfind(",") + 1]
-    return [start + choice for choice in _values(key, options)]
+    return [start + choice for choice in values.get(key, ())]
 
 
-def _options(chosen: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the options of a run, with those of the chosen norm, placement, corpus and optimizer."""
-    options = catalogue.options()
-    for group, name in chosen.items():
-        if group in GROUPS and group not in ("model", "stats"):
-            entries = {entry["name"]: entry for entry in GROUPS[group]()}
-            entry = entries.get(name, {})
-            entry = entries.get(entry.get("preset_of", ""), entry)
-            options += [option | {"option": f"{group}.{option['option']}"} for option in entry.get("options", [])]
-    return options
+def _values(command: str, chosen: dict[str, str]) -> dict[str, list[str]]:
+    """Return the values to offer for each option, with the options of the chosen norm, placement, corpus, optimizer."""
+    from normlab.config.corpora import DATA
+    from normlab.config.schema import OPTIMIZERS, RunConfig
+    from normlab.config.sweep import SweepOptions
+    from normlab.placements.init_rules import INIT_RULES
 
-
-def _values(key: str, options: dict[str, dict[str, Any]]) -> list[str]:
-    if key in GROUPS:
-        return [entry["name"] for entry in GROUPS[key]()]
-    if key == "init":
-        from normlab.placements.init_rules import INIT_RULES
-
-        return ["auto", *INIT_RULES]
-    option = options.get(key, {})
-    if isinstance(option.get("default"), bool) or key == "deterministic":
-        return ["true", "false"]
-    return list(option.get("choices", ()))
+    values: dict[str, list[str]] = {}
+    kinds: list[tuple[str, Any]] = [("", RunConfig), *([("sweep.", SweepOptions)] if command == "sweep" else [])]
+    for group, classes in (("data.", DATA), ("optim.", OPTIMIZERS)):
+        kinds += [(group, classes[name]) for name in (chosen[group[:-1]],) if name in classes]
+    for prefix, kind in kinds:
+        for option, field in option_fields(kind, prefix):
+            values[option] = ["true", "false"] if "bool" in str(field.type) else list(field.metadata.get("choices", ()))
+    for group in ("norm", "placement"):  # their classes need torch, so their options are read from the source
+        entries = {entry["name"]: entry for entry in GROUPS[group]()}
+        entry = entries.get(chosen[group], {})
+        for option in entries.get(entry.get("preset_of", ""), entry).get("options", ()):
+            is_bool = isinstance(option["default"], bool)
+            values[f"{group}.{option['option']}"] = ["true", "false"] if is_bool else list(option.get("choices", ()))
+    values["init"] = ["auto", *INIT_RULES]
+    for option in [f"{group}.{name}" for group in GROUPS for name in ("name", "preset")]:
+        if (option, chosen["data"]) != ("data.name", "hub"):  # any other is chosen by its group
+            values.pop(option, None)
+    return values | {group: [entry["name"] for entry in entries()] for group, entries in GROUPS.items()}
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import app
+from normlab.cli.app import ResultsDir, app
 from normlab.errors import ConfigError, unknown
 from normlab.plugins import load_plugins
 
@@ -17,9 +17,10 @@ def list_(
     what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, init, stats or runs.")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe; for runs, their folder."),
+        typer.Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe; for runs, a sweep, run or folder."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option.")] = False,
+    results_dir: ResultsDir = "results",
 ) -> None:
     """List norms, placements, models, runs and more.
 
@@ -40,7 +41,7 @@ def list_(
         from normlab.config.compose import register_plugins
 
         register_plugins(plugins)
-    kinds = {"runs": lambda: list_runs(name or "results"), **(ENTRIES if json else ROWS)}
+    kinds = {"runs": lambda: list_runs(name or results_dir, results_dir), **(ENTRIES if json else ROWS)}
     if what not in kinds:
         raise ConfigError(unknown("list", what, kinds))
     if what != "runs" and name is not None:

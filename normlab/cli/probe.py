@@ -21,7 +21,8 @@ def probe(
 
     Prints profiles over depth of the stream, the branches, the gradient and the first update, without training.
     """
-    from normlab.config.compose import compose_grid, show_config
+    from normlab.config.compose import compose_grid
+    from normlab.config.hydra_flags import show_config
     from normlab.report.pages.shell import check_page
     from normlab.report.render import render
     from normlab.report.signal import power_laws, table_row, write_page

@@ -25,7 +25,8 @@ def sweep(
 
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
-    from normlab.config.compose import compose_sweep, show_config
+    from normlab.config.compose import compose_sweep
+    from normlab.config.hydra_flags import show_config
     from normlab.sweep.plan import make_plan
     from normlab.sweep.progress import ProgressDisplay, plan_lines, result_lines
     from normlab.sweep.supervisor import supervise

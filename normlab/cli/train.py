@@ -29,7 +29,7 @@ def train(
     """
     # Hydra prints through logging, which would report a pipe that its reader closed (`| head`).
     logging.raiseExceptions = False
-    from normlab.config.compose import run_job
+    from normlab.config.hydra_flags import run_job
     from normlab.train.machine import check_machine
 
     run_job(overrides or [], _train, check_machine)

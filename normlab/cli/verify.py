@@ -20,7 +20,8 @@ def verify(
     """
     import torch
 
-    from normlab.config.compose import compose_run, norm_presets, overrides_in, show_config
+    from normlab.config.compose import compose_run, norm_presets, overrides_in
+    from normlab.config.hydra_flags import show_config
     from normlab.report.render import render
     from normlab.verify.run import checks_of_catalogue, select_checks, verdict
 

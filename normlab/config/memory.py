@@ -9,7 +9,6 @@ Shapes: T context, D model width, M width of the MLP, V vocabulary.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from normlab.config.schema import SGD, RunConfig
@@ -21,23 +20,12 @@ VOCAB_SIZE = 257
 """Assumed vocabulary: bytes. The vocabulary of another tokenizer is unknown before its text is read."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """Bytes that a run needs at least."""
+def estimate(config: RunConfig, activation_bytes: int = 4) -> tuple[int, int]:
+    """Return the bytes that a validated config needs at least: for its state, and for its activations.
 
-    state: int
-    """Weights, gradients, optimiser moments, and the copy of the weights that measured steps make."""
-    activations: int
-    """Activations of one micro-batch, and the tokens of the whole step."""
-
-    @property
-    def total(self) -> int:
-        """State and activations."""
-        return self.state + self.activations
-
-
-def estimate(config: RunConfig, activation_bytes: int = 4) -> MemoryEstimate:
-    """Return the memory that a validated config needs; an activation takes `activation_bytes` bytes."""
+    The state is weights, gradients, optimiser moments, and the copy of the weights that measured steps make. The
+    activations are those of one micro-batch, each of `activation_bytes` bytes, and the tokens of the whole step.
+    """
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
     moments = 2 if not isinstance(config.optim, SGD) else 1 if config.optim.momentum else 0
@@ -45,10 +33,8 @@ def estimate(config: RunConfig, activation_bytes: int = 4) -> MemoryEstimate:
     # Per layer: both residual sums and their norms, q, k, v, the attention output, the MLP before and after.
     per_token = model.depth * (8 * model.width + 2 * model.mlp_width) * activation_bytes + 2 * VOCAB_SIZE * 4
     copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
-    return MemoryEstimate(
-        4 * num_weights(config) * (2 + moments + copies),
-        tokens * per_token + 16 * train.batch_size * (model.context + 1),
-    )
+    activations = tokens * per_token + 16 * train.batch_size * (model.context + 1)
+    return 4 * num_weights(config) * (2 + moments + copies), activations
 
 
 def num_weights(config: RunConfig) -> int:
@@ -66,19 +52,19 @@ def check_fits(config: RunConfig, available: int, device: str, activation_bytes:
     Raises:
         ConfigError: The message names the memory needed, the memory available and what to lower.
     """
-    needed = estimate(config, activation_bytes)
-    if needed.total <= available:
+    state, activations = estimate(config, activation_bytes)
+    if state + activations <= available:
         return
     model, train = config.model, config.train
-    if needed.state > available:
+    if state > available:
         options = f"model.depth={model.depth} model.width={model.width} model.mlp_width={model.mlp_width}"
         part, remedy = "weights, gradients and moments", "lower model.depth or model.width"
     else:
         options = f"train.batch_size={train.batch_size} model.context={model.context} model.depth={model.depth}"
         part, remedy = "a micro-batch", "raise train.accumulation, or lower train.batch_size or model.context"
     raise ConfigError(
-        f"{options}: needs about {_format_size(needed.total)} of memory, most of it for {part}, and {device} has "
-        f"{_format_size(available)}; {remedy}"
+        f"{options}: needs about {_format_size(state + activations)} of memory, most of it for {part}, and {device} "
+        f"has {_format_size(available)}; {remedy}"
     )
 
 

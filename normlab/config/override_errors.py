@@ -6,11 +6,15 @@ parses them. Quotes, lists, sweeps and interpolations keep Hydra's meaning.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -19,9 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from normlab.config.corpora import DATA, HubData
 from normlab.config.option_names import hint, meanings
 from normlab.config.schema import OPTIMIZERS, RunConfig, RunOptions
-from normlab.config.sweep import SlurmOptions, SweepOptions
+from normlab.config.sweep import SweepOptions
 from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.norms.base import NORMS
+from normlab.options import option_fields
 from normlab.paths import config_dir
 from normlab.placements.base import PLACEMENTS
 
@@ -45,13 +50,17 @@ def normalize_overrides(overrides: Iterable[str]) -> list[str]:
     Raises:
         ConfigError: An override cannot set an option of a run, whatever its value.
     """
-    types = list(_option_types())
-    texts = {option for option, kind in types if re.search(r"\bstr\b|^Any$", kind)} | set(GROUPS)
-    flags = {option for option, kind in types if re.search(r"\bbool\b", kind)}
-    return [_normalize(override, texts, flags) for override in overrides]
+    texts = {option for option, kind in _option_types() if re.search(r"\bstr\b|^Any$", kind)} | set(GROUPS)
+    booleans = boolean_options()
+    return [_normalize(override, texts, booleans) for override in overrides]
 
 
-def _normalize(text: str, texts: set[str], flags: set[str]) -> str:
+def boolean_options() -> set[str]:
+    """Return the dotted names of the options that are true or false."""
+    return {option for option, kind in _option_types() if re.search(r"\bbool\b", kind)}
+
+
+def _normalize(text: str, texts: set[str], booleans: set[str]) -> str:
     key, equals, value = text.partition("=")
     option = key.lstrip("+").strip()
     if key.startswith("~") and option != "~":
@@ -71,7 +80,7 @@ def _normalize(text: str, texts: set[str], flags: set[str]) -> str:
         raise ConfigError(f"{text}: {option} cannot be set; {group}=... chooses another {group}")
     if value.strip() == "???":
         raise ConfigError(f"{text}: ??? is not a value; set one, or leave out this override")
-    if option in flags and re.fullmatch(r"['\"]?[+-]?[\d_.]+['\"]?", value) and value not in ("0", "1"):
+    if option in booleans and re.fullmatch(r"['\"]?[+-]?[\d_.]+['\"]?", value) and value not in ("0", "1"):
         raise ConfigError(f"{text}: not a boolean; set true or false")  # OmegaConf reads any number as true
     if option in GROUPS and value.startswith(("[", "{")):
         return f"{key}={quote(value)}"
@@ -129,29 +138,20 @@ def check_grid(overrides: Iterable[Override]) -> None:
 
 def _option_types() -> Iterator[tuple[str, str]]:
     """Yield (dotted option, source text of its type) for each option of a run or sweep, in every group."""
-    for section, kind in [("", RunConfig), *_sections()]:
-        for field in dataclasses.fields(kind):
+    kinds = [(group, kind) for group, kinds in GROUPS.items() for kind in kinds.values()]
+    for section, kind in [("", RunConfig), ("sweep", SweepOptions), *kinds]:
+        for option, field in option_fields(kind, section and f"{section}."):
             # The source text, since a plugin's annotations need not be importable from here.
-            text = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-            yield f"{section}.{field.name}".lstrip("."), text
-
-
-def _sections() -> Iterator[tuple[str, Any]]:
-    """Yield (section, dataclass) for each section of a run's config, every choice of a group, and the sweep."""
-    yield "sweep", SweepOptions
-    yield "sweep.slurm", SlurmOptions
-    for field in dataclasses.fields(RunConfig):
-        if dataclasses.is_dataclass(field.default_factory):
-            yield field.name, field.default_factory
-        for kind in GROUPS.get(field.name, {}).values():
-            yield field.name, kind
+            yield (
+                option,
+                field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type)),
+            )
 
 
 def all_options() -> set[str]:
-    """Return the dotted name of every option of a run or sweep, in every group, and `+experiment`."""
-    sections = {section for section, _ in _sections()} - GROUPS.keys()
+    """Return the dotted name of every option of a run or sweep, in every group, the groups, and `+experiment`."""
     fixed = {f"{group}.{name}" for group in GROUPS for name in ("name", "preset")}
-    return {option for option, _ in _option_types()} - sections - fixed | {"+experiment"}
+    return {option for option, _ in _option_types()} - fixed | {*GROUPS, "+experiment"}
 
 
 def find_override(key: str, overrides: Sequence[str]) -> str:
@@ -159,6 +159,39 @@ def find_override(key: str, overrides: Sequence[str]) -> str:
     return next(
         (text for text in reversed(overrides) if f"{text.lstrip('+~').split('=')[0]}.".startswith(f"{key}.")), key
     )
+
+
+@contextlib.contextmanager
+def explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
+    """Raise what Hydra, OmegaConf or YAML raise as a ConfigError of one line, and hide Hydra's warnings."""
+    remedy = "fix the overrides or the config file"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="hydra")
+            yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain_error(error, overrides) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{mark.name} line {mark.line + 1}" if mark else "a config file"
+        raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error}); fix it") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"a config file is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EPIPE):  # raised for standard output, which the command line handles
+            raise
+        if error.errno is None:  # OmegaConf's error for a file that holds no config
+            raise ConfigError(f"{' '.join(overrides)}: {_first_line(error)}; {remedy}") from error
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}; choose a folder that can be created and read"
+        ) from error
+    except (ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+        # Hydra raises these for some malformed sweeps and config files.
+        raise ConfigError(f"{' '.join(overrides)}: {_first_line(error)}; {remedy}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or "Hydra cannot read this").splitlines()[0].rstrip(".")
 
 
 def explain_error(error: Exception, overrides: Sequence[str]) -> ConfigError:

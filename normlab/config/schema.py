@@ -410,13 +410,6 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
             parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), {**tree[group], "name": name})
         # A name that is not a corpus of normlab is a dataset of the hub.
         parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
-        for group, kind in (
-            ("model", ModelConfig), ("train", TrainConfig), ("eval", EvalConfig), ("tracking", TrackingConfig),
-            ("run", RunOptions),
-        ):  # fmt: skip
-            parts[group] = from_tree(kind, tree[group])
-        if "stats" in tree:  # old records have none
-            parts["stats"] = from_tree(StatsConfig, tree["stats"])
         return from_tree(RunConfig, parts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"a part of the config is missing or damaged: {error}") from error

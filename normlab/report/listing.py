@@ -13,13 +13,13 @@ COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_los
 """Keys of a row, in order; as in the summary."""
 
 
-def list_runs(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return a row of `COLUMNS` for each run in a results folder, a `runs` folder or a run's folder.
+def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> list[dict[str, Any]]:
+    """Return a row of `COLUMNS` for each run of a folder, or of a sweep or run by its name in `results_dir`.
 
     Raises:
         StoreError: There is no run.
     """
-    rows = sorted(read_rows(path), key=lambda row: _unix_time(row["created"]), reverse=True)
+    rows = sorted(read_rows(path, (), results_dir), key=lambda row: _unix_time(row["created"]), reverse=True)
     return [{key: row[key] for key in COLUMNS} for row in rows]
 
 

@@ -120,7 +120,7 @@ def _pack_size(options: SweepOptions, configs: Sequence[RunConfig]) -> tuple[int
     memory_bytes = min(map(options.pack_memory, {machine.device for machine in machines}))
     sizes = set[int]()
     for config, machine in zip(configs, machines, strict=True):
-        run_bytes = memory.estimate(config, 4 if machine.precision == "fp32" else 2).total
+        run_bytes = sum(memory.estimate(config, 4 if machine.precision == "fp32" else 2))
         sizes.add(auto_pack_size(machine.device, machine.precision, config.model.width, run_bytes, memory_bytes))
     return min(sizes), memory_bytes
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.stats.statistic import STATISTICS
-from normlab.stats.views import VIEWS, View
+from normlab.stats.registry import STATISTICS
+from normlab.stats.views import AttentionView, View
 
 Selection = Mapping[str, tuple[tuple[str, Any], ...]]
 """For each kind of tensor (a key of `statistic.OF`) the names and functions of the statistics computed from it."""
@@ -63,7 +63,7 @@ class Collector:
         statistics = self.selection.get(kind, ())
         if not statistics:
             return
-        views = [VIEWS[kind](*tensors)] if kind in VIEWS else [self._view(x) for x in tensors]
+        views = [AttentionView(*tensors)] if kind == "attention" else [self._view(x) for x in tensors]
         for name, value in statistics:
             # A norm that runs a second time in one segment gets a numbered site.
             calls = self._calls[name, site] = self._calls.get((name, site), 0) + 1

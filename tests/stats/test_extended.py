@@ -19,7 +19,8 @@ from normlab.model.gpt import GPT
 from normlab.norms.base import NORMS
 from normlab.stats.measure.extended import ExtendedPass, gradient_noise
 from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.statistic import EXTENDED, STATISTICS, values_of
+from normlab.stats.registry import STATISTICS, values_of
+from normlab.stats.statistic import EXTENDED
 from normlab.train.optim import hyperparameters_at
 
 NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == EXTENDED and entry.derive is None)

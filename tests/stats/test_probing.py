@@ -27,7 +27,8 @@ from normlab.stats.measure.probe import (
     probe_cost,
     probe_steps,
 )
-from normlab.stats.statistic import PROBE, STATISTICS, TIERS
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import PROBE, TIERS
 from normlab.train.load import LoadedRun, probe_checkpoints
 
 NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE)

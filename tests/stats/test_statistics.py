@@ -18,7 +18,8 @@ from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
 from normlab.stats.measure.step import Measure
-from normlab.stats.statistic import CORE, STATISTICS
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import CORE
 from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.step import Step
 

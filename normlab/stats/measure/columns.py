@@ -8,7 +8,7 @@ from normlab.errors import StatisticsError
 from normlab.model.gpt import GPT
 from normlab.stats.instrument import InstrumentedNorm, Selection
 from normlab.stats.profiles import Column
-from normlab.stats.statistic import STATISTICS
+from normlab.stats.registry import STATISTICS
 
 SegmentNames = tuple[tuple[tuple[str, str], ...], ...]
 """For each segment the (statistic, site) of its values, in order."""

@@ -21,8 +21,8 @@ from normlab.model.runner import SingleRun
 from normlab.stats.instrument import Selection, select
 from normlab.stats.measure.columns import check_segments, check_statistics, parameter_column, segment_columns
 from normlab.stats.measure.step import Measurement
-from normlab.stats.options import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 from normlab.stats.profiles import Column
+from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 
 if TYPE_CHECKING:
     from normlab.train.optim import Optimizer

@@ -20,9 +20,8 @@ from normlab.model.runner import ModelRunner, SegmentStatistics
 from normlab.norms.affine import Affine
 from normlab.stats.instrument import Selection, norm_site, select
 from normlab.stats.measure.columns import SegmentNames, check_segments, parameter_column, segment_columns
-from normlab.stats.parameters import NEEDS_PARAMETER_COPY
 from normlab.stats.profiles import Column
-from normlab.stats.statistic import STATISTICS
+from normlab.stats.registry import NEEDS_PARAMETER_COPY, STATISTICS
 from normlab.stats.views import View
 
 

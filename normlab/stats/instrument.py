@@ -8,13 +8,12 @@ Without an open collector `observe` does nothing, so the plain training step run
 compiled (the compiled function opens the collector and returns its results) and under vmap, where each run has its own
 values. `tap` gives the gradient of the stream in the same places, without a hook.
 
-Shapes: K values, P tapped tensors; `...R` marks an axis that only stacked runs have.
+Shapes: K values.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -163,11 +162,3 @@ def tap(stream: Any) -> tuple[Any, Tensor]:
 def main_stream(stream: Any) -> Tensor:
     """Return the stream that the papers call x; some placements carry several tensors, of which it is the first."""
     return stream if isinstance(stream, Tensor) else stream[0]
-
-
-def mean_squares(gradients: Sequence[Tensor], lead: int) -> Tensor:
-    """Return E[g^2] of each gradient over all axes but the first `lead`, shape (P, ...R), in float32 or better."""
-    g = gradients[0]
-    axes, dtype = tuple(range(lead, g.dim())), torch.promote_types(g.dtype, torch.float32)
-    norms = torch.stack([torch.linalg.vector_norm(gradient, dim=axes, dtype=dtype) for gradient in gradients])
-    return norms.square() / math.prod(g.shape[lead:])

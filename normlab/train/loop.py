@@ -25,8 +25,8 @@ from normlab.data.corpus import Corpus
 from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.placements.base import projects
+from normlab.stats.measure.columns import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
-from normlab.stats.measure.step import Measurement
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
 from normlab.store.schema import DIVERGED

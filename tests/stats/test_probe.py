@@ -20,13 +20,8 @@ from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.stats.instrument import main_stream
 from normlab.stats.measure import schedule
-from normlab.stats.measure.probe import (
-    Probe,
-    fits_share,
-    largest_eigenvalue,
-    probe_cost,
-    probe_steps,
-)
+from normlab.stats.measure.probe import Probe, largest_eigenvalue
+from normlab.stats.measure.schedule import fits_share, probe_cost, probe_steps
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import PROBE, TIERS
 from normlab.train.load import LoadedRun, probe_checkpoints

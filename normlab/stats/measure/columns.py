@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from torch import Tensor
 
 from normlab.errors import StatisticsError
 from normlab.model.gpt import GPT
 from normlab.stats.instrument import InstrumentedNorm, Selection
 from normlab.stats.profiles import Column
 from normlab.stats.registry import STATISTICS
+
+
+class Measurement(NamedTuple):
+    """Values of statistics and their columns."""
+
+    columns: tuple[Column, ...]
+    values: Tensor
+    """(K, ...R) for K columns and R stacked runs, on the device."""
+
 
 SegmentNames = tuple[tuple[tuple[str, str], ...], ...]
 """For each segment the (statistic, site) of its values, in order."""

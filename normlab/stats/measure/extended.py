@@ -19,8 +19,13 @@ from torch import Tensor
 from normlab.config.schema import AdamW
 from normlab.model.runner import SingleRun
 from normlab.stats.instrument import Selection, select
-from normlab.stats.measure.columns import check_segments, check_statistics, parameter_column, segment_columns
-from normlab.stats.measure.step import Measurement
+from normlab.stats.measure.columns import (
+    Measurement,
+    check_segments,
+    check_statistics,
+    parameter_column,
+    segment_columns,
+)
 from normlab.stats.profiles import Column
 from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 

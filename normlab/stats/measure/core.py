@@ -9,8 +9,8 @@ Shapes: R runs, L blocks, P parameters, D width, K statistics; `...R` marks an a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -18,43 +18,19 @@ from torch import Tensor
 
 from normlab.model.runner import ModelRunner, SegmentStatistics
 from normlab.norms.affine import Affine
-from normlab.stats.instrument import Selection, norm_site, select
-from normlab.stats.measure.columns import SegmentNames, check_segments, parameter_column, segment_columns
+from normlab.stats.instrument import norm_site, select
+from normlab.stats.measure.columns import Measurement, SegmentNames, check_segments, parameter_column, segment_columns
 from normlab.stats.profiles import Column
 from normlab.stats.registry import NEEDS_PARAMETER_COPY, STATISTICS
 from normlab.stats.views import View
 
 
-class Measurement(NamedTuple):
-    """Values of statistics and their columns."""
-
-    columns: tuple[Column, ...]
-    values: Tensor
-    """(K, ...R), on the device."""
-
-
 class MicroBatch(NamedTuple):
-    """The measurements of one micro-batch."""
+    """The statistics of one micro-batch."""
 
-    statistics: Sequence[SegmentStatistics]
-    """One for each segment."""
-    squares: Tensor | None
-    """The mean square of the gradient at each tap, (L + 1, ...R), of the step's loss summed over its tokens; None
-    without taps."""
-
-    def values(self) -> Tensor:
-        """Return all values, (K, ...R)."""
-        parts = [segment.values for segment in self.statistics]
-        return torch.cat(parts if self.squares is None else [*parts, self.squares])
-
-
-class BeforeUpdate(NamedTuple):
-    """The measurements that need the parameters before the update."""
-
-    values: list[Tensor]
-    """Gradient norms, parameter norms and statistics of gains."""
-    copies: list[Tensor]
-    """The parameters of each shape, stacked."""
+    names: SegmentNames
+    values: Tensor
+    """Those of the segments, then the mean square of the gradient at each tap; (K, ...R)."""
 
 
 class _Columns(NamedTuple):
@@ -67,82 +43,90 @@ class _Columns(NamedTuple):
     """Whether a column is the root of the merged value."""
 
 
-@dataclass(slots=True)
-class Measure:
+class CoreStatistics:
     """Computes the statistics of these names for the steps of one model runner."""
 
-    runner: ModelRunner
-    names: frozenset[str]
-    selection: Selection = field(init=False)
-    _gains: list[tuple[Column, str, bool]] = field(init=False)
-    """Every gain: its column, its parameter's name, and whether it has a unit offset."""
-    _columns: dict[SegmentNames, _Columns] = field(default_factory=dict, init=False)
-    _by_shape: list[list[int]] = field(init=False)
-    """The indices of the parameters of each shape."""
-    _order: Tensor = field(init=False)
-    """The permutation from the order of `_by_shape` to the parameters' order."""
-    _copies: list[Tensor] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
-        """Find the norms' gains, and group the parameters by shape."""
-        self.selection = select(self.names)
-        shapes: dict[torch.Size, list[int]] = {}
-        for index, p in enumerate(self.runner.params.values()):
-            shapes.setdefault(p.shape, []).append(index)
-        self._by_shape = list(shapes.values())
-        self._order = self._tensor([index for group in self._by_shape for index in group], torch.int64).argsort()
-        self._gains = []
-        for layer, (prefix, segment) in enumerate(self.runner.model.segments()):
-            for name, module in segment.named_modules():
-                if isinstance(module, Affine) and module.gain is not None:
-                    site = norm_site(name.removesuffix(".affine").removesuffix("affine"))
-                    self._gains.append((Column("", site, layer), f"{prefix}{name}.gain", module.unit_offset))
-
-    @property
-    def taps(self) -> bool:
+    def __init__(self, runner: ModelRunner, names: frozenset[str]):
+        self.runner = runner
+        self.names = names
+        self.selection = select(names)
+        self.taps = "dresid_rms" in names
         """Whether the stream's gradient is needed."""
-        return "dresid_rms" in self.names
+        self._columns: dict[SegmentNames, _Columns] = {}
+        self._copies: list[Tensor] = []
+        """The parameters before the update, stacked by shape."""
+        by_shape: dict[torch.Size, list[int]] = {}
+        for index, p in enumerate(runner.params.values()):
+            by_shape.setdefault(p.shape, []).append(index)
+        self._by_shape = list(by_shape.values())
+        """The indices of the parameters of each shape."""
+        self._order = self._tensor([index for group in self._by_shape for index in group], torch.int64).argsort()
+        """The permutation from the order of `_by_shape` to the parameters' order."""
+        self._gains = [
+            (Column("", norm_site(name.removesuffix("affine").strip(".")), layer), f"{prefix}{name}.gain", module)
+            for layer, (prefix, segment) in enumerate(runner.model.segments())
+            for name, module in segment.named_modules()
+            if isinstance(module, Affine) and module.gain is not None
+        ]
+        """Every gain: its column, its parameter's name, and its module."""
 
     @torch.no_grad()
-    def before_update(self, grad_norms: Tensor) -> BeforeUpdate:
-        """Measure what the update will change.
+    def of_micro_batch(
+        self, statistics: Sequence[SegmentStatistics], tap_grads: Sequence[Tensor], tokens: int
+    ) -> MicroBatch:
+        """Return the statistics of one micro-batch.
+
+        Args:
+            statistics: Those of each segment.
+            tap_grads: The gradient at each tap; empty without taps.
+            tokens: The tokens of the whole step, N: the gradients are those of the mean loss over them.
+        """
+        values = [segment.values for segment in statistics]
+        if tap_grads:
+            g, lead = tap_grads[0], len(self.runner.run_shape)
+            axes, dtype = tuple(range(lead, g.dim())), torch.promote_types(g.dtype, torch.float32)
+            norms = torch.stack([torch.linalg.vector_norm(grad, dim=axes, dtype=dtype) for grad in tap_grads])
+            values.append(norms.square() / math.prod(g.shape[lead:]) * tokens**2)
+        return MicroBatch(tuple(segment.names for segment in statistics), torch.cat(values))
+
+    @torch.no_grad()
+    def before_update(self, grad_norms: Tensor) -> list[Tensor]:
+        """Measure what the update will change: return gradient norms, parameter norms and statistics of gains.
 
         Args:
             grad_norms: The norm of each parameter's gradient before clipping, (P, ...R).
         """
-        values, copies = [], self._copy_parameters() if self.names & set(NEEDS_PARAMETER_COPY) else []
-        if "grad_norm" in self.names:
-            values.append(grad_norms)
+        if self.names & set(NEEDS_PARAMETER_COPY):
+            self._copy_parameters()
+        values = [grad_norms] if "grad_norm" in self.names else []
         if "param_norm" in self.names:
-            values.append(self._norms(copies))
-        values += [value for _, value in self._gain_statistics()]
-        return BeforeUpdate(values, copies)
+            values.append(self._norms_of_copies())
+        return values + [value for _, value in self._gain_statistics()]
 
     @torch.no_grad()
-    def after_update(self, micro_batches: Sequence[MicroBatch], before: BeforeUpdate) -> Measurement:
+    def after_update(self, micro_batches: Sequence[MicroBatch], before: Sequence[Tensor]) -> Measurement:
         """Return all core statistics of the step.
 
         Args:
-            micro_batches: The measurements of each micro-batch.
+            micro_batches: The statistics of each micro-batch.
             before: The result of `before_update`.
 
         Raises:
             StatisticsError: A statistic was not measured.
         """
-        columns, is_max, is_root = self._find_columns(tuple(part.names for part in micro_batches[0].statistics))
-        values = torch.stack([micro_batch.values() for micro_batch in micro_batches])
+        columns, is_max, is_root = self._find_columns(micro_batches[0].names)
+        values = micro_batches[0].values
         if len(micro_batches) > 1:
             # The mean is right for the tapped gradients too: the loss of a micro-batch is 1 / parts of the mean over
             # its own tokens, so N times its gradient is the gradient of the sum over them.
-            values = torch.where(self._per_run(is_max), values.amax(0), values.mean(0))
-        else:
-            values = values[0]
-        parts = [values, *before.values]
+            stacked = torch.stack([micro_batch.values for micro_batch in micro_batches])
+            values = torch.where(self._per_run(is_max), stacked.amax(0), stacked.mean(0))
+        parts = [values, *before]
         if "update_norm" in self.names:
             params = list(self.runner.params.values())
-            old_params = [copy for stack in before.copies for copy in stack.unbind()]
+            old_params = [copy for stack in self._copies for copy in stack.unbind()]
             torch._foreach_sub_(old_params, [params[index] for group in self._by_shape for index in group])
-            parts.append(self._norms(before.copies))
+            parts.append(self._norms_of_copies())
         merged = torch.cat([part.to(values.dtype) for part in parts])
         return Measurement(columns, torch.where(self._per_run(is_root), merged.sqrt(), merged))
 
@@ -152,8 +136,8 @@ class Measure:
     def _per_run(self, mask: Tensor) -> Tensor:
         return mask.view(-1, *[1] * len(self.runner.run_shape))
 
-    def _copy_parameters(self) -> list[Tensor]:
-        """Return copies of the parameters, stacked by shape, always in the same memory.
+    def _copy_parameters(self) -> None:
+        """Copy the parameters, stacked by shape, always into the same memory.
 
         Stacked, because most are small: one operation each would cost more than the copy. In the same memory, because
         on a CPU the pages of freed memory would have to fault in again.
@@ -165,21 +149,20 @@ class Measure:
         else:
             for group, copy in zip(groups, self._copies, strict=True):
                 torch.stack(group, out=copy)
-        return self._copies
 
-    def _norms(self, stacks: list[Tensor]) -> Tensor:
-        """Return the L2 norm of every parameter of the stacks, in the parameters' order, (P, ...R)."""
+    def _norms_of_copies(self) -> Tensor:
+        """Return the L2 norm of every tensor in the copies, in the parameters' order, (P, ...R)."""
         lead = 1 + len(self.runner.run_shape)
-        flat = [stack.flatten(lead) if stack.dim() > lead else stack.unsqueeze(-1) for stack in stacks]
+        flat = [stack.flatten(lead) if stack.dim() > lead else stack.unsqueeze(-1) for stack in self._copies]
         return torch.cat([torch.linalg.vector_norm(stack, dim=-1) for stack in flat])[self._order]
 
     def _gain_statistics(self) -> Iterable[tuple[list[Column], Tensor]]:
         """Yield the columns and values of every statistic of the gains of each width."""
         statistics = self.selection.get("gain", ())
         by_width: dict[int, list[tuple[Column, Tensor]]] = {}
-        for column, name, unit_offset in self._gains if statistics else ():
+        for column, name, module in self._gains if statistics else ():
             gain = self.runner.params[name].detach()
-            by_width.setdefault(gain.shape[-1], []).append((column, gain + 1 if unit_offset else gain))
+            by_width.setdefault(gain.shape[-1], []).append((column, gain + 1 if module.unit_offset else gain))
         for group in by_width.values():
             view = View(torch.stack([gain for _, gain in group]))
             for name, value in statistics:

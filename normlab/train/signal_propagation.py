@@ -107,7 +107,6 @@ def _norm(tensors: Iterable[Tensor]) -> float:
     return sum(tensor.double().square().sum().item() for tensor in tensors) ** 0.5
 
 
-_PROFILES = ("stream", "attn_ratio", "mlp_ratio", "gradient", "block_gradient")
 _RMS: Selection = {
     kind: ((kind, lambda view: view.x.double().square().mean().sqrt()),) for kind in ("resid", "attn", "mlp")
 }
@@ -135,11 +134,7 @@ def measure_rows(
             "init": config.init_rule,
             "words": options,
             "seeds": seeds,
-            **{name: _mean([sample[name] for sample in samples]) for name in ("loss", "embedded")},
-            **{
-                name: [_mean(values) for values in zip(*(sample[name] for sample in samples), strict=True)]
-                for name in (*_PROFILES, "update")
-            },
+            **{name: _mean([sample[name] for sample in samples]) for name in samples[0]},
         }
 
 
@@ -180,7 +175,9 @@ def _measure(config: RunConfig) -> Row:
     return {**dataclasses.asdict(signal), "update": update}
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean, or None if it is not finite: JSON has no number for it."""
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers or profiles, with None for one that is not finite: JSON has no number for it."""
+    if isinstance(values[0], list):
+        return [_mean(numbers) for numbers in zip(*values, strict=True)]
     mean = sum(values) / len(values)
     return mean if math.isfinite(mean) else None

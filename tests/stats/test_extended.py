@@ -37,7 +37,7 @@ def extended_statistics(
         tokens, targets = runs.batch(number)
         step(tokens[0], targets[0], hyperparameters_at(runs.configs[0].optim, 50, number))
     tokens, targets = (x[0, :5] for x in runs.batch(99))
-    extended_pass = ExtendedPass(step.runner, NAMES, tokens, targets, step.optimizer, independent=independent)
+    extended_pass = ExtendedPass(model, NAMES, tokens, targets, step.optimizer, independent=independent)
     before = copy.deepcopy(model.state_dict())
     measurement = extended_pass()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -222,7 +222,7 @@ def test_statistics_are_finite_for_one_token_and_for_many(context: int) -> None:
     (model,) = runs.models()
     step = runs.step_of([model])
     tokens = torch.randint(0, VOCAB, (2, context), generator=torch.Generator().manual_seed(0))
-    measurement = ExtendedPass(step.runner, NAMES, tokens, tokens, step.optimizer)()
+    measurement = ExtendedPass(model, NAMES, tokens, tokens, step.optimizer)()
     values = dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True))
     assert all(math.isfinite(value) for (name, _, _), value in values.items() if name != "adam_rms")
     if context == 1:

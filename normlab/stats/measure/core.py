@@ -178,13 +178,12 @@ class CoreStatistics:
         if self.taps:
             columns += [Column("dresid_rms", "", layer) for layer in range(1, depth + 2)]
         per_micro_batch = len(columns)
-        parameters = [parameter_column(name, depth) for name in self.runner.params]
-        for name in ("grad_norm", "param_norm"):
-            if name in self.names:
-                columns += [column._replace(statistic=name) for column in parameters]
+        for statistic in ("grad_norm", "param_norm"):
+            if statistic in self.names:
+                columns += [parameter_column(name, depth, statistic) for name in self.runner.params]
         columns += [column for group, _ in self._gain_statistics() for column in group]
         if "update_norm" in self.names:
-            columns += [column._replace(statistic="update_norm") for column in parameters]
+            columns += [parameter_column(name, depth, "update_norm") for name in self.runner.params]
         merges = [STATISTICS[column.statistic].merge for column in columns]
         is_max = self._tensor([merge == "max" for merge in merges[:per_micro_batch]], torch.bool)
         is_root = self._tensor([merge == "rms" for merge in merges], torch.bool)

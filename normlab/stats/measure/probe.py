@@ -147,17 +147,15 @@ class Probe:
 
     @torch.no_grad()
     def _matrix_norms(self) -> dict[Column, Tensor]:
-        values: dict[Column, Tensor] = {}
+        values, depth = dict[Column, Tensor](), len(self.model.blocks)
         for name, p in self.model.named_parameters():
             if p.dim() == 2 and self.names & {"spec_norm", "stable_rank"}:
-                column, norm = parameter_column(name, len(self.model.blocks)), torch.tensor(math.nan)
-                if bool(p.isfinite().all()):  # matrix_norm raises otherwise
-                    norm = torch.linalg.matrix_norm(p, ord=2)
+                # matrix_norm raises on values that are not finite.
+                norm = torch.linalg.matrix_norm(p, ord=2) if bool(p.isfinite().all()) else torch.tensor(math.nan)
+                values[parameter_column(name, depth, "spec_norm")] = norm
                 stable_rank = torch.linalg.matrix_norm(p).square() / norm.square()
-                for statistic, value in (("spec_norm", norm), ("stable_rank", stable_rank)):
-                    if statistic in self.names:
-                        values[column._replace(statistic=statistic)] = value
-        return values
+                values[parameter_column(name, depth, "stable_rank")] = stable_rank
+        return {column: value for column, value in values.items() if column.statistic in self.names}
 
     def _sharpness(self) -> dict[Column, Tensor]:
         preconditioners: dict[str, Mapping[str, Tensor] | None] = {"sharpness": None}

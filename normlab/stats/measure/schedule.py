@@ -12,7 +12,7 @@ import numpy as np
 
 from normlab.config.schema import RunConfig
 from normlab.errors import notify
-from normlab.model.runner import ModelRunner, SingleRun
+from normlab.model.runner import ModelRunner
 from normlab.stats.measure.columns import Measurement, parameter_families
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
@@ -56,10 +56,9 @@ class StatisticsSchedule:
         self.measure = CoreStatistics(self.runner, core) if core else None
         self._extended = None
         if extended:
-            assert isinstance(self.runner, SingleRun), "extended statistics are for single runs"
             spread = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
             self._extended = ExtendedPass(
-                self.runner, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
+                self.runner.model, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
                 independent=not config.norm.batch_statistics, autocast=windows.autocast,
             )  # fmt: skip
             if missing := sorted(extended - self._extended.names):

@@ -99,6 +99,8 @@ def test_erank_and_angular_equal_their_formulas() -> None:
             expected = (cosine.arccos() / math.pi).mean().item()
             assert measured["angular", str(apart), layer] == pytest.approx(expected, rel=1e-5)
     assert ("angular", "3", 2) not in measured
+    # The order of the columns does not depend on that of a set of names, which differs between processes.
+    assert list(dict.fromkeys(name for name, *_ in measured))[:4] == ["layer_drop", "angular", "erank", "jac_gain"]
 
 
 def test_jacobian_gain_and_matrix_norms_equal_their_formulas() -> None:

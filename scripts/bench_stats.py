@@ -48,7 +48,7 @@ from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.report.render import render
 from normlab.stats.instrument import InstrumentedNorm
-from normlab.stats.measure.step import Measure
+from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
 from normlab.train.machine import apply, resolve
 from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
@@ -78,7 +78,7 @@ def ours(config: RunConfig, device: torch.device, compiled: bool) -> Callable[[b
     runner = SingleRun(build_model(config, VOCAB).to(device), compiled=compiled)
     decayed = [name for name, p in runner.params.items() if is_decayed(config.optim, p)]
     optimizer = Optimizer(config.optim, runner.params, decayed)
-    measure = Measure(runner, config.stats.names(CORE))
+    measure = CoreStatistics(runner, config.stats.names(CORE))
     step = Step(
         runner, optimizer, clip=config.optim.clip, measure=measure, autocast=resolve(config).autocast(),
         project=None,

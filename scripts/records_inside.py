@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.stats import options  # noqa: F401  (registers every statistic)
 from normlab.stats.profiles import Array, Column, Layout, Profiles
 
 VOCABULARY = 257

@@ -29,7 +29,8 @@ import numpy as np
 
 from normlab.report.render import render
 from normlab.stats.profiles import Array, Profiles
-from normlab.stats.statistic import CORE, STATISTICS, values_of
+from normlab.stats.registry import STATISTICS, values_of
+from normlab.stats.statistic import CORE
 from normlab.store.files import write_atomic
 from normlab.store.runs import RunFolder
 

@@ -21,7 +21,7 @@ from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
-from normlab.stats.measure.probe import probe_steps
+from normlab.stats.measure.schedule import probe_steps
 from normlab.train.machine import resolve
 from normlab.train.run import Outcome, train
 

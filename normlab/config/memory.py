@@ -13,7 +13,7 @@ from pathlib import Path
 
 from normlab.config.schema import SGD, RunConfig
 from normlab.errors import ConfigError
-from normlab.stats.parameters import NEEDS_PARAMETER_COPY
+from normlab.stats.registry import NEEDS_PARAMETER_COPY
 from normlab.stats.statistic import CORE
 
 VOCAB_SIZE = 257

@@ -20,14 +20,14 @@ def _placement_entries() -> list[Row]:
 
 
 def _statistic_entries() -> list[Row]:
-    from normlab.stats.options import StatsConfig  # noqa: F401  (registers every statistic)
-    from normlab.stats.statistic import MERGES, OF, TIERS, sorted_statistics
+    from normlab.stats.registry import STATISTICS
+    from normlab.stats.statistic import MERGES, OF, TIERS
 
     keys = ("name", "tier", "of", "formula", "unit", "merge", "question", "source")
     return [
         {key: getattr(statistic, key) for key in keys}
         | {"read": OF[statistic.of], "reduces": MERGES[statistic.merge], "measured": TIERS[statistic.tier]}
-        for statistic in sorted_statistics()
+        for statistic in STATISTICS.values()
     ]
 
 

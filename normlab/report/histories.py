@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
-from normlab.stats import options  # noqa: F401  (registers every statistic)
-from normlab.stats.profiles import Array, Profiles, join, later_half
-from normlab.stats.statistic import STATISTICS, layers_of, values_of
+from normlab.stats.derived import later_half
+from normlab.stats.profiles import Array, Profiles, join
+from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.store.runs import RunFolder
 from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, RUNNING, number
 

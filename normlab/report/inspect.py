@@ -10,10 +10,10 @@ from normlab.errors import ConfigError, StatisticsError
 from normlab.report.bars import sparkline
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, history, read_statistics
-from normlab.stats import options  # noqa: F401  (registers every statistic)
 from normlab.stats.profiles import Profiles
+from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import count_spikes
-from normlab.stats.statistic import OF, PROBE, STATISTICS, sorted_statistics
+from normlab.stats.statistic import OF, PROBE
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
@@ -72,7 +72,7 @@ def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
     if name is not None:
         return [row for part in history(profiles, name) for row in _rows(name, part)]
     rows: list[Row] = []
-    for statistic in sorted_statistics():
+    for statistic in STATISTICS.values():
         try:
             rows += [row for part in history(profiles, statistic.name) for row in _rows(statistic.name, part)]
         except StatisticsError:

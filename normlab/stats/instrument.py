@@ -8,21 +8,20 @@ Without an open collector `observe` does nothing, so the plain training step run
 compiled (the compiled function opens the collector and returns its results) and under vmap, where each run has its own
 values. `tap` gives the gradient of the stream in the same places, without a hook.
 
-Shapes: K values, P tapped tensors; `...R` marks an axis that only stacked runs have.
+Shapes: K values.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normlab.stats.statistic import STATISTICS
-from normlab.stats.views import VIEWS, View
+from normlab.stats.registry import STATISTICS
+from normlab.stats.views import AttentionView, View
 
 Selection = Mapping[str, tuple[tuple[str, Any], ...]]
 """For each kind of tensor (a key of `statistic.OF`) the names and functions of the statistics computed from it."""
@@ -63,7 +62,7 @@ class Collector:
         statistics = self.selection.get(kind, ())
         if not statistics:
             return
-        views = [VIEWS[kind](*tensors)] if kind in VIEWS else [self._view(x) for x in tensors]
+        views = [AttentionView(*tensors)] if kind == "attention" else [self._view(x) for x in tensors]
         for name, value in statistics:
             # A norm that runs a second time in one segment gets a numbered site.
             calls = self._calls[name, site] = self._calls.get((name, site), 0) + 1
@@ -163,11 +162,3 @@ def tap(stream: Any) -> tuple[Any, Tensor]:
 def main_stream(stream: Any) -> Tensor:
     """Return the stream that the papers call x; some placements carry several tensors, of which it is the first."""
     return stream if isinstance(stream, Tensor) else stream[0]
-
-
-def mean_squares(gradients: Sequence[Tensor], lead: int) -> Tensor:
-    """Return E[g^2] of each gradient over all axes but the first `lead`, shape (P, ...R), in float32 or better."""
-    g = gradients[0]
-    axes, dtype = tuple(range(lead, g.dim())), torch.promote_types(g.dtype, torch.float32)
-    norms = torch.stack([torch.linalg.vector_norm(gradient, dim=axes, dtype=dtype) for gradient in gradients])
-    return norms.square() / math.prod(g.shape[lead:])

@@ -6,13 +6,8 @@ from dataclasses import dataclass
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
-from normlab.stats import extended, norms, parameters, probe, stream  # noqa: F401  (importing registers their statistics)
-from normlab.stats.statistic import CORE, EXTENDED, PROBE, STATISTICS, TIERS
-
-ADAM_STATISTICS = ("adam_rms", "adam_eps_frac", "sharpness_pre")
-"""Statistics that exist for AdamW only."""
-PER_EXAMPLE_STATISTICS = ("gns", "gns_trace", "gns_square")
-"""Statistics that compare the gradients of at least two independent examples."""
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import CORE, EXTENDED, PROBE, TIERS
 
 
 @dataclass(kw_only=True, slots=True)

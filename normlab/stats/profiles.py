@@ -7,7 +7,7 @@ Shapes: S measured steps, L blocks, N columns. Layer 0 is the embeddings, 1 to L
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -143,37 +143,3 @@ def join(parts: Iterable[Profiles]) -> list[Profiles]:
         order = np.argsort(steps, kind="stable")
         joined.append(Profiles(group[0].layout, steps[order], np.concatenate([part.values for part in group])[order]))
     return joined
-
-
-def later_half(count: int) -> list[int]:
-    """Return the number of steps in the later half of the first 1, 2, ..., `count` steps: 1, 1, 2, 2, 3, ..."""
-    return [(index + 2) // 2 for index in range(count)]
-
-
-def mean_of_later_half(values: Array) -> Array:
-    """Return at each step the mean over the later half of the measured steps so far, in float64.
-
-    The window grows, so the mean of a stationary statistic converges, and it drops the start of training.
-
-    Args:
-        values: (S, ...), sorted by step.
-    """
-    wide = values.astype(np.float64)
-    sizes = later_half(len(wide))
-    means = [wide[stop - size : stop].mean(axis=0) for stop, size in enumerate(sizes, start=1)]
-    return np.stack(means) if means else wide
-
-
-def combine(operation: Callable[[Array, Array], Array], profiles: Profiles, a: str, b: str) -> dict[str, Array]:
-    """Apply an elementwise operation to two measured statistics, site by site."""
-    values_a, values_b = profiles.get(a), profiles.get(b)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return {site: operation(values, values_b[site]) for site, values in values_a.items()}
-
-
-def slope_over_layers(values: Array, layers: NDArray[np.intp]) -> Array:
-    """Return the least-squares slope over the given layers, (S,); 0 for a single layer."""
-    selected = values[:, layers].astype(np.float64)
-    centred = layers - layers.mean()
-    with np.errstate(invalid="ignore"):  # infinite values have no slope
-        return (selected * centred).sum(axis=1) / max((centred**2).sum(), 1)

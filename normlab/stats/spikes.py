@@ -93,49 +93,38 @@ def exceeds_median(values: Series, *, window: int = 201, margin: float = 0.1) ->
 OLMO_2 = partial(deviates, window=1000, deviations=7, both_sides=True)
 OLMO_CORE = partial(deviates, window=128, deviations=6, both_sides=False)
 
+# fmt: off
 RULES = (
     *(
         SpikeRule(
-            name=f"{of}_olmo_core",
-            of=of,
-            formula="above mean + 6 SD of the 128 before",
+            name=f"{of}_olmo_core", of=of, judge=OLMO_CORE, formula="above mean + 6 SD of the 128 before",
             source="allenai/OLMo-core, stability_monitor.py, which counts either series",
-            judge=OLMO_CORE,
         )
         for of in ("loss", "grad_norm")
     ),
     *(
         SpikeRule(
-            name=f"{of}_olmo_2",
-            of=of,
-            formula="further than 7 SD from the mean of the 1000 before",
+            name=f"{of}_olmo_2", of=of, judge=OLMO_2, formula="further than 7 SD from the mean of the 1000 before",
             source="OLMo 2, arXiv:2501.00656, section 3.2",
-            judge=OLMO_2,
         )
         for of in ("loss", "grad_norm")
     ),
     SpikeRule(
-        name="loss_lightning",
-        of="loss",
+        name="loss_lightning", of="loss", judge=triples,
         formula="|x - m| >= 2 |m|, m the mean of the 10 before, and above the one before: three times m",
         source="Lightning-AI/pytorch-lightning, fabric/utilities/spike.py",
-        judge=triples,
     ),
     SpikeRule(
-        name="loss_median",
-        of="loss",
+        name="loss_median", of="loss", judge=exceeds_median,
         formula="more than 0.1 nats above the median of the 201 around it",
         source="after published reports of the Qwen team's stress tests",
-        judge=exceeds_median,
     ),
     SpikeRule(
-        name="clipped",
-        of="clip",
-        formula="the gradient was clipped: factor below 1",
-        source="normlab",
+        name="clipped", of="clip", formula="the gradient was clipped: factor below 1", source="normlab",
         judge=lambda values: Judgement(np.ones(len(values), dtype=bool), values < 1),
     ),
 )
+# fmt: on
 
 
 class SpikeCount(NamedTuple):

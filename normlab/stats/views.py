@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.stats.extended import MOST_TOKENS, QUERIES
-
+QUERIES = 128
+"""Most queries of a sequence in the attention statistics: evenly spaced, the last one included."""
+MOST_TOKENS = 2048
+"""Most tokens of a covariance, evenly spaced."""
 TINY = 1e-37
 """Replaces a mean square of 0, so that the ratios of an all-zero token are 0."""
 
@@ -164,7 +166,3 @@ class AttentionView:
         """The mean attention to the first token from the queries after it; 1 for a single token."""
         first_BHS = self.p[..., 0]
         return first_BHS[..., self.queries > 0].mean() if len(self.queries) > 1 else first_BHS.mean()
-
-
-VIEWS: dict[str, Any] = {"attention": AttentionView}
-"""Kinds whose tensors share one view; every tensor of another kind has a `View` of its own."""

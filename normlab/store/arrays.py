@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from normlab.errors import StoreError
 from normlab.stats.profiles import Layout, Profiles
-from normlab.stats.statistic import CORE, OF, STATISTICS, TIERS
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import CORE, OF, TIERS
 from normlab.store.files import AppendFile, io_error, make_folder, write_atomic
 from normlab.store.reading import read_bytes, read_record
 from normlab.store.schema import seal

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from normlab.errors import StatisticsError
-from normlab.stats.profiles import Array, Profiles, slope_over_layers
-from normlab.stats.statistic import layers_of, values_of
+from normlab.stats.derived import slope_over_layers
+from normlab.stats.profiles import Array, Profiles
+from normlab.stats.registry import layers_of, values_of
 
 PROFILED = (
     "resid_rms", "attn_rms", "mlp_rms", "attn_ratio", "mlp_ratio", "resid_uniform", "resid_kurt", "resid_crest",

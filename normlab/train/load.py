@@ -28,9 +28,11 @@ from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
 from normlab.stats.measure.columns import parameter_families
-from normlab.stats.measure.probe import Probe, adam_preconditioner, probe_examples
+from normlab.stats.measure.probe import Probe, adam_preconditioner
+from normlab.stats.measure.schedule import probe_examples
 from normlab.stats.profiles import Layout, Profiles
-from normlab.stats.statistic import PROBE, STATISTICS
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import PROBE
 from normlab.store.files import io_error
 from normlab.store.query import resolve_run
 from normlab.store.reading import LARGEST_TOKENIZER

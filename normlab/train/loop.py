@@ -26,8 +26,8 @@ from normlab.errors import NormlabError
 from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.placements.base import projects
+from normlab.stats.measure.columns import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
-from normlab.stats.measure.step import Measurement
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
 from normlab.store.evaluations import evaluations

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from normlab.model.runner import ModelRunner
-from normlab.stats.instrument import mean_squares
-from normlab.stats.measure.step import Measure, Measurement, MicroBatch
+from normlab.stats.measure.columns import Measurement
+from normlab.stats.measure.core import CoreStatistics, MicroBatch
 from normlab.train.optim import Hyperparameters, Optimizer, tensor_norms
 
 
@@ -49,7 +49,7 @@ class Step:
     autocast: Callable[[], AbstractContextManager] = nullcontext
     project: Callable[[Mapping[str, Tensor]], None] | None = None
     """The placement's projection of the parameters after each update, in place."""
-    measure: Measure | None = None
+    measure: CoreStatistics | None = None
     """Computes the core statistics of measured steps."""
     alive: Tensor = field(init=False)
     """Whether each run is still updated, (...R); once false, always false. Part of the state."""
@@ -96,7 +96,7 @@ class Step:
         return StepOutput(loss, grad_norm, factor, self.alive, measurement)
 
     def _gradients(
-        self, tokens: Tensor, targets: Tensor, measure: Measure | None
+        self, tokens: Tensor, targets: Tensor, measure: CoreStatistics | None
     ) -> tuple[Tensor, dict[str, Tensor], list[MicroBatch]]:
         """Return the mean loss and gradient over the micro-batches, and the measurements of each."""
         runner, parts, token_count = self.runner, self.accumulation, tokens.shape[-2] * tokens.shape[-1]
@@ -120,9 +120,8 @@ class Step:
                 gradients[index] = _with_strides_of(parameter, gradients[index])
             grads, tap_grads = gradients[: len(params)], gradients[len(params) :]
             del gradients
-            # Squares of the gradient of the loss summed over the step's tokens, which is token_count times the mean.
-            squares = mean_squares(tap_grads, batch_axis) * token_count**2 if tap_grads else None
-            micro_batches.append(MicroBatch(statistics, squares))
+            if measure is not None:
+                micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count))
             part_loss = part_loss.detach()
             if loss is None:
                 loss, sums = part_loss, grads

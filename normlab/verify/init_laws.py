@@ -20,8 +20,8 @@ from normlab.config.schema import AdamW, ModelConfig, RunConfig, TrainConfig
 from normlab.model.init import build_model, initialise
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
-from normlab.report.signal import slope
-from normlab.train.signal import VOCAB, measure_model
+from normlab.report.signal_propagation import slope
+from normlab.train.signal_propagation import VOCAB, measure
 from normlab.verify.check import Check
 
 SEEDS = 6
@@ -136,7 +136,7 @@ def profile(placement: str, init: str, depth: int) -> Profile:
     model, signals = build_model(config, VOCAB).train(), []
     for seed in range(SEEDS):
         initialise(model, config.init_rule, seed)  # the norm and these placements draw nothing themselves
-        signals.append(measure_model(model, dataclasses.replace(config, seed=seed))[0])
+        signals.append(measure(dataclasses.replace(config, seed=seed), model)[0])
     return Profile(
         depth,
         stream=fmean(signal.stream[-1] for signal in signals),

@@ -22,8 +22,9 @@ from normlab.report.bars import sparkline
 from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_steps, table_rows
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
+from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import RULES
-from normlab.stats.statistic import CORE, EXTENDED, STATISTICS
+from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.runs import RunFolder
 from normlab.train.run import train
 

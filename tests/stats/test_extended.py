@@ -19,7 +19,8 @@ from normlab.model.gpt import GPT
 from normlab.norms.base import NORMS
 from normlab.stats.measure.extended import ExtendedPass, gradient_noise
 from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.statistic import EXTENDED, STATISTICS, values_of
+from normlab.stats.registry import STATISTICS, values_of
+from normlab.stats.statistic import EXTENDED
 from normlab.train.optim import hyperparameters_at
 
 NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == EXTENDED and entry.derive is None)
@@ -36,7 +37,7 @@ def extended_statistics(
         tokens, targets = runs.batch(number)
         step(tokens[0], targets[0], hyperparameters_at(runs.configs[0].optim, 50, number))
     tokens, targets = (x[0, :5] for x in runs.batch(99))
-    extended_pass = ExtendedPass(step.runner, NAMES, tokens, targets, step.optimizer, independent=independent)
+    extended_pass = ExtendedPass(model, NAMES, tokens, targets, step.optimizer, independent=independent)
     before = copy.deepcopy(model.state_dict())
     measurement = extended_pass()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -221,7 +222,7 @@ def test_statistics_are_finite_for_one_token_and_for_many(context: int) -> None:
     (model,) = runs.models()
     step = runs.step_of([model])
     tokens = torch.randint(0, VOCAB, (2, context), generator=torch.Generator().manual_seed(0))
-    measurement = ExtendedPass(step.runner, NAMES, tokens, tokens, step.optimizer)()
+    measurement = ExtendedPass(model, NAMES, tokens, tokens, step.optimizer)()
     values = dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True))
     assert all(math.isfinite(value) for (name, _, _), value in values.items() if name != "adam_rms")
     if context == 1:

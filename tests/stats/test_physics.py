@@ -11,7 +11,7 @@ from test_statistics import VOCAB, case
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.stats.instrument import Collector, instrument, observe, select
-from normlab.stats.statistic import STATISTICS
+from normlab.stats.registry import STATISTICS
 from normlab.stats.views import View
 from normlab.train.optim import hyperparameters_at
 

@@ -11,9 +11,9 @@ import pytest
 
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError, StatisticsError
-from normlab.stats import options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.statistic import CORE, EXTENDED, STATISTICS, Statistic, register, values_of
+from normlab.stats.registry import ENTRIES, STATISTICS, values_of
+from normlab.stats.statistic import CORE, EXTENDED, MERGES, OF, TIERS
 from normlab.train.run import train
 
 Command = Callable[..., tuple[int, str, str]]
@@ -24,6 +24,9 @@ CORPUS = Path(__file__).parents[1] / "corpus.txt"
 def test_statistic_has_all_descriptions(name: str) -> None:
     entry = STATISTICS[name]
     assert re.fullmatch(r"[a-z][a-z0-9_]*", name)  # what W&B sorts and filters by
+    assert entry.tier in TIERS
+    assert entry.of in OF
+    assert entry.merge in MERGES
     for text in (entry.formula, entry.unit, entry.question, entry.source):
         assert text == " ".join(text.split()) != ""
     assert entry.question[-1] in "?.:"
@@ -32,29 +35,10 @@ def test_statistic_has_all_descriptions(name: str) -> None:
     assert not (entry.derive and entry.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"name": "resid_rms"}, "is taken"),
-        ({"of": "stream"}, "unknown of 'stream'"),
-        ({"merge": "sum"}, "unknown merge"),
-        ({"tier": "cores"}, "did you mean 'core'"),
-        ({"merge": "derived"}, "go together"),
-    ],
-)
-def test_invalid_statistic_is_not_registered(change: dict[str, str], message: str) -> None:
-    fields = {
-        "name": "new",
-        "of": "resid",
-        "formula": "f",
-        "unit": "1",
-        "merge": "mean",
-        "question": "?",
-        "source": "s",
-    }
-    with pytest.raises(ConfigError, match=message):
-        register(Statistic(**(fields | change)))
-    assert "new" not in STATISTICS
+def test_statistics_have_names_of_their_own_and_are_in_the_order_of_their_tensors() -> None:
+    assert len(STATISTICS) == len(ENTRIES)
+    kinds = [entry.of for entry in ENTRIES]
+    assert kinds == sorted(kinds, key=list(OF).index)
 
 
 @pytest.mark.parametrize(

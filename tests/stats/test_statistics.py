@@ -17,8 +17,9 @@ from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
-from normlab.stats.measure.step import Measure
-from normlab.stats.statistic import CORE, STATISTICS
+from normlab.stats.measure.core import CoreStatistics
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import CORE
 from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.step import Step
 
@@ -58,7 +59,7 @@ class Case:
         optimizer = Optimizer(config.optim, runner.params, decayed)
         return Step(
             runner, optimizer, accumulation=self.accumulation, clip=config.optim.clip,
-            measure=Measure(runner, config.stats.names(CORE)),
+            measure=CoreStatistics(runner, config.stats.names(CORE)),
         )  # fmt: skip
 
     def measured(self, steps: int) -> list[dict[tuple[str, str, int], float]]:

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from normlab.errors import StoreError
-from normlab.stats import options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.statistic import STATISTICS
+from normlab.stats.registry import STATISTICS
 from normlab.store import files
 from normlab.store.arrays import StatisticsFiles
 from normlab.store.runs import RunFolder

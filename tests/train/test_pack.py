@@ -14,7 +14,7 @@ from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.model.init import build_model
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
-from normlab.stats.measure.step import Measure
+from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
 from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 from normlab.train.run import train
@@ -34,7 +34,7 @@ def step_of(config: RunConfig, runner: ModelRunner) -> Step:
     clip = (
         torch.full(runner.run_shape, config.optim.clip, dtype=torch.float64) if runner.run_shape else config.optim.clip
     )
-    measure = Measure(runner, config.stats.names(CORE))
+    measure = CoreStatistics(runner, config.stats.names(CORE))
     return Step(runner, optimizer, clip=clip, project=config.placement.project, measure=measure)
 
 

@@ -21,8 +21,8 @@ from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.table import ROWS
 from normlab.placements.wiring import Residual
-from normlab.report.signal import slope
-from normlab.train.signal import measure
+from normlab.report.signal_propagation import slope
+from normlab.train.signal_propagation import measure
 from normlab.verify import blocks, init_laws, norms, run
 from normlab.verify.check import Check, LargestError
 from normlab.verify.defaults import DEFAULTS, PRESETS, default_check, preset_check

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from normlab.errors import StatisticsError
 from normlab.stats.profiles import Array, Group, Layout, Profiles
-from normlab.stats.statistic import CORE, STATISTICS, sorted_statistics, values_of
+from normlab.stats.registry import STATISTICS, values_of
+from normlab.stats.statistic import CORE
 
 MAX_DEPTH = 10_000
 """A record of more blocks than this is taken to be damaged."""
@@ -50,7 +51,7 @@ def layout_of(parts: Sequence[Profiles]) -> TableLayout:
     for part in parts:
         for column in _columns(part.layout):
             layers.setdefault((column.statistic, column.site), set()).update(column.layers)
-    order = {statistic.name: index for index, statistic in enumerate(sorted_statistics())}
+    order = {name: index for index, name in enumerate(STATISTICS)}
     keys = sorted(layers, key=lambda key: order[key[0]])
     depth = max((part.layout.depth for part in parts), default=0)
     columns = (StatisticColumns(*key, tuple(sorted(layers[key], key=lambda layer: layer or 0))) for key in keys)
@@ -100,7 +101,7 @@ def _cached_columns(
     layout = Layout(depth, groups, dict(families))
     ones = Profiles(layout, np.zeros(1, np.int64), np.ones((1, layout.width)))
     columns: list[StatisticColumns] = []
-    for statistic in sorted_statistics():
+    for statistic in STATISTICS.values():
         for site, values in _values(ones, statistic.name).items() if statistic.tier == CORE else ():
             per_step = values.ndim == 1 or statistic.of == "model"
             layers = (None,) if per_step else tuple(np.flatnonzero(~np.isnan(values[0])).tolist())

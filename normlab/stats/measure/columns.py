@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from torch import Tensor
 
 from normlab.errors import StatisticsError
 from normlab.model.gpt import GPT
 from normlab.stats.instrument import InstrumentedNorm, Selection
 from normlab.stats.profiles import Column
-from normlab.stats.statistic import STATISTICS
+from normlab.stats.registry import STATISTICS
+
+
+class Measurement(NamedTuple):
+    """Values of statistics and their columns."""
+
+    columns: tuple[Column, ...]
+    values: Tensor
+    """(K, ...R) for K columns and R stacked runs, on the device."""
+
 
 SegmentNames = tuple[tuple[tuple[str, str], ...], ...]
 """For each segment the (statistic, site) of its values, in order."""
@@ -19,13 +31,13 @@ def segment_columns(names: SegmentNames) -> list[Column]:
     return [Column(*name, layer) for layer, segment in enumerate(names) for name in segment]
 
 
-def parameter_column(name: str, depth: int) -> Column:
-    """Return the layer of a parameter, and its name in its block or in the model as site; no statistic."""
+def parameter_column(name: str, depth: int, statistic: str = "") -> Column:
+    """Return the column of a parameter's statistic; the site is the parameter's name in its block or in the model."""
     part, _, rest = name.partition(".")
     if part == "blocks":
         layer, _, site = rest.partition(".")
-        return Column("", site, int(layer) + 1)
-    return Column("", name, 0 if part == "embed" else depth + 1)
+        return Column(statistic, site, int(layer) + 1)
+    return Column(statistic, name, 0 if part == "embed" else depth + 1)
 
 
 def parameter_families(model: GPT) -> dict[str, str]:

@@ -8,7 +8,7 @@ Shapes: B examples, T time, P parameters, K statistics.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 from normlab.config.schema import AdamW
+from normlab.model.gpt import GPT
 from normlab.model.runner import SingleRun
-from normlab.stats.instrument import Selection, select
-from normlab.stats.measure.columns import check_segments, check_statistics, parameter_column, segment_columns
-from normlab.stats.measure.step import Measurement
-from normlab.stats.options import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
+from normlab.stats.instrument import select
+from normlab.stats.measure import columns
+from normlab.stats.measure.columns import Measurement, parameter_column
 from normlab.stats.profiles import Column
+from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 
 if TYPE_CHECKING:
     from normlab.train.optim import Optimizer
 
 MOST_EXAMPLES = 8
 """Most examples of the fixed batch."""
-GRADIENT_STATISTICS = ("radial_cos", *PER_EXAMPLE_STATISTICS)
 
 
 def gradient_noise(mean_square: Tensor, square_of_mean: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ def gradient_noise(mean_square: Tensor, square_of_mean: Tensor, count: int) -> t
 class ExtendedPass:
     """Computes the extended statistics of a single run."""
 
-    runner: SingleRun
+    model: GPT
     names: frozenset[str]
     """The statistics; without those of single examples if the batch does not allow them."""
     tokens_BT: Tensor
@@ -59,15 +59,13 @@ class ExtendedPass:
     independent: bool = True
     """Whether an example's loss depends on that example alone; false for norms with batch statistics."""
     autocast: Callable[[], AbstractContextManager] = nullcontext
-    selection: Selection = field(init=False)
-    _eager: SingleRun = field(init=False)
+    _runner: SingleRun = field(init=False)
 
     def __post_init__(self) -> None:
         """Make an uncompiled runner of the model: a pass every two hundred steps does not repay compilation."""
         if not self.independent or len(self.tokens_BT) < 2:
             self.names -= set(PER_EXAMPLE_STATISTICS)
-        self.selection = select(self.names)
-        self._eager = SingleRun(self.runner.model, compiled=False)
+        self._runner = SingleRun(self.model, compiled=False)
 
     def __call__(self) -> Measurement:
         """Return the statistics of the model and the optimiser in their current state.
@@ -75,42 +73,39 @@ class ExtendedPass:
         Raises:
             StatisticsError: A statistic was not measured.
         """
-        buffers = self.runner.buffers
-        self.runner.train(True)
+        buffers = self._runner.buffers
+        self._runner.train(True)
         try:
             return self._measure()
         finally:
-            self.runner.set_buffers(buffers)
+            self._runner.set_buffers(buffers)
 
     def _measure(self) -> Measurement:
+        selection = select(self.names)
         with torch.no_grad(), self.autocast():
-            segments = self._eager.loss(self.tokens_BT, self.targets_BT, self.selection).statistics
-        columns = segment_columns(tuple(segment.names for segment in segments))
-        check_segments(self.runner.model, self.selection, set(columns))
+            segments = self._runner.loss(self.tokens_BT, self.targets_BT, selection).statistics
+        found = columns.segment_columns(tuple(segment.names for segment in segments))
+        columns.check_segments(self.model, selection, set(found))
         values = [segment.values for segment in segments]
-        by_column = dict[Column, Tensor]()
-        if self.names & set(GRADIENT_STATISTICS):
-            by_column |= self._gradient_statistics()
-        undefined = set[str]()
-        if not isinstance(self.optimizer.options, AdamW) or not self.optimizer.count:  # Adam has made no update yet
-            undefined = set(ADAM_STATISTICS)
-        elif self.names & set(ADAM_STATISTICS):
-            by_column |= self._adam_statistics(self.optimizer.options)
-        columns.extend(by_column)
-        check_statistics(self.names - undefined, columns)
-        if by_column:
-            values.append(torch.stack(list(by_column.values())))
-        return Measurement(tuple(columns), torch.cat(values))
+        of_parameters = [*self._gradient_statistics(), *self._adam_statistics()]
+        selected = {column: value for column, value in of_parameters if column.statistic in self.names}
+        found.extend(selected)
+        columns.check_statistics(self.names if self._adam() else self.names - set(ADAM_STATISTICS), found)
+        if selected:
+            values.append(torch.stack(list(selected.values())))
+        return Measurement(tuple(found), torch.cat(values))
 
-    def _gradient_statistics(self) -> dict[Column, Tensor]:
-        """Return the cosine of each matrix with its gradient, and the noise of the examples' gradients."""
-        params = list(self.runner.params.values())
+    def _gradient_statistics(self) -> Iterator[tuple[Column, Tensor]]:
+        """Yield the cosine of each matrix with its gradient, and the noise of the examples' gradients."""
+        if not self.names & {"radial_cos", *PER_EXAMPLE_STATISTICS}:
+            return
+        params = list(self._runner.params.values())
         count = len(self.tokens_BT) if self.independent else 1
         sums: list[Tensor] = []
         squares = torch.zeros(())
         for tokens, targets in zip(self.tokens_BT.chunk(count), self.targets_BT.chunk(count), strict=True):
             with self.autocast():
-                loss = self._eager.loss(tokens, targets).loss
+                loss = self._runner.loss(tokens, targets).loss
             grads = list(torch.autograd.grad(loss / count, params, materialize_grads=True))
             example_squares = torch.stack(torch._foreach_norm(grads)).square()
             if sums:
@@ -119,36 +114,31 @@ class ExtendedPass:
             else:
                 sums, squares = grads, example_squares
         square_of_sum = torch.stack(torch._foreach_norm(sums)).square()
-        by_column: dict[Column, Tensor] = {}
-        depth = len(self.runner.model.blocks)
-        for index, (name, p, g) in enumerate(zip(self.runner.params, params, sums, strict=True)):
-            column = parameter_column(name, depth)
-            if "radial_cos" in self.names and p.dim() >= 2:
+        depth = len(self.model.blocks)
+        for index, (name, p, g) in enumerate(zip(self._runner.params, params, sums, strict=True)):
+            if p.dim() >= 2:
                 norms = torch.linalg.vector_norm(p.detach()) * torch.linalg.vector_norm(g)
-                by_column[column._replace(statistic="radial_cos")] = (p.detach() * g).sum() / norms
-            if self.names & set(PER_EXAMPLE_STATISTICS):
+                yield parameter_column(name, depth, "radial_cos"), (p.detach() * g).sum() / norms
+            if count > 1:
                 # These gradients are 1 / B of the examples': mean_b |g_b|^2 = B sum |g_b / B|^2.
                 trace, square = gradient_noise(count * squares[index], square_of_sum[index], count)
-                for statistic, value in (("gns_trace", trace), ("gns_square", square)):
-                    if statistic in self.names:
-                        by_column[column._replace(statistic=statistic)] = value
-        return by_column
+                yield parameter_column(name, depth, "gns_trace"), trace
+                yield parameter_column(name, depth, "gns_square"), square
 
-    @torch.no_grad()
-    def _adam_statistics(self, options: AdamW) -> dict[Column, Tensor]:
-        """Return the size of Adam's update of each matrix, and the share of it that eps determines."""
-        by_column: dict[Column, Tensor] = {}
-        count, depth = self.optimizer.count, len(self.runner.model.blocks)
-        for name, p in self.runner.params.items():
-            if p.dim() < 2:
-                continue
-            mean, square = (self.optimizer.moments[kind][name] for kind in ("mean", "square"))
-            root = (square / (1 - options.beta2**count)).sqrt()
-            update = mean / (1 - options.beta1**count) / (root + options.eps)
-            for statistic, value in (
-                ("adam_rms", update.square().mean().sqrt()),
-                ("adam_eps_frac", (root < 10 * options.eps).to(root.dtype).mean()),
-            ):
-                if statistic in self.names:
-                    by_column[parameter_column(name, depth)._replace(statistic=statistic)] = value
-        return by_column
+    def _adam(self) -> AdamW | None:
+        """Return the optimiser's options if it is AdamW and has made an update."""
+        options = self.optimizer.options
+        return options if isinstance(options, AdamW) and self.optimizer.count else None
+
+    def _adam_statistics(self) -> Iterator[tuple[Column, Tensor]]:
+        """Yield the size of Adam's update of each matrix, and the share of it that eps determines."""
+        options, count, depth = self._adam(), self.optimizer.count, len(self.model.blocks)
+        if options is None or not self.names & set(ADAM_STATISTICS):
+            return
+        for name, p in self._runner.params.items():
+            if p.dim() >= 2:
+                mean, square = (self.optimizer.moments[kind][name] for kind in ("mean", "square"))
+                root = (square / (1 - options.beta2**count)).sqrt()
+                update = mean / (1 - options.beta1**count) / (root + options.eps)
+                yield parameter_column(name, depth, "adam_rms"), update.square().mean().sqrt()
+                yield parameter_column(name, depth, "adam_eps_frac"), (root < 10 * options.eps).to(root.dtype).mean()

@@ -1,4 +1,4 @@
-"""Computes the probe statistics (declared in `stats/probe.py`).
+"""Computes the probe statistics (entries of tier `probe` in `stats/registry.py`).
 
 A probe measures curvature, the effect of each block, and signal propagation. It runs eagerly, in the weights' own
 precision, in evaluation mode, with unfused attention, which alone can be differentiated twice; afterwards the model is
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normlab.config.schema import AdamW, OptimConfig, RunConfig
+from normlab.config.schema import AdamW, OptimConfig
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
 from normlab.stats.instrument import main_stream, tap
-from normlab.stats.measure.columns import check_statistics, parameter_column
-from normlab.stats.measure.step import Measurement
+from normlab.stats.measure.columns import Measurement, check_statistics, parameter_column
 from normlab.stats.profiles import Column
 
 MOST_PRODUCTS = 20
@@ -34,63 +33,8 @@ TOLERANCE = 1e-3
 """The relative change of the eigenvalue at which the iteration stops."""
 JACOBIAN_VECTORS = 4
 """Gaussian vectors of `jac_gain`."""
-EXAMPLE_FRACTION = 8
-"""A probe uses 1 / EXAMPLE_FRACTION of a batch's examples."""
 
 Vector = list[Tensor]
-
-
-# When to probe.
-
-
-def probe_cost(depth: int, batch_size: int) -> float:
-    """Return the approximate cost of a probe in training steps; a Hessian product is 3.5 forward and backward passes.
-
-    The cost is counted and not timed, so that the same run is always probed at the same steps. It leaves out matrix
-    decompositions and the speed-up of compiled steps.
-    """
-    forward = 1 / 3
-    passes = 2 * MOST_PRODUCTS * 3.5 + JACOBIAN_VECTORS + depth / 2 * forward + 2 * forward
-    return passes * probe_examples(batch_size) / batch_size
-
-
-def probe_examples(batch_size: int) -> int:
-    """Return the number of examples that a probe uses."""
-    return max(1, batch_size // EXAMPLE_FRACTION)
-
-
-def probe_steps(config: RunConfig) -> frozenset[int]:
-    """Return the update counts after which a run is probed: as many as fit into stats.probe_share.
-
-    The start, the end of the warm-up, a quarter, the half and the end; or the start, the half and the end; or the end;
-    or none.
-    """
-    steps, share = config.train.steps, config.stats.probe_share
-    if share is None:
-        return frozenset()
-    warmup = config.optim.warmup_steps or 0
-    for candidates in ((0, warmup, steps // 4, steps // 2, steps), (0, steps // 2, steps), (steps,)):
-        distinct = frozenset(candidates)
-        if len(distinct) * probe_cost(config.model.depth, config.train.batch_size) <= share * steps:
-            return distinct
-    return frozenset()
-
-
-def fits_share(share: float, steps: int, done: int, seconds: float, probe_seconds: Sequence[float]) -> bool:
-    """Return whether one more probe stays within its share of the run's time, judged by the probes so far.
-
-    Args:
-        share: The share of the run's time.
-        steps: The steps of the run.
-        done: The steps made so far.
-        seconds: The time of those steps, without probes.
-        probe_seconds: The time of each probe.
-    """
-    expected = seconds / done * steps if done else math.inf
-    return not probe_seconds or sum(probe_seconds) + max(probe_seconds) <= share * expected
-
-
-# The probe.
 
 
 def adam_preconditioner(options: OptimConfig, squares: Mapping[str, Tensor], count: Tensor) -> dict[str, Tensor] | None:
@@ -133,8 +77,8 @@ class Probe:
                 if self.names & of_streams.keys():
                     with torch.no_grad():
                         streams = self._streams()
-                        for name in of_streams.keys() & self.names:
-                            values |= of_streams[name](streams)
+                        for name, measure in of_streams.items():  # in this order, which is that of the columns
+                            values |= measure(streams) if name in self.names else {}
                 if "jac_gain" in self.names:
                     values |= self._jacobian_gain()
                 values |= self._matrix_norms()
@@ -203,17 +147,15 @@ class Probe:
 
     @torch.no_grad()
     def _matrix_norms(self) -> dict[Column, Tensor]:
-        values: dict[Column, Tensor] = {}
+        values, depth = dict[Column, Tensor](), len(self.model.blocks)
         for name, p in self.model.named_parameters():
             if p.dim() == 2 and self.names & {"spec_norm", "stable_rank"}:
-                column, norm = parameter_column(name, len(self.model.blocks)), torch.tensor(math.nan)
-                if bool(p.isfinite().all()):  # matrix_norm raises otherwise
-                    norm = torch.linalg.matrix_norm(p, ord=2)
+                # matrix_norm raises on values that are not finite.
+                norm = torch.linalg.matrix_norm(p, ord=2) if bool(p.isfinite().all()) else torch.tensor(math.nan)
+                values[parameter_column(name, depth, "spec_norm")] = norm
                 stable_rank = torch.linalg.matrix_norm(p).square() / norm.square()
-                for statistic, value in (("spec_norm", norm), ("stable_rank", stable_rank)):
-                    if statistic in self.names:
-                        values[column._replace(statistic=statistic)] = value
-        return values
+                values[parameter_column(name, depth, "stable_rank")] = stable_rank
+        return {column: value for column, value in values.items() if column.statistic in self.names}
 
     def _sharpness(self) -> dict[Column, Tensor]:
         preconditioners: dict[str, Mapping[str, Tensor] | None] = {"sharpness": None}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,11 @@ import numpy as np
 
 from normlab.config.schema import RunConfig
 from normlab.errors import notify
-from normlab.model.runner import ModelRunner, SingleRun
-from normlab.stats.measure.columns import parameter_families
+from normlab.model.runner import ModelRunner
+from normlab.stats.measure.columns import Measurement, parameter_families
+from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
-from normlab.stats.measure.probe import Probe, adam_preconditioner, fits_share, probe_examples, probe_steps
-from normlab.stats.measure.step import Measure, Measurement
+from normlab.stats.measure.probe import JACOBIAN_VECTORS, MOST_PRODUCTS, Probe, adam_preconditioner
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.statistic import CORE, EXTENDED, PROBE
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from normlab.train.evaluate import Validation
     from normlab.train.optim import Optimizer
 
+EXAMPLE_FRACTION = 8
+"""A probe uses 1 / EXAMPLE_FRACTION of a batch's examples."""
 INSPECT = "`normlab inspect RUN --probe` makes a probe later"
 
 
@@ -36,7 +39,7 @@ class StatisticsSchedule:
     validation: Validation
     record: Callable[[str, Profiles], None]
     """Receives the tier and the statistics of each extended pass and probe."""
-    measure: Measure | None = field(init=False)
+    measure: CoreStatistics | None = field(init=False)
     """For the measured steps."""
     _extended: ExtendedPass | None = field(init=False)
     _probe_steps: frozenset[int] = field(init=False)
@@ -50,13 +53,12 @@ class StatisticsSchedule:
         """Build what the options select."""
         config, windows = self.config, self.validation
         core, extended, probe = (config.stats.names(tier) for tier in (CORE, EXTENDED, PROBE))
-        self.measure = Measure(self.runner, core) if core else None
+        self.measure = CoreStatistics(self.runner, core) if core else None
         self._extended = None
         if extended:
-            assert isinstance(self.runner, SingleRun), "extended statistics are for single runs"
             spread = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
             self._extended = ExtendedPass(
-                self.runner, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
+                self.runner.model, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
                 independent=not config.norm.batch_statistics, autocast=windows.autocast,
             )  # fmt: skip
             if missing := sorted(extended - self._extended.names):
@@ -126,3 +128,50 @@ class StatisticsSchedule:
     def _record(self, tier: str, step: int, measurement: Measurement) -> None:
         if measurement.columns:  # statistics of Adam alone are undefined before the first update
             self.record(tier, self.profiles(step, measurement))
+
+
+def probe_cost(depth: int, batch_size: int) -> float:
+    """Return the approximate cost of a probe in training steps; a Hessian product is 3.5 forward and backward passes.
+
+    The cost is counted and not timed, so that the same run is always probed at the same steps. It leaves out matrix
+    decompositions and the speed-up of compiled steps.
+    """
+    forward = 1 / 3
+    passes = 2 * MOST_PRODUCTS * 3.5 + JACOBIAN_VECTORS + depth / 2 * forward + 2 * forward
+    return passes * probe_examples(batch_size) / batch_size
+
+
+def probe_examples(batch_size: int) -> int:
+    """Return the number of examples that a probe uses."""
+    return max(1, batch_size // EXAMPLE_FRACTION)
+
+
+def probe_steps(config: RunConfig) -> frozenset[int]:
+    """Return the update counts after which a run is probed: as many as fit into stats.probe_share.
+
+    The start, the end of the warm-up, a quarter, the half and the end; or the start, the half and the end; or the end;
+    or none.
+    """
+    steps, share = config.train.steps, config.stats.probe_share
+    if share is None:
+        return frozenset()
+    warmup = config.optim.warmup_steps or 0
+    for candidates in ((0, warmup, steps // 4, steps // 2, steps), (0, steps // 2, steps), (steps,)):
+        distinct = frozenset(candidates)
+        if len(distinct) * probe_cost(config.model.depth, config.train.batch_size) <= share * steps:
+            return distinct
+    return frozenset()
+
+
+def fits_share(share: float, steps: int, done: int, seconds: float, probe_seconds: Sequence[float]) -> bool:
+    """Return whether one more probe stays within its share of the run's time, judged by the probes so far.
+
+    Args:
+        share: The share of the run's time.
+        steps: The steps of the run.
+        done: The steps made so far.
+        seconds: The time of those steps, without probes.
+        probe_seconds: The time of each probe.
+    """
+    expected = seconds / done * steps if done else math.inf
+    return not probe_seconds or sum(probe_seconds) + max(probe_seconds) <= share * expected

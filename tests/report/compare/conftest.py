@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import normlab.stats.options  # noqa: F401  (with it every statistic is known)
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.store.runs import RunFolder
 

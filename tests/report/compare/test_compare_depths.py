@@ -18,7 +18,8 @@ from normlab.report.compare.layer_profiles import (
     run_units,
 )
 from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.statistic import CORE, STATISTICS
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import CORE
 from normlab.store.query import examine
 from normlab.store.runs import RunFolder
 

@@ -1,4 +1,4 @@
-"""Tables and pages of signal propagation at initialisation, which `train/signal.py` measures."""
+"""Tables and pages of signal propagation at initialisation, which `train/signal_propagation.py` measures."""
 
 from __future__ import annotations
 

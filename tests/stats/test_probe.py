@@ -20,14 +20,10 @@ from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.stats.instrument import main_stream
 from normlab.stats.measure import schedule
-from normlab.stats.measure.probe import (
-    Probe,
-    fits_share,
-    largest_eigenvalue,
-    probe_cost,
-    probe_steps,
-)
-from normlab.stats.statistic import PROBE, STATISTICS, TIERS
+from normlab.stats.measure.probe import Probe, largest_eigenvalue
+from normlab.stats.measure.schedule import fits_share, probe_cost, probe_steps
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import PROBE, TIERS
 from normlab.train.load import LoadedRun, probe_checkpoints
 
 NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE)
@@ -103,6 +99,8 @@ def test_erank_and_angular_equal_their_formulas() -> None:
             expected = (cosine.arccos() / math.pi).mean().item()
             assert measured["angular", str(apart), layer] == pytest.approx(expected, rel=1e-5)
     assert ("angular", "3", 2) not in measured
+    # The order of the columns does not depend on that of a set of names, which differs between processes.
+    assert list(dict.fromkeys(name for name, *_ in measured))[:4] == ["layer_drop", "angular", "erank", "jac_gain"]
 
 
 def test_jacobian_gain_and_matrix_norms_equal_their_formulas() -> None:

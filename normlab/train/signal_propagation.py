@@ -1,4 +1,7 @@
-"""Signal propagation at initialisation: one forward and backward pass and one update, no training.
+"""Signal propagation at initialisation (`normlab probe`): one forward and backward pass and one update.
+
+The forward pass is the training step's. Norms are computed in float64, unlike in the core statistics: this command
+looks for signals that vanish or explode, whose squares leave the range of float32.
 
 Shapes: B batch, T time, D width; a profile has one number for each block.
 """
@@ -7,20 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, derive_seed
+from normlab.model.runner import SingleRun
 from normlab.options import flatten_options
-from normlab.stats.instrument import Collector, Selection, main_stream
+from normlab.stats.instrument import Selection
 from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
 
 Row = dict[str, Any]
@@ -60,61 +63,54 @@ def zipf_tokens(batch: int, length: int, seed: int) -> Tensor:
     return torch.from_numpy(np.searchsorted(edges, drawn).clip(max=VOCAB - 1))
 
 
-def measure(config: RunConfig) -> tuple[Signal, GPT, dict[str, Tensor]]:
-    """Measure one pass at initialisation on random tokens, with the run's batch size and context.
+def measure(config: RunConfig, model: GPT | None = None) -> tuple[Signal, GPT, dict[str, Tensor]]:
+    """Measure one pass on random tokens, with the run's batch size and context.
+
+    Args:
+        config: The run's config; its seed draws the tokens.
+        model: The model to measure; None for the run's, at initialisation.
 
     Returns:
         The measurements, the model, and the gradient of each parameter by name.
     """
-    model = build_model(config, VOCAB).train()
-    signal, grads = measure_model(model, config)
+    model = build_model(config, VOCAB).train() if model is None else model
+    drawn_BT = zipf_tokens(config.train.batch_size, config.model.context + 1, config.seed)
+    output = SingleRun(model, compiled=False).loss(drawn_BT[:, :-1], drawn_BT[:, 1:], _RMS)
+    rms = {
+        (kind, layer): value
+        for layer, segment in enumerate(output.statistics)
+        for (kind, _), value in zip(segment.names, segment.values.tolist(), strict=True)
+    }
+    layers = range(1, len(model.blocks) + 1)
+    ratios = {
+        branch: [rms.get((branch, at), math.nan) / rms["resid", at] if rms["resid", at] else math.nan for at in layers]
+        for branch in ("attn", "mlp")
+    }
+    params = dict(model.named_parameters())
+    gradients = torch.autograd.grad(output.loss, list(params.values()), materialize_grads=True)
+    grads = dict(zip(params, gradients, strict=True))
+    signal = Signal(
+        loss=output.loss.item(),
+        embedded=rms["resid", 1],
+        stream=[rms["resid", layer + 1] for layer in layers],
+        attn_ratio=ratios["attn"],
+        mlp_ratio=ratios["mlp"],
+        gradient=[_norm([grads[f"blocks.{layer - 1}.mlp.down.weight"]]) for layer in layers],
+        block_gradient=[
+            _norm([grad for name, grad in grads.items() if name.startswith(f"blocks.{layer - 1}.")]) for layer in layers
+        ],
+    )
     return signal, model, grads
 
 
-def measure_model(model: GPT, config: RunConfig) -> tuple[Signal, dict[str, Tensor]]:
-    """Measure one pass of a model as it is; see `measure`."""
-    drawn_BT = zipf_tokens(config.train.batch_size, config.model.context + 1, config.seed)
-    stream = model.embed(drawn_BT[:, :-1])
-    sizes = [_rms(main_stream(stream)).item()]
-    ratios: dict[str, list[float]] = {branch: [] for branch in _BRANCHES}
-    for block in model.blocks:
-        with Collector(_BRANCHES) as collector:
-            stream = block(stream)
-        names, added = collector.results()
-        sizes_added = dict(zip((branch for branch, _ in names), added.tolist(), strict=True))
-        for branch, ratio in ratios.items():
-            ratio.append(sizes_added.get(branch, math.nan) / sizes[-1] if sizes[-1] else math.nan)
-        sizes.append(_rms(main_stream(stream)).item())
-    loss = cross_entropy(model.head(stream).flatten(0, 1), drawn_BT[:, 1:].flatten())
-    params = dict(model.named_parameters())
-    gradients = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
-    grads = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), gradients, strict=True)}
-    signal = Signal(
-        loss=loss.item(),
-        embedded=sizes[0],
-        stream=sizes[1:],
-        attn_ratio=ratios["attn"],
-        mlp_ratio=ratios["mlp"],
-        gradient=[_norm([grads[f"blocks.{layer}.mlp.down.weight"]]) for layer in range(len(model.blocks))],
-        block_gradient=[
-            _norm([grad for name, grad in grads.items() if name.startswith(f"blocks.{layer}.")])
-            for layer in range(len(model.blocks))
-        ],
-    )
-    return signal, grads
-
-
-def _rms(x: Tensor) -> Tensor:
-    return x.detach().double().square().mean().sqrt()
-
-
-def _norm(tensors: list[Tensor]) -> float:
+def _norm(tensors: Iterable[Tensor]) -> float:
     return sum(tensor.double().square().sum().item() for tensor in tensors) ** 0.5
 
 
-_PROFILES = ("stream", "attn_ratio", "mlp_ratio", "gradient", "block_gradient")
-_BRANCHES: Selection = {branch: ((branch, lambda view: _rms(view.x)),) for branch in ("attn", "mlp")}
-"""RMS of what each sub-layer adds, in float64, where squares of large float32 numbers do not overflow."""
+_RMS: Selection = {
+    kind: ((kind, lambda view: view.x.double().square().mean().sqrt()),) for kind in ("resid", "attn", "mlp")
+}
+"""RMS in float64: in float32, squares of large numbers overflow and those of small ones vanish."""
 
 
 def measure_rows(
@@ -138,11 +134,7 @@ def measure_rows(
             "init": config.init_rule,
             "words": options,
             "seeds": seeds,
-            **{name: _mean([sample[name] for sample in samples]) for name in ("loss", "embedded")},
-            **{
-                name: [_mean(values) for values in zip(*(sample[name] for sample in samples), strict=True)]
-                for name in (*_PROFILES, "update")
-            },
+            **{name: _mean([sample[name] for sample in samples]) for name in samples[0]},
         }
 
 
@@ -176,14 +168,16 @@ def _measure(config: RunConfig) -> Row:
         config.placement.project(params)
     update = []
     for layer in range(config.model.depth):
-        names = [name for name in params if name.startswith(f"blocks.{layer}.") and params[name].dim() == 2]
-        moved = sum((params[name] - before[name]).double().square().sum().item() for name in names)
-        size = sum(before[name].double().square().sum().item() for name in names)
-        update.append((moved / size) ** 0.5 if size else math.inf)  # weights that are 0 have no relative update
+        matrices = [name for name in params if name.startswith(f"blocks.{layer}.") and params[name].dim() == 2]
+        size = _norm(before[name] for name in matrices)
+        moved = _norm(params[name] - before[name] for name in matrices)
+        update.append(moved / size if size else math.inf)  # weights that are 0 have no relative update
     return {**dataclasses.asdict(signal), "update": update}
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean, or None if it is not finite: JSON has no number for it."""
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers or profiles, with None for one that is not finite: JSON has no number for it."""
+    if isinstance(values[0], list):
+        return [_mean(numbers) for numbers in zip(*values, strict=True)]
     mean = sum(values) / len(values)
     return mean if math.isfinite(mean) else None

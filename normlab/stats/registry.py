@@ -1,0 +1,387 @@
+"""All statistics, one entry each, and the values of measured and derived ones. Imports no torch.
+
+An entry has a name, the tensors that it is computed from, a formula, a unit, the question that it answers, a source,
+and one line of code. To add a statistic, copy an entry: the model offers the tensors (`instrument.py`), and the files
+of a run, reports and pages take the rest from the entry. Entries are in the order of `statistic.OF`.
+
+Shapes: N tokens, D width, d a channel, v a vocabulary entry, L blocks, S measured steps; B examples, H heads, T keys;
+x_l the stream that enters block l, x_{L+1} the stream that enters the head; w a parameter, g its gradient; `mean` is
+over all axes that it does not name.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlab.errors import StatisticsError
+from normlab.stats import derived
+from normlab.stats.profiles import Array, Profiles
+from normlab.stats.statistic import EXTENDED, PROBE, Statistic
+
+extended = partial(Statistic, tier=EXTENDED, merge="pass")
+probe = partial(Statistic, tier=PROBE, merge="pass")
+of_gain = partial(Statistic, of="gain", unit="1", merge="step", source="normlab")
+of_logits = partial(
+    Statistic,
+    of="head",
+    source="Wortsman et al. 2023, arXiv:2309.14322; z-loss: Chowdhery et al. 2022, arXiv:2204.02311",
+)
+
+
+def quotient(numerator: str, denominator: str, formula: str = "", **fields: Any) -> Statistic:
+    """Return the statistic `numerator / denominator`, site by site."""
+    return Statistic(
+        formula=formula or f"{numerator} / {denominator}",
+        unit="1",
+        merge="derived",
+        derive=partial(derived.quotient, numerator=numerator, denominator=denominator),
+        needs=(numerator, denominator),
+        **fields,
+    )
+
+
+# fmt: off
+def sizes(of: str) -> list[Statistic]:
+    """Return the statistics of size of the stream, or of what a sub-layer adds to it."""
+    return [
+        Statistic(
+            name=f"{of}_rms", of=of, unit="of x", merge="rms", value=lambda x: x.mean_square,
+            formula="sqrt(mean x^2)",
+            question="How large is it? A pre-norm stream grows with depth, a post-norm stream has the size of its "
+            "gain.",
+            source="Xiong et al. 2020, arXiv:2002.04745; Kim et al. 2025, arXiv:2502.02732",
+        ),
+        Statistic(
+            name=f"{of}_kurt", of=of, unit="1", merge="mean", value=lambda x: x.kurtosis,
+            formula="mean_N(mean_d x^4 / (mean_d x^2)^2): 3 for a Gaussian, D for a single channel",
+            question="Do a few channels dominate a token? Computed for each token, around zero.",
+            source="after He et al. 2024, arXiv:2405.19279, who compute it over tokens",
+        ),
+        Statistic(
+            name=f"{of}_absmax", of=of, unit="of x", merge="max", value=lambda x: x.absmax,
+            formula="max |x|", question="How large is the largest value?",
+            source="after Sun et al. 2024, arXiv:2402.17762 (massive activations)",
+        ),
+        Statistic(
+            name=f"{of}_nonfinite", of=of, unit="1", merge="mean", value=lambda x: x.nonfinite,
+            formula="share of tokens whose mean_d x^2 is not finite in float32",
+            question="At which layer does a diverging run break first?", source="OLMo-core and torchtitan count it",
+        ),
+        quotient(
+            f"{of}_absmax", f"{of}_rms", name=f"{of}_crest", of=of,
+            question="Are there massive activations? A Gaussian has 4 to 6.",
+            source="after Sun et al. 2024, arXiv:2402.17762",
+        ),
+    ]
+
+
+def ratio_to_stream(of: str) -> Statistic:
+    """Return the statistic of the size of what a sub-layer adds to the stream, relative to the stream."""
+    return quotient(
+        f"{of}_rms", "resid_rms", name=f"{of}_ratio", of=of,
+        formula=f"{of}_rms / resid_rms of the same block", question="Does a deep block still change the stream?",
+        source="Sun et al. 2025, arXiv:2502.05795 (the curse of depth)",
+    )
+
+
+ENTRIES = (
+    *sizes("resid"),
+    Statistic(
+        name="resid_uniform", of="resid", unit="1", merge="mean", value=lambda x: x.uniform,
+        formula="mean_N(D (mean_d x)^2 / mean_d x^2) = D cos^2(x, 1): 1 for a random direction",
+        question="How large is the component along the vector of ones, which LayerNorm removes and RMSNorm keeps?",
+        source="after Gupta et al. 2024, arXiv:2409.12951",
+    ),
+    Statistic(
+        name="resid_growth", of="resid", unit="per block", merge="derived", derive=derived.resid_growth,
+        needs=("resid_rms",),
+        formula="ln(resid_rms at the head / at block 1) / L",
+        question="How fast does the stream grow with depth, in one number?",
+        source="after OLMo 2, arXiv:2501.00656, which fits it over depth",
+    ),
+    Statistic(  # the step computes it, from the gradient at each tap
+        name="dresid_rms", of="resid", unit="nats / of x", merge="rms",
+        formula="N sqrt(mean (dL/dx)^2), L the mean loss of the step's N tokens",
+        question="Is the gradient the same at all layers? The factor N makes it independent of the batch size.",
+        source="Xiong et al. 2020, arXiv:2002.04745, section 3",
+    ),
+    Statistic(
+        name="dresid_growth", of="resid", unit="per block", merge="derived", derive=derived.dresid_growth,
+        needs=("dresid_rms",),
+        formula="slope of ln dresid_rms over the blocks and the head, by least squares",
+        question="Do gradients vanish or explode with depth? Above 0 they are larger at the top.",
+        source="after Xiong et al. 2020, arXiv:2002.04745",
+    ),
+    extended(
+        name="neuron_kurt", of="resid", unit="1", value=lambda x: x.neuron_kurt,
+        formula="mean_d s^4 / (mean_d s^2)^2, s_d = sqrt(mean_N x_d^2): 1 for equal channels, D for a single one",
+        question="Are there outlier channels, the same for all tokens?", source="He et al. 2024, arXiv:2405.19279",
+    ),
+    extended(
+        name="token_cos", of="resid", unit="1", value=lambda x: x.token_cos,
+        formula="mean cos(x_i, x_j) over pairs of tokens", question="Do the tokens become equal?",
+        source="Dong et al. 2021, arXiv:2103.03404 (rank collapse), as a cosine",
+    ),
+    extended(
+        name="part_ratio", of="resid", unit="1", value=lambda x: x.part_ratio,
+        formula="tr(C)^2 / |C|_F^2, C the covariance of at most 2048 tokens: 1 to min(N, D), 0 for equal tokens",
+        question="How many directions does the stream use?", source="the participation ratio of physics",
+    ),
+    probe(
+        name="erank", of="resid", unit="1",
+        formula="exp(-sum p log p), p the eigenvalues of the tokens' covariance over their sum",
+        question="How many directions does the stream use?", source="Roy & Vetterli 2007 (effective rank)",
+    ),
+    probe(
+        name="jac_gain", of="resid", unit="1",
+        formula="mean |J^T v|^2 / |v|^2 of 4 Gaussian v, J the Jacobian of x_{L+1} by block l's x_l",
+        question="How much does the rest of the model amplify a change of the stream?",
+        source="after Pennington et al. 2017, arXiv:1711.04735",
+    ),
+
+    *sizes("attn"),
+    ratio_to_stream("attn"),
+    *sizes("mlp"),
+    ratio_to_stream("mlp"),
+
+    Statistic(
+        name="adj_cos", of="block", unit="1", merge="mean", value=lambda x, after: x.cosine(after),
+        formula="mean_N cos(x, x'), x before the block and x' after it",
+        question="Does the block turn the stream? 1 for a block that could be removed.",
+        source="Gromov et al. 2024, arXiv:2403.17887; 1 - this is Men et al.'s BI, arXiv:2403.03853",
+    ),
+    probe(
+        name="layer_drop", of="block", unit="nats",
+        formula="loss without the block - loss", question="How much does the block lower the loss?",
+        source="after Men et al. 2024, arXiv:2403.03853",
+    ),
+    probe(
+        name="angular", of="block", unit="half turns",
+        formula="mean_N arccos(cos(x_l, x_{l+n})) / pi, the site being n",
+        question="Which n consecutive blocks could be removed?",
+        source="Gromov et al. 2024, arXiv:2403.17887, of all tokens",
+    ),
+
+    extended(
+        name="attn_logit_max", of="attention", unit="nats", value=lambda a: a.logits.amax(),
+        formula="max of scale q.k over the keys that a query attends to; of at most 128 queries",
+        question="Do attention logits grow until the softmax is one-hot? QK-norm bounds them.",
+        source="Wortsman et al. 2023, arXiv:2309.14322",
+    ),
+    extended(
+        name="attn_entropy", of="attention", unit="nats", value=lambda a: a.entropy_H.mean(),
+        formula="mean over heads and at most 128 queries of -sum_T p log p",
+        question="To how many tokens does a query attend? Its exponential.",
+        source="Zhai et al. 2023, arXiv:2303.06296 (entropy collapse)",
+    ),
+    extended(
+        name="attn_entropy_min", of="attention", unit="nats", value=lambda a: a.entropy_H.amin(),
+        formula="the smallest of the heads' mean entropies", question="Has a head collapsed?",
+        source="Zhai et al. 2023, arXiv:2303.06296",
+    ),
+    extended(
+        name="attn_sink", of="attention", unit="1", value=lambda a: a.sink,
+        formula="mean p of the first token, of at most 128 queries after it",
+        question="Is the first token an attention sink, as in models with massive activations?",
+        source="Xiao et al. 2023, arXiv:2309.17453",
+    ),
+    extended(
+        name="dead_frac", of="hidden", unit="1", value=lambda h: h.dead,
+        formula="share of hidden channels whose mean_N |h| is below a thousandth of the mean over all",
+        question="How much of the MLP is unused?", source="normlab",
+    ),
+
+    Statistic(
+        name="norm_in_rms", of="norm", unit="of x", merge="rms", value=lambda x, y: x.mean_square,
+        formula="sqrt(mean x^2) of a norm's input", question="Is the input so small that eps dominates the norm?",
+        source="normlab",
+    ),
+    Statistic(
+        name="norm_in_uniform", of="norm", unit="1", merge="mean", value=lambda x, y: x.uniform,
+        formula="mean_N(D (mean_d x)^2 / mean_d x^2) of a norm's input",
+        question="How much of each token would centring remove?", source="after Gupta et al. 2024, arXiv:2409.12951",
+    ),
+    Statistic(
+        name="norm_out_rms", of="norm", unit="of y", merge="rms", value=lambda x, y: y.mean_square,
+        formula="sqrt(mean y^2) of a norm's output",
+        question="How large is the input of the sub-layer, or of the stream?", source="normlab",
+    ),
+    quotient(
+        "norm_out_rms", "norm_in_rms", name="norm_gain", of="norm",
+        question="How much does the norm scale? The backward pass multiplies the gradient by about the same factor.",
+        source="normlab",
+    ),
+    of_gain(
+        name="gain_rms", value=lambda g: g.mean_square.sqrt(),
+        formula="sqrt(mean_d g^2)", question="Do norms of deep blocks grow or shrink?",
+    ),
+    of_gain(
+        name="gain_min", value=lambda g: g.x.amin(-1),
+        formula="min_d g", question="Is a channel switched off or inverted?",
+    ),
+    of_gain(
+        name="gain_absmax", value=lambda g: g.x.abs().amax(-1),
+        formula="max_d |g|", question="Is there an outlier channel?",
+    ),
+    of_gain(
+        name="gain_cv", value=lambda g: g.coefficient_of_variation,
+        formula="std_d(g) / |mean_d g|, std over all D", question="Has the gain learned to differ between channels?",
+    ),
+    of_gain(
+        name="gain_negative", value=lambda g: (g.x < 0).to(g.x.dtype).mean(-1),
+        formula="share of g < 0", question="How many channels are inverted?",
+    ),
+
+    Statistic(
+        name="grad_norm", of="parameter", unit="nats / of w", merge="step",
+        formula="|g|_2, before clipping", question="Which parameters dominate the norm of the whole gradient?",
+        source="Composer and OLMo log it",
+    ),
+    Statistic(
+        name="param_norm", of="parameter", unit="of w", merge="step",
+        formula="|w|_2, before the update",
+        question="Does a weight that a norm makes scale-invariant grow, so that its effective steps shrink?",
+        source="van Laarhoven 2017, arXiv:1706.05350",
+    ),
+    Statistic(
+        name="update_norm", of="parameter", unit="of w", merge="step",
+        formula="|w' - w|_2, w' after the update: weight decay and projection included",
+        question="How far does the optimiser move the parameter?", source="Composer logs it",
+    ),
+    Statistic(
+        name="grad_share", of="parameter", unit="1", merge="derived", derive=derived.gradient_shares,
+        needs=("grad_norm",),
+        formula="sum of grad_norm^2 over a family of parameters / over all of them",
+        question="Which family has the gradient: embeddings, attention, MLPs, norms, the wiring or the head?",
+        source="normlab, after Marin's report of a spike that came from the head alone",
+    ),
+    quotient(
+        "update_norm", "param_norm", name="update_ratio", of="parameter",
+        question="What is the effective learning rate? Infinite for a parameter that starts at 0.",
+        source="folklore; 1e-3 is often called healthy",
+    ),
+    extended(
+        name="gns_trace", of="parameter", unit="(nats / of w)^2",
+        formula="tr(S) of each parameter: (mean_b |g_b|^2 - |mean_b g_b|^2) B / (B - 1) of B <= 8 examples' g",
+        question="How much do the gradients of single examples scatter? Unbiased: average it over steps.",
+        source="McCandlish et al. 2018, arXiv:1812.06162, appendix A.1",
+    ),
+    extended(
+        name="gns_square", of="parameter", unit="(nats / of w)^2",
+        formula="|G|^2 of each parameter: (B |mean_b g_b|^2 - mean_b |g_b|^2) / (B - 1) of B <= 8 examples' g",
+        question="How large is the gradient without its noise? Unbiased, so it can be negative: average it over steps.",
+        source="McCandlish et al. 2018, arXiv:1812.06162, appendix A.1",
+    ),
+    Statistic(
+        name="gns", tier=EXTENDED, of="parameter", unit="examples", merge="derived", derive=derived.noise_scale,
+        needs=("gns_trace", "gns_square"), averaged=True,
+        undefined="the averaged |G|^2 is not positive: too few examples to separate the gradient from its noise",
+        formula="mean gns_trace / mean gns_square, each over the later half of the measured steps so far",
+        question="At what batch size do more examples stop helping? That of the norms predicts that of all parameters.",
+        source="McCandlish et al. 2018, arXiv:1812.06162; Gray et al. 2024, arXiv:2411.00999",
+    ),
+    extended(
+        name="radial_cos", of="parameter", unit="1",
+        formula="<g, w> / (|g| |w|), of each matrix",
+        question="Is the loss independent of the weight's scale? Exactly 0 where a norm that removes scale follows the "
+        "weight.",
+        source="van Laarhoven 2017, arXiv:1706.05350",
+    ),
+    extended(
+        name="adam_rms", of="parameter", unit="1",
+        formula="sqrt(mean u^2) of each matrix, u = m^ / (sqrt(v^) + eps), Adam's update",
+        question="Are Adam's steps as long as the learning rate? 1 where successive gradients agree.", source="normlab",
+    ),
+    extended(
+        name="adam_eps_frac", of="parameter", unit="1",
+        formula="share of sqrt(v^) < 10 eps in each matrix", question="Does Adam's eps determine the step?",
+        source="Wortsman et al. 2023, arXiv:2309.14322, section 4",
+    ),
+    probe(
+        name="spec_norm", of="parameter", unit="of w",
+        formula="largest singular value of each matrix",
+        question="By what factor can the matrix stretch a vector at most?", source="folklore",
+    ),
+    probe(
+        name="stable_rank", of="parameter", unit="1",
+        formula="|w|_F^2 / spec_norm^2 of each matrix", question="In how many directions does the matrix act?",
+        source="Rudelson & Vershynin 2007",
+    ),
+
+    of_logits(
+        name="logz", unit="nats", merge="mean", value=lambda z: z.logz,
+        formula="mean_N log sum_v exp z_v", question="Do the logits drift together?",
+    ),
+    of_logits(
+        name="logz2", unit="nats^2", merge="mean", value=lambda z: z.logz.square(),
+        formula="mean_N (log sum_v exp z_v)^2", question="How large would the z-loss be?",
+    ),
+    of_logits(
+        name="logit_mean", unit="nats", merge="mean", value=lambda z: z.mean,
+        formula="mean z", question="Do all logits share an offset, which costs no loss?",
+    ),
+    of_logits(
+        name="logit_absmax", unit="nats", merge="max", value=lambda z: z.absmax,
+        formula="max |z|", question="How confident does the head become?",
+    ),
+
+    probe(
+        name="sharpness", of="model", unit="nats / of w^2",
+        formula="largest eigenvalue of the loss's Hessian, to a relative error of about 1e-3",
+        question="How sharp is the minimum? Gradient descent hovers near 2 / learning rate.",
+        source="Cohen et al. 2021, arXiv:2103.00065; by Lanczos, at most 20 products",
+    ),
+    probe(
+        name="sharpness_pre", of="model", unit="nats",
+        formula="largest eigenvalue of P^(-1/2) H P^(-1/2), H the Hessian, P Adam's sqrt(v^) + eps",
+        question="How sharp is the minimum in Adam's preconditioned coordinates?",
+        source="after Cohen et al. 2022, arXiv:2207.14484; by Lanczos, at most 20 products",
+    ),
+)
+# fmt: on
+STATISTICS = {statistic.name: statistic for statistic in ENTRIES}
+
+ADAM_STATISTICS = ("adam_rms", "adam_eps_frac", "sharpness_pre")
+"""Statistics that exist for AdamW only."""
+PER_EXAMPLE_STATISTICS = ("gns", "gns_trace", "gns_square")
+"""Statistics that compare the gradients of at least two independent examples."""
+NEEDS_PARAMETER_COPY = ("param_norm", "update_norm")
+"""Statistics for which a measured step copies every parameter before the update."""
+
+
+def layers_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:
+    """Return the layers at which a statistic exists, by site, (L + 2,); empty for one without layers.
+
+    A layer counts even if all its values are NaN.
+
+    Raises:
+        StatisticsError: As `values_of`.
+    """
+    ones = Profiles(profiles.layout, np.zeros(1, dtype=np.int64), np.ones((1, profiles.layout.width)))
+    return {site: ~np.isnan(values[0]) for site, values in values_of(ones, name).items() if values.ndim == 2}
+
+
+def values_of(profiles: Profiles, name: str) -> dict[str, Array]:
+    """Return a measured or derived statistic by site: (S, L + 2), NaN at layers without it, or (S,).
+
+    A statistic that an older record holds and that is derived today is returned as recorded.
+
+    Raises:
+        StatisticsError: The statistic, or one that it is derived from, was not measured.
+    """
+    if name in profiles:
+        return profiles.get(name)
+    statistic = STATISTICS.get(name)
+    if statistic is None or statistic.derive is None:
+        raise StatisticsError(f"{name}: was not measured")
+    for need in statistic.needs:
+        if need not in profiles:
+            raise StatisticsError(f"{name}: is derived from {need}, which was not measured")
+    try:
+        return statistic.derive(profiles)
+    except KeyError as error:  # a damaged layout lacks a site or a family
+        raise StatisticsError(f"{name}: is derived from {error.args[0]!r}, which was not measured") from error

@@ -27,8 +27,8 @@ def list_(
     """
     from normlab.report.catalogue import ENTRIES, ROWS
     from normlab.report.entry import entry_text, one_entry
-    from normlab.report.listing import list_runs
     from normlab.report.render import render
+    from normlab.report.summary import list_runs
 
     plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
     names = [argument for argument in arguments or [] if argument not in plugins]

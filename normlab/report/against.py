@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from normlab.errors import ConfigError, unknown
-from normlab.report.groups import Cell, mixed_settings
+from normlab.report.cells import Cell, mixed_settings
 from normlab.report.intervals import PairedTest, Replicate, holm, paired_test
-from normlab.report.settings import format_setting
-from normlab.report.where import parse_conditions
+from normlab.report.settings import format_setting, parse_conditions
 
 FLAG = "--against"
 

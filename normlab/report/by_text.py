@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlab.report.by import BEST, SHARED, Report, Row
+from normlab.report.cells import STATES
 from normlab.report.intervals import LEVEL, Design, format_mean
 from normlab.report.learning_rates import EDGE
 from normlab.report.render import render
-from normlab.report.run_result import STATES
-from normlab.store.outcome import RULES, WHOLE_TEXT_NOTE, references_of
+from normlab.store.outcome import RULES, WHOLE_TEXT_NOTE
 from normlab.store.schema import FINISHED
 
 GIB = 2**30
@@ -141,7 +141,7 @@ def notes(report: Report) -> list[str]:
     if shared is not None and any(row["lr"] != shared for row in rows):
         lines.append(f"shared lr: {shared:g}, the same for every cell (the best mean rank over the cells, or --lr)")
     lines += [f"{state}: {rule}" for state, rule in RULES.items() if any(row[state] for row in rows)]
-    old = sum(references_of(run.entry.run, {}).whole_text for cell in report.cells for run in cell.runs)
+    old = sum(run.record.references.whole_text for cell in report.cells for run in cell.runs)
     if old:
         lines.append(f"the outcomes of {old} older runs are judged by {WHOLE_TEXT_NOTE}")
     if any(row["lr_sensitivity"] is not None for row in rows):

@@ -65,7 +65,7 @@ def _state(folder: Path, job: Job) -> tuple[str, float, float | None]:
     # The step of a training row counts from 0; that of other rows is the number of updates before them.
     step = (number(row.get("step")) or 0) + (row.get("kind") == "train")
     state = status.get("outcome", status["state"])
-    return state, step, final_losses(state, status)[0]
+    return state, step, final_losses(state, number(status.get("val_loss")))[0]
 
 
 def _cost(job: Job) -> float:

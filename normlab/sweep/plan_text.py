@@ -11,7 +11,7 @@ from typing import Any
 from normlab.report.summary import row_of
 from normlab.store.outcome import OUTCOMES, REGRESSED, STUCK
 from normlab.store.plans import FAILURES, Job, Pack, PackOutcome, Plan, log_of, run_of
-from normlab.store.query import examine
+from normlab.store.record import RunRecord
 from normlab.store.schema import DAMAGED, DIVERGED, RUNNING
 from normlab.sweep.plan import all_completed, is_completed, tokens_of
 from normlab.sweep.progress import MOST_LINES
@@ -89,7 +89,7 @@ def _all_rows(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) -> li
 
 
 def _row(folder: Path, job: Job, outcome: PackOutcome | None) -> Row:
-    entry = examine(run_of(folder, job)) if run_of(folder, job).exists() else None
+    entry = RunRecord.read(run_of(folder, job)) if run_of(folder, job).exists() else None
     row = row_of(entry) if entry else {}
     state, note = row.get("state", "waiting"), entry.problem if entry else ""
     if outcome is not None and state not in OUTCOMES:

@@ -21,8 +21,8 @@ from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import STATISTICS_FOLDER
 from normlab.store.evaluations import evaluations
 from normlab.store.files import io_error, write_atomic
-from normlab.store.outcome import final_status
 from normlab.store.reading import HOW_TO_FIX
+from normlab.store.record import final_status
 from normlab.store.runs import RunFolder, pack_run_ids
 from normlab.store.schema import (
     COMPLETED_STATES,

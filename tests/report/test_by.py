@@ -14,7 +14,7 @@ from scipy import stats
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.report.by import Options, summarize_by
 from normlab.report.by_text import notes, render_report, table_rows
-from normlab.report.groups import MAX_DAMAGED
+from normlab.report.cells import MAX_DAMAGED
 from normlab.store.plans import Job, Plan, sweep_folder, write_plan
 from normlab.store.schema import seal
 

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normlab.report.run_result import RunResult
+from normlab.report.cells import RunResult
 from normlab.report.settings import (
     LR,
     SEEDS,
-    Setting,
     differing_settings,
     format_setting,
-    get_nested,
     is_config_option,
     setting,
 )
+from normlab.store.record import Setting
 
 MAIN_OPTIONS = ("norm", "placement", "model.depth")
 """The options that come first in a cell's name."""
@@ -36,7 +35,7 @@ def distinguishing_options(outcomes: Sequence[RunResult]) -> list[str]:
     An option that separates no more runs than the options before it is left out, as one that follows from the width.
     """
     options = [option for option in differing_settings([run.settings for run in outcomes]) if is_config_option(option)]
-    runs = [outcome.entry.run for outcome in outcomes]
+    runs = [outcome.record for outcome in outcomes]
     keys: list[tuple[Setting, ...]] = [() for _ in runs]
     distinguishing: list[str] = []
     for option in dict.fromkeys([*MAIN_OPTIONS, *options]):
@@ -55,7 +54,7 @@ def default_cell_options(outcomes: Sequence[RunResult]) -> list[str]:
 
 def varying_options(outcomes: Sequence[RunResult]) -> list[str]:
     """Return all options in which runs differ, learning rate and seeds last; data.seed only if it is not the seed."""
-    runs = [outcome.entry.run for outcome in outcomes]
+    runs = [outcome.record for outcome in outcomes]
     same_seeds = all(outcome.replicate[0] == outcome.replicate[1] for outcome in outcomes)
     seeds = SEEDS[:1] if same_seeds else SEEDS
     varying = [option for option in (LR, *seeds) if len({setting(run, option) for run in runs}) > 1]
@@ -94,8 +93,8 @@ def reason_not_comparable(outcomes: Sequence[RunResult]) -> str:
 
 def _tokenizers(outcomes: Sequence[RunResult]) -> list[str]:
     """Return each tokenizer with its vocabulary size."""
-    keys = ("corpus.tokenizer", "corpus.vocab_size")
-    values = [[get_nested(outcome.entry.run, key) for key in keys] for outcome in outcomes]
+    corpora = [outcome.record.corpus for outcome in outcomes]
+    values = [[corpus.tokenizer, corpus.vocab_size] for corpus in corpora]
     return sorted({" ".join(str(part) for part in parts if part is not None) or UNKNOWN for parts in values})
 
 

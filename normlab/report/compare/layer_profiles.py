@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.errors import StoreError
+from normlab.report.cells import Cell
 from normlab.report.compare.curves import pack
-from normlab.report.compare.find import NO_RUN_STATES
 from normlab.report.compare.statistics_table import TableLayout, core_parts, describe_statistics, layout_of, table
-from normlab.report.groups import Cell
 from normlab.report.histories import NothingMeasured, read_statistics
 from normlab.stats.profiles import Array, Profiles
-from normlab.store.query import Entry
+from normlab.store.query import NO_RUN_STATES
+from normlab.store.record import RunRecord
 
 MAX_RUNS = 50
 """With more runs than this, the page has the mean of each cell instead of each run."""
@@ -52,18 +52,18 @@ class Unit:
 
 
 def layer_profiles(
-    entries: Sequence[Entry], cells: Sequence[Cell], warmups: Sequence[int | None]
+    records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None]
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Return the layer profiles of the page, and the runs that have none.
 
     Args:
-        entries: The runs.
+        records: The runs.
         cells: Their cells.
         warmups: The warm-up of each run, updates.
     """
     problems: list[Problem] = []
-    per_run = len(entries) <= MAX_RUNS
-    units = limit_size((run_units if per_run else _cell_units)(entries, cells, warmups, problems), MAX_BYTES)
+    per_run = len(records) <= MAX_RUNS
+    units = limit_size((run_units if per_run else _cell_units)(records, cells, warmups, problems), MAX_BYTES)
     layouts = list(dict.fromkeys(unit.layout for unit in units))
     return {
         "of": "run" if per_run else "cell",
@@ -113,28 +113,28 @@ def limit_size(units: Sequence[Unit], max_bytes: int) -> list[Unit]:
 
 
 def run_units(
-    entries: Sequence[Entry], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
+    records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
 ) -> list[Unit]:
     """Return a unit for each run with statistics; append the others to `problems`."""
-    cell_of = {run.entry.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
+    cell_of = {run.record.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
     return [
-        _mean_unit(entry.name, {index: parts}, cell_of.get(entry.folder.path), layout_of(parts), warmups[index])
-        for index, entry in enumerate(entries)
-        if (parts := _read_parts(index, entry, problems))
+        _mean_unit(record.name, {index: parts}, cell_of.get(record.folder.path), layout_of(parts), warmups[index])
+        for index, record in enumerate(records)
+        if (parts := _read_parts(index, record, problems))
     ]
 
 
 def _cell_units(
-    entries: Sequence[Entry], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
+    records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
 ) -> list[Unit]:
     """Return, for each cell, the mean over its runs at its best learning rate that have the same columns."""
-    index_of: Mapping[Path, int] = {entry.folder.path: index for index, entry in enumerate(entries)}
+    index_of: Mapping[Path, int] = {record.folder.path: index for index, record in enumerate(records)}
 
     def units_of(number: int, cell: Cell) -> Iterator[Unit]:
         groups: dict[TableLayout, dict[int, list[Profiles]]] = {}
         for run in cell.runs_at(cell.best_lr):
-            index = index_of[run.entry.folder.path]
-            if parts := _read_parts(index, run.entry, problems):
+            index = index_of[run.record.folder.path]
+            if parts := _read_parts(index, run.record, problems):
                 groups.setdefault(layout_of(parts), {})[index] = parts
         depths = {layout.depth for layout in groups}
         for count, (layout, runs) in enumerate(groups.items(), start=1):
@@ -146,14 +146,14 @@ def _cell_units(
     return [unit for number, cell in enumerate(cells) for unit in units_of(number, cell)]
 
 
-def _read_parts(index: int, entry: Entry, problems: list[Problem]) -> list[Profiles]:
+def _read_parts(index: int, record: RunRecord, problems: list[Problem]) -> list[Profiles]:
     """Return the core statistics of a run; append why there are none to `problems`."""
-    if entry.state in NO_RUN_STATES:
+    if record.state in NO_RUN_STATES:
         return []
     messages: list[str] = []
     parts: list[Profiles] = []
     try:
-        parts = core_parts(read_statistics(entry.folder, messages))
+        parts = core_parts(read_statistics(record.folder, messages))
     except NothingMeasured:
         messages = [NO_STATISTICS]
     except StoreError as error:

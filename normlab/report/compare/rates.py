@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normlab.report.by import BEST, build_report
+from normlab.report.by import BEST, build_report, losses_at
 from normlab.report.by_text import loss_text
-from normlab.report.cell_row import losses_at
+from normlab.report.cells import Cell, RunResult
 from normlab.report.compare.comparable import MAIN_OPTIONS
-from normlab.report.groups import Cell
-from normlab.report.run_result import RunResult
 from normlab.report.settings import format_setting
 
 Row = dict[str, Any]
@@ -35,7 +33,7 @@ def _point(cell: Cell, lr: float, index: RunIndex) -> Row:
     return {
         **{key: row[key] for key in LOSS_KEYS},
         "text": loss_text(row, BEST, "val_loss"),
-        "runs": [{"run": index[run.entry.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
+        "runs": [{"run": index[run.record.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
     }
 
 
@@ -51,7 +49,7 @@ def matrix(outcomes: Sequence[RunResult], index: RunIndex) -> Row:
             "placement": format_setting(cell.key[1]),
             "depth": cell.key[2],
             "text": loss_text(row, BEST, "val_loss"),
-            "runs": [index[run.entry.folder.path] for run in cell.runs],
+            "runs": [index[run.record.folder.path] for run in cell.runs],
         }
         for row, cell in zip(report.rows, report.cells, strict=True)
     ]

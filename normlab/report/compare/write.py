@@ -12,9 +12,9 @@ from pathlib import Path
 
 from normlab.errors import ConfigError, one_line, unknown
 from normlab.report.compare.data import Row, page_data
-from normlab.report.compare.find import NOT_STARTED, find
 from normlab.report.pages.shell import check_page, page, write_page
 from normlab.store.files import write_atomic
+from normlab.store.query import NOT_STARTED, select_runs
 
 HTML, PNG = "html", "png"
 FORMATS = (HTML, PNG)
@@ -69,7 +69,7 @@ def write_compare(names: Sequence[str], options: Options | None = None) -> Writt
         raise ConfigError(f"--format {options.format}: " + unknown("format", options.format, FORMATS))
     if options.output is not None:
         check_page(options.output, "-o")
-    selection = find(names, options.results_dir)
+    selection = select_runs(names, options.results_dir)
     path = options.output or selection.home / PAGE
     by = None if options.by is None else [option.strip() for option in options.by.split(",")]
     data = page_data(selection, by, options.where)

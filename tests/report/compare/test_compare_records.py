@@ -9,10 +9,10 @@ import random
 import numpy as np
 import pytest
 
-from normlab.report.compare.find import find
 from normlab.report.compare.write import Options, write_compare
 from normlab.stats.profiles import Profiles
 from normlab.store.plans import Job, Plan, sweep_folder, write_plan
+from normlab.store.query import select_runs
 from normlab.store.runs import RunFolder
 from normlab.store.schema import seal
 
@@ -164,7 +164,7 @@ def test_absurd_records(trained, tmp_path, file, seed):
     for by in (None, "norm,placement", "optim.lr,init", "model.depth,precision"):
         written = write_compare([str(tmp_path)], Options(by=by))
         assert written.paths[-1].is_file()
-    assert len(find([str(tmp_path)], tmp_path).entries) == 30
+    assert len(select_runs([str(tmp_path)], tmp_path).records) == 30
 
 
 @pytest.mark.parametrize("value", ODD)

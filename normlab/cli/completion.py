@@ -14,7 +14,7 @@ import typer
 from normlab import catalogue
 from normlab.cli.app import app
 from normlab.errors import ConfigError, unknown
-from normlab.report.catalogue import ENTRIES
+from normlab.report.listing import ENTRIES
 
 FLAGS = [
     *("--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--resolve", "--package", "--help", "--debug"),

@@ -155,7 +155,7 @@ def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
     runs that happen to survive are not a sample of what the method does.
     """
     row: Row = {f"{prefix}lr": lr, f"{prefix}seeds": 0, f"{prefix}seeds_diverged": 0}
-    for key, losses in (("val_loss", cell.losses), ("best_val_loss", cell.arrange(lambda run: run.best_loss))):
+    for key, losses in (("val_loss", cell.losses), ("best_val_loss", cell.lowest_losses)):
         values = losses.get(lr, {}) if lr is not None else {}
         finite = [value for value in values.values() if math.isfinite(value)]
         interval = mean_interval(values) if values else None

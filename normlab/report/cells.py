@@ -121,6 +121,11 @@ class Cell:
         return self.arrange(lambda run: run.loss)
 
     @cached_property
+    def lowest_losses(self) -> Losses:
+        """Lowest validation loss of any evaluation, by learning rate and replicate."""
+        return self.arrange(lambda run: run.best_loss)
+
+    @cached_property
     def best_lr(self) -> float | None:
         """The cell's best learning rate."""
         return best_lr(self.ranking)

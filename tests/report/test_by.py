@@ -406,7 +406,7 @@ def test_summarize_command(make, tmp_path, run_command):
     make("rmsnorm", 1e-3, 1, 2.0, depth=8)
     code, out, err = run_command("summarize", str(tmp_path), "--by", "norm")
     assert (code, err) == (0, "normlab: rmsnorm: mixes model.depth 4 and 8\n")
-    assert "2.0000 ± 0.0000 (n=2)" in out
+    assert "2.0000 and 2.0000 (n=2)" in out
     code, out, err = run_command("summarize", str(tmp_path), "--by", "norm", "--where", "model.depth>=8")
     assert (code, err) == (0, "")
     assert "2.0000 (n=1)" in out

@@ -32,7 +32,7 @@ def _point(cell: Cell, lr: float, index: RunIndex) -> Row:
     row = losses_at(cell, lr, BEST)
     return {
         **{key: row[key] for key in LOSS_KEYS},
-        "text": loss_text(row, BEST, "val_loss"),
+        "text": loss_text(cell.losses[lr]),
         "runs": [{"run": index[run.record.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
     }
 
@@ -48,7 +48,7 @@ def matrix(outcomes: Sequence[RunResult], index: RunIndex) -> Row:
             "norm": format_setting(cell.key[0]),
             "placement": format_setting(cell.key[1]),
             "depth": cell.key[2],
-            "text": loss_text(row, BEST, "val_loss"),
+            "text": loss_text(cell.best_losses),
             "runs": [index[run.record.folder.path] for run in cell.runs],
         }
         for row, cell in zip(report.rows, report.cells, strict=True)

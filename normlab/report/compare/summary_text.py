@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from normlab.report.against import paired_differences
 from normlab.report.cells import UNFINISHED, Cell, RunResult, rank_cells
 from normlab.report.compare.comparable import reason_not_comparable
-from normlab.report.intervals import LEVEL, PairedTest, mean_interval, paired_test
+from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, mean_interval, paired_test
 from normlab.report.settings import format_setting
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.schema import DAMAGED, DIVERGED, FAILED
@@ -145,10 +145,9 @@ def _loss_text(cell: Cell) -> str:
         finite = {replicate: loss for replicate, loss in losses.items() if math.isfinite(loss)}
         others = f"; mean of the others {mean_interval(finite).estimate:.4f} nats/token" if finite else ""
         return _diverged_text(cell) + others
-    mean, _, high, design = mean_interval(losses)
-    if high is None:
-        return f"{mean:.4f} nats/token (n={design}, no interval)"
-    return f"{mean:.4f} ± {high - mean:.4f} nats/token ({LEVEL:.0%} interval, n={design})"
+    interval = "" if len(losses) < 3 else f"{LEVEL:.0%} interval, "
+    none = ", no interval" if len(losses) == 1 else ""
+    return f"{format_losses(losses)} nats/token ({interval}n={design_of(losses)}{none})"
 
 
 def _lr_text(cell: Cell) -> str:

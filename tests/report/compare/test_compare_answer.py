@@ -207,7 +207,7 @@ def test_single_cell(make, read_cells):
     cells = read_cells()
     assert best_cell(cells) is None
     first, *rest = summary_sentences(cells)
-    assert first.startswith("rmsnorm: validation loss 2.1500 ± ")
+    assert first.startswith("rmsnorm: validation loss 2.1000 and 2.2000 nats/token (n=2), at its best")
     assert first.endswith("0.001 (of 2); no other cell to compare with.")
     assert rest[-1] == "Note: each cell's learning rate is selected on this same loss, so its loss is optimistic."
 

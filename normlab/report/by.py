@@ -17,11 +17,11 @@ from normlab.report.cells import STATES, Cell, RunResult, group_cells, read_resu
 from normlab.report.intervals import Design, mean_interval
 from normlab.report.learning_rates import USABLE, sensitivity, shared_lr
 from normlab.report.settings import check_options, select_where
-from normlab.store.evaluations import Evaluation, evaluations
 from normlab.store.outcome import loss_of
 from normlab.store.query import count_not_started, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.schema import number
+from normlab.store.series import Evaluation, evaluations
 
 Row = dict[str, Any]
 BEST, SHARED = "", "shared_"

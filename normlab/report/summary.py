@@ -11,7 +11,6 @@ from typing import Any
 
 from normlab.errors import StoreError
 from normlab.report.settings import select_where
-from normlab.store.evaluations import evaluations_of
 from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.query import select_runs
 from normlab.store.reading import HOW_TO_FIX, Rows
@@ -26,6 +25,7 @@ from normlab.store.schema import (
     STATUS_FILE,
     number,
 )
+from normlab.store.series import evaluations_of
 
 COLUMNS = (
     "run", "id", "state", "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss",

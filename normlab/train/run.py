@@ -19,7 +19,6 @@ from normlab.model.fingerprint import fingerprint
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import STATISTICS_FOLDER
-from normlab.store.evaluations import evaluations
 from normlab.store.files import io_error, write_atomic
 from normlab.store.reading import HOW_TO_FIX
 from normlab.store.record import final_status
@@ -34,7 +33,7 @@ from normlab.store.schema import (
     STATUS_FILE,
     to_json,
 )
-from normlab.store.series import series
+from normlab.store.series import evaluations, series
 from normlab.tracking.background import Background, abandon, wait_for_finish, wait_for_start
 from normlab.tracking.base import Sink
 from normlab.tracking.console import Console

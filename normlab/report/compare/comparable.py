@@ -63,32 +63,42 @@ def varying_options(outcomes: Sequence[RunResult]) -> list[str]:
 
 def comparability_warnings(outcomes: Sequence[RunResult]) -> list[str]:
     """Return the differences between runs that make losses, speeds or bits not comparable."""
-    kinds = (
-        ("corpora", _values(outcomes, "corpus"), "their losses are not comparable"),
-        ("tokenizers", _tokenizers(outcomes), "tokens differ, so their losses are not comparable"),
-        ("precisions", _values(outcomes, "precision"), "a difference between them may be rounding"),
-        ("devices", _values(outcomes, "device"), "their speeds and last digits are not comparable"),
-    )
+    consequences = {
+        "corpora": "their losses are not comparable",
+        "tokenizers": "tokens differ, so their losses are not comparable",
+        "precisions": "a difference between them may be rounding",
+        "devices": "their speeds and last digits are not comparable",
+    }
     warnings = [
-        f"the runs use {len(values)} {plural}: {', '.join(values)}: {consequence}"
-        for plural, values, consequence in kinds
-        if len(values) > 1
+        f"the runs use {len(values)} {plural}: {', '.join(values)}: {consequences[plural]}"
+        for plural, values in _circumstances(outcomes).items()
     ]
-    numerics = [name for name in differing_settings([run.settings for run in outcomes]) if name.startswith(_NUMERICS)]
-    if numerics:
-        listed = [
-            f"{name.removeprefix(_NUMERICS).removesuffix(')')} {' and '.join(_values(outcomes, name))}"
-            for name in numerics
-        ]
+    differing = differing_settings([run.settings for run in outcomes])
+    listed = [
+        f"{name.removeprefix(_NUMERICS).removesuffix(')')} {' and '.join(_values(outcomes, name))}"
+        for name in differing
+        if name.startswith(_NUMERICS)
+    ]
+    if listed:
         warnings.append(f"the runs' numerics differ: {'; '.join(listed)}: equal options and seeds give different bits")
     return warnings
 
 
 def reason_not_comparable(outcomes: Sequence[RunResult]) -> str:
     """Return why the losses of runs cannot be ranked; empty if they can."""
-    kinds = (("corpora", _values(outcomes, "corpus")), ("tokenizers", _tokenizers(outcomes)))
-    listed = [f"{len(values)} {plural} ({', '.join(values)})" for plural, values in kinds if len(values) > 1]
+    listed = [
+        f"{len(values)} {plural} ({', '.join(values)})"
+        for plural, values in _circumstances(outcomes).items()
+        if plural in ("corpora", "tokenizers")
+    ]
     return f"the runs use {' and '.join(listed)}, so their losses are not comparable" if listed else ""
+
+
+def _circumstances(outcomes: Sequence[RunResult]) -> dict[str, list[str]]:
+    """Return the values of each circumstance in which runs differ, by its plural."""
+    kinds = {"corpora": "corpus", "tokenizers": "", "precisions": "precision", "devices": "device"}
+    values = {plural: _values(outcomes, name) if name else _tokenizers(outcomes) for plural, name in kinds.items()}
+    return {plural: texts for plural, texts in values.items() if len(texts) > 1}
 
 
 def _tokenizers(outcomes: Sequence[RunResult]) -> list[str]:

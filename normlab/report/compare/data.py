@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from normlab.report.by import Options, Report, build_report, check_by
-from normlab.report.by_text import notes, table_rows
-from normlab.report.cells import rank_cells, read_results
+from normlab.errors import StoreError
+from normlab.report.by import BEST, Options, Report, build_report, check_by, losses_at
+from normlab.report.by_text import loss_text, notes, table_rows
+from normlab.report.cells import Cell, RunResult, rank_cells, read_results
 from normlab.report.compare import curves, layer_profiles
-from normlab.report.compare.comparable import comparability_warnings, default_cell_options, varying_options
-from normlab.report.compare.rates import learning_rate_points, matrix
-from normlab.report.compare.run_metrics import SPIKE_RULES, Metrics, read_metrics
+from normlab.report.compare.comparable import (
+    MAIN_OPTIONS,
+    comparability_warnings,
+    default_cell_options,
+    varying_options,
+)
 from normlab.report.compare.summary_text import best_cell, summary_sentences
 from normlab.report.intervals import LEVEL
 from normlab.report.settings import check_options, format_setting, options_of, select_where, setting, short_names
-from normlab.report.summary import COLUMNS, row_of
-from normlab.stats.spikes import RULES
+from normlab.report.summary import COLUMNS, row_of, unreadable_lines_note
+from normlab.stats.spikes import RULES, count_spikes
 from normlab.store.query import NO_RUN_STATES, Selection, count_not_started
+from normlab.store.reading import Rows
 from normlab.store.record import RunRecord
-from normlab.store.schema import DAMAGED, DIVERGED, RUNNING
+from normlab.store.schema import DAMAGED, DIVERGED, RUNNING, number
+from normlab.store.series import evaluations_of, series_of
 
 Row = dict[str, Any]
+RunIndex = Mapping[Path, int]
+"""The page's index of a run, by its folder."""
+
+LOSS_KEYS = (
+    "lr", "val_loss", "val_loss_low", "val_loss_high", "seeds", "seeds_diverged", "val_loss_of_others",
+)  # fmt: skip
+SPIKE_RULES = {"loss": "loss_olmo_core", "grad_norm": "grad_norm_olmo_core"}
+"""The rule that finds the spikes of each series."""
+MAX_STEP = 2**32 - 1
+"""The largest step that the page can hold."""
 
 MAX_SPIKES = 200
 """The most spikes of a run and a series that get a mark, the first ones; their number is always complete."""
@@ -94,8 +111,8 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
         "cell_columns": list(texts[0]) if texts else [],
         "runs": runs,
         "differing": differing,
-        "matrix": matrix(results, index),
-        "rates": learning_rate_points(report.cells, index),
+        "matrix": _matrix(results, index),
+        "rates": [_learning_rate_points(cell, index) for cell in report.cells],
         "profiles": profiles,
         "spike_rules": {
             series: {"formula": rule.formula, "source": rule.source}
@@ -129,11 +146,29 @@ def _missing_state(record: RunRecord) -> str:
 
 def _run(record: RunRecord, runs: int, differing: Sequence[str]) -> Row:
     """Return the row of `summarize` for one of `runs` runs, with its curves."""
-    most = curves.points_per_curve(runs)
-    metrics = read_metrics(record.folder)
-    row = row_of(record, lambda: metrics.rows)
-    problems = [problem for problem in (record.problem, metrics.problem) if problem]
+    problems = [record.problem, record.folder.metrics_problem()]
+    rows = Rows([], damaged=0, torn=False)
+    try:
+        rows = record.folder.rows()
+    except StoreError as error:
+        problems = [record.problem, str(error)]
+    trained = series_of([row for row in rows.rows if row.get("kind") == "train"])
+    valid = (trained["step"] >= 0) & (trained["step"] <= MAX_STEP) & (np.floor(trained["step"]) == trained["step"])
+    order = np.flatnonzero(valid)
+    order = order[np.argsort(trained["step"][order], kind="stable")]  # a damaged row can have the step of another
+    trained = {name: values[order] for name, values in trained.items()}
+    steps, invalid = trained["step"].astype(np.int64), int((~valid).sum())
+    problems += [unreadable_lines_note(rows), f"{invalid} rows of the metrics have no step" if invalid else ""]
+    problems = list(filter(None, problems))
+    spikes: dict[str, list[int]] = {series: [] for series in SPIKE_RULES}
+    if len(steps):
+        rules = [rule for rule in RULES if rule.name in SPIKE_RULES.values()]
+        spikes = {found.rule.of: steps[found.spikes].tolist() for found in count_spikes(trained, rules)}
+    others = [row for row in rows.rows if row.get("kind") != "train"]
+    measured = evaluations_of(others)
+    row = row_of(record, lambda: rows)
     notes = [STILL_RUNNING] if record.state == RUNNING else []
+    most = curves.points_per_curve(runs)
     return {
         **{key: row[key] for key in COLUMNS},
         "note": _join_notes(row["note"], *(note for note in notes + problems if note not in row["note"])),
@@ -142,15 +177,12 @@ def _run(record: RunRecord, runs: int, differing: Sequence[str]) -> Row:
         "warmup": _whole_number(record.config.optim.warmup_steps),
         "tokens_per_step": _tokens_per_step(record),
         "diverged_at": _diverged_at(record, row),
-        "spikes": {series: metrics.spikes.get(series, [])[:MAX_SPIKES] for series in SPIKE_RULES},
-        "spike_counts": {series: len(metrics.spikes.get(series, [])) for series in SPIKE_RULES},
-        "loss": curves.curve(metrics.steps, metrics.loss, most),
-        "grad_norm": curves.curve(metrics.steps, metrics.grad_norm, most),
-        "evals": {
-            "steps": [evaluation.step for evaluation in metrics.evaluations],
-            "values": [evaluation.loss for evaluation in metrics.evaluations],
-        },
-        "paces": _times(metrics, curves.times_per_run(runs)),
+        "spikes": {of: at[:MAX_SPIKES] for of, at in spikes.items()},
+        "spike_counts": {of: len(at) for of, at in spikes.items()},
+        "loss": curves.curve(steps, trained["loss"], most),
+        "grad_norm": curves.curve(steps, trained["grad_norm"], most),
+        "evals": {"steps": [each.step for each in measured], "values": [each.loss for each in measured]},
+        "paces": _times(others, curves.times_per_run(runs)),
     }
 
 
@@ -162,10 +194,11 @@ def _diverged_at(record: RunRecord, row: Row) -> int | None:
     return _whole_number(row["step"] if step is None else step)
 
 
-def _times(metrics: Metrics, most: int) -> Row:
-    """Return at most `most` time stamps, evenly spaced, with the first and the last."""
-    count = len(metrics.times)
-    kept = [metrics.times[at] for at in np.linspace(0, count - 1, min(count, most)).round().astype(int)]
+def _times(rows: Sequence[Row], most: int) -> Row:
+    """Return at most `most` pairs of a step and the seconds until then, evenly spaced, with the first and the last."""
+    pairs = [(number(row.get("step")), number(row.get("seconds"))) for row in rows if row.get("kind") == "pace"]
+    times = [pair for pair in pairs if None not in pair]
+    kept = [times[at] for at in np.linspace(0, len(times) - 1, min(len(times), most)).round().astype(int)]
     return {"steps": [step for step, _ in kept], "seconds": [seconds for _, seconds in kept]}
 
 
@@ -182,3 +215,37 @@ def _whole_number(value: float | None) -> int | None:
 
 def _join_notes(*notes: str) -> str:
     return "; ".join(filter(None, notes))
+
+
+def _learning_rate_points(cell: Cell, index: RunIndex) -> list[Row]:
+    """Return, for each learning rate of a cell, the loss over the seeds and the loss of each run.
+
+    A mean with a diverged run is infinite; the mean of the others is in `val_loss_of_others`.
+    """
+    return [
+        {
+            **{key: row[key] for key in LOSS_KEYS},
+            "text": loss_text(losses),
+            "runs": [{"run": index[run.record.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
+        }
+        for lr, losses in cell.losses.items()
+        for row in [losses_at(cell, lr, BEST)]
+    ]
+
+
+def _matrix(results: Sequence[RunResult], index: RunIndex) -> Row:
+    """Return the rows of `summarize --by norm,placement,model.depth`, with their axes."""
+    report = build_report(results, MAIN_OPTIONS)
+    cells = [
+        {
+            **row,
+            "norm": format_setting(cell.key[0]),
+            "placement": format_setting(cell.key[1]),
+            "depth": cell.key[2],
+            "text": loss_text(cell.best_losses),
+            "runs": [index[run.record.folder.path] for run in cell.runs],
+        }
+        for row, cell in zip(report.rows, report.cells, strict=True)
+    ]
+    axes = {f"{axis}s": list(dict.fromkeys(cell[axis] for cell in cells)) for axis in ("norm", "placement", "depth")}
+    return {**axes, "cells": cells}

@@ -14,7 +14,7 @@ from typing import Any
 from normlab.errors import ConfigError, StoreError
 from normlab.report import against
 from normlab.report.cells import STATES, Cell, RunResult, group_cells, read_results, table_warnings
-from normlab.report.intervals import Design, mean_interval
+from normlab.report.intervals import mean_interval
 from normlab.report.learning_rates import USABLE, sensitivity, shared_lr
 from normlab.report.settings import check_options, select_where
 from normlab.store.outcome import loss_of
@@ -121,7 +121,14 @@ def build_report(
         raise ConfigError(f"--lr {options.lr:g}: no run has it; choose one of {', '.join(f'{lr:g}' for lr in tried)}")
     rows = [_row(cell, by, shared, options) for cell in cells]
     if options.against is not None:
-        _add_comparisons(rows, cells, by, shared, options.against)
+        baselines = against.find_baselines(cells, by, options.against)
+        against.add_comparisons(rows, cells, baselines, lambda cell: cell.best_lr, BEST)
+        against.add_comparisons(rows, cells, baselines, lambda cell: shared, SHARED)
+        for row, cell, baseline in zip(rows, cells, baselines, strict=True):
+            if baseline is not None:
+                row["warnings"] += against.comparison_warnings(cell, baseline, by)
+            elif cell not in baselines:
+                row["warnings"].append(f"there is no baseline for it ({options.against})")
     return Report(by, rows, [*warnings, *table_warnings(cells, by)], cells)
 
 
@@ -161,7 +168,7 @@ def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
         interval = mean_interval(values) if values else None
         row |= {
             f"{prefix}seeds": len(values),
-            f"{prefix}seeds_crossed": interval and _crossing(interval.design),
+            f"{prefix}seeds_crossed": interval and interval.design.crossing,
             f"{prefix}seeds_fixed": interval and interval.design.fixed,
             f"{prefix}seeds_diverged": len(values) - len(finite),
             f"{prefix}{key}": interval and interval.estimate,
@@ -170,11 +177,6 @@ def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
             f"{prefix}{key}_of_others": _mean(finite) if len(finite) < len(values) else None,
         }
     return row
-
-
-def _crossing(design: Design) -> list[int] | None:
-    """Return how many seeds and data seeds are crossed; None where the replicates are independent."""
-    return list(design.levels) if design.crossed else None
 
 
 def _sensitivity(cell: Cell) -> Row:
@@ -261,35 +263,3 @@ def _mean(values: Sequence[float]) -> float | None:
         return math.fsum(values) / len(values) if values else None
     except (OverflowError, ValueError):  # a damaged record may hold values that have no sum
         return math.nan
-
-
-def _add_comparisons(
-    rows: Sequence[Row], cells: Sequence[Cell], by: Sequence[str], shared: float | None, text: str
-) -> None:
-    """Add to each row the comparison with its baseline, at the best learning rates and at the shared one."""
-    baselines = against.find_baselines(cells, by, text)
-    at_best = against.compare(cells, baselines, lambda cell: cell.best_lr)
-    at_shared = against.compare(cells, baselines, lambda cell: shared)
-    for prefix, comparisons in ((BEST, at_best), (SHARED, at_shared)):
-        for row, comparison in zip(rows, comparisons, strict=True):
-            test = comparison.test if comparison else None
-            row |= {
-                f"{prefix}baseline": comparison and comparison.baseline.name,
-                f"{prefix}difference": test and test.estimate,
-                f"{prefix}difference_low": test and test.low,
-                f"{prefix}difference_high": test and test.high,
-                f"{prefix}p": test and test.p,
-                f"{prefix}p_holm": comparison and comparison.p_holm,
-                f"{prefix}pairs": test.design.n if test else 0,
-                f"{prefix}pairs_crossed": test and _crossing(test.design),
-                f"{prefix}test": test and test.test,
-            }
-    for row, cell, comparison in zip(rows, cells, at_best, strict=True):
-        if comparison is None:
-            if cell not in baselines:
-                row["warnings"].append(f"there is no baseline for it ({text})")
-            continue
-        if comparison.unpaired:
-            row["warnings"].append(f"seeds with a result on one side of its comparison only: {comparison.unpaired}")
-        if different := against.confounders(cell, comparison.baseline, by):
-            row["warnings"].append(f"it and its baseline differ in {'; '.join(different)}")

@@ -37,6 +37,11 @@ class Design(NamedTuple):
         return min(self.levels) > 1 and self.levels != (self.n, self.n)
 
     @property
+    def crossing(self) -> list[int] | None:
+        """The levels of both factors; None where the values are independent."""
+        return list(self.levels) if self.crossed else None
+
+    @property
     def complete(self) -> bool:
         """Whether every level of one factor occurs with every level of the other."""
         return self.n == math.prod(self.levels)

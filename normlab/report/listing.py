@@ -131,32 +131,14 @@ def _preset_text(entry: Entry) -> str:
 
 # One entry
 
-
 HEADINGS = {
-    "formula": "formula",
-    "unit": "unit",
-    "read": "measured on",
-    "measured": "when",
-    "reduces": "per step",
-    "question": "question",
-    "opens": "embeddings",
-    "closes": "before the head",
-    "inside": "inside",
-    "parameters": "learns",
-    "starts": "starts at",
-    "unit_length": "unit length",
-    "causal": "causal",
-    "blind_to": "blind to",
-    "equals": "equals",
-    "oracle": "verified by",
-    "init": "init rule",
-    "placements": "placements",
-    "wrong_for": "wrong for",
-    "preset_of": "preset of",
-    "sets": "sets",
-    "note": "about the name",
-    "source": "source",
-}
+    "formula": "formula", "unit": "unit", "read": "measured on", "measured": "when", "reduces": "per step",
+    "question": "question", "opens": "embeddings", "closes": "before the head", "inside": "inside",
+    "parameters": "learns", "starts": "starts at", "unit_length": "unit length", "causal": "causal",
+    "blind_to": "blind to", "equals": "equals", "oracle": "verified by", "init": "init rule",
+    "placements": "placements", "wrong_for": "wrong for", "preset_of": "preset of", "sets": "sets",
+    "note": "about the name", "source": "source",
+}  # fmt: skip
 """The heading of each key of an entry that is rendered in a line."""
 INDENT = 19
 

@@ -196,12 +196,11 @@ def settings_of(run: RunRecord) -> dict[str, Setting]:
     """
     options = {
         option: value
-        for option, value in (run.identity.config or run.options).items()
+        for option, value in (run.identity or run.options).items()
         if option not in (LR, *SEEDS) and not (run.corpus.sha256 and option.startswith("data."))
     }
     environment = {name: read(run) for name, read in _ENVIRONMENT.items()}
-    versions = run.identity.versions or run.identity.sources
-    code = {name: str(versions.get(part))[:8] for part, name in _CODE.items()}
+    code = {name: str(run.code_versions.get(part))[:8] for part, name in _CODE.items()}
     return environment | options | code | {"init": run.options.get("init"), _INIT_RULE: run.machine.init}
 
 

@@ -194,18 +194,6 @@ class Corpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """What the numbers of the run depend on."""
-
-    config: Mapping[str, Setting] = _field(flatten)
-    """Options by dotted name."""
-    versions: Mapping[str, Any] = _field(_mapping)
-    """Versions of the norm, the placement and the init rule."""
-    sources: Mapping[str, Any] = _field(_mapping)
-    """Hashes of their source code in an older record, which has no versions."""
-
-
-@dataclass(frozen=True, slots=True)
 class Pack:
     """The pack in which the run trained."""
 
@@ -283,7 +271,10 @@ class RunRecord:
     config: Config
     machine: Machine
     corpus: Corpus
-    identity: Identity
+    identity: Mapping[str, Setting]
+    """The options that the numbers depend on, by dotted name; empty in an older record."""
+    code_versions: Mapping[str, Any]
+    """Versions of the norm, the placement and the init rule; in an older record the hashes of their source code."""
     versions: Mapping[str, Any]
     """Versions of normlab, Python and the libraries."""
     pack: Pack
@@ -303,6 +294,7 @@ class RunRecord:
         cls, folder: RunFolder, run: Mapping[str, Any], status: Mapping[str, Any], state: str, problem: str = ""
     ) -> RunRecord:
         """Return the record in the content of run.json and status.json; either may be empty."""
+        identity = _mapping(run.get("identity"))
         return cls(
             folder=folder,
             state=state,
@@ -311,7 +303,8 @@ class RunRecord:
             config=parse_part(Config, run.get("config")),
             machine=parse_part(Machine, run.get("resolved")),
             corpus=parse_part(Corpus, run.get("corpus")),
-            identity=parse_part(Identity, run.get("identity")),
+            identity=flatten(identity.get("config")),
+            code_versions=_mapping(identity.get("versions")) or _mapping(identity.get("sources")),
             versions=_mapping(run.get("versions")),
             pack=parse_part(Pack, run.get("pack")),
             created=as_setting(run.get("created")),

@@ -28,7 +28,7 @@ def test_every_part_of_a_record_is_an_attribute():
         "abc", "rmsnorm", 4, 3e-3,
     )  # fmt: skip
     assert (run.machine.device, run.machine.instructions, run.corpus.name) == ("cpu", "AVX2", "stdlib")
-    assert (run.options["norm.eps"], run.identity.config["norm.eps"], run.identity.versions["norm"]) == (1e-6, 1e-6, 1)
+    assert (run.options["norm.eps"], run.identity["norm.eps"], run.code_versions["norm"]) == (1e-6, 1e-6, 1)
     assert (run.references.bigram, run.references.initial, run.references.whole_text) == (2.512, 5.5, False)
     assert (run.outcome, run.status.checkpoint, run.unknown_fields) == ("diverged", 20, ())
     assert str(run.divergence) == "loss nan, gradient norm inf; last finite at step 39: loss 7.0000, gradient norm 3"

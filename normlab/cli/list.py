@@ -25,9 +25,8 @@ def list_(
 
     With plugins=[my_norm.py] the list includes what your own files register.
     """
-    from normlab.report.listing import ENTRIES, entry_text, one_entry, table_rows
+    from normlab.report.listing import ENTRIES, entry_text, list_runs, one_entry, table_rows
     from normlab.report.render import render
-    from normlab.report.summary import list_runs
 
     plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
     names = [argument for argument in arguments or [] if argument not in plugins]

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 
 from normlab.errors import StoreError
@@ -14,7 +13,7 @@ from normlab.report.settings import select_where
 from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.query import select_runs
 from normlab.store.reading import HOW_TO_FIX, Rows
-from normlab.store.record import RunRecord, Setting, Status, finite, or_unknown
+from normlab.store.record import RunRecord, Status, finite, or_unknown
 from normlab.store.schema import (
     DAMAGED,
     DIVERGED,
@@ -40,9 +39,6 @@ last finite validation loss of a diverged run, which has no rank; None for other
 bigram entropy. `baselines`: `whole text` for an older record, whose bigram entropy is of the whole validation text;
 None where it is of the evaluated windows.
 """
-LIST_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
-"""Keys of a row of `normlab list runs`, in order."""
-
 _FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
 """What the status of every finished run has."""
 
@@ -68,17 +64,6 @@ def summarize(
     """
     runs = select_where(select_runs([os.fspath(path)], results_dir).started, where)
     return [{key: row[key] for key in COLUMNS} for row in sorted(map(row_of, runs), key=_sort_key)]
-
-
-def list_runs(path: str | os.PathLike[str]) -> list[Row]:
-    """Return a row of `LIST_COLUMNS` for each run in a results folder, a `runs` folder or a run's folder, newest first.
-
-    Raises:
-        StoreError: There is no run.
-    """
-    runs = select_runs([os.fspath(path)], "results").started
-    newest_first = sorted(runs, key=lambda run: _unix_time(run.created), reverse=True)
-    return [{key: row[key] for key in LIST_COLUMNS} for row in map(row_of, newest_first)]
 
 
 def row_of(run: RunRecord, rows: Callable[[], Rows] | None = None) -> Row:
@@ -186,13 +171,6 @@ def _state_note(run: RunRecord, row: Row) -> str:
     if run.state == FINISHED and missing:
         return f"its {STATUS_FILE} has no {', '.join(missing)}: {HOW_TO_FIX[STATUS_FILE]}"
     return ""
-
-
-def _unix_time(created: Setting) -> float:
-    try:
-        return number(created) or datetime.fromisoformat(str(created)).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _sort_key(row: Row) -> tuple[Any, ...]:

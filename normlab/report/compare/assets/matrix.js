@@ -102,7 +102,7 @@ const mixtures = (cell) =>
 
 /** The text in a field of the matrix: the loss, its interval and n, and how many runs diverged. */
 function matrixText(cell) {
-  const [first, ...others] = (cell.text || NO_RESULT).split(/ (?=±)| (?=\()|, /);
+  const [first, ...others] = (cell.text || NO_RESULT).split(/ (?=±)| (?=\()|(?<=and) |, /);
   if (!Number.isFinite(number(cell.val_loss))) return [first, ...others].join("<br>");
   const lines = [`<b>${first}${mixtures(cell) ? "*" : ""}</b>`, others.join(" ")];
   if (cell.diverged) lines.push(`${cell.diverged} diverged`);

@@ -12,11 +12,11 @@ from records_inside import Size, layout
 
 from normlab.config.compose import compose_run
 from normlab.config.schema import AdamW
-from normlab.report.compare.find import find_started
-from normlab.report.run_result import read_result
+from normlab.report.cells import read_results
 from normlab.stats.spikes import OLMO_CORE
 from normlab.stats.statistic import CORE
-from normlab.store.query import examine
+from normlab.store.query import select_runs
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.schema import LOCK_FILE
 from normlab.store.series import series
@@ -92,19 +92,18 @@ def test_rows_steps_and_tokens_agree(tmp_path):
 )
 def test_each_outcome_is_read_back(tmp_path, options, state, last):
     folder = write_run(tmp_path, Record(**SMALL, **options))
-    run = examine(folder)
+    run = RunRecord.read(folder)
     assert (run.state, run.problem) == (state, "")
     assert len(series(folder)["loss"]) == last
     [inside], damaged = folder.statistics.read(CORE)
     assert (inside.steps.tolist(), damaged) == (list(range(0, last, 10)), 0)
-    result = read_result(run)
-    assert result is not None
+    ([result], _) = read_results([run])
     assert result.state == {"interrupted": "unfinished", "running": "unfinished"}.get(
         options.get("outcome"), options.get("outcome", "finished")
     )
     if state == "diverged":
         assert math.isnan(series(folder)["loss"][-1])
-        assert run.status["diverged"]["step"] == 41
+        assert run.status.diverged.step == 41
         assert inside.single_site("resid_rms")[-1, -1] > 100 * inside.single_site("resid_rms")[0, -1]
     elif options == {}:
         assert result.loss < BASELINES["bigram"]
@@ -151,9 +150,9 @@ def test_streams_and_gradients_follow_known_results(tmp_path):
 def test_a_sweep_is_found_by_its_folder(tmp_path):
     records = [Record(**SMALL, seed=seed, norm=norm) for seed in (0, 1) for norm in ("rmsnorm", "dyt")]
     folder = write_sweep(tmp_path, "four", records)
-    entries, waiting = find_started(folder)
-    assert [entry.folder.run_id for entry in entries] == [record.run_id for record in records]
-    assert waiting == 0
+    selection = select_runs([str(folder)], tmp_path)
+    assert [run.run_id for run in selection.started] == [record.run_id for record in records]
+    assert len(selection.records) == 4
 
 
 def test_the_command_writes_the_grid(tmp_path, monkeypatch, capsys):
@@ -161,8 +160,8 @@ def test_the_command_writes_the_grid(tmp_path, monkeypatch, capsys):
     main()
     printed = capsys.readouterr().out.strip()
     assert printed == str(tmp_path / "made" / "sweeps" / "demo24")
-    entries, _ = find_started(printed)
-    configs = [entry.run["config"] for entry in entries]
+    entries = select_runs([printed], tmp_path).started
+    configs = [entry.folder.run()["config"] for entry in entries]
     choices = {
         (c["norm"]["name"], c["placement"]["name"], c["model"]["depth"], c["optim"]["lr"], c["seed"]) for c in configs
     }

@@ -38,14 +38,12 @@ def compare(
     The page shows which cell is best, with intervals and tests, and the statistics of its runs. It needs no other
     files. The command prints a summary and the page's path. Damaged records are named and left out.
     """
-    from normlab.report.compare.write import Options, write_compare
+    from normlab.report.compare.write import write_compare
 
     page = None if output is None else Path(output)
-    options = Options(
-        by=by, where=where or (), output=page, format=format, open=open, results_dir=results_dir, version=__version__
-    )
-    written = write_compare(paths or [], options)
-    for line in written.summary:
-        typer.echo(one_line(line))
-    for path in written.paths:
-        typer.echo(path)
+    summary, files = write_compare(
+        paths or [], by=by, where=where or (), output=page, format=format, open=open, results_dir=results_dir,
+        version=__version__,
+    )  # fmt: skip
+    for line in [*map(one_line, summary), *files]:
+        typer.echo(line)

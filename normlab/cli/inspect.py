@@ -25,13 +25,14 @@ def inspect(
     """
     from normlab.report import inspect as statistics
     from normlab.report.render import render
-    from normlab.store.query import examine, resolve_run
+    from normlab.store.query import resolve_run
+    from normlab.store.record import RunRecord
 
     folder = resolve_run(run, results_dir)
     statistics.check_statistic(statistic, probe=probe)
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
-    if not probe and (problem := examine(folder).problem):
+    if not probe and (problem := RunRecord.read(folder).problem):
         typer.echo(f"normlab: {one_line(problem)}", err=True)
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)

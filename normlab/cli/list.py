@@ -26,9 +26,7 @@ def list_(
 
     With plugins=[my_norm.py] the list includes what your own files register.
     """
-    from normlab.report.catalogue import ENTRIES, ROWS
-    from normlab.report.entry import entry_text, one_entry
-    from normlab.report.listing import list_runs
+    from normlab.report.listing import ENTRIES, entry_text, list_runs, one_entry, table_rows
     from normlab.report.render import render
 
     plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
@@ -41,10 +39,11 @@ def list_(
         from normlab.config.compose import register_plugins
 
         register_plugins(plugins)
-    kinds = {"runs": lambda: list_runs(name or results_dir, results_dir), **(ENTRIES if json else ROWS)}
+    kinds = {"runs": lambda: list_runs(name or results_dir, results_dir), **ENTRIES}
     if what not in kinds:
         raise ConfigError(unknown("list", what, kinds))
     if what != "runs" and name is not None:
         width = shutil.get_terminal_size((100, 24)).columns
         return typer.echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width))
-    typer.echo(render(kinds[what](), "json" if json else "table"))
+    rows = kinds[what]()
+    typer.echo(render(rows if json or what == "runs" else table_rows(what, rows), "json" if json else "table"))

@@ -37,21 +37,22 @@ def train(
 
 def _train(config: RunConfig) -> None:
     """Train one run and print its outcome; exit if a signal stopped it, so that a --multirun stops too."""
-    from normlab.store.outcome import describe_divergence, final_losses, format_loss, outcome_of
+    from normlab.store.outcome import final_losses, format_loss
+    from normlab.store.record import RunRecord
     from normlab.train.run import train
 
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # train stops at a signal by itself
     outcome = train(config, ends_process=True)
-    status = outcome.status
+    record = RunRecord.parse(outcome.folder, outcome.folder.run(), outcome.status, outcome.state)
     if outcome.already_ended:
-        name = outcome_of(outcome.folder.run(), outcome.state, status) or outcome.state
-        loss, _ = final_losses(name, status)
+        name = record.outcome or outcome.state
+        loss, _ = final_losses(name, record.status.val_loss)
         ending = "" if loss is None else f", validation loss {format_loss(loss)}"
-        echo(f"{name} at step {status.get('step')}{ending}: nothing to do (run.fresh=true starts another run)")
+        echo(f"{name} at step {record.status.step}{ending}: nothing to do (run.fresh=true starts another run)")
     if outcome.state == "diverged":
-        echo(f"diverged at step {status['diverged']['step']}: {describe_divergence(status['diverged'])}")
+        echo(f"diverged at step {record.divergence.step}: {record.divergence}")
     if outcome.state == "interrupted":
-        echo(f"interrupted at step {status['step']}: the same command resumes it")
+        echo(f"interrupted at step {record.status.step}: the same command resumes it")
     echo(os.path.relpath(outcome.folder.path))
     if outcome.signal:
         sys.exit(128 + outcome.signal)

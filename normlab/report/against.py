@@ -8,28 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from normlab.errors import ConfigError, unknown
-from normlab.report.groups import Cell, mixed_settings
+from normlab.report.cells import Cell, mixed_settings
 from normlab.report.intervals import PairedTest, Replicate, holm, paired_test
-from normlab.report.settings import format_setting
-from normlab.report.where import parse_conditions
+from normlab.report.settings import format_setting, parse_conditions
 
 FLAG = "--against"
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A cell compared with its baseline, each at one learning rate."""
-
-    baseline: Cell
-    test: PairedTest | None
-    """None if the two cells have no seed in common."""
-    p_holm: float | None
-    """The p-value corrected for all comparisons of the table."""
-    unpaired: int
-    """Seeds for which only one of the two cells has a result."""
 
 
 def find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[Cell | None]:
@@ -57,29 +43,45 @@ def find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[
     return [None if baseline is cell else baseline for cell, baseline in zip(cells, baselines, strict=True)]
 
 
-def compare(
-    cells: Sequence[Cell], baselines: Sequence[Cell | None], lr: Callable[[Cell], float | None]
-) -> list[Comparison | None]:
-    """Compare each cell with its baseline, each at the learning rate `lr(cell)`; p-values are corrected together."""
-    pairs = [
-        baseline and paired_differences(cell, lr(cell), baseline, lr(baseline))
-        for cell, baseline in zip(cells, baselines, strict=True)
-    ]
-    tests = [
-        paired_test(differences, both_diverged=both_diverged) if differences else None
-        for differences, both_diverged, _ in (each or ({}, 0, 0) for each in pairs)
-    ]
-    corrected = holm([test.p if test else None for test in tests])
-    return [
-        Comparison(baseline, test, p, each[2]) if baseline and each else None
-        for baseline, each, test, p in zip(baselines, pairs, tests, corrected, strict=True)
-    ]
+def add_comparisons(
+    rows: Sequence[dict[str, Any]],
+    cells: Sequence[Cell],
+    baselines: Sequence[Cell | None],
+    lr: Callable[[Cell], float | None],
+    prefix: str,
+) -> None:
+    """Add to each cell's row the comparison with its baseline, each at its learning rate `lr(cell)`.
+
+    The p-values are corrected for all comparisons of the table.
+    """
+    tests: list[PairedTest | None] = []
+    for cell, baseline in zip(cells, baselines, strict=True):
+        pairs, both_diverged, _ = paired_differences(cell, lr(cell), baseline, lr(baseline)) if baseline else ({}, 0, 0)
+        tests.append(paired_test(pairs, both_diverged=both_diverged) if pairs else None)
+    corrected = holm([test and test.p for test in tests])
+    for row, baseline, test, p in zip(rows, baselines, tests, corrected, strict=True):
+        row |= {
+            f"{prefix}baseline": baseline and baseline.name,
+            f"{prefix}difference": test and test.estimate,
+            f"{prefix}difference_low": test and test.low,
+            f"{prefix}difference_high": test and test.high,
+            f"{prefix}p": test and test.p,
+            f"{prefix}p_holm": p,
+            f"{prefix}pairs": test.design.n if test else 0,
+            f"{prefix}pairs_crossed": test and test.design.crossing,
+            f"{prefix}test": test and test.test,
+        }
 
 
-def confounders(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
-    """Return the settings in which a cell and its baseline differ besides `by`, learning rate and seeds."""
+def comparison_warnings(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
+    """Return what makes the comparison of a cell with its baseline, at their best learning rates, unreliable."""
+    *_, unpaired = paired_differences(cell, cell.best_lr, baseline, baseline.best_lr)
     intended = [option for option, a, b in zip(by, cell.key, baseline.key, strict=True) if a != b]
-    return list(mixed_settings([*cell.runs, *baseline.runs], intended).values())
+    different = list(mixed_settings([*cell.runs, *baseline.runs], intended).values())
+    return [
+        *([f"seeds with a result on one side of its comparison only: {unpaired}"] if unpaired else []),
+        *([f"it and its baseline differ in {'; '.join(different)}"] if different else []),
+    ]
 
 
 def paired_differences(

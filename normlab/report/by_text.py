@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normlab.report.by import BEST, SHARED, Report, Row
-from normlab.report.intervals import LEVEL, Design, format_mean
+from normlab.report.cells import STATES, Cell
+from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format_losses, mean_interval
 from normlab.report.learning_rates import EDGE
 from normlab.report.render import render
-from normlab.report.run_result import STATES
-from normlab.store.outcome import RULES, WHOLE_TEXT_NOTE, references_of
+from normlab.store.outcome import RULES, WHOLE_TEXT_NOTE
 from normlab.store.schema import FINISHED
 
 GIB = 2**30
@@ -44,7 +45,7 @@ def render_report(report: Report, format: str) -> str:
 
 def table_rows(report: Report) -> list[Row]:
     """Return the columns of the table as text, without those that are empty or repeat others."""
-    rows = [_table_row(row, report) for row in report.rows]
+    rows = [_table_row(row, cell, report.by) for row, cell in zip(report.rows, report.cells, strict=True)]
     repeats_best = all(row["lr"] == row["shared_lr"] for row in report.rows)
     hidden = [
         key for key in rows[0] if not any(row[key] for row in rows) or (repeats_best and key.endswith(" shared lr"))
@@ -52,23 +53,24 @@ def table_rows(report: Report) -> list[Row]:
     return [{key: value for key, value in row.items() if key not in hidden} for row in rows]
 
 
-def _table_row(row: Row, report: Report) -> Row:
+def _table_row(row: Row, cell: Cell, by: Sequence[str]) -> Row:
     usable = row["usable_lr"] or ()
+    losses = {lr: loss_text(by_replicate) for lr, by_replicate in cell.losses.items()}
     return {
-        " ".join(report.by): row["cell"],
+        " ".join(by): row["cell"],
         "runs": f"{row['runs']}",
         **{state: f"{row[state] or ''}" for state in STATES if state != FINISHED},
         "best lr": _lr_text(row["lr"]),
-        "val loss": loss_text(row, BEST, "val_loss"),
-        "best val": loss_text(row, BEST, "best_val_loss"),
+        "val loss": losses.get(row["lr"], ""),
+        "best val": loss_text(cell.lowest_losses.get(row["lr"], {})),
         **_comparison_texts(row, BEST, ""),
-        "val loss at shared lr": loss_text(row, SHARED, "val_loss"),
+        "val loss at shared lr": losses.get(row["shared_lr"], ""),
         **_comparison_texts(row, SHARED, " at shared lr"),
         "S": _sensitivity_text(row),
         "usable lr": "-".join(map(_lr_text, dict.fromkeys(usable))),
         "edge lr": _lr_text(row["edge_lr"]),
         **(_target_text(row) if "target" in row else {}),
-        "tokens/s": "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
+        "tok/s": "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
         "memory": "" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / GIB:.2f} GiB",
         "spikes": _spikes_text(row),
     }
@@ -78,15 +80,13 @@ def _lr_text(lr: float | None) -> str:
     return "" if lr is None else f"{lr:g}"
 
 
-def loss_text(row: Row, prefix: str, key: str) -> str:
+def loss_text(losses: Mapping[Replicate, float]) -> str:
     """Return `2.2425 ± 0.0031 (n=3)`; if runs diverged, their number before the mean of the others."""
-    mean, n, diverged = row[f"{prefix}{key}"], row[f"{prefix}seeds"], row[f"{prefix}seeds_diverged"]
-    if mean is None:
-        return ""
-    if diverged:
-        others = row[f"{prefix}{key}_of_others"]
-        return f"{diverged} of {n} diverged" + ("" if others is None else f", others {format_mean(others, None)}")
-    return f"{format_mean(mean, row[f'{prefix}{key}_high'])} (n={_count_text(n, row[f'{prefix}seeds_crossed'])})"
+    finite = {replicate: loss for replicate, loss in losses.items() if math.isfinite(loss)}
+    if len(finite) < len(losses):
+        others = f", others {mean_interval(finite).estimate:.4f}" if finite else ""
+        return f"{len(losses) - len(finite)} of {len(losses)} diverged{others}"
+    return f"{format_losses(losses)} (n={design_of(losses)})" if losses else ""
 
 
 def _count_text(n: int, crossed: Sequence[int] | None) -> str:
@@ -130,7 +130,10 @@ def notes(report: Report) -> list[str]:
     """Return what the columns mean, and how they are selected and tested, a line each."""
     rows = report.rows
     grid = sorted({len(row["learning_rates"]) for row in rows if row["learning_rates"]})
-    lines = [f"losses: nats/token, mean ± {LEVEL:.0%} interval over n seeds (Student t)", *_design_notes(rows)]
+    lines = [
+        f"losses: nats/token, mean ± {LEVEL:.0%} interval over n seeds (Student t); of two seeds both",
+        *_design_notes(rows),
+    ]
     if grid and grid[-1] > 1:
         k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))
         lines.append(
@@ -141,7 +144,7 @@ def notes(report: Report) -> list[str]:
     if shared is not None and any(row["lr"] != shared for row in rows):
         lines.append(f"shared lr: {shared:g}, the same for every cell (the best mean rank over the cells, or --lr)")
     lines += [f"{state}: {rule}" for state, rule in RULES.items() if any(row[state] for row in rows)]
-    old = sum(references_of(run.entry.run, {}).whole_text for cell in report.cells for run in cell.runs)
+    old = sum(run.record.references.whole_text for cell in report.cells for run in cell.runs)
     if old:
         lines.append(f"the outcomes of {old} older runs are judged by {WHOLE_TEXT_NOTE}")
     if any(row["lr_sensitivity"] is not None for row in rows):

@@ -7,7 +7,6 @@ Shapes: S measured steps, L blocks; the L + 2 layers are the embeddings, the blo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,8 +16,9 @@ from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
 from normlab.stats.derived import later_half
 from normlab.stats.profiles import Array, Profiles, join
 from normlab.stats.registry import STATISTICS, layers_of, values_of
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, RUNNING, number
+from normlab.store.schema import COMPLETED_STATES, RUNNING
 
 SPIKES = "spikes"
 """The name under which the spikes of the loss and the gradient norm are inspected."""
@@ -54,13 +54,10 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
         NothingMeasured: Statistics are off, or no step has been measured yet.
         StoreError: The statistics are missing or cannot be read.
     """
-    try:  # before the arrays, which then hold at least what this status counts on
-        state, status = folder.state_and_status()
-    except StoreError:
-        state, status = DAMAGED, {}
+    run = RunRecord.read(folder)  # before the arrays, which then hold at least what this status counts on
     arrays, unreadable = folder.statistics, list[str]()
     described = list(arrays.parts(unreadable))
-    if state != RUNNING:  # a running process may be in the middle of a row
+    if run.state != RUNNING:  # a running process may be in the middle of a row
         unreadable += [f"{part.file.path}: incomplete last row, left out" for _, part in described if part.torn()]
     measured: list[Profiles] = []
     for tier in dict.fromkeys(tier for tier, _ in described):
@@ -69,27 +66,19 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
             unreadable.append(f"{arrays.path}: damaged rows, left out: {damaged}")
         measured += [part for part in parts if len(part.steps)]
     # The rows before a checkpoint are on the disk and stay there when the run is resumed.
-    saved = number(status.get("checkpoint"))
-    saved = int(saved) if saved is not None and math.isfinite(saved) else 0
+    saved = int(run.status.checkpoint or 0)
     missing = arrays.missing_warnings(saved)
     problems += unreadable + (missing if measured else [])
     if measured:
         return measured
-    must_have_rows = saved or state in (FINISHED, DIVERGED)
-    if unreadable or missing or (described and must_have_rows) or (saved and _measures_first_step(folder)):
+    must_have_rows = saved or run.state in COMPLETED_STATES
+    # Steps that were copied from a parent run may not have been measured.
+    measures_first_step = run.config.stats.every is not None and not run.is_branch
+    if unreadable or missing or (described and must_have_rows) or (saved and measures_first_step):
         raise StoreError(f"{arrays.path}: the statistics of run {folder.run_id} are missing; restore them from a copy")
     raise NothingMeasured(
         f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
     )
-
-
-def _measures_first_step(folder: RunFolder) -> bool:
-    try:
-        run = folder.run()
-        # Steps that were copied from a parent run may not have been measured.
-        return run["config"]["stats"]["every"] is not None and "continued_from" not in run
-    except (StoreError, KeyError, TypeError):
-        return False
 
 
 def history(profiles: Sequence[Profiles], name: str) -> list[History]:

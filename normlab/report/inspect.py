@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from normlab.errors import ConfigError, StatisticsError
-from normlab.report.bars import sparkline
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, history, read_statistics
+from normlab.report.render import sparkline
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import count_spikes

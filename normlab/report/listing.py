@@ -1,30 +1,296 @@
-"""List the runs of a folder, newest first, for `normlab list runs`."""
+"""`normlab list`: the entries of the catalogue and of plugins, as rows or one as text; and the runs of a folder."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
+import re
+import textwrap
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from normlab.report.summary import read_rows
+from normlab import catalogue
+from normlab.errors import ConfigError, unknown
+from normlab.norms.base import NORMS
+from normlab.placements.base import PLACEMENTS
+from normlab.plugins import registered_by_plugins
+from normlab.report.render import render_table
+from normlab.report.summary import row_of
+from normlab.store.query import select_runs
+from normlab.store.record import Setting
 from normlab.store.schema import number
 
-COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
-"""Keys of a row, in order; as in the summary."""
+Row = dict[str, Any]
+Entry = dict[str, Any]
+
+_DECLARED = (
+    "formula", "formulas", "opens", "closes", "inside", "incompatible_inits", "source", "note",
+    "oracle", "oracle_kind", "parameters", "starts", "unit_length", "blind_to", "equals", "pitfalls", "causal", "init",
+)  # fmt: skip
+"""Class attributes of a plugin's norm or placement that become keys of its entry."""
 
 
-def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> list[dict[str, Any]]:
-    """Return a row of `COLUMNS` for each run of a folder, or of a sweep or run by its name in `results_dir`.
+def _norms() -> list[Entry]:
+    plugins = [(name, NORMS[name]) for kind, name in registered_by_plugins() if kind == "norm"]
+    return catalogue.norms() + [_plugin_entry(norm, name) | {"starts": norm.all_starts()} for name, norm in plugins]
+
+
+def _placements() -> list[Entry]:
+    names = [name for kind, name in registered_by_plugins() if kind == "placement"]
+    entries = [_plugin_entry(PLACEMENTS[name], name) | {"causal": catalogue.CAUSAL} for name in names]
+    return catalogue.placements() + entries
+
+
+def _statistics() -> list[Entry]:
+    from normlab.stats.registry import STATISTICS
+    from normlab.stats.statistic import MERGES, OF, TIERS
+
+    keys = ("name", "tier", "of", "formula", "unit", "merge", "question", "source")
+    return [
+        {key: getattr(statistic, key) for key in keys}
+        | {"read": OF[statistic.of], "reduces": MERGES[statistic.merge], "measured": TIERS[statistic.tier]}
+        for statistic in STATISTICS.values()
+    ]
+
+
+def _plugin_entry(part: Any, name: str) -> Entry:
+    """Return the declarations, options and documentation of a norm's class or of a placement."""
+    cls = part if isinstance(part, type) else type(part)
+    about = catalogue.options_of(inspect.getsource(inspect.getmodule(cls) or cls), cls.__name__)
+    options = [
+        {"option": field.name, "default": _default(field), "about": about.get(field.name, "")}
+        | {key: limit for key, limit in field.metadata.items() if limit not in (None, ()) and key != "identity"}
+        for field in dataclasses.fields(cls)
+        if field.name not in ("name", "preset")
+    ]
+    documentation = inspect.getdoc(cls) or ""
+    # A placement of the algebra declares some attributes on its row, and the others on its class.
+    owners = {key: each for key in _DECLARED for each in (part, getattr(part, "row", part)) if hasattr(each, key)}
+    declared = {key: getattr(owner, key) for key, owner in owners.items()}
+    about = documentation.partition("\n")[0]
+    return declared | {"name": name, "about": about, "options": options, "documentation": documentation}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+ENTRIES: dict[str, Callable[[], list[Entry]]] = {
+    "norms": _norms,
+    "placements": _placements,
+    "models": catalogue.models,
+    "data": catalogue.data,
+    "optim": catalogue.optim,
+    "init": catalogue.init,
+    "stats": _statistics,
+}
+"""The complete entries of each kind, for `--json`; the kind is the word after `normlab list`."""
+
+_COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
+    "norms": {
+        "norm": "name", "formula": lambda entry: _preset_text(entry) or entry["formula"], "learns": "parameters",
+        "causal": lambda entry: "yes" if entry["causal"] else "no", "equals": "equals",
+        "source": lambda entry: entry.get("source") or entry["about"],
+    },
+    "placements": {
+        "placement": "name", "formula": "formula", "learns": "parameters", "equals": "equals", "init": "init",
+        "source": "source", "the name": "note",
+    },
+    "models": {
+        "model": "name",
+        **{
+            option: lambda entry, option=option: entry["sets"][option]
+            for option in ("depth", "width", "heads", "context", "positions", "mlp")
+        },
+        "about": "about",
+    },
+    "data": {"data": "name", "about": "about"},
+    "optim": {"optim": "name", "formula": "formula", "source": "source"},
+    "init": {
+        "init": "name", "formula": "formula", "placements": lambda entry: ", ".join(entry["placements"]),
+        "source": "source",
+    },
+    "stats": {"statistic": "name", **{key: key for key in ("tier", "of", "formula", "unit", "question")}},
+}  # fmt: skip
+"""The columns of each kind's table: the title, and the key of the entry or a function of it."""
+
+
+def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
+    """Return a row of each entry for a table of one kind."""
+    return [
+        {title: value(entry) if callable(value) else entry.get(value) for title, value in _COLUMNS[kind].items()}
+        for entry in entries
+    ]
+
+
+@cache
+def _norm_formulas() -> dict[str | None, str]:
+    return {norm["name"]: norm["formula"] for norm in catalogue.norms()}
+
+
+def _preset_text(entry: Entry) -> str:
+    """Return `layernorm with bias=False` for a preset that has its norm's formula, else an empty text."""
+    if entry["formula"] != _norm_formulas().get(entry.get("preset_of")):
+        return ""
+    return f"{entry['preset_of']} with {', '.join(f'{option}={value}' for option, value in entry['sets'].items())}"
+
+
+# Runs
+
+RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
+"""Keys of a row of `normlab list runs`, in order."""
+
+
+def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> list[Row]:
+    """Return a row of `RUN_COLUMNS` for each run of a folder, sweep or run, newest first.
 
     Raises:
         StoreError: There is no run.
     """
-    rows = sorted(read_rows(path, (), results_dir), key=lambda row: _unix_time(row["created"]), reverse=True)
-    return [{key: row[key] for key in COLUMNS} for row in rows]
+    runs = select_runs([os.fspath(path)], results_dir).started
+    newest_first = sorted(runs, key=lambda run: _unix_time(run.created), reverse=True)
+    return [{key: row[key] for key in RUN_COLUMNS} for row in map(row_of, newest_first)]
 
 
-def _unix_time(created: Any) -> float:
+def _unix_time(created: Setting) -> float:
     try:
-        return number(created) or datetime.fromisoformat(created).timestamp()
-    except (TypeError, ValueError):
+        return number(created) or datetime.fromisoformat(str(created)).timestamp()
+    except ValueError:
         return 0.0
+
+
+# One entry
+
+HEADINGS = {
+    "formula": "formula", "unit": "unit", "read": "measured on", "measured": "when", "reduces": "per step",
+    "question": "question", "opens": "embeddings", "closes": "before the head", "inside": "inside",
+    "parameters": "learns", "starts": "starts at", "unit_length": "unit length", "causal": "causal",
+    "blind_to": "blind to", "equals": "equals", "oracle": "verified by", "init": "init rule",
+    "placements": "placements", "wrong_for": "wrong for", "preset_of": "preset of", "sets": "sets",
+    "note": "about the name", "source": "source",
+}  # fmt: skip
+"""The heading of each key of an entry that is rendered in a line."""
+INDENT = 19
+
+
+def entry_text(kind: str, name: str, width: int) -> str:
+    """Return an entry as text: formula, properties, documentation, options and pitfalls.
+
+    A name of another kind gives the commands that show it. A name that the literature uses for entries of this kind
+    gives a table of them.
+
+    Args:
+        kind: norms, placements, models, data, optim, init or stats.
+        name: The entry's name.
+        width: Columns of the terminal.
+
+    Raises:
+        ConfigError: The name is unknown.
+    """
+    entries = ENTRIES[kind]()
+    if all(entry["name"] != name for entry in entries):
+        if kinds := [other for other, list_ in ENTRIES.items() if any(entry["name"] == name for entry in list_())]:
+            return "\n".join(
+                [f"{name!r} is not one of the {kind}; see", *(f"  normlab list {k} {name}" for k in kinds)]
+            )
+        if candidates := [entry for entry in entries if _may_mean(name, entry)]:
+            table = render_table(table_rows(kind, candidates), width)
+            return f"{name!r} is not one of the {kind}; it may mean:\n\n{table}"
+    return "\n".join(_lines(_with_texts(kind, one_entry(kind, name)), max(width, 56)))
+
+
+def one_entry(kind: str, name: str) -> Entry:
+    """Return one entry of the catalogue.
+
+    Raises:
+        ConfigError: The name is unknown.
+    """
+    entries = {entry["name"]: entry for entry in ENTRIES[kind]()}
+    if name not in entries:
+        raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries))
+    return entries[name]
+
+
+def _may_mean(name: str, entry: Entry) -> bool:
+    """Whether a name may mean an entry: a word of the entry's name or of its description begins with it."""
+    letters = re.sub(r"[\W_]", "", name.lower())
+    stem = re.sub("(norm|ln)$", "", letters)
+    description = " ".join(entry.get(key) or "" for key in ("note", "source", "about"))
+    # Fewer letters match too much.
+    return len(stem) > 2 and (_has_word(entry["name"], stem) or _has_word(description, letters))
+
+
+def _has_word(text: str, letters: str) -> bool:
+    """Whether a word of a text begins with these letters, in any spelling: `Post-Norm`, `post_norm`."""
+    return re.search(r"(?<![^\W_])" + r"[\W_]*".join(letters), text.lower()) is not None
+
+
+def _with_texts(kind: str, entry: Entry) -> Entry:
+    """The entry with its structured values as text."""
+    texts = dict(entry)
+    if kind == "norms":
+        texts["causal"] = "in training too" if entry["causal"] else "not in training: it uses later tokens"
+        texts["oracle"] = f"{entry['oracle']} ({entry['oracle_kind']})" if "oracle" in entry else ""
+        texts["parameters"] = f"{entry['parameters']} numbers"
+    if kind == "placements":
+        texts["parameters"] = f"{entry['parameters']} numbers beside matrices and norms"
+        for has_norm, key in (("embedding_norm", "opens"), ("final_norm", "closes")):
+            texts.setdefault(key, "x = N(x)" if entry.get(has_norm) else "")
+    for key in ("blind_to", "placements", "wrong_for"):
+        texts[key] = ", ".join(entry.get(key) or ())
+    for key in ("starts", "unit_length"):
+        texts[key] = "; ".join(f"{name} {value}" for name, value in (entry.get(key) or {}).items())
+    texts["sets"] = ", ".join(f"{option}={value}" for option, value in (entry.get("sets") or {}).items())
+    return texts
+
+
+def _lines(entry: Entry, width: int) -> Iterator[str]:
+    yield entry["name"]
+    for key, heading in HEADINGS.items():
+        if text := entry.get(key):
+            yield from _fold(f"  {heading:{INDENT - 2}}{text}", width, INDENT)
+        if key == "formula":
+            for name, formula in (entry.get("formulas") or {}).items():
+                yield from _fold(f"{'':{INDENT}}{name}: {formula}", width, INDENT + 2)
+    for rule, reason in (entry.get("incompatible_inits") or {}).items():
+        rule_text = "another rule" if rule == "other" else f"init={rule}"
+        yield from _fold(f"  {'not with':{INDENT - 2}}{rule_text}: {reason}", width, INDENT)
+    if text := entry.get("documentation") or entry.get("about"):
+        yield ""
+        yield from _paragraphs(text, width)
+    if entry.get("options"):
+        yield "\n  options"
+        for option in entry["options"]:
+            yield from _fold(f"    {_option_text(option)}", width, 6)
+    if entry.get("pitfalls"):
+        yield "\n  pitfalls"
+        for pitfall in entry["pitfalls"]:
+            yield from _fold(f"    - {pitfall}", width, 6)
+
+
+def _paragraphs(text: str, width: int) -> Iterator[str]:
+    """Fold documentation to the width, each paragraph and each item of a list by itself."""
+    joined: list[str] = []
+    for line in text.splitlines():
+        if joined and joined[-1] and line.strip() and not line.startswith("- "):
+            joined[-1] += " " + line.strip()
+        else:
+            joined.append(line.strip())
+    for paragraph in joined:
+        yield from _fold(f"  {paragraph}", width, 4 if paragraph.startswith("- ") else 2) or [""]
+
+
+def _option_text(option: Entry) -> str:
+    value = option["default"]
+    default = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+    choices = f" ({', '.join(option['choices'])})" if option.get("choices") else ""
+    return f"{option['option']}={default}{choices}: {option['about']}"
+
+
+def _fold(text: str, width: int, indent: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)

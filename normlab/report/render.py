@@ -1,19 +1,32 @@
-"""Render the rows of a report: a table for people, Markdown for pages, JSON and CSV for programs."""
+"""Render the rows of a report: a table for people, Markdown for pages, JSON and CSV for programs; bars in a terminal.
+
+JSON and CSV hold the exact values. The table and the Markdown round, and add notes on corpora and baselines. A table
+fits the terminal, and names the columns that it leaves out to do so. `rich` is not used for it: it takes ten times as
+long for a folder of many runs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import itertools
 import json
+import math
 import re
 import shutil
+import textwrap
+import time
+from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
 
 from normlab.errors import NormlabError, unknown
-from normlab.report.table import render_table
-from normlab.report.table_format import Row, column_title, corpora_note, format_value, is_numeric
-from normlab.store.schema import encode
+from normlab.store.outcome import WHOLE_TEXT_NOTE
+from normlab.store.schema import encode, number
 
+Row = dict[str, Any]
 FORMATS = ("table", "json", "csv", "markdown")
 
 
@@ -65,3 +78,263 @@ def _escape(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # An underscore inside a word is not markup, and names are full of them.
     return re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
+
+
+# Values as text
+
+_TITLES = {
+    "val_loss": "val loss",
+    "best_val_loss": "best val",
+    "last_val_loss": "last val",
+    "train_loss": "train loss",
+    "vs_bigram": "vs bigram",
+    "corpus_sha256": "corpus sha256",
+    "tokens_per_s": "tok/s",
+    "corpora": "corpus",
+}
+_FORMATS = {
+    **dict.fromkeys(("depth", "width"), "g"),
+    **dict.fromkeys(("seed", "step", "steps"), ".0f"),
+    **dict.fromkeys(("val_loss", "best_val_loss", "last_val_loss", "train_loss"), ".4f"),
+    "lr": ".4g",
+    "vs_bigram": "+.4f",
+    "tokens_per_s": ",.0f",
+    "seconds": ",.1f",
+}
+_LARGE = 1e5
+"""Losses from here on have four significant digits instead of four decimals."""
+
+
+def column_title(key: str) -> str:
+    """Return the heading of a column."""
+    return _TITLES.get(key, key)
+
+
+def is_numeric(key: str) -> bool:
+    """Whether a column holds numbers, which are aligned to the right."""
+    return key in _FORMATS
+
+
+def format_value(key: str, value: Any) -> str:
+    """Return a value as text, empty for None; control characters are escaped, because a name may hold any."""
+    if value is None:
+        return ""
+    if key == "created":
+        value = _local_time(value)
+    elif key in _FORMATS and (known := number(value)) is not None:
+        with contextlib.suppress(OverflowError):  # a damaged record may hold an integer that no float can
+            form = _FORMATS[key].replace(".4f", ".4g") if abs(known) >= _LARGE else _FORMATS[key]
+            return format(known, form).replace("+nan", "nan")
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
+
+
+def _local_time(created: Any) -> Any:
+    try:
+        seconds = datetime.fromisoformat(created).timestamp() if isinstance(created, str) else created
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (TypeError, ValueError, OverflowError, OSError):
+        return created
+
+
+def corpus_label(row: Row) -> str:
+    """Return the corpus's name with the beginning of its hash: two texts can have the same name."""
+    return f"{format_value('corpus', row['corpus'])} {format_value('corpus_sha256', row['corpus_sha256'])[:8]}".strip()
+
+
+def old_baselines_note(rows: Sequence[Row]) -> str:
+    """Return a note on runs whose `vs_bigram` uses baselines of the whole validation text; empty if there are none."""
+    old = sum(bool(row.get("baselines")) and row.get("vs_bigram") is not None for row in rows)
+    return f"vs bigram of {_runs(old)} with older records: {WHOLE_TEXT_NOTE}" if old else ""
+
+
+def corpora_note(rows: Sequence[Row]) -> str:
+    """Return a warning where the runs have different corpora; empty if they have the same."""
+    counts = Counter(corpus_label(row) for row in rows if row.get("corpus_sha256"))
+    if len(counts) < 2:
+        return ""
+    listed = ", ".join(f"{corpus}: {_runs(n)}" for corpus, n in counts.items())
+    return f"{len(counts)} corpora: losses compare only within one corpus ({listed})"
+
+
+def _runs(n: int) -> str:
+    return "1 run" if n == 1 else f"{n} runs"
+
+
+# Tables
+
+_SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus", "device", "precision")
+"""Columns that are moved above the table where all runs have the same value."""
+_DROP_ORDER = (
+    "update, last", "seeds", "attn/stream, last", "mlp/stream, last", "last/first", "loss", "grad profile",
+    "its profile", "memory", "spikes", "tok/s", "best val", "less baseline at shared lr", "p (Holm) at shared lr",
+    "edge lr", "val loss at shared lr", "usable lr", "S", "seconds", "precision", "tokens_per_s", "device",
+    "train_loss", "best_val_loss", "last_val_loss", "corpus", "width", "vs_bigram", "steps", "step", "seed", "lr",
+    "init", "grad, last", "depth", "corpora", "created", "placement", "norm",
+)  # fmt: skip
+"""Columns to leave out where the table is too wide, the least informative first."""
+_GAP = 2
+_MIN_WIDTH = 56
+_MIN_TEXT = 8
+"""Width that a text column keeps in the narrowest terminal."""
+
+Columns = dict[str, list[str]]
+"""The cells of each column, by key."""
+
+
+def render_table(rows: Sequence[Row], width: int) -> str:
+    """Render rows in lines of at most `width` characters (at least 56): numbers to the right, long texts folded."""
+    width = max(width, _MIN_WIDTH)
+    if len(rows) == 1:
+        texts = {column_title(key): format_value(key, value) for key, value in rows[0].items()}
+        indent = max(map(len, texts)) + _GAP
+        return _fold_lines([title.ljust(indent) + text for title, text in texts.items() if text], width, indent)
+    columns = _columns(rows)
+    shared = _take_shared(columns) if "run" in columns else {}
+    dropped = _drop_columns(columns, width)
+    named = zip(_names(rows), rows, strict=True)
+    below = [f"{name}: {format_value('note', row['note'])}" for name, row in named if row.get("note")]
+    below += [old_baselines_note(rows), corpora_note(rows)]
+    if dropped:
+        titles = ", ".join(map(column_title, dropped))
+        below.append(f"not shown: {titles} (use a wider terminal, or --format json for all values)")
+    above = "in common: " + ", ".join(f"{column_title(key)} {value}" for key, value in shared.items())
+    parts = [_fold_lines([above] if shared else [], width), _grid(columns, width), _fold_lines(below, width)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _columns(rows: Sequence[Row]) -> Columns:
+    """Format the columns of a table; what a table does not show, and what is empty in every row, is left out."""
+    columns = {key: [format_value(key, row[key]) for row in rows] for key in rows[0]}
+    if "run" in columns:
+        columns["run"] = _names(rows)
+    if "step" in columns and "steps" in columns:
+        pairs = zip(columns["step"], columns.pop("steps"), strict=True)
+        columns["step"] = [f"{step}/{steps}" if step and steps else step for step, steps in pairs]
+    if corpora_note(rows):
+        columns["corpora"] = [corpus_label(row) for row in rows]
+        columns.pop("corpus")
+    hidden = ("id", "corpus_sha256", "baselines", "note")
+    return {key: cells for key, cells in columns.items() if any(cells) and key not in hidden}
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """The name of each run, with its id where several runs have that name."""
+    names = [format_value("run", row.get("run")) for row in rows]
+    count = Counter(names)
+    return [
+        name if count[name] == 1 or not row.get("id") else f"{name} ({format_value('id', row['id'])})"
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
+def _take_shared(columns: Columns) -> dict[str, str]:
+    """Remove the columns that have one value in all runs that name any, and return these values."""
+    shared = {}
+    for key in _SHARED:
+        values = set(columns.get(key, ())) - {""}
+        if len(values) == 1:
+            shared[key] = values.pop()
+            del columns[key]
+    return shared
+
+
+def _drop_columns(columns: Columns, width: int) -> list[str]:
+    """Remove columns in `_DROP_ORDER` until the rest fits, and return their keys. The first column stays."""
+    dropped = []
+    first = next(iter(columns))
+    for key in _DROP_ORDER:
+        if _total(_widths(columns, width, _min_text(width))) <= width:
+            break
+        if key != first and columns.pop(key, None):
+            dropped.append(key)
+    return dropped
+
+
+def _min_text(width: int) -> int:
+    """Width that a text column keeps while there are columns to leave out."""
+    return max(24, width // 3)
+
+
+def _widths(columns: Columns, width: int, min_text: int) -> dict[str, int]:
+    """The width of each column. Text columns shrink to `min_text` until all fit, those whose words still fit first.
+
+    The first column does not fold, because it is a name to type; only a run's name can have any length.
+    """
+    first = next(iter(columns))
+    widths = {key: max(map(_cell_len, [column_title(key), *cells])) for key, cells in columns.items()}
+    texts = {key: min(widths[key], width) for key in columns if not is_numeric(key) and (key != first or key == "run")}
+    words = {key: max(map(_cell_len, " ".join([column_title(key), *columns[key]]).split())) for key in texts}
+    widths |= texts
+    while _total(widths) > width and (wide := [key for key in texts if widths[key] > min_text]):
+        widest = max([key for key in wide if widths[key] > words[key]] or wide, key=widths.__getitem__)
+        widths[widest] -= 1
+    return widths
+
+
+def _total(widths: dict[str, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
+
+
+def _grid(columns: Columns, width: int) -> str:
+    widths = _widths(columns, width, _min_text(width))
+    if _total(widths) > width:
+        widths = _widths(columns, width, _MIN_TEXT)
+    lines: list[str] = []
+    for row in [tuple(map(column_title, columns)), *zip(*columns.values(), strict=True)]:
+        folded = [_fold(text, widths[key]) for key, text in zip(columns, row, strict=True)]
+        for texts in itertools.zip_longest(*folded, fillvalue=""):
+            padded = [_pad(text, widths[key], is_numeric(key)) for key, text in zip(columns, texts, strict=True)]
+            lines.append((" " * _GAP).join(padded).rstrip())
+    return "\n".join([lines[0], "-" * max(map(_cell_len, lines)), *lines[1:]])
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    gap = " " * (width - _cell_len(text))
+    return gap + text if right else text + gap
+
+
+def _fold(text: str, width: int) -> list[str]:
+    # textwrap counts characters, and a wide character takes two cells of the terminal.
+    is_wide = _cell_len(text) > len(text)
+    return textwrap.wrap(text, width // 2 if is_wide else width, break_on_hyphens=False) or [""]
+
+
+def _cell_len(text: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _fold_lines(lines: Sequence[str], width: int, indent: int = 2) -> str:
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return "\n".join(folded for line in lines for folded in wrapper.wrap(line))
+
+
+# Bars
+
+BARS = "▁▂▃▄▅▆▇█"
+_FLAT = 0.01
+"""Relative difference up to which numbers are drawn at the same height."""
+
+
+def sparkline(values: Sequence[float], width: int = 12) -> str:
+    """Draw at most `width` of the numbers, evenly spaced; `?` for one that is not finite.
+
+    The scale is logarithmic where all finite numbers are positive, else linear. Numbers within 1 % of each other are
+    all drawn at half height.
+    """
+    count = min(width, len(values))
+    heights = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
+    finite = [value for value in heights if math.isfinite(value)]
+    flat = _FLAT * max(map(abs, finite), default=0.0)
+    if finite and min(finite) > 0:
+        heights, flat = [math.log(value) if math.isfinite(value) else value for value in heights], _FLAT
+    finite = [height for height in heights if math.isfinite(height)]
+    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
+
+    def bar(height: float) -> str:
+        if not math.isfinite(height):
+            return "?"
+        return BARS[3] if span <= flat else BARS[round((height - low) / span * (len(BARS) - 1))]
+
+    return "".join(map(bar, heights))

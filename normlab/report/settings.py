@@ -1,4 +1,4 @@
-"""Read the settings of a run from its run.json by option (`norm`, `model.depth`, `corpus`), and find what differs.
+"""The settings of a run by option (`norm`, `model.depth`, `corpus`), conditions on them, and the settings that differ.
 
 A setting is the value of a config option, or a value that the machine, the corpus or the code decides (the device, the
 version of torch). The latter have option names too, and `is_config_option` tells the two apart.
@@ -6,46 +6,46 @@ version of torch). The latter have option names too, and `is_config_option` tell
 
 from __future__ import annotations
 
-import json
+import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from normlab.config.option_names import ALIASES, hint, meanings
-from normlab.errors import ConfigError
-
-Run = Mapping[str, Any]
-"""The content of a run.json."""
-Setting = str | int | float | bool | None
+from normlab.errors import ConfigError, unknown
+from normlab.store.record import RunRecord, Setting, as_setting
 
 LR = "optim.lr"
 SEEDS = ("seed", "data.seed")
 """The options in which replicates differ: the seeds of the initial weights and of the data order."""
 
-_READERS: dict[str, Callable[[Run], Any]] = {
-    "norm": lambda run: get_nested(run, "config.norm.preset") or get_nested(run, "config.norm.name"),
-    "placement": lambda run: get_nested(run, "config.placement.name"),
-    "model": lambda run: get_nested(run, "config.model.preset"),
-    "optim": lambda run: get_nested(run, "config.optim.name"),
-    "corpus": lambda run: _corpus(run),
-    **{
-        option: lambda run, option=option: get_nested(run, f"resolved.{option}")
-        for option in ("device", "precision", "compile", "deterministic", "init")
-    },
+_READERS: dict[str, Callable[[RunRecord], Setting]] = {
+    "norm": lambda run: run.config.norm.preset or run.config.norm.name,
+    "placement": lambda run: run.config.placement.name,
+    "model": lambda run: run.config.model.preset,
+    "optim": lambda run: run.config.optim.name,
+    "corpus": lambda run: _join(run.corpus.name, (run.corpus.sha256 or "")[:8]),  # two texts can have one name
+    "device": lambda run: run.machine.device,
+    "precision": lambda run: run.machine.precision,
+    "compile": lambda run: run.machine.compile,
+    "deterministic": lambda run: run.machine.deterministic,
+    "init": lambda run: run.machine.init,
 }
 """Options that are no field of the config, or whose `auto` is resolved by the run."""
 
 _PACK_SIZE = "numerics (pack size)"
-_ENVIRONMENT: dict[str, Callable[[Run], Any]] = {
+_ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     "corpus": _READERS["corpus"],
-    "device": lambda run: _device(run),
+    "device": lambda run: _join(run.machine.device, run.machine.device_name),
     "precision": _READERS["precision"],
-    **{
-        f"numerics ({key})": lambda run, key=key: get_nested(run, f"resolved.{key}")
-        for key in ("compile", "deterministic", "threads", "instructions")
-    },
-    "numerics (torch)": lambda run: get_nested(run, "versions.torch"),
-    _PACK_SIZE: lambda run: _pack_size(run),
-    "sweep": lambda run: get_nested(run, "pack.sweep"),
+    "numerics (compile)": _READERS["compile"],
+    "numerics (deterministic)": _READERS["deterministic"],
+    "numerics (threads)": lambda run: run.machine.threads,
+    "numerics (instructions)": lambda run: run.machine.instructions,
+    "numerics (torch)": lambda run: as_setting(run.versions.get("torch")),
+    _PACK_SIZE: lambda run: len(run.pack.runs) or 1,
+    "sweep": lambda run: run.pack.sweep,
 }
 """What the loss depends on besides the config, and the sweep, whose plan fixes the sizes of its packs."""
 
@@ -55,34 +55,10 @@ _INIT_RULE = "init rule"
 """The rule that `init=auto` resolves to."""
 
 
-def get_nested(tree: Any, path: str) -> Any:
-    """Return the value at a dotted path; None where a level is missing or is not a mapping."""
-    for key in path.split("."):
-        if not isinstance(tree, Mapping):
-            return None
-        tree = tree.get(key)
-    return tree
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested mappings by dotted path; a list is given as JSON."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items() if isinstance(tree, Mapping) else ():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
-    return flat
-
-
-def setting(run: Run, option: str) -> Setting:
-    """Return a run's value of an option; None where its record has no such option."""
+def setting(run: RunRecord, option: str) -> Setting:
+    """Return a run's value of an option by its dotted name; None where its record has no such option."""
     read = _READERS.get(option)
-    return _as_setting(read(run) if read else get_nested(run, f"config.{option}"))
-
-
-def _as_setting(value: Any) -> Setting:
-    return value if isinstance(value, str | int | float | bool) or value is None else json.dumps(value)
+    return read(run) if read else run.options.get(option)
 
 
 def format_setting(value: Setting) -> str:
@@ -92,24 +68,24 @@ def format_setting(value: Setting) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def check_options(options: Iterable[str], runs: Iterable[Run], flag: str) -> None:
+def check_options(options: Iterable[str], runs: Sequence[RunRecord], flag: str) -> None:
     """Reject an option that no run has.
 
     Raises:
         ConfigError: The option is unknown; the message suggests the nearest one.
     """
-    runs = list(runs)
+    known = options_of(runs)
     for option in options:
-        if option not in _READERS and not any(option in flatten(run.get("config")) for run in runs):
+        if option not in known:
             raise ConfigError(
-                f"{flag} {option}: no run has such an option{hint(option, options_of(runs))}; "
+                f"{flag} {option}: no run has such an option{hint(option, known)}; "
                 f"choose one of {', '.join(_READERS)} or a config option such as model.depth"
             )
 
 
-def options_of(runs: Iterable[Run]) -> set[str]:
+def options_of(runs: Iterable[RunRecord]) -> set[str]:
     """Return the options by which runs can be selected."""
-    return set(_READERS).union(*(flatten(run.get("config")) for run in runs))
+    return set(_READERS).union(*(run.options for run in runs))
 
 
 def short_names(options: Iterable[str]) -> dict[str, list[str]]:
@@ -119,28 +95,113 @@ def short_names(options: Iterable[str]) -> dict[str, list[str]]:
     return {name: found for name in sorted(names - options) if (found := meanings(name, options))}
 
 
-def settings_of(run: Run) -> dict[str, Any]:
+# Conditions: `--where 'model.depth>=8,norm!=none'`. Nothing is evaluated as code.
+
+OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_CONDITION = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|=|<|>)\s*([^=<>!]+?)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """An option, an operator and the value to compare with."""
+
+    option: str
+    sign: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.option}{self.sign}{self.value}"
+
+    def holds(self, run: RunRecord) -> bool:
+        """Whether a run meets the condition; a setting that the record lacks equals no value.
+
+        Raises:
+            ConfigError: The operator compares numbers and the setting is no number.
+        """
+        actual, bound = setting(run, self.option), _number(self.value)
+        if isinstance(actual, int | float) and not isinstance(actual, bool) and bound is not None:
+            return OPERATORS[self.sign](actual, bound)
+        if self.sign in ("=", "==", "!="):
+            return (actual is not None and self.value == format_setting(actual)) == (self.sign != "!=")
+        if actual is None:
+            return False
+        raise ConfigError(
+            f"{self}: {self.sign} compares numbers, and {self.option} is {format_setting(actual)}; use = or !="
+        )
+
+
+def parse_conditions(texts: Iterable[str], flag: str, signs: Sequence[str] = tuple(OPERATORS)) -> list[Condition]:
+    """Parse conditions; one text can hold several, separated by commas.
+
+    Raises:
+        ConfigError: A part is not a condition.
+    """
+    conditions = []
+    for part in (part for text in texts for part in text.split(",")):
+        match = _CONDITION.fullmatch(part)
+        if not match or match[2] not in signs:
+            form = "option=value" if signs == ("=",) else f"an option, one of {' '.join(OPERATORS)}, and a value"
+            raise ConfigError(f"{flag} {part!r}: not a condition; write {form}, for example norm=layernorm")
+        conditions.append(Condition(*match.groups()))
+    return conditions
+
+
+def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "--where") -> list[RunRecord]:
+    """Return the runs that meet all conditions.
+
+    Raises:
+        ConfigError: A condition is invalid, an option is unknown, or no run meets a condition; the message lists the
+            values there are.
+    """
+    conditions = parse_conditions(where, flag)
+    check_options([condition.option for condition in conditions], runs, flag)
+    selected = list(runs)
+    for condition in conditions:
+        matches = {run for run in runs if condition.holds(run)}
+        if not matches:
+            values = {format_setting(actual) for run in runs if (actual := setting(run, condition.option)) is not None}
+            choices = f"{condition.option} is {', '.join(sorted(values))}"
+            if condition.sign in ("=", "=="):
+                choices = unknown(condition.option, condition.value, values)
+            raise ConfigError(f"{flag} {condition}: no run matches; {choices}")
+        selected = [run for run in selected if run in matches]
+    if not selected and conditions:
+        raise ConfigError(f"{flag} {','.join(map(str, conditions))}: no run matches all conditions; remove one")
+    return selected
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+# Settings that differ
+
+
+def settings_of(run: RunRecord) -> dict[str, Setting]:
     """Return everything that a run's loss depends on, except learning rate and seeds, for `differing_settings`.
 
     The config options are those of the run's identity, which leaves out what cannot change a number. The corpus
     replaces the `data` options that selected it.
     """
-    options = flatten(get_nested(run, "identity.config") or run.get("config"))
-    has_corpus = bool(get_nested(run, "corpus.sha256"))
     options = {
         option: value
-        for option, value in options.items()
-        if option not in (LR, *SEEDS) and not (has_corpus and option.startswith("data."))
+        for option, value in (run.identity or run.options).items()
+        if option not in (LR, *SEEDS) and not (run.corpus.sha256 and option.startswith("data."))
     }
-    environment = {name: _as_setting(read(run)) for name, read in _ENVIRONMENT.items()}
-    # Older records have a hash of the part's source code.
-    versions = get_nested(run, "identity.versions") or get_nested(run, "identity.sources")
-    code = {name: str(get_nested(versions, part))[:8] for part, name in _CODE.items()}
-    rules = {
-        "init": _as_setting(get_nested(run, "config.init")),
-        _INIT_RULE: _as_setting(get_nested(run, "resolved.init")),
-    }
-    return environment | options | code | rules
+    environment = {name: read(run) for name, read in _ENVIRONMENT.items()}
+    code = {name: str(run.code_versions.get(part))[:8] for part, name in _CODE.items()}
+    return environment | options | code | {"init": run.options.get("init"), _INIT_RULE: run.machine.init}
 
 
 def is_config_option(name: str) -> bool:
@@ -148,7 +209,7 @@ def is_config_option(name: str) -> bool:
     return name not in (*_ENVIRONMENT, _INIT_RULE, *_CODE.values())
 
 
-def differing_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def differing_settings(runs: Sequence[Mapping[str, Setting]]) -> dict[str, list[str]]:
     """Return the settings in which runs differ, each with its sorted values.
 
     Two norms, placements or optimisers are reported by name, without their options. An init rule is reported where
@@ -178,7 +239,7 @@ def differing_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]
     return different
 
 
-def _sorted_values(values: Iterable[Any]) -> list[str]:
+def _sorted_values(values: Iterable[Setting]) -> list[str]:
     by_text: dict[str, Any] = {}
     for value in values:
         by_text.setdefault(format_setting(value), value)
@@ -186,18 +247,5 @@ def _sorted_values(values: Iterable[Any]) -> list[str]:
     return sorted(by_text, key=by_text.__getitem__) if is_numeric else sorted(by_text)
 
 
-def _pack_size(run: Run) -> int:
-    members = get_nested(run, "pack.runs")
-    return len(members) or 1 if isinstance(members, list) else 1
-
-
-def _corpus(run: Run) -> str | None:
-    """The corpus's name with the beginning of its hash: two texts can have the same name."""
-    name, sha256 = get_nested(run, "corpus.name"), get_nested(run, "corpus.sha256")
-    return " ".join(str(part) for part in (name, str(sha256)[:8] if sha256 else None) if part) or None
-
-
-def _device(run: Run) -> str | None:
-    """The kind of device, and its model name where one is recorded."""
-    parts = [get_nested(run, f"resolved.{key}") for key in ("device", "device_name")]
-    return " ".join(dict.fromkeys(str(part) for part in parts if part)) or None
+def _join(*parts: str | None) -> str | None:
+    return " ".join(dict.fromkeys(filter(None, parts))) or None

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from normlab.report.bars import sparkline
 from normlab.report.pages import shell as pages
+from normlab.report.render import sparkline
 
 Row = dict[str, Any]
 

@@ -26,7 +26,6 @@ nat/token. A run of few steps that ends above the band is finished: it has learn
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,65 +105,16 @@ def outcome(final: float, best: float, references: References, *, finite: bool =
     return STUCK if level == 1 else FINISHED
 
 
-def references_of(run: Mapping[str, Any], status: Mapping[str, Any]) -> References:
-    """Return the reference losses of a recorded run."""
-    corpus = run.get("corpus")
-    baselines = corpus.get("baselines") if isinstance(corpus, Mapping) else None
-    baselines = baselines if isinstance(baselines, Mapping) else {}
-    values = [loss_of(baselines.get(name)) for name in ("uniform", "unigram", "bigram")]
-    values.append(loss_of(status.get("initial_val_loss")))
-    losses = [value if value is not None and math.isfinite(value) else None for value in values]
-    return References(*losses, whole_text=losses[1] is not None and "targets" not in baselines)
-
-
-def outcome_of(run: Mapping[str, Any], state: str, status: Mapping[str, Any]) -> str | None:
-    """Return the outcome of a recorded run; None if it is not completed, or its record has no final loss."""
-    final, best = loss_of(status.get("val_loss")), loss_of(status.get("best_val_loss"))
-    if state == DIVERGED:
-        return DIVERGED
-    if state != FINISHED or final is None:
-        return None
-    return outcome(final, final if best is None else min(best, final), references_of(run, status))
-
-
-def final_status(
-    run: Mapping[str, Any], status: Mapping[str, Any], initial: float | None, last_finite: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the last status of a run with its outcome; a final loss that is a divergence makes it diverged.
-
-    Args:
-        run: Its run.json.
-        status: Its last status.
-        initial: Validation loss before the first update, if known.
-        last_finite: The last training step with its loss and gradient norm.
-    """
-    result = {**status, "initial_val_loss": initial}
-    name = outcome_of(run, status["state"], result)
-    if name is None:
-        return dict(status)
-    if name == DIVERGED and status["state"] != DIVERGED:
-        result |= {"state": DIVERGED, "diverged": {**divergence_at_end(run, result), "last_finite": last_finite}}
-    return result | {"outcome": name}
-
-
-def divergence_at_end(run: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the step, the losses and the reason of a run whose final validation loss is a divergence."""
-    final, references = number(status.get("val_loss")), references_of(run, status)
-    reason = f"its final validation loss is {format_loss(final)}"
-    if final is not None and math.isfinite(final):
-        losses = {"ln V": references.uniform, "the initial loss": references.initial}
-        start = " and ".join(f"{name} {value:.4f}" for name, value in losses.items() if value is not None)
-        reason += f", more than {MARGIN:g} nat above {start}: worse than a uniform guess"
-    return {"step": status.get("step"), "loss": status.get("train_loss"), "val_loss": final, "reason": reason}
-
-
-def final_losses(outcome: str | None, status: Mapping[str, Any]) -> tuple[float | None, float | None]:
+def final_losses(outcome: str | None, loss: float | None) -> tuple[float | None, float | None]:
     """Return the final validation loss, and the last finite one of a diverged run, which has no final loss.
 
-    A run that is not completed has its latest loss. The last loss of a diverged run is that of its status, or None
-    where that is not finite, even if earlier ones were.
+    A run that is not completed has its latest loss. A diverged run has the loss of its status, or None where that is
+    not finite, even if earlier ones were.
+
+    Args:
+        outcome: The outcome or the state.
+        loss: The validation loss of the status.
     """
-    loss = number(status.get("val_loss"))
     if outcome != DIVERGED:
         return loss, None
     return None, loss if loss is not None and math.isfinite(loss) else None
@@ -193,25 +143,6 @@ def explain_loss(outcome: str | None, final: float, best: float | None, referenc
         side = "below" if final < references.bigram else "above"
         text = f"{abs(final - references.bigram):.4f} {side} bigram {references.bigram:.4f}"
     return f"{text} ({WHOLE_TEXT_NOTE})" if text and references.whole_text else text
-
-
-def describe_divergence(diverged: Any) -> str:
-    """Return why a run diverged and its last finite numbers, in words, from `diverged` of its status."""
-    diverged = diverged if isinstance(diverged, Mapping) else {}
-    reason, last = diverged.get("reason"), diverged.get("last_finite")
-    text = reason if isinstance(reason, str) else _numbers(diverged)
-    if isinstance(last, Mapping):
-        text += f"; last finite at step {_or_unknown(number(last.get('step')))}: {_numbers(last)}"
-    return text
-
-
-def _numbers(step: Mapping[str, Any]) -> str:
-    grad_norm = _or_unknown(number(step.get("grad_norm")), ".4g")
-    return f"loss {format_loss(number(step.get('loss')))}, gradient norm {grad_norm}"
-
-
-def _or_unknown(value: float | None, form: str = "") -> str:
-    return "?" if value is None else format(value, form)
 
 
 def loss_of(value: Any) -> float | None:

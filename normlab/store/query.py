@@ -1,36 +1,77 @@
-"""Find runs: all runs of a folder, or the run that a path, id or name refers to."""
+"""Find runs: by folder, path, id or name, or all runs of a sweep, with those that have not started."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from normlab.errors import StoreError, did_you_mean
+from normlab.errors import StoreError, did_you_mean, one_line
 from normlab.store.files import io_error
+from normlab.store.plans import has_plan, read_plan, run_of, sweep_folder
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DAMAGED, RUN_FILE, RUNS_FOLDER, STATUS_FILE
+from normlab.store.schema import RUN_FILE, RUNS_FOLDER, STATUS_FILE
+
+EMPTY = "empty"
+"""State of a folder among the runs that has neither settings nor a status."""
+NOT_STARTED = "not started"
+"""State of a run that a sweep has planned and that has no folder yet."""
+NO_RUN_STATES = (EMPTY, NOT_STARTED)
+"""States of records that are not of runs yet; they are in no cell and in no number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A run in a folder. An unreadable run.json or status.json is an empty dict, and `problem` says why."""
+class Selection:
+    """The runs that were selected by name."""
 
-    folder: RunFolder
-    run: dict[str, Any] = field(default_factory=dict)
-    status: dict[str, Any] = field(default_factory=dict)
-    state: str = DAMAGED
-    problem: str = ""
+    records: Sequence[RunRecord]
+    """Each run once, in the order found, with records whose state is in `NO_RUN_STATES`."""
+    name: str
+    """The name of the sweep if the runs are those of one sweep, else empty."""
+    home: Path
+    """The folder for a page about the runs."""
 
     @property
-    def name(self) -> str:
-        """The run's name, or its id if it has none."""
-        name = self.run.get("name")
-        return name if isinstance(name, str) and name else self.folder.run_id
+    def started(self) -> list[RunRecord]:
+        """The runs that have started."""
+        return [record for record in self.records if record.state not in NO_RUN_STATES]
 
 
-def find_runs(path: str | os.PathLike[str]) -> list[Entry]:
+def select_runs(names: Sequence[str], results_dir: str | os.PathLike[str]) -> Selection:
+    """Return the runs of all names together.
+
+    Args:
+        names: Each is a results folder, its `runs` folder, a run (folder, id, prefix of the id, or name), or a sweep
+            (folder or name). Empty: the results folder.
+        results_dir: The folder in which names are looked up.
+
+    Raises:
+        StoreError: A name matches nothing, a sweep's plan cannot be read, or there is no run.
+    """
+    selections = [_select(name, results_dir) for name in names or [os.fspath(results_dir)]]
+    records: dict[Path, RunRecord] = {}
+    for record in (record for selection in selections for record in selection.records):
+        records.setdefault(record.folder.path.resolve(), record)
+    first = selections[0]
+    one = len(selections) == 1
+    result = Selection(list(records.values()), first.name if one else "", first.home if one else Path(results_dir))
+    if not result.started:
+        where = ", ".join(names) or os.fspath(results_dir)
+        waiting = count_not_started(result.records)
+        raise StoreError(
+            f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs_message(where)
+        )
+    return result
+
+
+def count_not_started(records: Sequence[RunRecord]) -> int:
+    """Return how many planned runs have not started."""
+    return sum(record.state == NOT_STARTED for record in records)
+
+
+def find_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
     """Return every run, readable or not, in a results folder, a `runs` folder or one run's folder, ordered by id.
 
     The list is empty where the folder does not exist.
@@ -40,36 +81,8 @@ def find_runs(path: str | os.PathLike[str]) -> list[Entry]:
     """
     top = Path(path)
     if is_run(top):
-        return [examine(RunFolder(top.absolute()))]
-    # os.path returns False for a name that is too long; Path raises.
-    if os.path.isdir(top / RUNS_FOLDER):
-        top = top / RUNS_FOLDER
-    if not os.path.isdir(top):
-        return []
-    try:
-        children = sorted(top.iterdir())
-    except OSError as error:
-        raise io_error(top, "read", error) from error
-    return [examine(RunFolder(child)) for child in children if is_run(child)]
-
-
-def examine(folder: RunFolder) -> Entry:
-    """Return a run with its record and its state; never raises for a damaged record."""
-    run: dict[str, Any] = {}
-    status: dict[str, Any] = {}
-    state = DAMAGED
-    problems: list[str] = []
-    try:
-        run = folder.run()
-    except StoreError as error:
-        problems.append(str(error))
-    try:
-        state, status = folder.state_and_status()
-    except StoreError as error:
-        problems.append(str(error))
-    except OSError as error:
-        problems.append(str(io_error(Path(error.filename or folder.path), "read", error)))
-    return Entry(folder, run, status, DAMAGED if problems else state, ". ".join(problems))
+        return [RunRecord.read(RunFolder(top.absolute()))]
+    return [RunRecord.read(RunFolder(child)) for child in _children(_runs_folder(top)) if is_run(child)]
 
 
 def resolve_run(query: str, results_dir: str | os.PathLike[str]) -> RunFolder:
@@ -80,36 +93,27 @@ def resolve_run(query: str, results_dir: str | os.PathLike[str]) -> RunFolder:
     """
     if query and os.path.isfile(Path(query) / RUN_FILE):
         return RunFolder(Path(query).absolute())
-    entries = find_runs(results_dir)
-    if not entries:
+    records = find_runs(results_dir)
+    if not records:
         raise StoreError(f"no run {query!r}, and {no_runs_message(results_dir)}")
-    exact = [entry for entry in entries if entry.folder.run_id == query]
+    exact = [record for record in records if record.run_id == query]
     matches = exact or [
-        entry for entry in entries if entry.name == query or (query and entry.folder.run_id.startswith(query))
+        record for record in records if record.name == query or (query and record.run_id.startswith(query))
     ]
     if len(matches) == 1:
         return matches[0].folder
     if matches:
         raise StoreError(f"run {query!r} could be {_list(matches)}; give more of the id")
-    names = {name for entry in entries for name in (entry.folder.run_id, entry.name)}
+    names = {name for record in records for name in (record.run_id, record.name)}
     raise StoreError(
         f"no run {query!r} in {os.fspath(results_dir)}{did_you_mean(query, names)}: "
-        f"give the id, its beginning or the name of one of {_list(entries)}"
+        f"give the id, its beginning or the name of one of {_list(records)}"
     )
 
 
 def no_runs_message(path: str | os.PathLike[str]) -> str:
     """Return the message for a folder without runs."""
     return f"no runs in {os.fspath(path)}: make one with `normlab train`, or name the folder that has them"
-
-
-def _list(entries: list[Entry], limit: int = 8) -> str:
-    names = [
-        entry.folder.run_id if entry.name == entry.folder.run_id else f"{entry.folder.run_id} ({entry.name})"
-        for entry in entries
-    ]
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def is_run(folder: Path) -> bool:
@@ -124,3 +128,73 @@ def is_run(folder: Path) -> bool:
         return True
     except OSError:
         return False
+
+
+def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
+    folder = Path(name)
+    sweep = sweep_folder(results_dir, name) if len(folder.parts) == 1 else folder
+    if has_plan(folder):
+        return _sweep(folder)
+    if is_run(folder):
+        return Selection(find_runs(folder), "", Path(results_dir))
+    if records := find_runs(folder) + _empty_folders(folder):
+        return Selection(records, "", folder.parent if folder.name == RUNS_FOLDER else folder)
+    if has_plan(sweep):
+        return _sweep(sweep)
+    if os.path.isdir(folder) or folder == Path(results_dir):
+        raise StoreError(no_runs_message(name))
+    by_id = Path(results_dir) / RUNS_FOLDER / name  # tried first: a look-up by name reads every run
+    try:
+        run = RunFolder(by_id.absolute()) if folder.name == name and is_run(by_id) else resolve_run(name, results_dir)
+    except StoreError as error:
+        raise StoreError(f"{name}: neither a folder nor a sweep; {error}") from error
+    return Selection([RunRecord.read(run)], "", Path(results_dir))
+
+
+def _sweep(folder: Path) -> Selection:
+    """Return every run of a sweep, started or not."""
+    plan = read_plan(folder)
+    name = one_line(plan.name)
+    records: list[RunRecord] = []
+    for job in plan.jobs:
+        run = run_of(folder.absolute(), job)
+        if is_run(run.path):
+            records.append(RunRecord.read(run))
+        elif os.path.isdir(run.path):
+            records.append(_empty(run, job.config))
+        else:
+            problem = f"planned by the sweep {name}, not started"
+            records.append(RunRecord.parse(run, {"config": job.config}, {}, NOT_STARTED, problem))
+    return Selection(records, name, folder)
+
+
+def _empty_folders(top: Path) -> list[RunRecord]:
+    """Return the folders that hold no run in a `runs` folder; any other folder can have unrelated ones."""
+    runs = _runs_folder(top)
+    children = _children(runs) if runs.name == RUNS_FOLDER else []
+    return [_empty(RunFolder(child)) for child in children if os.path.isdir(child) and not is_run(child)]
+
+
+def _empty(folder: RunFolder, config: object = None) -> RunRecord:
+    problem = "the folder holds no run: the run was killed before it started; run the same command again"
+    return RunRecord.parse(folder, {"config": config}, {}, EMPTY, problem)
+
+
+def _runs_folder(top: Path) -> Path:
+    # os.path returns False for a name that is too long; Path raises.
+    return top / RUNS_FOLDER if os.path.isdir(top / RUNS_FOLDER) else top
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir()) if os.path.isdir(folder) else []
+    except OSError as error:
+        raise io_error(folder, "read", error) from error
+
+
+def _list(records: list[RunRecord], limit: int = 8) -> str:
+    names = [
+        record.run_id if record.name == record.run_id else f"{record.run_id} ({record.name})" for record in records
+    ]
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -30,16 +30,6 @@ STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = "lock"
 
-KNOWN_FIELDS = frozenset({
-    "command", "config", "continued_from", "corpus", "created", "doubts", "fingerprint", "git", "identity", "name",
-    "norm", "pack", "placement", "resolved", "run_id", "trunk", "version", "versions",
-    "best_val_loss", "best_val_step", "checkpoint", "diverged", "elsewhere", "error", "initial_val_loss", "metrics",
-    "outcome", "peak_memory_bytes", "seconds", "spikes", "state", "step", "steps", "tokens", "tokens_per_s",
-    "train_loss", "updated", "val_loss",
-    "val_loss_batch_statistics",
-})  # fmt: skip
-"""Fields of run.json and status.json. Readers report fields that a newer normlab added under the same version."""
-
 RUNNING = "running"
 FINISHED = "finished"
 DIVERGED = "diverged"

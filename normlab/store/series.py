@@ -1,19 +1,21 @@
-"""Loss, gradient norm and clip factor of every step of a run, as arrays.
+"""A run's metrics over training: every training step as arrays, and the evaluations.
 
 Shapes: S steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
 from normlab.store.schema import COMPLETED_STATES, number
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 NAMES = ("step", "loss", "grad_norm", "clip")
 
@@ -35,4 +37,40 @@ def series(folder: RunFolder) -> dict[str, NDArray[np.float64]]:
 
 def series_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
     """Return each of `NAMES` for some training rows, (S,), in their order; NaN where a value is no number."""
+    import numpy as np  # slow to import, and a summary of runs reads evaluations alone
+
     return {name: np.array([number(row.get(name)) for row in rows], dtype=np.float64) for name in NAMES}
+
+
+class Evaluation(NamedTuple):
+    """A validation loss after `step` updates."""
+
+    step: int
+    seconds: float | None
+    """Training time until then, without evaluations and checkpoints; None where the record has none."""
+    loss: float
+    """Nats/token."""
+
+
+def evaluations(folder: RunFolder) -> list[Evaluation]:
+    """Return every evaluation of a run, oldest first.
+
+    Raises:
+        StoreError: The metrics exist and cannot be read.
+    """
+    return evaluations_of(folder.rows(exclude="train").rows)
+
+
+def evaluations_of(rows: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
+    """Return every evaluation among the rows of a run, in their order."""
+    result: list[Evaluation] = []
+    seconds: dict[float, float | None] = {0: 0.0}
+    for row in rows:
+        step, loss = number(row.get("step")), number(row.get("loss"))
+        if step is None or not math.isfinite(step):
+            continue
+        if row.get("kind") == "pace":
+            seconds[step] = number(row.get("seconds"))
+        elif row.get("kind") == "eval" and loss is not None:
+            result.append(Evaluation(int(step), seconds.get(step), loss))
+    return result

@@ -19,8 +19,8 @@ from normlab.report.summary import row_of
 from normlab.store import schema
 from normlab.store.outcome import OUTCOMES, REGRESSED, STUCK, final_losses
 from normlab.store.plans import FAILURES, FINISHED, Job, Pack, PackOutcome, Plan, log_of, run_of
-from normlab.store.query import examine
 from normlab.store.reading import read_last_row
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.sweep.plan import is_completed, tokens_of
 from normlab.tracking.console import SafeStream, format_duration
@@ -97,7 +97,7 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
 
 
 def _result_row(run: RunFolder, job: Job, failure: PackOutcome | None) -> dict[str, Any]:
-    entry = examine(run) if run.exists() else None
+    entry = RunRecord.read(run) if run.exists() else None
     row = row_of(entry) if entry else {}
     state, note = row.get("state", WAITING), entry.problem if entry else ""
     if failure is not None and state not in OUTCOMES:
@@ -323,7 +323,7 @@ def _progress(run: RunFolder) -> tuple[str, float, float | None]:
     # The step of a training row counts from 0; that of other rows is the number of updates before them.
     step = (schema.number(row.get("step")) or 0) + (row.get("kind") == "train")
     state = status.get("outcome", status["state"])
-    return state, step, final_losses(state, status)[0]
+    return state, step, final_losses(state, schema.number(status.get("val_loss")))[0]
 
 
 def _cost(job: Job) -> float:

@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from normlab.stats.profiles import Profiles
-from normlab.store.outcome import WHOLE_TEXT_NOTE, explain_loss, format_loss, references_of
+from normlab.store.outcome import WHOLE_TEXT_NOTE, explain_loss, format_loss
+from normlab.store.record import Corpus, parse_part
 from normlab.store.schema import DIVERGED
 from normlab.tracking.base import Row
 
@@ -98,7 +99,8 @@ class Console:
         if status["state"] == DIVERGED:
             line += "" if loss is None else f"  last val {format_loss(loss)}"
         elif loss is not None:
-            meaning = explain_loss(outcome, loss, status.get("best_val_loss"), references_of(self._run, status))
+            references = parse_part(Corpus, self._run.get("corpus")).references(status.get("initial_val_loss"))
+            meaning = explain_loss(outcome, loss, status.get("best_val_loss"), references)
             line += f"  val {format_loss(loss)}" + (f", {meaning}" if meaning and math.isfinite(loss) else "")
         self._print(line)
 
@@ -189,7 +191,7 @@ def _header(run: Mapping[str, Any], first_step: int) -> Iterator[tuple[str, str]
     yield "norm", f"{norm.get('preset') or norm['name']}, placement {config['placement']['name']}"
     yield "model", f"depth {model['depth']} x width {model['width']}, {resolved['device']} {resolved['precision']}"
     baselines = ", ".join(f"{kind} {corpus['baselines'][kind]:.4f}" for kind in ("uniform", "unigram", "bigram"))
-    note = f" ({WHOLE_TEXT_NOTE})" if references_of(run, {}).whole_text else ""
+    note = f" ({WHOLE_TEXT_NOTE})" if parse_part(Corpus, corpus).references().whole_text else ""
     yield "corpus", f"{corpus['name']}: {baselines} nats/token{note}"
     if first_step:
         yield "resumes", f"from step {first_step}"

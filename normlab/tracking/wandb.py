@@ -110,7 +110,7 @@ class WandbSink:
         if self._run is not None:
             with self._guarded("did not finish"):
                 summary = {key: status.get(key) for key in ("state", "outcome", "best_val_loss")}
-                summary["val_loss"], summary["last_val_loss"] = final_losses(status["state"], status)
+                summary["val_loss"], summary["last_val_loss"] = final_losses(status["state"], status.get("val_loss"))
                 summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in status.get("spikes", {}).items()}
                 self._run.summary.update({key: value for key, value in summary.items() if value is not None})
                 self._run.finish(exit_code=int(status["state"] == "failed"))

@@ -30,9 +30,9 @@ from normlab.stats.measure.columns import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
-from normlab.store.evaluations import evaluations
-from normlab.store.outcome import final_status
+from normlab.store.record import final_status
 from normlab.store.schema import COMPLETED_STATES, DIVERGED, FAILED, INTERRUPTED, RUNNING
+from normlab.store.series import evaluations
 from normlab.train import checkpoint
 from normlab.train.evaluate import Validation
 from normlab.train.machine import RuntimeSettings

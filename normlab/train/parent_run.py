@@ -53,10 +53,9 @@ def find_parent_run(runs: Path, run: Mapping[str, Any], config: RunConfig) -> Pa
         return None
     best: ParentRun | None = None
     for entry in find_runs(runs):
-        other = entry.run
-        if other.get("trunk") != run["trunk"] or entry.state != "finished":
+        if entry.trunk != run["trunk"] or entry.state != "finished":
             continue
-        steps, every = other["config"]["train"]["steps"], other["config"]["eval"]["every"]
+        steps, every = int(entry.config.train.steps or 0), int(entry.config.eval.every or 0)
         if steps >= config.train.steps:
             continue
         limit = min(decay_start(config.optim, steps), decay_start(config.optim, config.train.steps))

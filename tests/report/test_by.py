@@ -14,7 +14,7 @@ from scipy import stats
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.report.by import Options, summarize_by
 from normlab.report.by_text import notes, render_report, table_rows
-from normlab.report.groups import MAX_DAMAGED
+from normlab.report.cells import MAX_DAMAGED
 from normlab.store.plans import Job, Plan, sweep_folder, write_plan
 from normlab.store.schema import seal
 
@@ -406,7 +406,7 @@ def test_summarize_command(make, tmp_path, run_command):
     make("rmsnorm", 1e-3, 1, 2.0, depth=8)
     code, out, err = run_command("summarize", str(tmp_path), "--by", "norm")
     assert (code, err) == (0, "normlab: rmsnorm: mixes model.depth 4 and 8\n")
-    assert "2.0000 ± 0.0000 (n=2)" in out
+    assert "2.0000 and 2.0000 (n=2)" in out
     code, out, err = run_command("summarize", str(tmp_path), "--by", "norm", "--where", "model.depth>=8")
     assert (code, err) == (0, "")
     assert "2.0000 (n=1)" in out

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from scipy.special import stdtr, stdtrit
 
-from normlab.report.intervals import holm, mean_interval, paired_test
+from normlab.report.intervals import format_losses, holm, mean_interval, paired_test
 from normlab.report.student_t import quantile, tail
 
 inf = math.inf
@@ -308,3 +308,11 @@ def test_simulated_rejection_rate_of_crossed_pairs_with_divergence_is_at_most_no
     tables[:, 0, 0] = inf * draw.choice([-1, 1], repeated)
     rejected = [paired_test(crossed(table)).p < 0.05 for table in tables.tolist()]
     assert np.mean(rejected) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeated)
+
+
+def test_losses_of_two_seeds_are_shown_themselves():
+    assert format_losses({(0, 0): 2.5}) == "2.5000"
+    assert format_losses({(1, 1): 2.25, (0, 0): 2.5}) == "2.5000 and 2.2500"
+    mean, _, high, _ = mean_interval(three := {(0, 0): 2.5, (1, 1): 2.25, (2, 2): 2.0})
+    assert high is not None
+    assert format_losses(three) == f"{mean:.4f} ± {high - mean:.4f}"

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from normlab.errors import StoreError
-from normlab.report.listing import COLUMNS, list_runs
+from normlab.report.listing import RUN_COLUMNS, list_runs
 from normlab.report.render import render
 
 
@@ -16,7 +16,7 @@ def test_runs_are_listed_newest_first_in_any_time_format(make_run, tmp_path):
     make_run("unknown", run={"created": None})
     rows = list_runs(tmp_path)
     assert [row["id"] for row in rows] == ["new", "middle", "old", "unknown"]
-    assert [tuple(row) for row in rows] == [COLUMNS] * 4
+    assert [tuple(row) for row in rows] == [RUN_COLUMNS] * 4
     assert [row["state"] for row in rows] == ["finished", "diverged", "finished", "finished"]
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from normlab.report.by import summarize_by
+from normlab.report.cells import read_results
 from normlab.report.compare.comparable import comparability_warnings
-from normlab.report.run_result import read_result
-from normlab.store.query import examine
+from normlab.store.record import RunRecord
 
 OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]
 ACROSS_SWEEPS = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "second", "runs": ["d"]}]
@@ -27,7 +27,7 @@ def test_pack_sizes_are_reported_across_sweeps_only(
     folders = [
         make_run(f"run{seed}", seed=seed, run={} if pack is None else {"pack": pack}) for seed, pack in enumerate(packs)
     ]
-    results = [result for folder in folders if (result := read_result(examine(folder)))]
+    results, _ = read_results(list(map(RunRecord.read, folders)))
     line = "the runs' numerics differ: pack size 1 and 3: equal options and seeds give different bits"
     assert comparability_warnings(results) == [line] * reported
     (row,) = summarize_by(tmp_path, ["norm"]).rows

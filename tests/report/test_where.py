@@ -3,12 +3,15 @@ from __future__ import annotations
 import pytest
 
 from normlab.errors import ConfigError
-from normlab.report.where import match_runs, parse_conditions
+from normlab.report.settings import select_where
+from normlab.store.record import RunRecord
+from normlab.store.runs import RunFolder
 
-RUNS = [
-    {"config": {"norm": {"name": norm, "eps": 1e-6}, "model": {"depth": depth, "bias": bias}, "seed": 0}}
+CONFIGS = [
+    {"norm": {"name": norm, "eps": 1e-6}, "model": {"depth": depth, "bias": bias}, "seed": 0}
     for norm, depth, bias in (("rmsnorm", 4, True), ("layernorm", 8, False), ("none", 16, True))
 ]
+RUNS = [RunRecord.parse(RunFolder("x"), {"config": config}, {}, "finished") for config in CONFIGS]
 
 
 @pytest.mark.parametrize(
@@ -30,8 +33,7 @@ RUNS = [
     ],
 )
 def test_conditions(texts, which):
-    kept = match_runs(RUNS, parse_conditions(texts, "--where"))
-    assert [index for index, keep in enumerate(kept) if keep] == which
+    assert select_where(RUNS, texts) == [RUNS[index] for index in which]
 
 
 @pytest.mark.parametrize(
@@ -51,5 +53,5 @@ def test_conditions(texts, which):
 )
 def test_invalid_conditions_are_errors(text, message):
     with pytest.raises(ConfigError, match=message) as raised:
-        match_runs(RUNS, parse_conditions([text], "--where"))
+        select_where(RUNS, [text])
     assert "\n" not in str(raised.value)

@@ -10,13 +10,12 @@ import pytest
 from normlab.store.outcome import (
     OUTCOMES,
     References,
-    describe_divergence,
     explain_loss,
     final_losses,
-    final_status,
     outcome,
-    outcome_of,
 )
+from normlab.store.record import Divergence, RunRecord, final_status, parse_part
+from normlab.store.runs import RunFolder
 
 STDLIB = References(uniform=math.log(257), unigram=3.24, bigram=2.43, initial=5.6)
 """The band is 3.078 to 3.402, the start 5.6."""
@@ -90,6 +89,10 @@ def test_initial_loss_raises_the_limit_and_never_lowers_it() -> None:
     assert outcome(math.log(257) + 0.99, 4.0, lucky) == "regressed"
 
 
+def outcome_of(run: dict, state: str, status: dict) -> str | None:
+    return RunRecord.parse(RunFolder("run"), run, status, state).outcome
+
+
 def record(val_loss: float, best: float, **status) -> tuple[dict, dict]:
     run = {"corpus": {"baselines": {"uniform": 5.55, "unigram": 3.24, "bigram": 2.43}}}
     return run, {
@@ -109,11 +112,11 @@ def test_final_status_of_a_run_whose_final_loss_is_a_divergence() -> None:
     assert (result["state"], result["outcome"], result["initial_val_loss"]) == ("diverged", "diverged", 5.62)
     diverged = result["diverged"]
     assert (diverged["step"], diverged["loss"], diverged["val_loss"], diverged["last_finite"]) == (60, 7.0, 2.3e9, last)
-    assert describe_divergence(diverged) == (
+    assert str(parse_part(Divergence, diverged)) == (
         "its final validation loss is 2.3e+09, more than 1 nat above ln V 5.5500 and the initial loss 5.6200: "
         "worse than a uniform guess; last finite at step 59: loss 7.0000, gradient norm 3"
     )
-    assert final_losses(result["state"], result) == (None, 2.3e9)
+    assert final_losses(result["state"], result["val_loss"]) == (None, 2.3e9)
     assert outcome_of(run, result["state"], result) == "diverged"
 
 

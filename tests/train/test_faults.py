@@ -456,7 +456,7 @@ main(sys.argv[1:])
     assert "Traceback" not in done.stderr
     (entry,) = find_runs(tmp_path)
     assert entry.state == "failed"
-    assert entry.status["error"].startswith("the memory ran out")
+    assert (entry.status.error or "").startswith("the memory ran out")
 
 
 @pytest.mark.slow

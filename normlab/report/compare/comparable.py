@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normlab.report.run_result import RunResult
+from normlab.report.cells import RunResult
 from normlab.report.settings import (
     LR,
     SEEDS,
-    Setting,
     differing_settings,
     format_setting,
-    get_nested,
     is_config_option,
     setting,
 )
+from normlab.store.record import Setting
 
 MAIN_OPTIONS = ("norm", "placement", "model.depth")
 """The options that come first in a cell's name."""
@@ -36,7 +35,7 @@ def distinguishing_options(outcomes: Sequence[RunResult]) -> list[str]:
     An option that separates no more runs than the options before it is left out, as one that follows from the width.
     """
     options = [option for option in differing_settings([run.settings for run in outcomes]) if is_config_option(option)]
-    runs = [outcome.entry.run for outcome in outcomes]
+    runs = [outcome.record for outcome in outcomes]
     keys: list[tuple[Setting, ...]] = [() for _ in runs]
     distinguishing: list[str] = []
     for option in dict.fromkeys([*MAIN_OPTIONS, *options]):
@@ -55,7 +54,7 @@ def default_cell_options(outcomes: Sequence[RunResult]) -> list[str]:
 
 def varying_options(outcomes: Sequence[RunResult]) -> list[str]:
     """Return all options in which runs differ, learning rate and seeds last; data.seed only if it is not the seed."""
-    runs = [outcome.entry.run for outcome in outcomes]
+    runs = [outcome.record for outcome in outcomes]
     same_seeds = all(outcome.replicate[0] == outcome.replicate[1] for outcome in outcomes)
     seeds = SEEDS[:1] if same_seeds else SEEDS
     varying = [option for option in (LR, *seeds) if len({setting(run, option) for run in runs}) > 1]
@@ -64,38 +63,48 @@ def varying_options(outcomes: Sequence[RunResult]) -> list[str]:
 
 def comparability_warnings(outcomes: Sequence[RunResult]) -> list[str]:
     """Return the differences between runs that make losses, speeds or bits not comparable."""
-    kinds = (
-        ("corpora", _values(outcomes, "corpus"), "their losses are not comparable"),
-        ("tokenizers", _tokenizers(outcomes), "tokens differ, so their losses are not comparable"),
-        ("precisions", _values(outcomes, "precision"), "a difference between them may be rounding"),
-        ("devices", _values(outcomes, "device"), "their speeds and last digits are not comparable"),
-    )
+    consequences = {
+        "corpora": "their losses are not comparable",
+        "tokenizers": "tokens differ, so their losses are not comparable",
+        "precisions": "a difference between them may be rounding",
+        "devices": "their speeds and last digits are not comparable",
+    }
     warnings = [
-        f"the runs use {len(values)} {plural}: {', '.join(values)}: {consequence}"
-        for plural, values, consequence in kinds
-        if len(values) > 1
+        f"the runs use {len(values)} {plural}: {', '.join(values)}: {consequences[plural]}"
+        for plural, values in _circumstances(outcomes).items()
     ]
-    numerics = [name for name in differing_settings([run.settings for run in outcomes]) if name.startswith(_NUMERICS)]
-    if numerics:
-        listed = [
-            f"{name.removeprefix(_NUMERICS).removesuffix(')')} {' and '.join(_values(outcomes, name))}"
-            for name in numerics
-        ]
+    differing = differing_settings([run.settings for run in outcomes])
+    listed = [
+        f"{name.removeprefix(_NUMERICS).removesuffix(')')} {' and '.join(_values(outcomes, name))}"
+        for name in differing
+        if name.startswith(_NUMERICS)
+    ]
+    if listed:
         warnings.append(f"the runs' numerics differ: {'; '.join(listed)}: equal options and seeds give different bits")
     return warnings
 
 
 def reason_not_comparable(outcomes: Sequence[RunResult]) -> str:
     """Return why the losses of runs cannot be ranked; empty if they can."""
-    kinds = (("corpora", _values(outcomes, "corpus")), ("tokenizers", _tokenizers(outcomes)))
-    listed = [f"{len(values)} {plural} ({', '.join(values)})" for plural, values in kinds if len(values) > 1]
+    listed = [
+        f"{len(values)} {plural} ({', '.join(values)})"
+        for plural, values in _circumstances(outcomes).items()
+        if plural in ("corpora", "tokenizers")
+    ]
     return f"the runs use {' and '.join(listed)}, so their losses are not comparable" if listed else ""
+
+
+def _circumstances(outcomes: Sequence[RunResult]) -> dict[str, list[str]]:
+    """Return the values of each circumstance in which runs differ, by its plural."""
+    kinds = {"corpora": "corpus", "tokenizers": "", "precisions": "precision", "devices": "device"}
+    values = {plural: _values(outcomes, name) if name else _tokenizers(outcomes) for plural, name in kinds.items()}
+    return {plural: texts for plural, texts in values.items() if len(texts) > 1}
 
 
 def _tokenizers(outcomes: Sequence[RunResult]) -> list[str]:
     """Return each tokenizer with its vocabulary size."""
-    keys = ("corpus.tokenizer", "corpus.vocab_size")
-    values = [[get_nested(outcome.entry.run, key) for key in keys] for outcome in outcomes]
+    corpora = [outcome.record.corpus for outcome in outcomes]
+    values = [[corpus.tokenizer, corpus.vocab_size] for corpus in corpora]
     return sorted({" ".join(str(part) for part in parts if part is not None) or UNKNOWN for parts in values})
 
 

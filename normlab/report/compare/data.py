@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from normlab.report.by import Options, Report, build_report, check_by, read_results
-from normlab.report.by_text import notes, table_rows
+from normlab.errors import StoreError
+from normlab.report.by import BEST, Options, Report, build_report, check_by, losses_at
+from normlab.report.by_text import loss_text, notes, table_rows
+from normlab.report.cells import Cell, RunResult, rank_cells, read_results
 from normlab.report.compare import curves, layer_profiles
-from normlab.report.compare.comparable import comparability_warnings, default_cell_options, varying_options
-from normlab.report.compare.find import NO_RUN_STATES, Selection, not_started
-from normlab.report.compare.rates import learning_rate_points, matrix
-from normlab.report.compare.run_metrics import SPIKE_RULES, Metrics, read_metrics
-from normlab.report.compare.summary_text import best_cell, rank_cells, summary_sentences
+from normlab.report.compare.comparable import (
+    MAIN_OPTIONS,
+    comparability_warnings,
+    default_cell_options,
+    varying_options,
+)
+from normlab.report.compare.summary_text import best_cell, summary_sentences
 from normlab.report.intervals import LEVEL
-from normlab.report.settings import check_options, format_setting, get_nested, options_of, setting, short_names
-from normlab.report.summary import COLUMNS, row_of
-from normlab.report.where import match_runs, parse_conditions
-from normlab.stats.spikes import RULES
-from normlab.store.query import Entry
+from normlab.report.settings import check_options, format_setting, options_of, select_where, setting, short_names
+from normlab.report.summary import COLUMNS, row_of, unreadable_lines_note
+from normlab.stats.spikes import RULES, count_spikes
+from normlab.store.query import NO_RUN_STATES, Selection, count_not_started
+from normlab.store.reading import Rows
+from normlab.store.record import RunRecord
 from normlab.store.schema import DAMAGED, DIVERGED, RUNNING, number
+from normlab.store.series import evaluations_of, series_of
 
 Row = dict[str, Any]
+RunIndex = Mapping[Path, int]
+"""The page's index of a run, by its folder."""
+
+LOSS_KEYS = (
+    "lr", "val_loss", "val_loss_low", "val_loss_high", "seeds", "seeds_diverged", "val_loss_of_others",
+)  # fmt: skip
+SPIKE_RULES = {"loss": "loss_olmo_core", "grad_norm": "grad_norm_olmo_core"}
+"""The rule that finds the spikes of each series."""
+MAX_STEP = 2**32 - 1
+"""The largest step that the page can hold."""
 
 MAX_SPIKES = 200
 """The most spikes of a run and a series that get a mark, the first ones; their number is always complete."""
@@ -43,42 +60,41 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
     """
     if by is not None:
         check_by(by)
-    entries = list(selection.entries)
-    if where:
-        kept = match_runs([entry.run for entry in entries], parse_conditions(where, "--where"))
-        entries = [entry for entry, keep in zip(entries, kept, strict=True) if keep]
-    outcomes, warnings = read_results([entry for entry in entries if entry.state not in NO_RUN_STATES])
-    warnings = [*not_started([entry.state for entry in entries]), *warnings]
-    options = list(by) if by is not None else default_cell_options(outcomes)
-    if by is not None and outcomes:
-        check_options(options, [outcome.entry.run for outcome in outcomes], "--by")
-    report = build_report(outcomes, options, Options(), warnings) if outcomes else Report(options, [], warnings, [])
+    records = select_where(selection.records, where)
+    started = [record for record in records if record.state not in NO_RUN_STATES]
+    results, warnings = read_results(started)
+    if waiting := count_not_started(records):
+        warnings.insert(0, f"{waiting} of {len(records)} runs {'has' if waiting == 1 else 'have'} not started")
+    options = list(by) if by is not None else default_cell_options(results)
+    if by is not None and results:
+        check_options(options, [result.record for result in results], "--by")
+    report = build_report(results, options, Options(), warnings) if results else Report(options, [], warnings, [])
 
-    index = {entry.folder.path: position for position, entry in enumerate(entries)}
-    cell_of = {run.entry.folder.path: position for position, cell in enumerate(report.cells) for run in cell.runs}
-    differing = varying_options(outcomes)
+    index = {record.folder.path: position for position, record in enumerate(records)}
+    cell_of = {run.record.folder.path: position for position, cell in enumerate(report.cells) for run in cell.runs}
+    differing = varying_options(results)
     runs = [
-        _run(entry, len(entries), differing) | {"index": position, "cell": cell_of.get(entry.folder.path)}
-        for position, entry in enumerate(entries)
+        _run(record, len(records), differing) | {"index": position, "cell": cell_of.get(record.folder.path)}
+        for position, record in enumerate(records)
     ]
-    profiles, problems = layer_profiles.layer_profiles(entries, report.cells, [run["warmup"] for run in runs])
+    profiles, problems = layer_profiles.layer_profiles(records, report.cells, [run["warmup"] for run in runs])
     for position, problem in problems:
         runs[position]["note"] = _join_notes(runs[position]["note"], problem)
         runs[position]["problems"] += [] if problem == layer_profiles.NO_STATISTICS else [problem]
-    missing = [_missing_state(entry) for entry in entries if entry.folder.path not in cell_of]
+    missing = [_missing_state(record) for record in records if record.folder.path not in cell_of]
     texts = table_rows(report) if report.rows else []
     order = rank_cells(report.cells)
-    run_options = sorted(options_of([entry.run for entry in entries]))
+    run_options = sorted(options_of(records))
     return {
-        "title": _title(selection, len(entries)),
-        "options": {option: _option_values(entries, option) for option in run_options},
+        "title": _title(selection, len(records)),
+        "options": {option: _option_values(records, option) for option in run_options},
         "short_names": short_names(run_options),
         "by": options,
         "level": LEVEL,
         "summary": summary_sentences(report.cells, missing, options),
         "best": best_cell(report.cells),
         "order": [*order, *(position for position in range(len(report.cells)) if position not in order)],
-        "banners": comparability_warnings(outcomes),
+        "banners": comparability_warnings(results),
         "warnings": report.warnings,
         "notes": notes(report) if report.rows else [],
         "cells": [
@@ -86,8 +102,8 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
                 **row,
                 "index": position,
                 "label": cell.name,
-                "runs": [index[run.entry.folder.path] for run in cell.runs],
-                "at_best": [index[run.entry.folder.path] for run in cell.runs_at(cell.best_lr)],
+                "runs": [index[run.record.folder.path] for run in cell.runs],
+                "at_best": [index[run.record.folder.path] for run in cell.runs_at(cell.best_lr)],
                 "text": text,
             }
             for position, (row, cell, text) in enumerate(zip(report.rows, report.cells, texts, strict=True))
@@ -95,8 +111,8 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
         "cell_columns": list(texts[0]) if texts else [],
         "runs": runs,
         "differing": differing,
-        "matrix": matrix(outcomes, index),
-        "rates": learning_rate_points(report.cells, index),
+        "matrix": _matrix(results, index),
+        "rates": [_learning_rate_points(cell, index) for cell in report.cells],
         "profiles": profiles,
         "spike_rules": {
             series: {"formula": rule.formula, "source": rule.source}
@@ -108,81 +124,128 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
     }
 
 
-def _option_values(entries: Sequence[Entry], option: str) -> list[Any]:
+def _option_values(records: Sequence[RunRecord], option: str) -> list[Any]:
     """Return the value of an option for each run, or one value if all are equal."""
-    values = [setting(entry.run, option) for entry in entries]
+    values = [setting(record, option) for record in records]
     return values[:1] if all(value == values[0] for value in values) else values
 
 
 def _title(selection: Selection, kept: int) -> str:
     """Return the sweep's name or the number of runs; with conditions, how many of all runs meet them."""
-    total = len(selection.entries)
+    total = len(selection.records)
     count = f"{kept} of {total} runs" if kept < total else "1 run" if total == 1 else f"{total} runs"
     if not selection.name:
         return count
     return selection.name if kept == total else f"{selection.name}: {count}"
 
 
-def _missing_state(entry: Entry) -> str:
+def _missing_state(record: RunRecord) -> str:
     """Return why a run is in no cell."""
-    return entry.state if entry.state in (*NO_RUN_STATES, DAMAGED) else "no settings on record"
+    return record.state if record.state in (*NO_RUN_STATES, DAMAGED) else "no settings on record"
 
 
-def _run(entry: Entry, runs: int, differing: Sequence[str]) -> Row:
+def _run(record: RunRecord, runs: int, differing: Sequence[str]) -> Row:
     """Return the row of `summarize` for one of `runs` runs, with its curves."""
+    problems = [record.problem, record.folder.metrics_problem()]
+    rows = Rows([], damaged=0, torn=False)
+    try:
+        rows = record.folder.rows()
+    except StoreError as error:
+        problems = [record.problem, str(error)]
+    trained = series_of([row for row in rows.rows if row.get("kind") == "train"])
+    valid = (trained["step"] >= 0) & (trained["step"] <= MAX_STEP) & (np.floor(trained["step"]) == trained["step"])
+    order = np.flatnonzero(valid)
+    order = order[np.argsort(trained["step"][order], kind="stable")]  # a damaged row can have the step of another
+    trained = {name: values[order] for name, values in trained.items()}
+    steps, invalid = trained["step"].astype(np.int64), int((~valid).sum())
+    problems += [unreadable_lines_note(rows), f"{invalid} rows of the metrics have no step" if invalid else ""]
+    problems = list(filter(None, problems))
+    spikes: dict[str, list[int]] = {series: [] for series in SPIKE_RULES}
+    if len(steps):
+        rules = [rule for rule in RULES if rule.name in SPIKE_RULES.values()]
+        spikes = {found.rule.of: steps[found.spikes].tolist() for found in count_spikes(trained, rules)}
+    others = [row for row in rows.rows if row.get("kind") != "train"]
+    measured = evaluations_of(others)
+    row = row_of(record, lambda: rows)
+    notes = [STILL_RUNNING] if record.state == RUNNING else []
     most = curves.points_per_curve(runs)
-    metrics = read_metrics(entry.folder)
-    row = row_of(entry, lambda: metrics.rows)
-    problems = [problem for problem in (entry.problem, metrics.problem) if problem]
-    notes = [STILL_RUNNING] if entry.state == RUNNING else []
     return {
         **{key: row[key] for key in COLUMNS},
         "note": _join_notes(row["note"], *(note for note in notes + problems if note not in row["note"])),
         "problems": problems,
-        "settings": {option: format_setting(setting(entry.run, option)) for option in differing},
-        "warmup": _whole_number(get_nested(entry.run, "config.optim.warmup_steps")),
-        "tokens_per_step": _tokens_per_step(entry),
-        "diverged_at": _diverged_at(entry, row),
-        "spikes": {series: metrics.spikes.get(series, [])[:MAX_SPIKES] for series in SPIKE_RULES},
-        "spike_counts": {series: len(metrics.spikes.get(series, [])) for series in SPIKE_RULES},
-        "loss": curves.curve(metrics.steps, metrics.loss, most),
-        "grad_norm": curves.curve(metrics.steps, metrics.grad_norm, most),
-        "evals": {
-            "steps": [evaluation.step for evaluation in metrics.evaluations],
-            "values": [evaluation.loss for evaluation in metrics.evaluations],
-        },
-        "paces": _times(metrics, curves.times_per_run(runs)),
+        "settings": {option: format_setting(setting(record, option)) for option in differing},
+        "warmup": _whole_number(record.config.optim.warmup_steps),
+        "tokens_per_step": _tokens_per_step(record),
+        "diverged_at": _diverged_at(record, row),
+        "spikes": {of: at[:MAX_SPIKES] for of, at in spikes.items()},
+        "spike_counts": {of: len(at) for of, at in spikes.items()},
+        "loss": curves.curve(steps, trained["loss"], most),
+        "grad_norm": curves.curve(steps, trained["grad_norm"], most),
+        "evals": {"steps": [each.step for each in measured], "values": [each.loss for each in measured]},
+        "paces": _times(others, curves.times_per_run(runs)),
     }
 
 
-def _diverged_at(entry: Entry, row: Row) -> int | None:
+def _diverged_at(record: RunRecord, row: Row) -> int | None:
     """Return the step at which a run diverged, or None."""
     if row["state"] != DIVERGED:
         return None
-    step = get_nested(entry.status, "diverged.step")
+    step = record.status.diverged.step
     return _whole_number(row["step"] if step is None else step)
 
 
-def _times(metrics: Metrics, most: int) -> Row:
-    """Return at most `most` time stamps, evenly spaced, with the first and the last."""
-    count = len(metrics.times)
-    kept = [metrics.times[at] for at in np.linspace(0, count - 1, min(count, most)).round().astype(int)]
+def _times(rows: Sequence[Row], most: int) -> Row:
+    """Return at most `most` pairs of a step and the seconds until then, evenly spaced, with the first and the last."""
+    pairs = [(number(row.get("step")), number(row.get("seconds"))) for row in rows if row.get("kind") == "pace"]
+    times = [pair for pair in pairs if None not in pair]
+    kept = [times[at] for at in np.linspace(0, len(times) - 1, min(len(times), most)).round().astype(int)]
     return {"steps": [step for step, _ in kept], "seconds": [seconds for _, seconds in kept]}
 
 
-def _tokens_per_step(entry: Entry) -> int | None:
+def _tokens_per_step(record: RunRecord) -> int | None:
     """Return the tokens of one update over all its micro-batches."""
-    batch, context = (
-        _whole_number(get_nested(entry.run, f"config.{key}")) for key in ("train.batch_size", "model.context")
-    )
+    batch, context = _whole_number(record.config.train.batch_size), _whole_number(record.config.model.context)
     return None if batch is None or context is None else batch * context
 
 
-def _whole_number(value: Any) -> int | None:
-    """Return a value of a record that is a whole number of 0 or more, else None."""
-    known = number(value)
-    return int(known) if known is not None and known >= 0 and known % 1 == 0 else None
+def _whole_number(value: float | None) -> int | None:
+    """Return a number of a record that is whole and 0 or more, else None."""
+    return int(value) if value is not None and value >= 0 and value % 1 == 0 else None
 
 
 def _join_notes(*notes: str) -> str:
     return "; ".join(filter(None, notes))
+
+
+def _learning_rate_points(cell: Cell, index: RunIndex) -> list[Row]:
+    """Return, for each learning rate of a cell, the loss over the seeds and the loss of each run.
+
+    A mean with a diverged run is infinite; the mean of the others is in `val_loss_of_others`.
+    """
+    return [
+        {
+            **{key: row[key] for key in LOSS_KEYS},
+            "text": loss_text(losses),
+            "runs": [{"run": index[run.record.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
+        }
+        for lr, losses in cell.losses.items()
+        for row in [losses_at(cell, lr, BEST)]
+    ]
+
+
+def _matrix(results: Sequence[RunResult], index: RunIndex) -> Row:
+    """Return the rows of `summarize --by norm,placement,model.depth`, with their axes."""
+    report = build_report(results, MAIN_OPTIONS)
+    cells = [
+        {
+            **row,
+            "norm": format_setting(cell.key[0]),
+            "placement": format_setting(cell.key[1]),
+            "depth": cell.key[2],
+            "text": loss_text(cell.best_losses),
+            "runs": [index[run.record.folder.path] for run in cell.runs],
+        }
+        for row, cell in zip(report.rows, report.cells, strict=True)
+    ]
+    axes = {f"{axis}s": list(dict.fromkeys(cell[axis] for cell in cells)) for axis in ("norm", "placement", "depth")}
+    return {**axes, "cells": cells}

@@ -1,6 +1,8 @@
 """Layer profiles: every core statistic of each run at a few steps, or of each cell on a page of many runs.
 
-Shapes: S steps, N columns.
+Only the core tier is included, measured or derived: other tiers have steps of their own.
+
+Shapes: S steps, N columns, L blocks; the L + 2 layers are the embeddings, the blocks and the head.
 """
 
 from __future__ import annotations
@@ -8,20 +10,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.errors import StoreError
+from normlab.errors import StatisticsError, StoreError
+from normlab.report.cells import Cell
 from normlab.report.compare.curves import pack
-from normlab.report.compare.find import NO_RUN_STATES
-from normlab.report.compare.statistics_table import TableLayout, core_parts, describe_statistics, layout_of, table
-from normlab.report.groups import Cell
 from normlab.report.histories import NothingMeasured, read_statistics
-from normlab.stats.profiles import Array, Profiles
-from normlab.store.query import Entry
+from normlab.stats.profiles import Array, Group, Layout, Profiles
+from normlab.stats.registry import STATISTICS, values_of
+from normlab.stats.statistic import CORE
+from normlab.store.query import NO_RUN_STATES
+from normlab.store.record import RunRecord
 
 MAX_RUNS = 50
 """With more runs than this, the page has the mean of each cell instead of each run."""
@@ -31,8 +35,33 @@ MAX_BYTES = 2_500_000
 NO_STATISTICS = "no statistics on record"
 """The note of a run without statistics."""
 
+MAX_DEPTH = 10_000
+"""A record of more blocks than this is taken to be damaged."""
+DESCRIPTION_KEYS = ("formula", "unit", "of", "question", "source")
+
 Problem = tuple[int, str]
 """The index of a run, and why its statistics are missing."""
+
+
+class StatisticColumns(NamedTuple):
+    """The columns of one statistic at one site."""
+
+    statistic: str
+    site: str
+    layers: tuple[int | None, ...]
+    """Of the L + 2 layers: 0 the embeddings, L + 1 the head; (None,) for one number per step."""
+
+
+class TableLayout(NamedTuple):
+    """The N columns of a run's table."""
+
+    depth: int
+    columns: tuple[StatisticColumns, ...]
+
+    @property
+    def width(self) -> int:
+        """The number of columns, N."""
+        return sum(len(column.layers) for column in self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +81,25 @@ class Unit:
 
 
 def layer_profiles(
-    entries: Sequence[Entry], cells: Sequence[Cell], warmups: Sequence[int | None]
+    records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None]
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Return the layer profiles of the page, and the runs that have none.
 
     Args:
-        entries: The runs.
+        records: The runs.
         cells: Their cells.
         warmups: The warm-up of each run, updates.
     """
     problems: list[Problem] = []
-    per_run = len(entries) <= MAX_RUNS
-    units = limit_size((run_units if per_run else _cell_units)(entries, cells, warmups, problems), MAX_BYTES)
+    per_run = len(records) <= MAX_RUNS
+    units = limit_size((run_units if per_run else _cell_units)(records, cells, warmups, problems), MAX_BYTES)
     layouts = list(dict.fromkeys(unit.layout for unit in units))
+    names = dict.fromkeys(column.statistic for layout in layouts for column in layout.columns)
     return {
         "of": "run" if per_run else "cell",
         "layouts": [{"depth": layout.depth, "columns": layout.columns} for layout in layouts],
         "units": [_as_json(unit, layouts.index(unit.layout)) for unit in units],
-        "statistics": describe_statistics(layouts),
+        "statistics": {name: {key: getattr(STATISTICS[name], key) for key in DESCRIPTION_KEYS} for name in names},
     }, problems
 
 
@@ -113,28 +143,28 @@ def limit_size(units: Sequence[Unit], max_bytes: int) -> list[Unit]:
 
 
 def run_units(
-    entries: Sequence[Entry], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
+    records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
 ) -> list[Unit]:
     """Return a unit for each run with statistics; append the others to `problems`."""
-    cell_of = {run.entry.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
+    cell_of = {run.record.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
     return [
-        _mean_unit(entry.name, {index: parts}, cell_of.get(entry.folder.path), layout_of(parts), warmups[index])
-        for index, entry in enumerate(entries)
-        if (parts := _read_parts(index, entry, problems))
+        _mean_unit(record.name, {index: parts}, cell_of.get(record.folder.path), layout_of(parts), warmups[index])
+        for index, record in enumerate(records)
+        if (parts := _read_parts(index, record, problems))
     ]
 
 
 def _cell_units(
-    entries: Sequence[Entry], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
+    records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
 ) -> list[Unit]:
     """Return, for each cell, the mean over its runs at its best learning rate that have the same columns."""
-    index_of: Mapping[Path, int] = {entry.folder.path: index for index, entry in enumerate(entries)}
+    index_of: Mapping[Path, int] = {record.folder.path: index for index, record in enumerate(records)}
 
     def units_of(number: int, cell: Cell) -> Iterator[Unit]:
         groups: dict[TableLayout, dict[int, list[Profiles]]] = {}
         for run in cell.runs_at(cell.best_lr):
-            index = index_of[run.entry.folder.path]
-            if parts := _read_parts(index, run.entry, problems):
+            index = index_of[run.record.folder.path]
+            if parts := _read_parts(index, run.record, problems):
                 groups.setdefault(layout_of(parts), {})[index] = parts
         depths = {layout.depth for layout in groups}
         for count, (layout, runs) in enumerate(groups.items(), start=1):
@@ -146,14 +176,15 @@ def _cell_units(
     return [unit for number, cell in enumerate(cells) for unit in units_of(number, cell)]
 
 
-def _read_parts(index: int, entry: Entry, problems: list[Problem]) -> list[Profiles]:
+def _read_parts(index: int, record: RunRecord, problems: list[Problem]) -> list[Profiles]:
     """Return the core statistics of a run; append why there are none to `problems`."""
-    if entry.state in NO_RUN_STATES:
+    if record.state in NO_RUN_STATES:
         return []
     messages: list[str] = []
     parts: list[Profiles] = []
     try:
-        parts = core_parts(read_statistics(entry.folder, messages))
+        measured = read_statistics(record.folder, messages)
+        parts = [part for part in measured if part.layout.depth <= MAX_DEPTH and _columns(part.layout)]
     except NothingMeasured:
         messages = [NO_STATISTICS]
     except StoreError as error:
@@ -190,3 +221,69 @@ def _as_json(unit: Unit, layout: int) -> dict[str, Any]:
         "after_warmup": index_after_warmup(unit.steps, unit.warmup),
         "values": pack(unit.values),
     }
+
+
+# The table of a run: its columns, and their values at some steps.
+
+
+def layout_of(parts: Sequence[Profiles]) -> TableLayout:
+    """Return the columns of a run over all parts of its record, in the order of `list stats`."""
+    layers: dict[tuple[str, str], set[int | None]] = {}
+    for part in parts:
+        for column in _columns(part.layout):
+            layers.setdefault((column.statistic, column.site), set()).update(column.layers)
+    order = {name: index for index, name in enumerate(STATISTICS)}
+    keys = sorted(layers, key=lambda key: order[key[0]])
+    depth = max((part.layout.depth for part in parts), default=0)
+    columns = (StatisticColumns(*key, tuple(sorted(layers[key], key=lambda layer: layer or 0))) for key in keys)
+    return TableLayout(depth, tuple(columns))
+
+
+def table(parts: Sequence[Profiles], layout: TableLayout, steps: NDArray[np.int64]) -> Array:
+    """Return the values at some steps, (S, N); NaN for a step or a column that was not measured."""
+    values: Array = np.full((len(steps), layout.width), np.nan)
+    keys = [(column.statistic, column.site, layer) for column in layout.columns for layer in column.layers]
+    number_of = {key: number for number, key in enumerate(keys)}
+    for part in parts:
+        _, rows, measured = np.intersect1d(steps, part.steps, return_indices=True)
+        if not len(rows):
+            continue
+        selected = Profiles(part.layout, part.steps[measured], part.values[measured])
+        by_name = {name: _values(selected, name) for name in {column.statistic for column in _columns(part.layout)}}
+        for name, site, layers in _columns(part.layout):
+            at_site = by_name[name][site]
+            for layer in layers:
+                # One number per step is an array (S,), or the last layer of (S, L + 2).
+                column = at_site if at_site.ndim == 1 else at_site[:, -1 if layer is None else layer]
+                values[rows, number_of[name, site, layer]] = column
+    return values
+
+
+def _columns(layout: Layout) -> tuple[StatisticColumns, ...]:
+    return _cached_columns(layout.depth, layout.groups, tuple(layout.families.items()))
+
+
+@cache  # many runs have the same layout
+def _cached_columns(
+    depth: int, groups: tuple[Group, ...], families: tuple[tuple[str, str], ...]
+) -> tuple[StatisticColumns, ...]:
+    """Find the columns that a layout provides by computing every statistic from a row of ones."""
+    layout = Layout(depth, groups, dict(families))
+    ones = Profiles(layout, np.zeros(1, np.int64), np.ones((1, layout.width)))
+    columns: list[StatisticColumns] = []
+    for statistic in STATISTICS.values():
+        for site, values in _values(ones, statistic.name).items() if statistic.tier == CORE else ():
+            per_step = values.ndim == 1 or statistic.of == "model"
+            layers = (None,) if per_step else tuple(np.flatnonzero(~np.isnan(values[0])).tolist())
+            if layers:
+                columns.append(StatisticColumns(statistic.name, site, layers))
+    return tuple(columns)
+
+
+def _values(profiles: Profiles, name: str) -> dict[str, Array]:
+    """Return a statistic by site; empty if it was not measured, or at sites that this version does not know."""
+    try:
+        with np.errstate(all="ignore"):
+            return values_of(profiles, name)
+    except (StatisticsError, ValueError):
+        return {}

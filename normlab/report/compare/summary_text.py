@@ -1,32 +1,21 @@
 """Summary sentences of a comparison: the best cell, its margin over the second best, and the runs without a loss.
 
-Cells are ranked by `badness`, so a mean never hides a diverged run: a sentence with a loss also counts diverged seeds.
+A mean never hides a diverged run: a sentence with a loss also counts diverged seeds.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from normlab.report.against import paired_differences
+from normlab.report.cells import UNFINISHED, Cell, RunResult, rank_cells
 from normlab.report.compare.comparable import reason_not_comparable
-from normlab.report.groups import Cell
-from normlab.report.intervals import LEVEL, PairedTest, Replicate, mean_interval, paired_test
-from normlab.report.learning_rates import badness
-from normlab.report.run_result import UNFINISHED, RunResult
+from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, mean_interval, paired_test
 from normlab.report.settings import format_setting
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.schema import DAMAGED, DIVERGED, FAILED
-
-
-def rank_cells(cells: Sequence[Cell]) -> list[int]:
-    """Return the indices of the cells that have a result, best first, each at its best learning rate.
-
-    The order is by share of diverged seeds, then by mean final validation loss of the other seeds, then by index.
-    """
-    keys = {index: badness(_losses(cell).values()) for index, cell in enumerate(cells) if cell.losses}
-    return sorted(keys, key=lambda index: (keys[index], index))
 
 
 def best_cell(cells: Sequence[Cell]) -> int | None:
@@ -66,7 +55,7 @@ def _name(cell: Cell, by: Sequence[str]) -> str:
 
 
 def _describe_best(cell: Cell, by: Sequence[str]) -> str:
-    rank = "ranks first, but every cell has diverged seeds" if _diverged(cell) else "has the lowest validation loss"
+    rank = "ranks first, but every cell has diverged seeds" if cell.diverged else "has the lowest validation loss"
     return f"{_name(cell, by)} {rank}: {_loss_text(cell)}, {_lr_text(cell)}."
 
 
@@ -82,7 +71,7 @@ def _describe_margin(cells: Sequence[Cell], order: Sequence[int], by: Sequence[s
         return f"{undecided}: they have no seed in common ({_loss_text(second)})."
     test = paired_test(differences, both_diverged=both_diverged)
     if test.low is None or test.high is None:
-        if math.isinf(test.estimate) or (_diverged(second) and not _diverged(best)):
+        if math.isinf(test.estimate) or (second.diverged and not best.diverged):
             return f"The second best, {name}: {_diverged_text(second)}; n={test.design} is too few for an interval."
         reason = "no interval from one pair" if len(differences) == 1 else "too few for an interval"
         return f"{undecided}: {_difference_text(test)}n={test.design}, {reason}{_diverged_note(second)}."
@@ -141,13 +130,8 @@ def _selection_note(cells: Sequence[Cell], best: int | None) -> list[str]:
     return [f"Note: {' and '.join(selected)} {verb} selected on this same loss, so {loss} optimistic."]
 
 
-def _losses(cell: Cell) -> Mapping[Replicate, float]:
-    """Return the losses at the cell's best learning rate, by replicate."""
-    return {} if cell.best_lr is None else cell.losses[cell.best_lr]
-
-
 def _has_finite_loss(cell: Cell) -> bool:
-    return any(map(math.isfinite, _losses(cell).values()))
+    return any(map(math.isfinite, cell.best_losses.values()))
 
 
 def _results(cells: Sequence[Cell]) -> list[RunResult]:
@@ -156,15 +140,14 @@ def _results(cells: Sequence[Cell]) -> list[RunResult]:
 
 def _loss_text(cell: Cell) -> str:
     """Return `1.8321 ± 0.0102 nats/token (95% interval, n=3)`, or the number of diverged seeds."""
-    losses = _losses(cell)
-    if _diverged(cell):
+    losses = cell.best_losses
+    if cell.diverged:
         finite = {replicate: loss for replicate, loss in losses.items() if math.isfinite(loss)}
         others = f"; mean of the others {mean_interval(finite).estimate:.4f} nats/token" if finite else ""
         return _diverged_text(cell) + others
-    mean, _, high, design = mean_interval(losses)
-    if high is None:
-        return f"{mean:.4f} nats/token (n={design}, no interval)"
-    return f"{mean:.4f} ± {high - mean:.4f} nats/token ({LEVEL:.0%} interval, n={design})"
+    interval = "" if len(losses) < 3 else f"{LEVEL:.0%} interval, "
+    none = ", no interval" if len(losses) == 1 else ""
+    return f"{format_losses(losses)} nats/token ({interval}n={design_of(losses)}{none})"
 
 
 def _lr_text(cell: Cell) -> str:
@@ -172,14 +155,10 @@ def _lr_text(cell: Cell) -> str:
     return f"at its best learning rate {rate} (of {len(cell.losses)})" if len(cell.losses) > 1 else f"at lr {rate}"
 
 
-def _diverged(cell: Cell) -> int:
-    return sum(not math.isfinite(loss) for loss in _losses(cell).values())
-
-
 def _diverged_text(cell: Cell) -> str:
-    n = len(_losses(cell))
-    return f"{_diverged(cell)} of {n} {'seed' if n == 1 else 'seeds'} diverged"
+    n = len(cell.best_losses)
+    return f"{cell.diverged} of {n} {'seed' if n == 1 else 'seeds'} diverged"
 
 
 def _diverged_note(cell: Cell) -> str:
-    return f"; {_diverged_text(cell)} there" if _diverged(cell) else ""
+    return f"; {_diverged_text(cell)} there" if cell.diverged else ""

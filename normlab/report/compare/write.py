@@ -7,14 +7,13 @@ import sys
 import time
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from normlab.errors import ConfigError, one_line, unknown
 from normlab.report.compare.data import Row, page_data
-from normlab.report.compare.find import NOT_STARTED, find
 from normlab.report.pages.shell import check_page, page, write_page
 from normlab.store.files import write_atomic
+from normlab.store.query import NOT_STARTED, select_runs
 
 HTML, PNG = "html", "png"
 FORMATS = (HTML, PNG)
@@ -28,60 +27,50 @@ ASSET_NAMES = (
 """Styles and scripts in loading order."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """The options of the command."""
-
-    by: str | None = None
-    """The options that define cells, separated by commas."""
-    where: Sequence[str] = ()
-    """Conditions that the runs must meet."""
-    output: Path | None = None
-    """The file of the page."""
-    format: str = HTML
-    """png: also write each figure as an image beside the page."""
-    open: bool = False
-    """Open the page in a browser."""
-    results_dir: str = "results"
-    version: str = ""
-    """The version of normlab that writes the page."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The result of the command."""
-
-    summary: Sequence[str]
-    """The sentences that open the page."""
-    paths: Sequence[Path]
-    """The written files, the page last."""
-
-
-def write_compare(names: Sequence[str], options: Options | None = None) -> Written:
+def write_compare(
+    names: Sequence[str], *, by: str | None = None, where: Sequence[str] = (), output: Path | None = None,
+    format: str = HTML, open: bool = False, results_dir: str = "results", version: str = "",
+) -> tuple[list[str], list[Path]]:  # fmt: skip
     """Write the comparison page of some runs; print its warnings and unreadable records on stderr.
+
+    Returns the sentences that open the page, and the written files, the page last.
+
+    Args:
+        names: Runs, sweeps or folders, as for `query.select_runs`.
+        by: The options that define cells, separated by commas; by default those in which runs differ.
+        where: Conditions that the runs must meet.
+        output: The file of the page; by default in the sweep's folder.
+        format: png: also write each figure as an image beside the page.
+        open: Open the page in a browser.
+        results_dir: Where names are looked up.
+        version: The version of normlab that writes the page.
 
     Raises:
         ConfigError: A name, a condition, the format or the page's file name is invalid.
         StoreError: There is no run, or the page could not be written.
     """
-    options = options or Options()
-    if options.format not in FORMATS:
-        raise ConfigError(f"--format {options.format}: " + unknown("format", options.format, FORMATS))
-    if options.output is not None:
-        check_page(options.output, "-o")
-    selection = find(names, options.results_dir)
-    path = options.output or selection.home / PAGE
-    by = None if options.by is None else [option.strip() for option in options.by.split(",")]
-    data = page_data(selection, by, options.where)
-    data |= {"version": options.version, "written": time.time(), "command": _command_line(names, options)}
+    if format not in FORMATS:
+        raise ConfigError(f"--format {format}: " + unknown("format", format, FORMATS))
+    if output is not None:
+        check_page(output, "-o")
+    selection = select_runs(names, results_dir)
+    path = output or selection.home / PAGE
+    data = page_data(selection, None if by is None else [option.strip() for option in by.split(",")], where)
+    flags = ["--by", by] if by is not None else []
+    flags += [part for condition in where for part in ("--where", condition)]
+    flags += ["-o", str(output)] if output is not None else []
+    flags += ["--format", format] if format != HTML else []
+    flags += ["--results-dir", results_dir] if results_dir != "results" else []
+    command = shlex.join(["normlab", "compare", *names, *flags])
+    data |= {"version": version, "written": time.time(), "command": command}
     for line in _warnings(data):
         print(f"normlab: {one_line(line)}", file=sys.stderr)
     body = (ASSETS / "body.html").read_text(encoding="utf-8")
     write_page(path, page(data["title"], body, data, [ASSETS / name for name in ASSET_NAMES]))
-    images = _write_images(path) if options.format == PNG else []
-    if options.open:
+    images = _write_images(path) if format == PNG else []
+    if open:
         webbrowser.open(path.resolve().as_uri())
-    return Written(data["summary"], [*images, path])
+    return data["summary"], [*images, path]
 
 
 def _warnings(data: Row) -> list[str]:
@@ -103,13 +92,3 @@ def _write_images(page_path: Path) -> list[Path]:
         paths.append(page_path.with_name(f"{page_path.stem}-{name}.png"))
         write_atomic(paths[-1], content)
     return paths
-
-
-def _command_line(names: Sequence[str], options: Options) -> str:
-    """Return the command, quoted for a shell."""
-    flags = [] if options.by is None else ["--by", options.by]
-    flags += [part for condition in options.where for part in ("--where", condition)]
-    flags += [] if options.output is None else ["-o", str(options.output)]
-    flags += [] if options.format == HTML else ["--format", options.format]
-    flags += [] if options.results_dir == "results" else ["--results-dir", options.results_dir]
-    return shlex.join(["normlab", "compare", *names, *flags])

@@ -7,11 +7,10 @@ import math
 
 import pytest
 
-from normlab.report.compare.summary_text import best_cell, rank_cells, summary_sentences
-from normlab.report.groups import group_cells
+from normlab.report.cells import group_cells, rank_cells, read_results
+from normlab.report.compare.summary_text import best_cell, summary_sentences
 from normlab.report.intervals import mean_interval, paired_test
-from normlab.report.run_result import read_result
-from normlab.store.query import examine
+from normlab.store.query import find_runs
 
 
 @pytest.fixture
@@ -33,10 +32,7 @@ def make(make_run):
 @pytest.fixture
 def read_cells(tmp_path):
     def read(*by):
-        from normlab.store.runs import RunFolder
-
-        entries = [examine(RunFolder(path)) for path in sorted((tmp_path / "runs").iterdir())]
-        return group_cells([run for entry in entries if (run := read_result(entry))], by or ("norm",))
+        return group_cells(read_results(find_runs(tmp_path))[0], by or ("norm",))
 
     return read
 
@@ -211,7 +207,7 @@ def test_single_cell(make, read_cells):
     cells = read_cells()
     assert best_cell(cells) is None
     first, *rest = summary_sentences(cells)
-    assert first.startswith("rmsnorm: validation loss 2.1500 ± ")
+    assert first.startswith("rmsnorm: validation loss 2.1000 and 2.2000 nats/token (n=2), at its best")
     assert first.endswith("0.001 (of 2); no other cell to compare with.")
     assert rest[-1] == "Note: each cell's learning rate is selected on this same loss, so its loss is optimistic."
 

@@ -20,7 +20,7 @@ from normlab.report.compare.layer_profiles import (
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import CORE
-from normlab.store.query import examine
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 
 
@@ -111,7 +111,7 @@ def test_a_unit_is_a_cell_with_more_than_fifty_runs(trained, compare, tmp_path):
         assert "worse" not in ids
         tables = []
         for run_id in ids:
-            (part,), _ = examine(_folder(tmp_path, run_id)).folder.statistics.read("core")
+            (part,), _ = RunRecord.read(_folder(tmp_path, run_id)).folder.statistics.read("core")
             values = np.full((4, part.layout.depth + 2), np.nan)
             values[: len(part.steps)] = part.single_site("resid_rms")
             tables.append(values)
@@ -143,7 +143,7 @@ def test_chosen_steps_include_the_ends_and_the_end_of_warmup(warmup, most, total
 
 
 def test_fewer_steps_if_the_page_would_be_too_large(trained):
-    entries = [examine(trained(f"run{number}", steps=400, measured=range(400))) for number in range(4)]
+    entries = [RunRecord.read(trained(f"run{number}", steps=400, measured=range(400))) for number in range(4)]
     profiles, problems = layer_profiles(entries, [], [5] * 4)
     assert problems == []
     assert [len(unit["steps"]) for unit in profiles["units"]] == [MAX_STEPS] * 4

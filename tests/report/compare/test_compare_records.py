@@ -9,10 +9,10 @@ import random
 import numpy as np
 import pytest
 
-from normlab.report.compare.find import find
-from normlab.report.compare.write import Options, write_compare
+from normlab.report.compare.write import write_compare
 from normlab.stats.profiles import Profiles
 from normlab.store.plans import Job, Plan, sweep_folder, write_plan
+from normlab.store.query import select_runs
 from normlab.store.runs import RunFolder
 from normlab.store.schema import seal
 
@@ -162,9 +162,9 @@ def test_absurd_records(trained, tmp_path, file, seed):
             record = changed
         reseal(folder.path / file, record)
     for by in (None, "norm,placement", "optim.lr,init", "model.depth,precision"):
-        written = write_compare([str(tmp_path)], Options(by=by))
-        assert written.paths[-1].is_file()
-    assert len(find([str(tmp_path)], tmp_path).entries) == 30
+        _, files = write_compare([str(tmp_path)], by=by)
+        assert files[-1].is_file()
+    assert len(select_runs([str(tmp_path)], tmp_path).records) == 30
 
 
 @pytest.mark.parametrize("value", ODD)
@@ -226,6 +226,6 @@ def test_two_hundred_runs(trained, tmp_path):
     for number in range(200):
         options = {"norm": "abcde"[number % 5], "lr": (1e-3, 1e-2)[number // 5 % 2], "seed": number // 10}
         trained(f"run{number:03}", 2 + number / 999, losses=losses, measured=range(0, 2000, 10), steps=2000, **options)
-    written = write_compare([str(tmp_path)])
-    assert written.paths[-1].stat().st_size < 12e6
+    _, files = write_compare([str(tmp_path)])
+    assert files[-1].stat().st_size < 12e6
     assert all(isinstance(RunFolder(path).run(), dict) for path in (tmp_path / "runs").iterdir())

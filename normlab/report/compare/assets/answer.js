@@ -1,7 +1,9 @@
 // Final validation loss of each cell at its best learning rate, with its interval and its seeds.
 
 const LOSS = "Final validation loss: mean cross entropy over the held-out windows, nats/token";
-const INTERVAL = `${(DATA.level * 100).toFixed(0)}% interval over n seeds (Student's t)`;
+const INTERVAL = `${(DATA.level * 100).toFixed(0)}% interval over three seeds or more (Student's t)`;
+/** Whether a loss is drawn with its interval: that of two seeds is wider than the picture, and the seeds are drawn. */
+const hasInterval = (row) => number(row.val_loss_high) !== null && row.seeds > 2;
 const NO_RESULT = "no result";
 const MAX_CELLS = 40;
 
@@ -66,7 +68,7 @@ function drawLosses(width) {
           symbol: finite ? symbol : `${symbol}-open`,
           line: { width: 2, color: colour },
         },
-        error_x: high === null || !finite ? {} : { ...bar, color: colour, thickness: 2, width: 5 },
+        error_x: !hasInterval(cell) || !finite ? {} : { ...bar, color: colour, thickness: 2, width: 5 },
         text: [`${plain(lossText(cell))}<br>lr ${cell.lr}`],
         hovertemplate: "%{fullData.name}: %{text}<extra></extra>",
       });

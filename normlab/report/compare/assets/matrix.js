@@ -87,7 +87,7 @@ function drawMatrix(width) {
       ...cells.map((cell) => [cell.norm, cell.placement, cell.depth, ...lossValues(cell), cell.runs.length]),
     ],
     caption:
-      `${LOSS}, at each combination's best learning rate: mean ± its ${INTERVAL}, and the number of diverged runs at all learning rates. Darker is lower. ` +
+      `${LOSS}, at each combination's best learning rate: mean ± its ${INTERVAL} or both of two seeds, and the number of diverged runs at all learning rates. Darker is lower. ` +
       "A combination with a diverged seed has no mean and no colour. Source: `normlab summarize --by norm,placement,model.depth`." +
       (mixed.length ? ` * is a mean over runs that also differ in: ${mixed.join("; ")}.` : ""),
   };
@@ -102,7 +102,7 @@ const mixtures = (cell) =>
 
 /** The text in a field of the matrix: the loss, its interval and n, and how many runs diverged. */
 function matrixText(cell) {
-  const [first, ...others] = (cell.text || NO_RESULT).split(/ (?=±)| (?=\()|, /);
+  const [first, ...others] = (cell.text || NO_RESULT).split(/ (?=±)| (?=\()|(?<=and) |, /);
   if (!Number.isFinite(number(cell.val_loss))) return [first, ...others].join("<br>");
   const lines = [`<b>${first}${mixtures(cell) ? "*" : ""}</b>`, others.join(" ")];
   if (cell.diverged) lines.push(`${cell.diverged} diverged`);

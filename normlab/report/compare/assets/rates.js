@@ -35,8 +35,8 @@ function drawRates(width) {
         color: colour,
         thickness: 1.2,
         width: 4,
-        array: highs.map((value, i) => (value === null ? 0 : value - means[i])),
-        arrayminus: lows.map((value, i) => (value === null ? 0 : means[i] - value)),
+        array: highs.map((value, i) => (hasInterval(points[i]) ? value - means[i] : 0)),
+        arrayminus: lows.map((value, i) => (hasInterval(points[i]) ? means[i] - value : 0)),
       },
       text: points.map(({ text }) => plain(text)),
       hovertemplate: "%{fullData.name}<br>lr %{x:g}: %{text}<extra></extra>",
@@ -137,17 +137,18 @@ function drawRates(width) {
   };
 }
 
-/** The range of the loss axis: all losses, and of wide intervals (common with two seeds) as much again. */
+/** The range of the loss axis: all losses, and of wide intervals as much again. */
 function lossRange(points) {
   const finite = (values) => values.map(number).filter(Number.isFinite);
   const losses = finite(
     points.flatMap((point) => [point.val_loss, point.val_loss_of_others, ...point.runs.map(({ loss }) => loss)]),
   );
   const [least, largest] = losses.length ? [leastOf(losses), largestOf(losses)] : [0, 1];
+  const intervals = points.filter(hasInterval);
   const room = largest - least || 0.1 * Math.abs(largest) || 1;
   return [
-    Math.max(least - room, Math.min(least, leastOf(finite(points.map((point) => point.val_loss_low))))),
-    Math.min(largest + room, Math.max(largest, largestOf(finite(points.map((point) => point.val_loss_high))))),
+    Math.max(least - room, Math.min(least, leastOf(finite(intervals.map((point) => point.val_loss_low))))),
+    Math.min(largest + room, Math.max(largest, largestOf(finite(intervals.map((point) => point.val_loss_high))))),
   ];
 }
 

@@ -114,7 +114,7 @@ const CELL_VALUES = {
   "val loss": (cell) => number(cell.val_loss),
   "best val": (cell) => number(cell.best_val_loss),
   S: (cell) => cell.lr_sensitivity,
-  "tokens/s": (cell) => cell.tokens_per_s,
+  "tok/s": (cell) => cell.tokens_per_s,
   memory: (cell) => cell.peak_memory_bytes,
   "edge lr": (cell) => cell.edge_lr,
 };
@@ -182,7 +182,7 @@ function addRunTable() {
         ...numeric("step", "step"),
         text: (run) => (run.step === null ? "" : `${run.step}/${run.steps ?? "?"}`),
       },
-      numeric("tokens/s", "tokens_per_s", (value) => Math.round(value).toLocaleString("en")),
+      numeric("tok/s", "tokens_per_s", (value) => Math.round(value).toLocaleString("en")),
       ...(RUNS.some((run) => run.note) ? [note] : []),
     ],
     rows: () => RUNS.filter(matches).sort((a, b) => compareValues(finalLoss(a), finalLoss(b))),

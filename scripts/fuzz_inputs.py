@@ -119,10 +119,11 @@ def small_enough(config: Any) -> bool:
 def call(*arguments: str, environment: dict[str, str] | None = None) -> Result:
     """Call the command line in this process."""
     from normlab import cli
+    from normlab.cli import train as command
     from normlab.options import plain_tree
 
     configs: list[dict[str, Any]] = []
-    real = cli._train
+    real = command.train_one
 
     def train(config: Any) -> None:
         configs.append(plain_tree(config))
@@ -130,7 +131,7 @@ def call(*arguments: str, environment: dict[str, str] | None = None) -> Result:
             real(config)
 
     out, err, code, raised = io.StringIO(), io.StringIO(), 0, ""
-    cli._train = train
+    command.train_one = train
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             cli.main(list(arguments))
@@ -139,7 +140,7 @@ def call(*arguments: str, environment: dict[str, str] | None = None) -> Result:
     except Exception:
         code, raised = 1, traceback.format_exc()
     finally:
-        cli._train = real
+        command.train_one = real
     return Result(code, out.getvalue(), err.getvalue(), raised, tuple(configs))
 
 

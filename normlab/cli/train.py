@@ -32,10 +32,10 @@ def train(
     from normlab.config.hydra_flags import run_job
     from normlab.train.machine import check_machine
 
-    run_job(overrides or [], _train, check_machine)
+    run_job(overrides or [], train_one, check_machine)
 
 
-def _train(config: RunConfig) -> None:
+def train_one(config: RunConfig) -> None:
     """Train one run and print its outcome; exit if a signal stopped it, so that a --multirun stops too."""
     from normlab.store.outcome import final_losses, format_loss
     from normlab.store.record import RunRecord

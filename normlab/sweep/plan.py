@@ -36,29 +36,6 @@ class PlannedSweep:
     """Warnings of the configs, and jobs that are the same run."""
 
 
-class RunIds:
-    """Computes the run ids of configs; opens each distinct corpus once.
-
-    Args:
-        has_gpu: As in `resolve`.
-    """
-
-    def __init__(self, has_gpu: bool | None = None) -> None:
-        self._has_gpu = has_gpu
-        self._corpora: dict[str, Corpus] = {}
-
-    def of(self, config: RunConfig) -> str:
-        """Return the run id that `train` gives to a config.
-
-        Raises:
-            ConfigError, DataError: The device or the corpus does not exist.
-        """
-        key = canonical_hash({name: value for name, value in plain_tree(config.data).items() if name != "seed"})
-        if key not in self._corpora:
-            self._corpora[key] = open_corpus(config.data)
-        return run_id_of(config, identity(config, resolve(config, self._has_gpu), self._corpora[key]))
-
-
 def make_plan(
     options: SweepOptions,
     composed: Sequence[tuple[list[str], RunConfig]],
@@ -79,12 +56,16 @@ def make_plan(
     _check_configs([config for _, config in composed])
     for _, config in composed:
         check_machine(config, options.slurm if options.on == "slurm" else None)
-    run_ids, warnings = RunIds(options.has_gpu), dict[str, None]()
+    corpora, warnings = dict[str, Corpus](), dict[str, None]()
     jobs: dict[str, Job] = {}
     configs: list[RunConfig] = []
     for number, (overrides, config) in enumerate(composed, 1):
         show_progress(f"planning: {number} of {len(composed)} runs")
-        run_id = run_ids.of(config)
+        # The seed of the batches is no part of the corpus.
+        key = canonical_hash(plain_tree(replace(config.data, seed=0)))
+        if key not in corpora:
+            corpora[key] = open_corpus(config.data)
+        run_id = run_id_of(config, identity(config, resolve(config, options.has_gpu), corpora[key]))
         if run_id in jobs:
             first = " ".join(jobs[run_id].overrides) or "an earlier job"
             warnings[f"{' '.join(overrides) or 'a job'}: is the same run as {first}, and is trained once"] = None

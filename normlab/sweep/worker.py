@@ -49,35 +49,29 @@ def main(folder: Path, number: int) -> int:
 
 def _train(folder: Path, number: int) -> int:
     from normlab.config.schema import RunConfig, config_from_record
-    from normlab.errors import ConfigError
     from normlab.norms import base as norms
     from normlab.placements import base as placements
     from normlab.plugins import load_plugins
     from normlab.store.plans import Job, read_plan, run_of
-    from normlab.sweep.plan import RunIds
     from normlab.train import run as training
 
     plan = read_plan(folder)
     jobs = plan.jobs_of(plan.pack_of(number))
     norms.load_all()
     placements.load_all()
-    run_ids, results = RunIds(), folder.parent.parent
+    results = folder.parent.parent
 
     def config_of(job: Job) -> RunConfig:
         load_plugins(job.config["plugins"])
         config = config_from_record(job.config)
         if os.path.realpath(config.results_dir) != os.path.realpath(results):  # the folder was moved
             config.results_dir = str(results)
-        if (run_id := run_ids.of(config)) != job.run_id:
-            raise ConfigError(
-                f"run {job.run_id} would be {run_id} now: a plugin, the corpus, the device or normlab has changed "
-                "since the plan was made; restore it, or start the same overrides with another sweep.name=..."
-            )
         return config
 
     configs = [config_of(job) for job in jobs]
     _wait_until_inactive([run_of(folder, job) for job in jobs])
-    outcomes = training.train_pack(configs, pack={"sweep": plan.name, "number": number}, ends_process=True)
+    pack = {"sweep": plan.name, "number": number, "runs": [job.run_id for job in jobs]}
+    outcomes = training.train_pack(configs, pack=pack, ends_process=True)
     stopped = next((outcome.signal for outcome in outcomes if outcome.signal), None)
     return 128 + stopped if stopped else 0
 

@@ -48,12 +48,21 @@ def open_runs(
         configs: The configs of one run, or of the runs of a pack.
         settings: This machine's settings; only the init rule may differ between the runs of a pack.
         corpus: The corpus of all runs.
-        pack: The pack's `sweep` and `number`.
+        pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
+
+    Raises:
+        ConfigError: A run's id is not the planned one.
     """
     records = [describe(config, replace(settings, init=config.init_rule), corpus) for config in configs]
     folders = [_choose_folder(config, record) for config, record in zip(configs, records, strict=True)]
     if pack is not None or len(configs) > 1:
         ids = [record["run_id"] for record in records]
+        for run_id, planned in zip(ids, (pack or {}).get("runs", ids), strict=True):
+            if run_id != planned:
+                raise ConfigError(
+                    f"run {planned} would be {run_id} now: a plugin, the corpus, the device or normlab has changed "
+                    "since the plan was made; restore it, or start the same overrides with another sweep.name=..."
+                )
         for record in records:
             record["pack"] = {**(pack or {}), "runs": ids}
     return [

@@ -73,7 +73,7 @@ def train_pack(
     Args:
         configs: Validated configs that differ in numbers only: seeds, learning rates and the like (`sweep.packs`).
         sinks: The sinks of each run.
-        pack: The pack's `sweep` and `number`, for the records.
+        pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
         ends_process: As for `train`.
 
     Raises:

@@ -11,10 +11,9 @@ from normlab.config.compose import compose_grid, compose_run
 from normlab.config.schema import config_from_record
 from normlab.data.corpus import open_corpus
 from normlab.options import plain_tree
-from normlab.store.runs import RunFolder
 from normlab.train.loop import Loop
 from normlab.train.machine import resolve
-from normlab.train.training_run import TrainingRun
+from normlab.train.prepare import open_runs
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 
@@ -39,10 +38,11 @@ def test_identity_has_the_resolved_data_seed() -> None:
     } == {4}
 
 
-def test_seed_changes_the_order_of_the_data(tmp_path: Path) -> None:
+def test_seed_changes_the_order_of_the_data() -> None:
     def first_batch(*overrides: str) -> torch.Tensor:
         config = compose_run(["model=gpt2_nano", "device=cpu", "data=files", f"data.path=[{CORPUS}]", *overrides])
-        loop = Loop([TrainingRun(config, RunFolder(tmp_path))], resolve(config), open_corpus(config.data))
+        settings, corpus = resolve(config), open_corpus(config.data)
+        loop = Loop(open_runs([config], settings, corpus), settings, corpus)
         return loop.batches.batch(0)[0]
 
     assert not torch.equal(first_batch("seed=0"), first_batch("seed=1"))

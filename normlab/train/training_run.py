@@ -47,7 +47,7 @@ class TrainingRun:
 
     config: RunConfig
     folder: RunFolder
-    record: dict[str, Any]
+    record: dict[str, Any] = field(default_factory=dict)
     """The run.json that a start today would write."""
     stored: dict[str, Any] = field(default_factory=dict)
     """The run.json that the folder holds: `record`, or that of the first start."""

@@ -115,7 +115,7 @@ def browser() -> Iterator[Browser]:
 
     `asyncio.run` fails while Playwright's driver runs, so the browser must not live for the session.
     """
-    from browser import start_browser  # only these tests need Playwright
+    from support.browser import start_browser  # only these tests need Playwright
 
     with start_browser() as chromium:
         yield chromium

@@ -19,7 +19,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hub_server import COMMIT, Hub, Repositories
 
 from normlab.config.compose import compose_run
 from normlab.config.corpora import DATA, TOKENIZERS, HubData, NamedData, StdlibData, WikiText103
@@ -28,6 +27,7 @@ from normlab.data import hub_access
 from normlab.data.corpus import open_corpus
 from normlab.data.tokenizers import train_bpe
 from normlab.errors import DataError
+from support.hub_server import COMMIT, Hub, Repositories
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"Story {i}: \u00e9t\u00e9 \U0001f600\n" + f"word {i} " * (20 + i % 7) for i in range(120)]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from browser import PHONE, opened
 from playwright.sync_api import Browser, Page
 
 from normlab import catalogue
@@ -21,6 +20,7 @@ from normlab.explain.flow import conditions_of, parse_formula
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
 from normlab.plugins import registered_by_plugins
+from support.browser import PHONE, opened
 
 Command = Callable[..., tuple[int, str, str]]
 

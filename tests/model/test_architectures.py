@@ -39,8 +39,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from test_transformers import CONTEXT, VOCAB, assert_equal_gradients, config_of, randomised
-from tolerance import assert_equal, float32_as_float64
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.models.bloom import modeling_bloom
@@ -49,6 +47,8 @@ from transformers.models.kosmos2.modeling_kosmos2 import Kosmos2TextForCausalLM
 from normlab.config.schema import ModelConfig
 from normlab.model.gpt import GPT
 from normlab.placements.base import load_all
+from support.tolerance import assert_equal, float32_as_float64
+from support.transformers_models import CONTEXT, VOCAB, assert_equal_gradients, config_of, randomised
 
 WIDTH, HEADS, DEPTH, STEPS = 32, 4, 2, 17
 HEAD_WIDTH = WIDTH // HEADS

@@ -8,13 +8,11 @@ are in test_architectures.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerance import assert_equal, float32_as_float64, rounding
 from torch import Tensor, nn
 from transformers import (
     GPT2Config,
@@ -28,17 +26,13 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from normlab.config.compose import compose_run
-from normlab.config.schema import ModelConfig, RunConfig
+from normlab.config.schema import ModelConfig
 from normlab.model.attention import Attention, attend, rotate
 from normlab.model.gpt import GPT
-from normlab.model.init import build_model
+from support.tolerance import assert_equal, float32_as_float64
+from support.transformers_models import CONTEXT, VOCAB, Tensors, assert_equal_gradients, config_of, randomised
 
-Tensors = dict[str, Tensor]
 Translate = Callable[[Tensors], Tensors]
-
-VOCAB = 61
-CONTEXT = 24
 
 
 @pytest.fixture(params=["float64", "float32"])
@@ -62,24 +56,6 @@ each_shape = pytest.mark.parametrize(
         (3, 2, 1, "eager"),
     ],
 )
-
-
-def config_of(*overrides: str) -> RunConfig:
-    return compose_run(["model.width=32", "model.heads=4", f"model.context={CONTEXT}", *overrides])
-
-
-def randomised(config: RunConfig, dtype: torch.dtype = torch.float32) -> GPT:
-    """A model with weights of every kind away from where they start, and logits of order one."""
-    model = build_model(config, VOCAB).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 2:
-                parameter.copy_(1.3 * noise / math.sqrt(parameter.shape[-1]))
-            else:
-                parameter.add_(0.3 * noise)
-    return model.to(dtype)
 
 
 # Our tensors, or their gradients, under the names and in the shapes that transformers has them
@@ -170,20 +146,6 @@ def assert_equal_models(
         return dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
 
     assert_equal_gradients(translate(gradients(logits, ours)), gradients(expected, theirs), **size)
-
-
-def assert_equal_gradients(ours: Tensors, theirs: Tensors, *, terms: int, layers: int) -> None:
-    """Compare each gradient relative to its largest entry.
-
-    Some are zero but for rounding, as of biases of keys, or of the queries of a single position: they cancel, and are
-    compared relative to the largest gradient of all.
-    """
-    largest = max(grad.abs().max().item() for grad in theirs.values())
-    for name, grad in theirs.items():
-        cancels = grad.abs().max() < rounding(grad.dtype, terms, 2 * layers) * largest
-        scale = largest if cancels else 0.0
-        assert_equal(ours[name], grad, terms=terms, layers=2 * layers, scale=scale, name=name)
-    assert sum(grad.abs().max() > 1e-3 for grad in theirs.values()) > len(theirs) / 2
 
 
 # GPT-2

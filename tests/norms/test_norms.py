@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,45 +18,10 @@ from normlab.norms.base import NormConfig, load_all, register_norm
 from normlab.norms.batchnorm import BatchNormConfig
 from normlab.norms.layernorm import LayerNormConfig
 from normlab.norms.rmsnorm import RMSNormConfig
-from normlab.options import check
+from support.norm_variants import ALL, NO_EPS, WIDTH, both_modes, build, draw, label, validate
 
-WIDTH = 8
 # Importing inductor for the first time reads a deprecated part of torch itself.
 IMPORTS_INDUCTOR = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
-
-def validate(options: NormConfig) -> None:
-    """As a run does it."""
-    check(options, "norm.")
-    options.validate()
-
-
-def variants(kind: type[NormConfig]) -> Iterator[NormConfig]:
-    """A norm with its defaults, and with each choice and each switch set otherwise, where that is allowed."""
-    changes: list[dict[str, object]] = [{}]
-    for field in dataclasses.fields(kind):
-        if choices := field.metadata.get("choices"):
-            changes += [{field.name: choice} for choice in choices if choice != field.default]
-        elif isinstance(field.default, bool):
-            changes.append({field.name: not field.default})
-    for change in changes:
-        options = kind(**change)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        try:
-            validate(options)
-        except ConfigError:
-            continue
-        yield options
-
-
-def label(options: NormConfig) -> str:
-    """The norm's name and what is not as by default."""
-    default = type(options)()  # pyright: ignore[reportCallIssue]
-    changed = [
-        f"{field.name}={getattr(options, field.name)}"
-        for field in dataclasses.fields(options)
-        if getattr(options, field.name) != getattr(default, field.name)
-    ]
-    return ",".join([options.name, *changed])
 
 
 def rounds_once(options: NormConfig) -> bool:
@@ -67,9 +31,6 @@ def rounds_once(options: NormConfig) -> bool:
 
 
 DEFAULTS = [kind() for kind in load_all().values()]  # pyright: ignore[reportCallIssue]
-# `none` is refused with the default eps, so that the search by single changes does not find it.
-NO_EPS = RMSNormConfig(eps_mode="none", eps=0.0)
-ALL = [options for kind in load_all().values() for options in variants(kind)] + [NO_EPS]
 
 each_norm = pytest.mark.parametrize("options", DEFAULTS, ids=label)
 each_variant = pytest.mark.parametrize("options", ALL, ids=label)
@@ -77,23 +38,6 @@ each_variant = pytest.mark.parametrize("options", ALL, ids=label)
 mainly_defaults = pytest.mark.parametrize(
     "options", [pytest.param(one, marks=[] if one in DEFAULTS else pytest.mark.slow, id=label(one)) for one in ALL]
 )
-both_modes = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-
-
-def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def build(options: NormConfig, *, width: int = WIDTH, seed: int = 0, training: bool = True) -> nn.Module:
-    """The norm with parameters that are not where they start, and running statistics that have moved."""
-    norm = options.build(width)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in norm.parameters():
-            parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator))
-        for _ in range(3):
-            norm.train()(2 + 3 * torch.randn(4, 5, width, generator=generator))
-    return norm.train(training)
 
 
 def outcome(norm: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from tolerance import assert_equal
 from torch import Tensor, nn
 
 from normlab.config.compose import compose_run
@@ -24,6 +23,7 @@ from normlab.norms.layernorm import LayerNorm, LayerNormConfig
 from normlab.norms.none import NoNormConfig
 from normlab.norms.rmsnorm import RMSNorm, RMSNormConfig
 from normlab.paths import config_dir
+from support.tolerance import assert_equal
 
 WIDTH = 12
 BFLOAT16 = torch.bfloat16

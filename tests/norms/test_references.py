@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_norms import ALL, both_modes, build, draw, label
 from torch import Tensor
 
 from normlab.norms.base import NormConfig, load_all
@@ -27,6 +26,7 @@ from normlab.norms.rmsnorm import RMSNormConfig
 from normlab.norms.scalenorm import ScaleNormConfig
 from normlab.norms.seednorm import SeeDNormConfig
 from normlab.norms.zscore import ZScoreConfig
+from support.norm_variants import ALL, both_modes, build, draw, label
 
 WIDTH = 8
 CLASSES = load_all()

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tolerance import assert_equal
 from torch import Tensor, nn
 
 from normlab.config.compose import compose_run
 from normlab.norms.base import NormConfig, load_all
 from normlab.paths import config_dir
+from support.tolerance import assert_equal
 
 WIDTH = 12
 

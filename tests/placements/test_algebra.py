@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from by_hand import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, composed, config_of, heads, rope
-from tolerance import assert_equal
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -40,6 +38,8 @@ from normlab.placements.base import PLACEMENTS
 from normlab.placements.table import ROWS, quarter
 from normlab.placements.wiring import Branch, Residual
 from normlab.train.optim import is_decayed
+from support.reference_blocks import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, composed, config_of, heads, rope
+from support.tolerance import assert_equal
 
 ByHand = Callable[[Block, int, Tensor], Tensor]
 """The stream after block `layer` (counted from 1), from the stream before it."""

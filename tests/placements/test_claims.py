@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
-from by_hand import DEPTH, VOCAB, WIDTH, built, composed, config_of
 from torch import nn
 
 from normlab import catalogue
@@ -18,6 +17,7 @@ from normlab.model.init import build_model
 from normlab.norms.base import NORMS
 from normlab.placements.algebra import AlgebraPlacement, EarlyPlacement
 from normlab.placements.base import PLACEMENTS, Placement, load_all
+from support.reference_blocks import DEPTH, VOCAB, WIDTH, built, composed, config_of
 
 load_all()
 OURS = {entry["name"]: entry for entry in catalogue.placements()}

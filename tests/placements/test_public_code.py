@@ -12,7 +12,6 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from by_hand import CONTEXT, VOCAB, WIDTH, composed
 from torch import Tensor
 
 from normlab.config.schema import RunConfig
@@ -22,6 +21,7 @@ from normlab.options import from_tree
 from normlab.placements.algebra import FirstBlockPlacement
 from normlab.placements.base import Placement, load_all
 from normlab.placements.ngpt import NGPT
+from support.reference_blocks import CONTEXT, VOCAB, WIDTH, composed
 
 Weights = dict[str, Tensor]
 HEADS = 2

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from by_hand import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, config_of, heads, rope
 from torch import Tensor, nn
 
 from normlab import catalogue
@@ -25,6 +24,7 @@ from normlab.options import plain_tree
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import PLACEMENTS, load_all
 from normlab.placements.ngpt import NGPT
+from support.reference_blocks import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, config_of, heads, rope
 
 load_all()
 SCHEMES = [name for name, placement in PLACEMENTS.items() if not isinstance(placement, AlgebraPlacement)]

@@ -11,12 +11,12 @@ from threading import Thread
 from urllib.request import urlopen
 
 import pytest
-from browser import executable
 
 from normlab.errors import NormlabError
 from normlab.report.pages import browser as page_browser
 from normlab.report.pages.browser import export_images
 from normlab.report.pages.shell import page, write_page
+from support.browser import executable
 
 DRAWING_SCRIPT = """
 async function exportFigures() {

@@ -8,11 +8,11 @@ import os
 import re
 
 import pytest
-from browser import opened
 
 from normlab.errors import ConfigError, StoreError
 from normlab.report.pages.shell import check_page, page, write_page
 from normlab.store.schema import encode
+from support.browser import opened
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>"
 DATA = {

@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hooks import where
-from test_statistics import VOCAB, case
-from test_trajectory import CADENCES, bits, trained
 from torch import Tensor, nn
 
 from normlab.model.gpt import GPT
@@ -22,6 +19,9 @@ from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.registry import STATISTICS, values_of
 from normlab.stats.statistic import EXTENDED
 from normlab.train.optim import hyperparameters_at
+from support.cadences import CADENCES, bits, trained
+from support.measured_steps import VOCAB, case
+from support.reference_statistics import where
 
 NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == EXTENDED and entry.derive is None)
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from test_statistics import VOCAB, case
 
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
@@ -14,6 +13,7 @@ from normlab.stats.instrument import Collector, instrument, observe, select
 from normlab.stats.registry import STATISTICS
 from normlab.stats.views import View
 from normlab.train.optim import hyperparameters_at
+from support.measured_steps import VOCAB, case
 
 WIDTH = 4096
 NAMES = frozenset(STATISTICS)

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_statistics import VOCAB, case
-from test_trajectory import CADENCES, bits, trained
 from torch import Tensor, nn
 from torch.func import functional_call, hessian
 
@@ -25,6 +23,8 @@ from normlab.stats.measure.schedule import fits_share, probe_cost, probe_steps
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import PROBE, TIERS
 from normlab.train.load import LoadedRun, probe_checkpoints
+from support.cadences import CADENCES, bits, trained
+from support.measured_steps import VOCAB, case
 
 NAMES = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE)
 

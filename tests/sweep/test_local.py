@@ -27,7 +27,7 @@ from normlab.store.runs import RunFolder
 from normlab.sweep import local, supervisor, worker
 from normlab.sweep.plan import make_plan
 from normlab.sweep.supervisor import SweepResult, supervise
-from tests.sweep.watching import RecordingDisplay, wait_for, workers_of
+from support.processes import RecordingDisplay, wait_for, workers_of
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -20,7 +20,7 @@ from normlab.config.compose import compose_run
 from normlab.store.plans import read_outcomes, read_plan, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.train.run import train
-from tests.sweep.watching import workers_of
+from support.processes import workers_of
 
 Command = Callable[..., tuple[int, str, str]]
 GRID = ["norm=layernorm,rmsnorm", "optim.lr=1e-3,1e30", "seed=0,1"]

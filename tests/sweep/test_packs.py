@@ -22,7 +22,7 @@ from normlab.sweep.packs import auto_pack_size, split
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.sweep.supervisor import supervise
 from normlab.train.run import train, train_pack
-from tests.sweep.watching import RecordingDisplay
+from support.processes import RecordingDisplay
 
 Command = Callable[..., tuple[int, str, str]]
 GIB = 2**30

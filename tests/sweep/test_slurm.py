@@ -37,7 +37,7 @@ from normlab.sweep import slurm, squeue, supervisor
 from normlab.sweep.plan import make_plan
 from normlab.sweep.squeue import Squeue
 from normlab.sweep.supervisor import SweepResult, supervise
-from tests.sweep.watching import RecordingDisplay, children_of, wait_for
+from support.processes import RecordingDisplay, children_of, wait_for
 
 Command = Callable[..., tuple[int, str, str]]
 HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1"]

@@ -28,7 +28,7 @@ import pytest
 from normlab.config.schema import TrackingConfig
 from normlab.store.runs import RunFolder
 from normlab.tracking.wandb import WandbSink, flat_config, payloads
-from tests.sweep.watching import wait_for
+from support.processes import wait_for
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import OVERRIDES, Command, Train
 
 from normlab.config.compose import compose_run
 from normlab.store.runs import RunFolder
 from normlab.tracking.console import Console
 from normlab.train import run as training
+from support.run_folders import OVERRIDES, Command, Train
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from resuming import OVERRIDES, Command
 
 from normlab.config.compose import compose_run
 from normlab.report.by import Options, summarize_by
 from normlab.store.runs import RunFolder
 from normlab.train.load import load
 from normlab.train.run import train, train_pack
+from support.run_folders import OVERRIDES, Command
 
 CONSTANT = ("optim.schedule=constant", "optim.warmup_steps=2")
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import OVERRIDES, Command, Train, contents, damage, differences, steps_of
 from safetensors.torch import save_file
 
 import normlab
@@ -23,6 +22,7 @@ from normlab.errors import StoreError
 from normlab.store.query import find_runs
 from normlab.store.schema import seal
 from normlab.train import checkpoint
+from support.run_folders import OVERRIDES, Command, Train, contents, damage, differences, steps_of
 
 
 def test_resume_from_damaged_checkpoint_uses_the_previous_one(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from resuming import OVERRIDES, Command, differences, steps_of
 
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
@@ -17,6 +16,7 @@ from normlab.tracking.base import Row
 from normlab.tracking.console import Console
 from normlab.train import checkpoint
 from normlab.train import run as training
+from support.run_folders import OVERRIDES, Command, differences, steps_of
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resuming import Command, contents
 
 import normlab
 from normlab.config import memory
 from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
 from normlab.store.schema import SEAL, seal
+from support.run_folders import Command, contents
 
 
 @pytest.fixture

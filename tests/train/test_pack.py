@@ -11,38 +11,13 @@ import pytest
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.config.schema import RunConfig
 from normlab.model.init import build_model
-from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
-from normlab.stats.measure.core import CoreStatistics
-from normlab.stats.statistic import CORE
-from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
+from normlab.model.runner import SingleRun, StackedRuns
+from normlab.train.optim import hyperparameters_at
 from normlab.train.run import train
-from normlab.train.step import Step
+from support.small_steps import VOCAB, config_of, cyclic_batch, step_of
 
 PLUGIN = Path(__file__).parent.parent / "plugins" / "two_placements.py"
-VOCAB = 16
-
-
-def config_of(*overrides: str) -> RunConfig:
-    return compose_run(["model=gpt2_nano", "data=stdlib", "train.steps=50", "model.context=16", *overrides])
-
-
-def step_of(config: RunConfig, runner: ModelRunner) -> Step:
-    decayed = [name for name, p in runner.model.named_parameters() if is_decayed(config.optim, p)]
-    optimizer = Optimizer(config.optim, runner.params, decayed)
-    clip = (
-        torch.full(runner.run_shape, config.optim.clip, dtype=torch.float64) if runner.run_shape else config.optim.clip
-    )
-    measure = CoreStatistics(runner, config.stats.names(CORE))
-    return Step(runner, optimizer, clip=clip, project=config.placement.project, measure=measure)
-
-
-def cyclic_batch(generator: torch.Generator, runs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counting modulo VOCAB from a random start: uniform unigrams (ln 16 nats), and quickly learned."""
-    start = torch.randint(0, VOCAB, (runs, 8, 1), generator=generator)
-    text = (start + torch.arange(17)) % VOCAB
-    return text[..., :-1], text[..., 1:]
 
 
 OVERRIDES = (

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import OVERRIDES, differences, steps_of
 
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
@@ -22,6 +21,7 @@ from normlab.train import checkpoint
 from normlab.train.load import load
 from normlab.train.run import Outcome, train, train_pack
 from normlab.train.training_run import TrainingRun
+from support.run_folders import OVERRIDES, differences, steps_of
 
 NUMBERS = (
     ("seed=0", "optim.lr=1e-3"),

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from resuming import differences
-from test_pack import VOCAB, config_of, cyclic_batch, step_of
 
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
@@ -20,17 +18,14 @@ from normlab.placements.base import load_all
 from normlab.train import run as training
 from normlab.train.optim import hyperparameters_at
 from normlab.train.step import StepOutput
+from support.run_folders import differences
+from support.small_steps import VOCAB, config_of, cyclic_batch, norm_in, step_of
 
 SCHEMES = [
     name
     for name, placement in load_all().items()
     if not isinstance(placement, AlgebraPlacement) and type(placement).__module__.startswith("normlab.")
 ]
-
-
-def norm_in(name: str, norm: str) -> str:
-    """The override for a norm, or for none where the placement has no place for one."""
-    return f"norm={norm if load_all()[name].has_norms(4) else 'none'}"
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -20,7 +20,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hydra.core.config_store import ConfigStore
-from resuming import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
 
 import normlab
 from normlab.config.compose import compose_run
@@ -35,6 +34,7 @@ from normlab.train import checkpoint, parent_run, prepare
 from normlab.train import run as training
 from normlab.train.identity import describe
 from normlab.train.machine import resolve
+from support.run_folders import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
 
 
 def run_id(*overrides: str) -> str:

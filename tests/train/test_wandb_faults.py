@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from resuming import OVERRIDES, differences
 
 from normlab.store.runs import RunFolder
+from support.run_folders import OVERRIDES, differences
 
 KEY = {"WANDB_API_KEY": "a" * 40}
 

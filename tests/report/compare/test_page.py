@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import PHONE, WIDE, opened
 from records import Record, write_run, write_sweep
 
 from normlab.store.files import write_atomic
 from normlab.store.outcome import STUCK
 from normlab.store.schema import DIVERGED, RUNS_FOLDER, number, seal
+from support.browser import PHONE, WIDE, opened
 
 STEPS = 400
 BY = "norm,placement,model.depth"

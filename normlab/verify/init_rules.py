@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from normlab.config.schema import RunConfig
 from normlab.model.init import build_model, derive_seed
 from normlab.model.small import VOCAB, small_config
 from normlab.norms.base import NORMS
@@ -89,15 +88,27 @@ def rule_checks(rule: str) -> Iterator[Check]:
         yield _standard_deviation_check(rule)
         return
     largest = LargestError(1e-6)
+    forms = {part: form for parts, form in zip(GROUPS, CLOSED_FORMS[rule], strict=True) for part in parts}
+    norm = NORMS["layernorm"]()  # pyright: ignore[reportCallIssue]
     for depth, width in SIZES:
-        layernorm, pre = NORMS["layernorm"](), PLACEMENTS["pre"]  # pyright: ignore[reportCallIssue]
-        config = small_config(layernorm, pre, depth=depth, mlp="swiglu", tie_embeddings=False)
-        model = dataclasses.replace(config.model, width=width, heads=2, mlp_width=3 * width)
-        for name, error in _weight_errors(dataclasses.replace(config, model=model, init=rule)):
+        small = small_config(norm, PLACEMENTS["pre"], depth=depth, mlp="swiglu", tie_embeddings=False)
+        model = dataclasses.replace(small.model, width=width, heads=2, mlp_width=3 * width)
+        config = dataclasses.replace(small, model=model, init=rule)
+        for name, weight in build_model(config, VOCAB).named_parameters():
+            if weight.dim() != 2:
+                continue
+            outputs, inputs = weight.shape
+            layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
+            sizes = {"L": depth, "l": layer, "D": width, "I": inputs, "O": outputs, "ln": math.log}
+            form = forms[name.removesuffix(".weight").rpartition(".")[2]]
+            std = eval(form, {"__builtins__": {}}, sizes)  # noqa: S307
+            generator = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, name)))
+            numbers = generator.standard_normal(weight.numel(), dtype=np.float32)
+            expected = std * torch.from_numpy(numbers).view_as(weight)
+            error = float((weight.detach() - expected).abs().max() / expected.abs().max())
             largest.add(error, f"{name} of {depth} blocks of width {width}")
     parts = "token embedding, positions and head, queries and keys, values and MLP, outputs"
-    claim = f"draws {parts} with {', '.join(CLOSED_FORMS[rule])}"
-    yield largest.check(f"init {rule}", claim, "self")
+    yield largest.check(f"init {rule}", f"draws {parts} with {', '.join(CLOSED_FORMS[rule])}", "self")
 
 
 def _standard_deviation_check(rule: str) -> Check:
@@ -111,19 +122,3 @@ def _standard_deviation_check(rule: str) -> Check:
     result = f"not so: {wrong[0]!r}" if wrong else f"{len(stds)} numbers; no closed form is known to compare with"
     claim = "gives each matrix a standard deviation"
     return Check(subject=f"init {rule}", claim=claim, passed=not wrong, result=result)
-
-
-def _weight_errors(config: RunConfig) -> Iterator[tuple[str, float]]:
-    """Yield the relative error of each weight matrix, with its name."""
-    for name, weight in build_model(config, VOCAB).named_parameters():
-        part = name.removesuffix(".weight").rpartition(".")[2]
-        forms = [form for group, form in zip(GROUPS, CLOSED_FORMS[config.init], strict=True) if part in group]
-        if weight.dim() != 2:
-            continue
-        outputs, inputs = weight.shape
-        layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
-        sizes = {"L": config.model.depth, "l": layer, "D": config.model.width, "I": inputs, "O": outputs}
-        std = eval(forms[0], {"__builtins__": {}}, {**sizes, "ln": math.log})  # noqa: S307
-        generator = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, name)))
-        drawn = torch.from_numpy(generator.standard_normal(weight.numel(), dtype=np.float32)).view_as(weight)
-        yield name, float((weight.detach() - std * drawn).abs().max() / (std * drawn).abs().max())

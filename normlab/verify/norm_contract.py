@@ -19,7 +19,8 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from normlab.model.small import TIME, hashed_numbers, small_config
 from normlab.norms.base import NormConfig
-from normlab.placements.base import PLACEMENTS, Placement
+from normlab.options import plain_tree
+from normlab.placements.base import PLACEMENTS
 from normlab.plugins import starts_line
 from normlab.verify.check import Check, LargestError
 from normlab.verify.norms import TOLERANCES, Size, batch_size, input_of, module_of, parameters_and_buffers
@@ -161,7 +162,7 @@ def start_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
                 yield Check(subject=subject, claim="declares where it starts", passed=False, result=result)
                 return
             for name, value in starting.items():
-                error, reason = start_error(value.detach(), declared[name], {**options_of(variant), "D": width})
+                error, reason = start_error(value.detach(), declared[name], {**plain_tree(variant), "D": width})
                 largest.add(error, f"{name} of {label_of(variant)}{reason}")
             seen |= starting.keys()
     for absent in declared.keys() - seen:
@@ -193,16 +194,11 @@ def start_error(value: Tensor, text: str, known: Mapping[str, Any]) -> tuple[flo
     return float((value - start).abs().max() / (start.abs().max() or 1.0)), ""
 
 
-def options_of(entry: NormConfig | Placement) -> dict[str, Any]:
-    """Return the options of a norm or a placement by name."""
-    return {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
-
-
 def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
     """Check that running mean and variance move towards those of all tokens of the batch, by the momentum."""
     largest = LargestError(1e-10)
     for variant in variants(norm, width) if norm.batch_statistics else ():
-        options = options_of(variant)
+        options = plain_tree(variant)
         if not {"momentum", "running_var"} <= options.keys():
             continue
         for shape in ((3, 5), (1, 1), (1, 2)):

@@ -219,12 +219,16 @@ def _output_and_gradients(
 ) -> list[Tensor]:
     """Return the output, and the gradients of a fixed weighted sum of it for x and the parameters."""
     x = x.detach().requires_grad_()
-    y = forward(x)
+    return with_gradients(forward(x), [x, *parameters])
+
+
+def with_gradients(y: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return y, and the gradient of a fixed weighted sum of y for each input, zero where unused."""
     # bfloat16 weights are exact in every precision.
     loss = (y.double() * hashed_numbers("cotangent", *y.shape).bfloat16().double()).sum()
-    grads = torch.autograd.grad(loss, [x, *parameters], allow_unused=True)
-    pairs = zip(grads, [x, *parameters], strict=True)
-    return [y.detach(), *(torch.zeros_like(p) if grad is None else grad for grad, p in pairs)]
+    gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+    pairs = zip(gradients, inputs, strict=True)
+    return [y.detach(), *(torch.zeros_like(x) if gradient is None else gradient for gradient, x in pairs)]
 
 
 def rounding_check(norm: NormConfig, subject: str, width: int) -> Check:

@@ -14,7 +14,7 @@ from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import plugin_file, registered_by_plugins
-from normlab.verify import blocks, placements
+from normlab.verify import placements
 from normlab.verify.check import Check
 from normlab.verify.defaults import default_check
 from normlab.verify.init_laws import law_checks
@@ -65,8 +65,8 @@ def checks_of_run(config: RunConfig) -> Iterator[Check]:
     yield from default_check(norm.name)
     yield from checks_of_norm(norm, small.config.model.width, config)
     subject = f"block {label_of(norm)}, {label_of(placement)}"
-    yield blocks.formula_check(small, subject)
-    yield from blocks.logits_checks(small, subject)
+    yield placements.formula_check(small, subject)
+    yield from placements.logits_checks(small, subject)
     yield Check(subject=subject, claim="has a fingerprint", passed=True, result=fingerprint(config))
     plain = PLACEMENTS[placement.name]
     yield from checks_of_placement(plain)
@@ -159,8 +159,8 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
         yield Check(subject=subject, claim="every option has an effect", passed=not unused, result=result)
     yield from _structure_checks(placement, subject)
     yield from placements.ends_check(placement, subject)
-    yield blocks.norms_check(small, subject)
-    yield from blocks.logits_checks(small, subject)
+    yield placements.norms_check(small, subject)
+    yield from placements.logits_checks(small, subject)
     if thorough:
         yield from law_checks(placement.name)
 
@@ -177,7 +177,7 @@ def _structure_checks(placement: Placement, subject: str) -> Iterator[Check]:
 def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: str, each_norm: bool) -> Iterator[Check]:
     """Check the formula in each kind of model, at other depths, with other options and with each norm."""
     placement, plain = small.config.placement, small.config.norm
-    yield blocks.formula_check(small, subject)
+    yield placements.formula_check(small, subject)
     configs: list[tuple[str, RunConfig]] = []
     rms = NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
     configs += [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in MODELS]
@@ -192,9 +192,9 @@ def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: s
         except ConfigError:
             continue  # the pair is not allowed
     for label, config in configs:
-        yield blocks.formula_check(build_small(config), label)
+        yield placements.formula_check(build_small(config), label)
     for model in changed:
-        yield blocks.formula_check(model, f"{subject} {label_of(model.config.placement)}")
+        yield placements.formula_check(model, f"{subject} {label_of(model.config.placement)}")
 
 
 def _visible_norm(placement: Placement) -> NormConfig:

@@ -23,7 +23,7 @@ from normlab.placements.table import ROWS
 from normlab.placements.wiring import Residual
 from normlab.report.signal import slope
 from normlab.train.signal import measure
-from normlab.verify import blocks, init_laws, run
+from normlab.verify import init_laws, placements, run
 from normlab.verify.check import Check, LargestError
 from normlab.verify.defaults import DEFAULTS, default_check
 from normlab.verify.init_rules import INIT_OF_PLACEMENT, placement_init_check
@@ -98,7 +98,7 @@ def test_only_a_row_of_the_algebra_counts_as_an_identity() -> None:
     schemes = {name for name, it in PLACEMENTS.items() if not isinstance(it, AlgebraPlacement)}
     for name in ("pre", *schemes):
         norm = NORMS["rmsnorm" if PLACEMENTS[name].has_norms(2) else "none"]()  # pyright: ignore[reportCallIssue]
-        check = blocks.formula_check(build_small(small_config(norm, PLACEMENTS[name], depth=2)), "subject")
+        check = placements.formula_check(build_small(small_config(norm, PLACEMENTS[name], depth=2)), "subject")
         assert check.oracle == ("self" if name in schemes else "identity"), name
 
 
@@ -257,10 +257,10 @@ def test_a_row_that_is_wrong_in_late_blocks_fails(tmp_path: Path, run_command: C
 
 def test_a_placement_that_differs_in_evaluation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     small = small_model("layernorm", "pre")
-    assert [check.passed for check in blocks.logits_checks(small, "subject")] == [True, True]
+    assert [check.passed for check in placements.logits_checks(small, "subject")] == [True, True]
     forward = Residual.forward
     monkeypatch.setattr(Residual, "forward", lambda self, *args: forward(self, *args) * (1 if self.training else 2))
-    assert [check.passed for check in blocks.logits_checks(small, "subject")] == [True, False]
+    assert [check.passed for check in placements.logits_checks(small, "subject")] == [True, False]
 
 
 @pytest.mark.slow
@@ -364,7 +364,7 @@ def test_a_formula_that_differs_from_the_model_fails(
     wrong = row(formula=formula, attn=SubLayer(norms=norms_at), mlp=SubLayer(norms=norms_at))
     monkeypatch.setitem(algebra.ROWS_BY_NAME, "tried", wrong)
     monkeypatch.setitem(base.PLACEMENTS, "tried", AlgebraPlacement(name="tried"))
-    check = blocks.formula_check(small_model("layernorm", "tried"), "subject")
+    check = placements.formula_check(small_model("layernorm", "tried"), "subject")
     assert check.passed == (not result)
     assert result in check.result
 

@@ -32,6 +32,7 @@ LONG_TIME, WIDTH_FACTOR = 40, 20
 """The context, and the factor of the width, that every norm is checked at."""
 MAX_NUMBERS = 2**16
 """The most numbers in a batch; a run with more is checked with fewer tokens."""
+NO_REFERENCE = "no reference"
 
 Size = tuple[int, int, int]
 """B, T and D."""
@@ -87,9 +88,6 @@ def reference_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence
         yield from oracle_checks(norm, subject, variants(norm, width), width, sizes)
         yield rounding_check(norm, subject, width)
         yield shape_check(norm, subject, width)
-
-
-NO_REFERENCE = "no reference"
 
 
 def independence_check(norm: NormConfig, subject: str, width: int) -> Check:
@@ -163,8 +161,8 @@ class Comparison:
         self.weights = parameters_and_buffers(exact)
         self.names = ["the output", "the gradient of x"]
         self.names += [f"the gradient of {name}" for name, _ in exact.named_parameters()]
-        # A norm that computes in bfloat16 rounds at each step.
-        self.weight = 0.25 if getattr(norm, "compute", "fp32") == "input" and dtype == torch.bfloat16 else 1.0
+        # A norm that computes in bfloat16 rounds at each step: its errors count a quarter.
+        self.error_weight = 0.25 if getattr(norm, "compute", "fp32") == "input" and dtype == torch.bfloat16 else 1.0
 
     def errors(self, scale: float, size: tuple[int, int] | None = None) -> Iterator[tuple[str, float]]:
         """Yield (location, relative error) of the output and of each gradient, in training and in evaluation.
@@ -201,13 +199,13 @@ class Comparison:
                     yield f"{location}: {name} is not finite", 0.0 if value.isfinite().all() else float("inf")
                     continue
                 difference, largest = float((value.double() - exact).abs().max()), float(exact.abs().max())
-                error = self.weight * difference / (largest + rounding / TOLERANCES[self.dtype])
+                error = self.error_weight * difference / (largest + rounding / TOLERANCES[self.dtype])
                 if not error <= TOLERANCES[self.dtype]:
                     # Add what the formula itself makes of random changes in the last digit of x.
                     changed_x = x.double() * (1 + eps * hashed_numbers("nudge", *x.shape).sign())
                     perturbed = perturbed or self._expected(reference, changed_x)
                     change = 8 * float((perturbed[index] - exact).abs().nan_to_num(0.0).max())
-                    error = self.weight * difference / (largest + (rounding + change) / TOLERANCES[self.dtype])
+                    error = self.error_weight * difference / (largest + (rounding + change) / TOLERANCES[self.dtype])
                 yield f"{location}: {name}", error
 
     def _expected(self, reference: Callable[..., Tensor], x: Tensor) -> list[Tensor]:

@@ -28,14 +28,14 @@ def verify(
     if show_config(overrides or []):
         return 0
     torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
-    results, config = [], compose_run(overrides) if overrides else None
-    presets = norm_presets(None if config is None else [config.norm.preset])
-    if config is None:
-        checks = checks_of_catalogue(presets)
+    results = []
+    if overrides:
+        config = compose_run(overrides)
+        checks = select_checks(config, overrides_in(overrides))
+        for warning in config.warnings():
+            warn(warning)
     else:
-        checks = select_checks(config, overrides_in(overrides or []), presets)
-    for warning in () if config is None else config.warnings():
-        warn(warning)
+        checks = checks_of_catalogue(norm_presets())
     for check in checks:
         results.append(check)
         if not json:

@@ -78,17 +78,16 @@ def shrink(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: No small width is valid.
     """
-    reason: ConfigError | None = None
+    errors = []
     for width in (*WIDTHS, config.model.width):
         model = dataclasses.replace(config.model, width=width, heads=2, mlp_width=2 * width, context=TIME)
         candidate = dataclasses.replace(config, model=model, init="auto")
         try:
             candidate.validate()
+            return candidate
         except ConfigError as error:
-            reason = error
-            continue
-        return candidate
-    raise reason if reason is not None else ConfigError("verify: no width was tried")
+            errors.append(error)
+    raise errors[-1]
 
 
 def small_config(norm: NormConfig, placement: Placement, *, depth: int = 4, **model: object) -> RunConfig:

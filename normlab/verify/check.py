@@ -59,3 +59,7 @@ class LargestError:
             return "nothing was compared"
         text = f"largest error {self.error:.1e} of {self.count} comparisons, tolerance {self.tolerance:.0e}"
         return text if self.passed else f"{text}, at {self.location}"
+
+    def check(self, subject: str, claim: str, oracle: str = "") -> Check:
+        """Return the check that all errors are within the tolerance."""
+        return Check(subject=subject, claim=claim, oracle=oracle, passed=self.passed, result=str(self))

@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
+from typing import NamedTuple
 
 from normlab.config.corpora import StdlibData
 from normlab.config.schema import AdamW, ModelConfig, RunConfig, TrainConfig
@@ -28,8 +28,19 @@ SEEDS = 6
 WIDTH, CONTEXT, BATCH = 64, 32, 4
 
 
-@dataclass(frozen=True, slots=True)
-class Law:
+class Profile(NamedTuple):
+    """Means over seeds at one depth."""
+
+    depth: int
+    stream: float
+    """RMS after the last block."""
+    first: float
+    """Gradient norm of the first block's down projection."""
+    last: float
+    """Gradient norm of the last block's down projection."""
+
+
+class Law(NamedTuple):
     """A law of one placement: a statistic of the profiles lies in an interval."""
 
     placement: str
@@ -43,27 +54,9 @@ class Law:
     at_most: float
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Means over seeds at one depth."""
-
-    depth: int
-    stream: float
-    """RMS after the last block."""
-    first: float
-    """Gradient norm of the first block's down projection."""
-    last: float
-    """Gradient norm of the last block's down projection."""
-
-
-def last_slope(profiles: list[Profile]) -> float:
-    """Return the power of L by which the last gradient grows."""
-    return slope([p.depth for p in profiles], [p.last for p in profiles])
-
-
-def first_slope(profiles: list[Profile]) -> float:
-    """Return the power of L by which the first gradient grows."""
-    return slope([p.depth for p in profiles], [p.first for p in profiles])
+def power_of_depth(gradient: str) -> Callable[[list[Profile]], float]:
+    """Return the statistic: the power of L by which the `first` or the `last` gradient grows."""
+    return lambda profiles: slope([p.depth for p in profiles], [getattr(p, gradient) for p in profiles])
 
 
 def over_root_of_2l(profiles: list[Profile]) -> float:
@@ -71,34 +64,26 @@ def over_root_of_2l(profiles: list[Profile]) -> float:
     return max((p.stream / math.sqrt(2 * p.depth) for p in profiles), key=lambda ratio: abs(ratio - 1))
 
 
-def last_over_first(profiles: list[Profile]) -> float:
-    """Return the ratio of the last gradient to the first, at the greatest depth."""
-    return profiles[-1].last / profiles[-1].first
-
-
+DEPTHS = (4, 8, 16)
+LAST_POWER, FIRST_POWER = power_of_depth("last"), power_of_depth("first")
 XIONG = "Xiong et al. 2020, arXiv:2002.04745, theorem 1"
+SUM = "the stream's RMS is the root of 2L", "2L branches of RMS 1, independent of each other"
 LAWS = (
-    Law("post", "xavier", "the last gradient does not depend on L", XIONG, (4, 8, 16), last_slope, -0.2, 0.2),
-    Law("pre", "xavier", "the last gradient falls as a power of L", XIONG, (4, 8, 16), last_slope, -0.75, -0.3),
-    Law(
-        "peri", "xavier", "the stream's RMS is the root of 2L", "2L branches of RMS 1, independent of each other",
-        (4, 8, 16), over_root_of_2l, 0.93, 1.07,
-    ),
-    Law(
-        "res_post", "xavier", "the stream's RMS is the root of 2L", "2L branches of RMS 1, independent of each other",
-        (4, 8, 16), over_root_of_2l, 0.93, 1.07,
-    ),
+    Law("post", "xavier", "the last gradient does not depend on L", XIONG, DEPTHS, LAST_POWER, -0.2, 0.2),
+    Law("pre", "xavier", "the last gradient falls as a power of L", XIONG, DEPTHS, LAST_POWER, -0.75, -0.3),
+    Law("peri", "xavier", *SUM, DEPTHS, over_root_of_2l, 0.93, 1.07),
+    Law("res_post", "xavier", *SUM, DEPTHS, over_root_of_2l, 0.93, 1.07),
     Law(
         "deepnorm", "deepnorm", "the first and the last gradient are equal", "Wang et al. 2022, arXiv:2203.00555",
-        (16,), last_over_first, 0.85, 1.15,
+        (16,), lambda profiles: profiles[0].last / profiles[0].first, 0.85, 1.15,
     ),
     Law(
         "keel", "gpt2", "the last gradient falls as 1 / L", "N(2L x + F) divides the branch by 2L",
-        (4, 8, 16), last_slope, -1.1, -0.9,
+        DEPTHS, LAST_POWER, -1.1, -0.9,
     ),
     Law(
         "keel", "gpt2", "the first gradient does not depend on L", "the first block has no factor 2L",
-        (4, 8, 16), first_slope, -0.1, 0.1,
+        DEPTHS, FIRST_POWER, -0.1, 0.1,
     ),
     Law(
         "pre", "gpt2", "the last gradient is larger than post's: Xiong's comparison is reversed",
@@ -137,9 +122,5 @@ def profile(placement: str, init: str, depth: int) -> Profile:
     for seed in range(SEEDS):
         initialise(model, config.init_rule, seed)  # the norm and these placements draw nothing themselves
         signals.append(measure(dataclasses.replace(config, seed=seed), model)[0])
-    return Profile(
-        depth,
-        stream=fmean(signal.stream[-1] for signal in signals),
-        first=fmean(signal.gradient[0] for signal in signals),
-        last=fmean(signal.gradient[-1] for signal in signals),
-    )
+    numbers = ((signal.stream[-1], signal.gradient[0], signal.gradient[-1]) for signal in signals)
+    return Profile(depth, *map(fmean, zip(*numbers, strict=True)))

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from normlab.config.schema import RunConfig
 from normlab.model.init import build_model, derive_seed
 from normlab.model.small import VOCAB, small_config
 from normlab.norms.base import NORMS
@@ -43,41 +42,30 @@ SIZES = ((2, 16), (7, 24))
 """Depths and widths."""
 
 OUT_NORM = "our choice: the norm after the branch undoes smaller outputs, and the first gradients grow with them"
-ZERO_BRANCH = "our choice: branches start at 0, so the rule has no effect at the start"
-PLAIN = "our choice: the plain rule; its source gives no other"
-HYBRID = "the public code of Zhuo et al. 2025, arXiv:2503.04598"
-AS_PRE = "our choice: that of pre; only the inputs of attention and the MLP differ"
-INIT_OF_PLACEMENT: dict[str, tuple[str, str]] = {
-    "pre": ("gpt2_scaled", "GPT-2: Radford et al. 2019, section 2.3"),
-    "post": ("xavier", "Xiong et al. 2020, arXiv:2002.04745, section 3"),
-    "peri": ("gpt2", OUT_NORM),
-    "sandwich": ("gpt2", OUT_NORM),
-    "depth_scaled_sandwich": ("gpt2", f"{OUT_NORM}; the paper's own, tinyinit, is known from a secondary source"),
-    "res_post": ("gpt2", "OLMo 2, arXiv:2501.00656: N(0, 0.02) for every matrix"),
-    "mix_ln": ("gpt2", "our choice: its first blocks are post, the others pre, and neither rule suits both"),
-    "deepnorm": ("deepnorm", "Wang et al. 2022, arXiv:2203.00555"),
-    "keel": ("gpt2", "a public torchtitan fork of arXiv:2601.19895: N(0, 0.02) for linear layers and embeddings"),
-    "lns": ("gpt2", "the authors' README (arXiv:2502.05795): no scaled outputs, 1 / sqrt(l) does that"),
-    "skipinit": ("xavier", ZERO_BRANCH),
-    "rezero": ("xavier", ZERO_BRANCH),
-    "layerscale": ("gpt2", PLAIN),
-    "pre_post": ("xavier", "our choice: that of post, since it has the same norm on the stream"),
-    "sub_ln": ("sub_ln", "Wang et al. 2022, arXiv:2210.06423"),
-    "hybridnorm": ("smallinit_scaled", HYBRID),
-    "hybridnorm_star": ("smallinit_scaled", HYBRID),
-    "normformer": ("gpt2", "our choice: one of its two branches ends in a norm, which undoes smaller outputs"),
-    "b2t": ("xavier_scaled", "after the public code of Takase et al. 2022, arXiv:2206.00330"),
-    "gpas": ("gpt2", PLAIN),
-    "ngpt": ("gpt2", "our choice: rows are normalised to length 1, so the rule has no effect"),
-    "parallel": ("gpt2_scaled", AS_PRE),
-    "parallel_two_norms": ("gpt2_scaled", AS_PRE),
-    "resi_dual": ("xavier", "our choice: that of post; the authors' code keeps fairseq's (arXiv:2304.14802)"),
-    "siamese": (
-        "gpt2_scaled",
-        "our choice: that of pre, whose recipes its abstract recommends (arXiv:2602.08064)",
-    ),
-    "x0_lambdas": ("gpt2_scaled", "our choice: in nanochat outputs start at zero, for which there is no rule here"),
-}
+INITS = (
+    ("gpt2_scaled", "pre", "GPT-2: Radford et al. 2019, section 2.3"),
+    ("gpt2_scaled", "parallel parallel_two_norms", "our choice: that of pre; only the sub-layers' inputs differ"),
+    ("gpt2_scaled", "siamese", "our choice: that of pre, whose recipes its abstract recommends (arXiv:2602.08064)"),
+    ("gpt2_scaled", "x0_lambdas", "our choice: in nanochat outputs start at zero, for which there is no rule here"),
+    ("xavier", "post", "Xiong et al. 2020, arXiv:2002.04745, section 3"),
+    ("xavier", "pre_post", "our choice: that of post, since it has the same norm on the stream"),
+    ("xavier", "resi_dual", "our choice: that of post; the authors' code keeps fairseq's (arXiv:2304.14802)"),
+    ("xavier", "skipinit rezero", "our choice: branches start at 0, so the rule has no effect at the start"),
+    ("gpt2", "peri sandwich", OUT_NORM),
+    ("gpt2", "depth_scaled_sandwich", f"{OUT_NORM}; the paper's own, tinyinit, is known from a secondary source"),
+    ("gpt2", "res_post", "OLMo 2, arXiv:2501.00656: N(0, 0.02) for every matrix"),
+    ("gpt2", "mix_ln", "our choice: its first blocks are post, the others pre, and neither rule suits both"),
+    ("gpt2", "keel", "a public torchtitan fork of arXiv:2601.19895: N(0, 0.02) for linear layers and embeddings"),
+    ("gpt2", "lns", "the authors' README (arXiv:2502.05795): no scaled outputs, 1 / sqrt(l) does that"),
+    ("gpt2", "layerscale gpas", "our choice: the plain rule; its source gives no other"),
+    ("gpt2", "normformer", "our choice: one of its two branches ends in a norm, which undoes smaller outputs"),
+    ("gpt2", "ngpt", "our choice: rows are normalised to length 1, so the rule has no effect"),
+    ("deepnorm", "deepnorm", "Wang et al. 2022, arXiv:2203.00555"),
+    ("sub_ln", "sub_ln", "Wang et al. 2022, arXiv:2210.06423"),
+    ("smallinit_scaled", "hybridnorm hybridnorm_star", "the public code of Zhuo et al. 2025, arXiv:2503.04598"),
+    ("xavier_scaled", "b2t", "after the public code of Takase et al. 2022, arXiv:2206.00330"),
+)
+INIT_OF_PLACEMENT = {name: (rule, source) for rule, names, source in INITS for name in names.split()}
 """The init rule of each placement, and its source."""
 
 
@@ -100,15 +88,27 @@ def rule_checks(rule: str) -> Iterator[Check]:
         yield _standard_deviation_check(rule)
         return
     largest = LargestError(1e-6)
+    forms = {part: form for parts, form in zip(GROUPS, CLOSED_FORMS[rule], strict=True) for part in parts}
+    norm = NORMS["layernorm"]()  # pyright: ignore[reportCallIssue]
     for depth, width in SIZES:
-        layernorm, pre = NORMS["layernorm"](), PLACEMENTS["pre"]  # pyright: ignore[reportCallIssue]
-        config = small_config(layernorm, pre, depth=depth, mlp="swiglu", tie_embeddings=False)
-        model = dataclasses.replace(config.model, width=width, heads=2, mlp_width=3 * width)
-        for name, error in _weight_errors(dataclasses.replace(config, model=model, init=rule)):
+        small = small_config(norm, PLACEMENTS["pre"], depth=depth, mlp="swiglu", tie_embeddings=False)
+        model = dataclasses.replace(small.model, width=width, heads=2, mlp_width=3 * width)
+        config = dataclasses.replace(small, model=model, init=rule)
+        for name, weight in build_model(config, VOCAB).named_parameters():
+            if weight.dim() != 2:
+                continue
+            outputs, inputs = weight.shape
+            layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
+            sizes = {"L": depth, "l": layer, "D": width, "I": inputs, "O": outputs, "ln": math.log}
+            form = forms[name.removesuffix(".weight").rpartition(".")[2]]
+            std = eval(form, {"__builtins__": {}}, sizes)  # noqa: S307
+            generator = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, name)))
+            numbers = generator.standard_normal(weight.numel(), dtype=np.float32)
+            expected = std * torch.from_numpy(numbers).view_as(weight)
+            error = float((weight.detach() - expected).abs().max() / expected.abs().max())
             largest.add(error, f"{name} of {depth} blocks of width {width}")
     parts = "token embedding, positions and head, queries and keys, values and MLP, outputs"
-    claim = f"draws {parts} with {', '.join(CLOSED_FORMS[rule])}"
-    yield Check(subject=f"init {rule}", claim=claim, oracle="self", passed=largest.passed, result=str(largest))
+    yield largest.check(f"init {rule}", f"draws {parts} with {', '.join(CLOSED_FORMS[rule])}", "self")
 
 
 def _standard_deviation_check(rule: str) -> Check:
@@ -122,19 +122,3 @@ def _standard_deviation_check(rule: str) -> Check:
     result = f"not so: {wrong[0]!r}" if wrong else f"{len(stds)} numbers; no closed form is known to compare with"
     claim = "gives each matrix a standard deviation"
     return Check(subject=f"init {rule}", claim=claim, passed=not wrong, result=result)
-
-
-def _weight_errors(config: RunConfig) -> Iterator[tuple[str, float]]:
-    """Yield the relative error of each weight matrix, with its name."""
-    for name, weight in build_model(config, VOCAB).named_parameters():
-        part = name.removesuffix(".weight").rpartition(".")[2]
-        forms = [form for group, form in zip(GROUPS, CLOSED_FORMS[config.init], strict=True) if part in group]
-        if weight.dim() != 2:
-            continue
-        outputs, inputs = weight.shape
-        layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
-        sizes = {"L": config.model.depth, "l": layer, "D": config.model.width, "I": inputs, "O": outputs}
-        std = eval(forms[0], {"__builtins__": {}}, {**sizes, "ln": math.log})  # noqa: S307
-        generator = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, name)))
-        drawn = torch.from_numpy(generator.standard_normal(weight.numel(), dtype=np.float32)).view_as(weight)
-        yield name, float((weight.detach() - std * drawn).abs().max() / (std * drawn).abs().max())

@@ -1,13 +1,6 @@
 """A reference implementation of the model, driven by the formula that the placement declares.
 
-The formula is Python: statements separated by `;`, each of which assigns a stream. Its names:
-
-- x is the stream, A attention, M the MLP. A formula with F runs twice a block, with F = A and then F = M;
-- A(x) = W_out(heads(x)), M(x) = W_down(hidden(x)); heads_qkv(x) is heads(x) with a norm on each q, k and v, and
-  heads_scaled(x) is heads(x) with a learned factor on each head's channels;
-- N is the block's next norm, in the order in which the block calls them, computed by the norm's own `reference`;
-- L is the number of blocks, l the number of this block from 1, D the width;
-- any other name is a learned parameter of the wiring, with `_` for each dot.
+`Placement.formula` defines the notation. N is computed by the norm's own `reference`.
 
 The order of the norms is recorded from a forward pass of the model. Everything else is implemented here independently
 of `normlab.model`, and slowly.

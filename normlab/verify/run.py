@@ -1,10 +1,10 @@
-"""Select the checks of one run, of plugins, or of the whole catalogue."""
+"""Select the checks of one run, of plugins, or of the complete catalogue."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
@@ -14,14 +14,13 @@ from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import plugin_file, registered_by_plugins
-from normlab.verify import blocks, norms, parameters
+from normlab.verify import placements
 from normlab.verify.check import Check
-from normlab.verify.contract import independence_check, pack_check
-from normlab.verify.defaults import default_check, preset_check
-from normlab.verify.identities import identity_checks, invariance_checks
+from normlab.verify.defaults import default_check
 from normlab.verify.init_laws import law_checks
 from normlab.verify.init_rules import placement_init_check, rule_checks
-from normlab.verify.sizes import size_check, size_of_run, sizes_of_norm
+from normlab.verify.norm_contract import contract_checks
+from normlab.verify.norms import large_sizes, oracle_checks, reference_checks, size_of_run
 from normlab.verify.variants import LARGE_EPS, label_of, option_fields, other_values
 
 DEPTH = 5
@@ -37,14 +36,13 @@ CHECKED_PARTS = ("norm", "placement", "model", "init", "plugins")
 """The parts of a run's config that `verify` checks."""
 
 
-def select_checks(config: RunConfig, overrides: Sequence[str], presets: Sequence[NormConfig]) -> Iterator[Check]:
+def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check]:
     """Return the checks of a run, or of all entries that its plugins register if the overrides name only plugins.
 
     Args:
         config: The run's config.
         overrides: The overrides of the command line. One that selects a user's config, as +experiment=mine, is of a
             run.
-        presets: Presets of norms; the run's may be one of them.
 
     Raises:
         ConfigError: An override has no effect on the checks.
@@ -58,26 +56,18 @@ def select_checks(config: RunConfig, overrides: Sequence[str], presets: Sequence
         checked, hint = "plugins", "choose a norm or a placement, or leave it out"
     if unused := [override for override, part in parts.items() if part in unchecked]:
         raise ConfigError(f"{' '.join(unused)}: has no effect on what is verified ({checked}); {hint}")
-    return checks_of_plugins(config.plugins) if only_plugins else checks_of_run(config, presets)
+    return checks_of_plugins(config.plugins) if only_plugins else checks_of_run(config)
 
 
-def checks_of_run(config: RunConfig, presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
-    """Yield the checks of one run: its norm, its placement and its block, with their options.
-
-    Args:
-        config: The run's config.
-        presets: Presets of norms; the run's may be one of them.
-    """
+def checks_of_run(config: RunConfig) -> Iterator[Check]:
+    """Yield the checks of one run: its norm, its placement and its block, with their options."""
     norm, placement, small = config.norm, config.placement, build_small(shrink(config))
     yield from default_check(norm.name)
-    yield from (preset_check(preset) for preset in presets if preset.preset == norm.preset)
-    yield from checks_of_norm(norm, small.config.model.width)
-    yield from size_check(norm, f"norm {label_of(norm)}", size_of_run(config))
+    yield from checks_of_norm(norm, small.config.model.width, config)
     subject = f"block {label_of(norm)}, {label_of(placement)}"
-    yield blocks.formula_check(small, subject)
-    yield blocks.causality_check(small, subject)
-    yield from blocks.evaluation_check(small, subject)
-    yield _fingerprint_check(fingerprint(config), subject)
+    yield placements.formula_check(small, subject)
+    yield from placements.logits_checks(small, subject)
+    yield Check(subject=subject, claim="has a fingerprint", passed=True, result=fingerprint(config))
     plain = PLACEMENTS[placement.name]
     yield from checks_of_placement(plain)
     if placement != plain:
@@ -97,50 +87,41 @@ def checks_of_plugins(files: Sequence[str]) -> Iterator[Check]:
             f"plugins=[{','.join(files)}]: no norm, placement or init rule is registered there, so there is nothing "
             "to verify; register one, or choose norm=... or placement=..."
         )
-    checks: dict[str, Callable[[str], Iterator[Check]]] = {
-        "norm": _checks_of_registered_norm,
-        "placement": lambda name: checks_of_placement(PLACEMENTS[name]),
-        "init rule": rule_checks,
-    }
     for kind, name in entries:
-        yield from checks[kind](name)
+        if kind == "norm":
+            yield from checks_of_default_norm(name)
+        elif kind == "placement":
+            yield from checks_of_placement(PLACEMENTS[name])
+        else:
+            yield from rule_checks(name)
 
 
 def checks_of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
-    """Yield the checks of every norm, preset, placement and init rule, and the identities between them."""
+    """Yield the checks of every norm, preset, placement and init rule."""
     for name in NORMS:
-        yield from _checks_of_registered_norm(name)
+        yield from checks_of_default_norm(name)
     for norm in presets:
-        yield preset_check(norm)
         width = small_config(norm, PLACEMENTS["pre"]).model.width
-        yield from norms.oracle_checks(norm, f"norm {norm.label}", width, with_variants=False)
+        yield from oracle_checks(norm, f"norm {norm.label}", [norm], width)
     for placement in PLACEMENTS.values():
         yield from checks_of_placement(placement)
     for rule in INIT_RULES:
         yield from rule_checks(rule)
-    yield from identity_checks()
 
 
-def _checks_of_registered_norm(name: str) -> Iterator[Check]:
+def checks_of_default_norm(name: str) -> Iterator[Check]:
+    """Yield the checks of a registered norm with its default options, and of these."""
     yield from default_check(name)
     norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
-    config = small_config(norm, PLACEMENTS["pre"])
-    yield from checks_of_norm(norm, config.model.width)
-    yield _fingerprint_check(fingerprint(config), f"norm {name}")
+    yield from checks_of_norm(norm, small_config(norm, PLACEMENTS["pre"]).model.width)
 
 
-def checks_of_norm(norm: NormConfig, width: int) -> Iterator[Check]:
-    """Yield the checks of a norm outside a model."""
+def checks_of_norm(norm: NormConfig, width: int, config: RunConfig | None = None) -> Iterator[Check]:
+    """Yield the checks of a norm outside a model; with a run's config also at the size of its micro-batch."""
     subject = f"norm {label_of(norm)}"
-    yield from norms.norm_checks(norm, subject, width)
-    yield from invariance_checks(norm, subject, width)
-    yield from parameters.start_check(norm, subject, width)
-    yield from parameters.running_statistics_check(norm, subject, width)
-    yield from parameters.shape_check(norm, subject, width)
-    for size in sizes_of_norm(norm, width):
-        yield from size_check(norm, subject, size)
-    yield from independence_check(norm, subject, width)
-    yield from pack_check(norm, subject, width)
+    sizes = large_sizes(norm, width) + ([] if config is None else [size_of_run(config)])
+    yield from reference_checks(norm, subject, width, sizes)
+    yield from contract_checks(norm, subject, width, sizes)
 
 
 def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Check]:
@@ -177,11 +158,9 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
         result = f"without effect: {', '.join(unused)}" if unused else ", ".join(options)
         yield Check(subject=subject, claim="every option has an effect", passed=not unused, result=result)
     yield from _structure_checks(placement, subject)
-    yield from parameters.ends_check(placement, subject)
-    yield blocks.norms_check(small, subject)
-    yield blocks.causality_check(small, subject)
-    yield from blocks.evaluation_check(small, subject)
-    yield _fingerprint_check(block, subject)
+    yield from placements.ends_check(placement, subject)
+    yield placements.norms_check(small, subject)
+    yield from placements.logits_checks(small, subject)
     if thorough:
         yield from law_checks(placement.name)
 
@@ -189,16 +168,16 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
 def _structure_checks(placement: Placement, subject: str) -> Iterator[Check]:
     """Yield the checks of a placement's init rule, parameters, factors and projection."""
     yield from placement_init_check(placement)
-    yield from parameters.wiring_check(placement, subject)
-    yield from parameters.factor_check(placement, subject)
-    yield from parameters.inside_check(placement, subject)
-    yield from parameters.unit_length_check(placement, subject)
+    yield from placements.wiring_check(placement, subject)
+    yield from placements.factor_check(placement, subject)
+    yield from placements.inside_check(placement, subject)
+    yield from placements.unit_length_check(placement, subject)
 
 
 def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: str, each_norm: bool) -> Iterator[Check]:
     """Check the formula in each kind of model, at other depths, with other options and with each norm."""
     placement, plain = small.config.placement, small.config.norm
-    yield blocks.formula_check(small, subject)
+    yield placements.formula_check(small, subject)
     configs: list[tuple[str, RunConfig]] = []
     rms = NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
     configs += [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in MODELS]
@@ -213,9 +192,9 @@ def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: s
         except ConfigError:
             continue  # the pair is not allowed
     for label, config in configs:
-        yield blocks.formula_check(build_small(config), label)
+        yield placements.formula_check(build_small(config), label)
     for model in changed:
-        yield blocks.formula_check(model, f"{subject} {label_of(model.config.placement)}")
+        yield placements.formula_check(model, f"{subject} {label_of(model.config.placement)}")
 
 
 def _visible_norm(placement: Placement) -> NormConfig:
@@ -223,11 +202,6 @@ def _visible_norm(placement: Placement) -> NormConfig:
     if placement.has_norms(DEPTH):
         return NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
     return NORMS["none"]()  # pyright: ignore[reportCallIssue]
-
-
-def _fingerprint_check(digits: str, subject: str) -> Check:
-    result = digits or "no small model is valid"
-    return Check(subject=subject, claim="has a fingerprint", passed=bool(digits), result=result)
 
 
 def verdict(checks: Sequence[Check]) -> str:

@@ -17,11 +17,9 @@ NAME_FIELDS = ("name", "preset")
 
 def label_of(options: Any) -> str:
     """Return the name and the options that differ from their defaults: `rmsnorm eps_mode=clamp`."""
-    overrides = [
-        f"{field.name}={getattr(options, field.name)}"
-        for field in option_fields(options)
-        if getattr(options, field.name) != _default(field)
-    ]
+    default = type(options)(name=options.name)
+    values = {field.name: getattr(options, field.name) for field in option_fields(options)}
+    overrides = [f"{name}={value}" for name, value in values.items() if value != getattr(default, name)]
     return " ".join([options.name, *overrides])
 
 
@@ -74,9 +72,3 @@ def _candidates(field: dataclasses.Field[Any], current: Any) -> list[Any]:
     if "float" in kind:
         return [value for value in (0.0, 0.3, 0.7, 3.0) if value != current] + unset
     return []
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default

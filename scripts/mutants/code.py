@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from types import ModuleType
 
 from mutants.mutant import UNCHANGED, Mutant
 from normlab.norms.base import NORMS
+from normlab.placements import algebra, table
 from normlab.placements.base import PLACEMENTS
 
 HELD_AGAINST = ("reference", "reference_affine", "reference_evaluated")
@@ -265,7 +267,13 @@ def _similar_names(name: str, names: frozenset[str]) -> set[str]:
 
 
 def install(module: ModuleType, source: str) -> None:
-    """Execute a mutated source in its module, and replace what other modules import from it."""
+    """Execute a mutated source in its module, and replace what other modules import from it.
+
+    The table registers its rows again, since a mutated residual algebra has none, and a mutated table has other ones.
+    """
+    if module is table:
+        for row in table.ROWS:
+            del PLACEMENTS[row.name], algebra.ROWS_BY_NAME[row.name]
     for known, of in ((NORMS, lambda entry: entry), (PLACEMENTS, type)):
         for name in [name for name, entry in known.items() if of(entry).__module__ == module.__name__]:
             del known[name]
@@ -274,3 +282,5 @@ def install(module: ModuleType, source: str) -> None:
         for name, value in list(vars(other).items()):
             if getattr(value, "__module__", "") == module.__name__ and hasattr(value, "__qualname__"):
                 setattr(other, name, vars(module).get(value.__qualname__, value))
+    if module is algebra:
+        importlib.reload(table)

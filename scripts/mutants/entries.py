@@ -14,7 +14,6 @@ from mutants.code import TABLES, code_mutants
 from mutants.mutant import Checks, Mutant
 from mutants.norms import buffer_mutants, norm_mutants
 from mutants.rows import SCHEDULES, init_mutant, row_mutants
-from normlab.model.small import small_config
 from normlab.norms import base as norm_base
 from normlab.norms.base import NORMS
 from normlab.placements import algebra, table
@@ -25,15 +24,12 @@ from normlab.placements.init_rules import INIT_RULES
 from normlab.verify import init_rules as init_rule_checks
 from normlab.verify import run
 from normlab.verify.check import Check
-from normlab.verify.defaults import default_check
 
 
 def norm_checks(*names: str) -> Iterator[Check]:
     """Yield the checks of norms by name, with a mutant in place."""
     for name in names:
-        yield from default_check(name)
-        norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
-        yield from run.checks_of_norm(norm, small_config(norm, PLACEMENTS["pre"]).model.width)
+        yield from run.checks_of_default_norm(name)
 
 
 def placement_checks(*names: str) -> Iterator[Check]:

@@ -13,6 +13,14 @@ COUNTS = (
     "count_T1 = torch.arange(2, len(position_TD) + 1, device=x_TND.device, dtype=x_TND.dtype)",
 )
 """Lines of batchnorm_past, as JOINED."""
+REPLACES = (
+    "early = {}(self.early{})", ", blocks=lambda depth: blocks, condition=condition",
+    "return {}(row{})", ", formula=row.formula.replace(self.early.condition, condition), early=early",
+    "return row if variant is None else {}(row{})", ", formula=variant.formula, early=variant.early",
+    "return {}(row{})", ", attn=_scaled_start(row.attn, self.c_attn), mlp=_scaled_start(row.mlp, self.c_mlp)",
+    "return {}(sub{})", ", out_gain=lambda layer, depth: c * start(layer, depth)",
+)  # fmt: skip
+"""Lines of algebra, each with the fields that it replaces."""
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
 INSTRUMENTATION = "records what a sub-layer adds for the statistics, which tests/stats checks"
 NOTES = (
@@ -75,6 +83,23 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return torch.where(x >= 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))  ->  "
         "return torch.where(x > 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))",
     ): "at 0 both halves and their slopes are 0",
+    **{
+        (
+            "algebra",
+            f"{line.format('replace', fields)}  ->  " + line.format("replace(replace", f"{fields}){fields}"),
+        ): "the same fields are replaced by the same values twice"
+        for line, fields in zip(REPLACES[::2], REPLACES[1::2], strict=True)
+    },
+    (
+        "algebra",
+        "early = replace(self.early, blocks=lambda depth: blocks, condition=condition)  ->  "
+        "early = replace(self.early, blocks=lambda depth: blocks)",
+    ): "the condition selects a part of the formula, which is replaced beside it",
+    (
+        "algebra",
+        "return replace(sub, out_gain=lambda layer, depth: c * start(layer, depth))  ->  "
+        "return replace(sub, out_gain=lambda layer, depth: c * start(depth, depth))",
+    ): "the only gain that is scaled does not depend on the block",
     **{
         (entry, f"{line.format(before, after)}  ->  {line.format('', '')}"): INSTRUMENTATION
         for entry, line, before, after in NOTES

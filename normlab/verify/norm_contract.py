@@ -1,0 +1,254 @@
+"""Check what a norm declares and what a run needs of its module, apart from its reference.
+
+It declares its parameters, where they start, causality and invariances. A run needs a module that works in a pack: a
+stack of runs under `torch.func.vmap`, which forbids reading a number from a tensor and branching on it.
+
+Shapes: R runs, B batch, T time, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from normlab.model.small import TIME, hashed_numbers, small_config
+from normlab.norms.base import NormConfig
+from normlab.options import plain_tree
+from normlab.placements.base import PLACEMENTS
+from normlab.plugins import starts_line
+from normlab.verify.check import Check, LargestError
+from normlab.verify.norms import TOLERANCES, Size, batch_size, input_of, module_of, parameters_and_buffers
+from normlab.verify.variants import is_valid, label_of, option_fields, other_values, variants
+
+RUNS = 2
+INPUT_SIZES = [10.0**power for power in (0, *range(-15, 0, 3), *range(3, 16, 3))]
+"""Factors of the input, 1 first: a function that is flat at one size may change at another."""
+
+
+def contract_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Iterator[Check]:
+    """Yield the checks of a norm's declarations and module; its causality also at these sizes."""
+    yield causality_check(norm, subject, width, sizes)
+    yield parameter_check(norm, subject)
+    yield options_check(norm, subject, width)
+    yield invariance_check(norm, subject, width)
+    yield from start_check(norm, subject, width)
+    yield from running_statistics_check(norm, subject, width)
+    yield pack_check(norm, subject, width)
+
+
+def causality_check(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Check:
+    """Check that in training another last token changes an earlier output only if the norm declares so."""
+    cases = [
+        (label_of(variant), variant, (batch_size(norm), TIME, width))
+        for variant in variants(norm, width)
+        if variant.causal == norm.causal
+    ]
+    cases += [("B = {}, T = {}, D = {}".format(*size), norm, size) for size in sizes if size[1] > 1]
+    changes = {location: _change_by_last_token(variant, size) for location, variant, size in cases}
+    wrong = [location for location, change in changes.items() if (change == 0) != norm.causal]
+    claim = "no output depends on a later token" if norm.causal else "outputs depend on later tokens in training"
+    result = f"largest change {max(changes.values()):.1e}"
+    result += f"; not so: {', '.join(wrong)}" if wrong else ""
+    return Check(subject=subject, claim=claim, passed=not wrong, result=result)
+
+
+def _change_by_last_token(norm: NormConfig, size: Size) -> float:
+    """Return the largest change of an earlier output when the last token changes, in training mode."""
+    batch, time, width = size
+    x = input_of(width, batch=batch, time=time)
+    changed = x.clone()
+    changed[:, -1] = 0.7 - 2 * changed[:, -1]  # neither the size nor the mean nor the square stays the same
+    before, after = (module_of(norm, width).train()(y).detach() for y in (x, changed))
+    return float((before - after)[:, :-1].abs().max())
+
+
+def parameter_check(norm: NormConfig, subject: str) -> Check:
+    """Check the declared number of parameters with default options, at a width that these accept."""
+    default = type(norm)()  # pyright: ignore[reportCallIssue]
+    width = small_config(default, PLACEMENTS["pre"]).model.width
+    count = sum(parameter.numel() for parameter in default.build(width).parameters())
+    try:
+        declared = eval(norm.parameters, {"__builtins__": {}}, {"D": width})  # noqa: S307
+    except Exception as error:  # a plugin's expression may raise anything
+        declared = error
+    result = f"{count} at D = {width}" + ("" if declared == count else f", not {declared}")
+    return Check(subject=subject, claim=f"learns {norm.parameters} numbers", passed=count == declared, result=result)
+
+
+def options_check(norm: NormConfig, subject: str, width: int) -> Check:
+    """Check that every option changes an output in some precision, a parameter or a buffer, from some variant.
+
+    A unit offset, for example, has an effect only with a gain.
+    """
+    fields = option_fields(norm)
+    unused = [f.name for f in fields if not any(_has_effect(norm, f, width) for width in (width, 3 * width))]
+    result = f"without effect: {', '.join(unused)}" if unused else ", ".join(field.name for field in fields)
+    return Check(subject=subject, claim="every option has an effect", passed=not unused, result=result)
+
+
+def _has_effect(norm: NormConfig, field: dataclasses.Field[Any], width: int) -> bool:
+    for base in variants(norm, width):
+        before = _all_numbers(base, width)
+        if any(_differ(before, _all_numbers(changed, width)) for changed in other_values(base, field, width)):
+            return True
+    return False
+
+
+def _all_numbers(norm: NormConfig, width: int) -> list[Tensor]:
+    """Return all parameters, buffers and outputs of a norm, in each precision and both modes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        numbers = [parameter.detach() for parameter in norm.build(width).parameters()]
+    for dtype in TOLERANCES:
+        module = module_of(norm, width, dtype)
+        for scale in (1.0, 1e-3):
+            x = input_of(width, scale).to(dtype)
+            numbers += [module.train()(x).detach(), *(buffer.clone() for buffer in module.buffers())]
+            numbers += [module.eval()(x).detach()]
+        numbers += [parameter.detach() for parameter in module.parameters()]
+    return numbers
+
+
+def _differ(first: list[Tensor], second: list[Tensor]) -> bool:
+    return len(first) != len(second) or not all(map(torch.equal, first, second))
+
+
+@torch.no_grad()
+def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
+    """Check that the output in training is invariant exactly to the scale or shift that `blind_to` lists.
+
+    A declared invariance is tested with an eps too small to matter. Its absence is tested at many sizes, since a
+    bounded function is flat at most of them.
+    """
+    has_eps = hasattr(norm, "eps")
+    tiny = dataclasses.replace(norm, eps=1e-15) if has_eps else norm  # pyright: ignore[reportCallIssue]
+    module = module_of(tiny if is_valid(tiny, width) else norm, width).train()
+    # At a size below 1 the eps itself would change the output.
+    sizes = [size for size in INPUT_SIZES if size >= 1 or not has_eps]
+    x = input_of(width)
+    wrong = []
+    for name, changed in {"scale": 3 * x, "shift": x + 2}.items():
+        for size in sizes:
+            y = module(size * x)
+            change = float((module(size * changed) - y).abs().max() / y.abs().max())
+            if name in norm.blind_to:
+                wrong += [] if change <= 1e-9 else [f"changes by {change:.1e} with the {name}"]
+                break
+            if not change < 1e-6:
+                break
+        else:
+            wrong.append(f"{name} is not in `blind_to`")
+    claim = f"is invariant to {' and '.join(norm.blind_to) or 'nothing'}"
+    return Check(subject=subject, claim=claim, passed=not wrong, result="; ".join(wrong))
+
+
+def start_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
+    """Check the initial parameters and buffers of each variant against `starts`, with the same random generator."""
+    largest, declared, seen = LargestError(1e-6), norm.all_starts(), set[str]()
+    for variant in variants(norm, width):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            starting = parameters_and_buffers(variant.build(width))
+            torch.default_generator.manual_seed(0)
+            if missing := {name: _expression(value, width) for name, value in starting.items() if name not in declared}:
+                line = starts_line({**vars(type(norm)).get("starts", {}), **missing})
+                result = f"{', '.join(missing)}: not in `starts`; write in class {type(norm).__name__}: {line}"
+                yield Check(subject=subject, claim="declares where it starts", passed=False, result=result)
+                return
+            for name, value in starting.items():
+                error, reason = start_error(value.detach(), declared[name], {**plain_tree(variant), "D": width})
+                largest.add(error, f"{name} of {label_of(variant)}{reason}")
+            seen |= starting.keys()
+    for absent in declared.keys() - seen:
+        largest.add(math.inf, f"{absent}, which no options give it")
+    if declared:
+        yield largest.check(subject, "starts where it declares")
+
+
+def _expression(value: Tensor, width: int) -> str:
+    """Suggest an expression for `starts`; `...` is for the author to fill in."""
+    same = value.numel() and bool((value == value.flatten()[0]).all())
+    number = f"{float(value.detach().flatten()[0]):g}" if same else "..."
+    return number if value.dim() == 0 else f"[{number}] * D" if value.shape == (width,) and same else "..."
+
+
+def start_error(value: Tensor, text: str, known: Mapping[str, Any]) -> tuple[float, str]:
+    """Return the largest error against an expression of `starts`, relative to the expression's largest number.
+
+    The error is infinite, with the reason, if the expression cannot be evaluated or gives another shape.
+    """
+    names = {"sqrt": math.sqrt, "max": max, "normal": torch.randn, **known}
+    try:
+        start = torch.as_tensor(eval(text, {"__builtins__": {}}, names), dtype=torch.float64)  # noqa: S307
+    except Exception as error:  # a plugin's expression may raise anything
+        reason = f"`{text}` cannot be evaluated ({type(error).__name__}: {error}); it may use {', '.join(names)}"
+        return math.inf, f": {reason}"
+    if value.shape != start.shape:
+        return math.inf, f": `{text}` has shape {list(start.shape)}, the parameter {list(value.shape)}"
+    return float((value - start).abs().max() / (start.abs().max() or 1.0)), ""
+
+
+def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
+    """Check that running mean and variance move towards those of all tokens of the batch, by the momentum."""
+    largest = LargestError(1e-10)
+    for variant in variants(norm, width) if norm.batch_statistics else ():
+        options = plain_tree(variant)
+        if not {"momentum", "running_var"} <= options.keys():
+            continue
+        for shape in ((3, 5), (1, 1), (1, 2)):
+            module = variant.build(width).double().train()
+            x = (hashed_numbers("kept", *shape, width) + 0.5).requires_grad_()
+            module(x)
+            tokens = x.detach().flatten(0, 1)
+            correction = int(options["running_var"] == "unbiased" and len(tokens) > 1)
+            batch = {"running_mean": tokens.mean(0), "running_var": tokens.var(0, correction=correction)}
+            for start, (name, value) in enumerate(batch.items()):
+                location = f"{name} of {label_of(variant)}"
+                expected = (1 - options["momentum"]) * start + options["momentum"] * value
+                buffer = module.get_buffer(name)
+                largest.add(float((buffer - expected).abs().max()), location)
+                if buffer.shape != expected.shape:
+                    largest.add(math.inf, f"the shape of {location}")
+                if buffer.requires_grad:
+                    largest.add(math.inf, f"{location} keeps the graph of every batch")
+    if largest.count:
+        yield largest.check(subject, "updates its running statistics from the batch")
+
+
+def pack_check(norm: NormConfig, subject: str, width: int) -> Check:
+    """Check that each run of a pack gets the output of a single run, and that the input stays unchanged."""
+    largest = LargestError(1e-12)
+    for variant in variants(norm, width):
+        modules = [module_of(variant, width).train() for _ in range(RUNS)]
+        with torch.no_grad():
+            for run, module in enumerate(modules):
+                for name, parameter in module.named_parameters():
+                    parameter.add_(0.1 * run * hashed_numbers(f"run/{name}", *parameter.shape))
+        x_RBTD = hashed_numbers("pack", RUNS, batch_size(norm), 6, width) + 0.5
+        before = x_RBTD.clone()
+        try:
+            packed_RBTD = _outputs_of_pack(modules, x_RBTD)
+        except RuntimeError as error:  # torch cannot batch an operation of the module
+            largest.add(math.inf, f"{label_of(variant)}: {' '.join(str(error).split()).partition('.')[0]}")
+            continue
+        for run, module in enumerate(modules):
+            error = float((packed_RBTD[run] - module(x_RBTD[run])).detach().abs().max())
+            largest.add(error, label_of(variant))
+        if not torch.equal(x_RBTD, before):
+            largest.add(math.inf, f"the input, which {label_of(variant)} changes")
+    return largest.check(subject, "trains in a pack as it does alone, and leaves its input unchanged")
+
+
+def _outputs_of_pack(modules: list[nn.Module], x_RBTD: Tensor) -> Tensor:
+    params, buffers = ({name: t.detach().clone() for name, t in kind.items()} for kind in stack_module_state(modules))
+
+    def call(params: dict[str, Tensor], buffers: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
+        return functional_call(modules[0], (params, buffers), (x_BTD,))
+
+    return vmap(call, randomness="same")(params, buffers, x_RBTD)

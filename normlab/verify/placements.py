@@ -1,0 +1,221 @@
+"""Check a placement: a small model against its formula, and what it declares that its formula cannot show.
+
+A formula is evaluated with the model's own numbers, so it cannot show where these come from.
+
+Shapes: B batch, T time, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from normlab.errors import ConfigError
+from normlab.model.small import (
+    VOCAB,
+    SmallModel,
+    build_small,
+    extra_parameters,
+    fill,
+    hashed_numbers,
+    restored_buffers,
+    small_config,
+    tokens,
+)
+from normlab.norms.base import NORMS, NormConfig
+from normlab.options import plain_tree
+from normlab.placements.algebra import AlgebraPlacement
+from normlab.placements.base import Placement, projects
+from normlab.placements.table import ROWS
+from normlab.placements.wiring import Branch
+from normlab.verify.check import Check, LargestError
+from normlab.verify.norm_contract import start_error
+from normlab.verify.norms import with_gradients
+from normlab.verify.reference_model import FormulaMismatch, ReferenceModel, record_norm_order
+
+TOLERANCE = 1e-9
+"""Relative, in float64, for the logits and gradients of a complete model."""
+AXES = {"rows": -1, "columns": -2}
+"""The axis along which the vectors of a matrix lie."""
+DEPTHS = (1, 2, 5, 18, 19, 24, 25)
+"""LayerScale's start changes after 18 and after 24 blocks."""
+
+
+def formula_check(small: SmallModel, subject: str) -> Check:
+    """Check that the logits and every parameter's gradient are those of the placement's formula."""
+    placement, model = small.config.placement, small.gpt
+    # A row of the algebra is an identity of the algebra; any other placement is compared with its own formula.
+    oracle = "identity" if isinstance(placement, AlgebraPlacement) else "self"
+    claim = f"computes {placement.formula}"
+    with record_norm_order(model, small.norms) as norm_order:
+        model_results = _logits_and_gradients(model.train(), model)
+    try:
+        expected = _logits_and_gradients(ReferenceModel(small.config, model, norm_order), model)
+    except FormulaMismatch as error:
+        return Check(subject=subject, claim=claim, oracle=oracle, passed=False, result=str(error))
+    largest = LargestError(TOLERANCE)
+    # Some gradients are zero up to rounding (key biases, which the softmax cancels): their scale is the largest one's.
+    least_scale = 1e-3 * max(float(value.abs().max()) for value in expected.values())
+    for name, value in expected.items():
+        scale = max(float(value.abs().max()), least_scale)
+        largest.add(float((model_results[name] - value).abs().max()) / scale, name)
+    return largest.check(subject, claim, oracle)
+
+
+def _logits_and_gradients(forward: Callable[[Tensor], Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return the logits and the gradient of a fixed weighted sum of them for each parameter, zero where unused."""
+    parameters = dict(model.named_parameters())
+    names = ["the logits", *(f"the gradient of {name}" for name in parameters)]
+    return dict(zip(names, with_gradients(forward(tokens()), list(parameters.values())), strict=True))
+
+
+def norms_check(small: SmallModel, subject: str) -> Check:
+    """Check that the model has a norm exactly if the placement declares one."""
+    declared = small.config.placement.has_norms(small.config.model.depth)
+    claim = f"has {'norms' if declared else 'no norm of the run'}"
+    result = f"{len(small.norms)} at depth {small.config.model.depth}"
+    return Check(subject=subject, claim=claim, passed=bool(small.norms) == declared, result=result)
+
+
+@torch.no_grad()
+def logits_checks(small: SmallModel, subject: str) -> Iterator[Check]:
+    """Check which logits depend on later tokens, and that evaluation equals training, as the norm declares.
+
+    In training another last token changes an earlier logit only with a norm that is not causal. Logits in evaluation
+    equal those in training bit for bit, unless the norm has batch statistics.
+    """
+    norm = small.config.norm
+    claim = "no logit depends on a later token" if norm.causal else "logits depend on later tokens in training"
+    before, after = tokens(), tokens()
+    after[:, -1] = (after[:, -1] + 1) % VOCAB
+    logits = _logits_of(small.gpt, before)
+    change = float((logits - _logits_of(small.gpt, after))[:, :-1].abs().max())
+    passed = (change > 1e-12) != norm.causal
+    yield Check(subject=subject, claim=claim, passed=passed, result=f"largest change {change:.1e}")
+    if not norm.batch_statistics:
+        change = float((logits - _logits_of(small.gpt, before, training=False)).abs().max())
+        claim = "computes the same in evaluation"
+        yield Check(subject=subject, claim=claim, passed=change == 0, result=f"largest difference {change:.1e}")
+
+
+def _logits_of(model: nn.Module, tokens_BT: Tensor, *, training: bool = True) -> Tensor:
+    """Return the logits in training or evaluation mode, and leave the buffers unchanged."""
+    with restored_buffers(model):
+        return model.train(training)(tokens_BT)
+
+
+def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
+    """Check which parameters a model has outside norms and linear layers, and where they start, at several depths."""
+    declared, largest = placement.starts, LargestError(1e-6)
+    for depth, norm in product(DEPTHS if declared else DEPTHS[:3], _norms_for(placement)):
+        small = build_small(small_config(norm, placement, depth=depth, mlp="swiglu"), filled=False)
+        model = small.config.model
+        sizes = {"L": depth, "D": model.width, "M": model.mlp_width, "H": model.heads, "V": VOCAB}
+        known = plain_tree(placement) | plain_tree(norm) | sizes
+        of_norms = {parameter for module in small.norms for parameter in module.parameters()}
+        names: set[str] = set()
+        for layer, name, value in extra_parameters(small.gpt):
+            if name in declared:
+                error, reason = start_error(value.detach(), declared[name], {**known, "l": layer})
+                largest.add(error, f"{name}, block {layer} of {depth}{reason}")
+            if name in declared or value not in of_norms:
+                names.add(name)
+        if names != declared.keys():
+            result = ", ".join(sorted(names ^ declared.keys()))
+            yield Check(subject=subject, claim="learns what it declares", passed=False, result=result)
+            return
+    if declared:
+        yield largest.check(subject, "starts where it declares")
+
+
+def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
+    """Check a row's factors: in every block if one of them is not 1, since all blocks share a compiled graph.
+
+    A factor must not widen the dtype of the stream.
+    """
+    if not isinstance(placement, AlgebraPlacement):
+        return
+    wrong, make_norm = [], _norms_for(placement)[0].build
+    x_BTD = hashed_numbers("stream", 1, 2, 16).bfloat16()
+    for depth in DEPTHS:
+        wirings = [placement.wire(layer, depth, 16, make_norm) for layer in range(depth)]
+        for layer, (wiring, subs) in enumerate(zip(wirings, placement.layers(depth), strict=True), start=1):
+            for part, sub in zip(("attn", "mlp"), subs, strict=True):
+                for name, factor in zip(("skip", "branch", "shrink"), sub.factors, strict=True):
+                    needed = any(factor(other, depth) != 1 for other in range(1, depth + 1))
+                    if needed != (wiring.get_submodule(part).get_buffer(name) is not None):
+                        wrong.append(f"{part}.{name} of block {layer} of {depth}")
+            if wiring(x_BTD, Branch(torch.neg), Branch(torch.neg)).dtype != x_BTD.dtype:
+                wrong.append(f"the stream's dtype after block {layer} of {depth}")
+    claim = "has a factor where it is not 1"
+    yield Check(subject=subject, claim=claim, passed=not wrong, result=", ".join(wrong[:4]))
+
+
+def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
+    """Check that the modules inside the sub-layers keep the dtype and round no more often than necessary.
+
+    Queries and keys are rounded once; hidden activations and logits twice, because their factor is rounded too.
+    """
+    parts = {
+        "queries and keys": (placement.qk_transform(2, 8), (2, 2, 6, 8), 1),
+        "hidden activations": (placement.hidden_transform("up", 16, 32), (2, 6, 32), 2),
+        "logits": (placement.logits_transform(VOCAB, 16), (2, 6, VOCAB), 2),
+    }
+    for name, (module, shape, roundings) in parts.items():
+        if module is None:
+            continue
+        fill(module, name)
+        x = hashed_numbers(name, *shape).bfloat16()
+        y = module(x).detach()
+        expected = copy.deepcopy(module).double()(x.double()).detach()
+        allowed = roundings / 256 * expected.abs()
+        passed = y.dtype == x.dtype and bool(((y - expected).abs() <= allowed).all())
+        claim = f"keeps bfloat16 in the {name}, and rounds no more than necessary"
+        yield Check(subject=subject, claim=claim, passed=passed, result=f"{y.dtype}".removeprefix("torch."))
+
+
+def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
+    """Check that a row has a norm before the head exactly if its stream does not end in one, and none before block 1.
+
+    The formula covers one block; the model's ends are set by switches, which this check compares with the formula.
+    """
+    if placement.name not in {row.name for row in ROWS} or not isinstance(placement, AlgebraPlacement):
+        return
+    last = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
+    needed = "N(" in placement.formula and not last.startswith("N(")
+    passed = bool(placement.closes) == needed and not placement.opens
+    claim = f"has {'a' if needed else 'no'} norm before the head, and none on the embeddings"
+    result = f"{placement.opens or 'nothing'}, {placement.closes or 'nothing'}"
+    yield Check(subject=subject, claim=claim, passed=passed, result=result)
+
+
+def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
+    """Check that a placement's projection gives its matrices unit length, run by run, and changes no other weight."""
+    if not projects(placement):
+        return
+    largest = LargestError(1e-12)
+    config = small_config(_norms_for(placement)[0], placement, depth=2, mlp="swiglu", tie_embeddings=False)
+    shapes = {name: weight.shape for name, weight in build_small(config).gpt.named_parameters()}
+    weights = {name: hashed_numbers(name, 2, *shape) for name, shape in shapes.items()}
+    projected = {name: weight.clone() for name, weight in weights.items()}
+    placement.project(projected)
+    for name, weight in weights.items():
+        last = name.removesuffix(".weight").rpartition(".")[2]
+        axes = [AXES[which] for which, names in placement.unit_length.items() if last in names.split()]
+        length = torch.linalg.vector_norm(weight, dim=axes[0], keepdim=True) if axes else 1.0
+        largest.add(float((projected[name] - weight / length).abs().max()), name)
+    yield largest.check(subject, "keeps its matrices on the sphere")
+
+
+def _norms_for(placement: Placement) -> list[NormConfig]:
+    """Return no norm, so that only the placement has parameters; or norms with gains, if it sets where these start."""
+    none = NORMS["none"]()  # pyright: ignore[reportCallIssue]
+    try:
+        placement.check_norm(none)
+    except ConfigError:
+        return [NORMS["rmsnorm"](unit_offset=offset) for offset in (False, True)]  # pyright: ignore[reportCallIssue]
+    return [none]

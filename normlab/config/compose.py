@@ -217,18 +217,17 @@ def overrides_in(arguments: Sequence[str]) -> list[str]:
     return [*line.typed, *([f"--config-name={line.config_name}"] if line.flags.config_name else [])]
 
 
-def norm_presets(names: Sequence[str] | None = None) -> list[NormConfig]:
-    """Return the norm presets of conf/norm by their names, or all of them, and register the catalogue.
+def norm_presets() -> list[NormConfig]:
+    """Return the norm presets of conf/norm, and register the catalogue.
 
     A preset is a norm's defaults with some options replaced, so that it needs no composition of a whole run by Hydra.
     """
     register()
     presets = []
     for path in sorted((config_dir() / "norm").glob("*.yaml")):
-        if names is None or path.stem in names:
-            options = yaml.safe_load(path.read_text(encoding="utf-8"))
-            norm, _ = options.pop("defaults")
-            presets.append(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(load_norms()[norm]), options)))
+        options = yaml.safe_load(path.read_text(encoding="utf-8"))
+        norm, _ = options.pop("defaults")
+        presets.append(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(load_norms()[norm]), options)))
     return presets
 
 

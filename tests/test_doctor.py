@@ -132,7 +132,7 @@ def test_more_threads_than_cores() -> None:
 )
 def test_wandb(variables: dict[str, str], expected: tuple[str, str], tmp_path: Path) -> None:
     # In a process of its own: W&B reads its variables once.
-    script = "from normlab import doctor; print(*doctor._wandb(), sep=chr(10))"
+    script = "from normlab.cli import doctor; print(*doctor._wandb(), sep=chr(10))"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     done = subprocess.run(
         [sys.executable, "-c", script], env=kept | variables, cwd=tmp_path, capture_output=True, text=True, check=True

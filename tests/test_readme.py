@@ -103,13 +103,13 @@ def test_the_same_file_and_row_inside_the_package(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "normlab", tmp_path / "normlab")
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     (tmp_path / "normlab" / "norms" / "softsign.py").write_text(block_of("my_norm.py"))
-    algebra = tmp_path / "normlab" / "placements" / "algebra.py"
+    table = tmp_path / "normlab" / "placements" / "table.py"
     *_, half, formula, register = block_of("my_row.py").strip().splitlines()
     row = register.removeprefix("register_row(").removesuffix(")")
-    source = algebra.read_text().replace(
+    source = table.read_text().replace(
         "ROWS: tuple[Row, ...] = (\n", f"{half}\n{formula}\nROWS: tuple[Row, ...] = (\n    {row},\n"
     )
-    algebra.write_text(source)
+    table.write_text(source)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     overrides = ["norm=softsign", "placement=half"]
     for command in (["list", "norms", "softsign"], ["verify", *overrides], ["train", *overrides, *SMALL]):

@@ -1,6 +1,6 @@
-"""Make runs ready to train: what `auto` means here, the corpus, the identity, the folder, and the newest checkpoint.
+"""Prepares runs: their records, their folders, and whether they have completed before.
 
-`normlab train`, the workers of a sweep and the tasks on Slurm all start runs here.
+`train_pack` calls these functions for `normlab train`, for the workers of a sweep and for tasks on Slurm alike.
 """
 
 from __future__ import annotations

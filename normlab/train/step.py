@@ -1,4 +1,4 @@
-"""One optimiser step: forward, loss, gradients, clipping, update. The only maths of training.
+"""One optimiser step: forward, loss, gradients, clipping, update.
 
 The step changes parameters, moments and buffers in place, and returns its measurements as tensors on the device. It
 never waits for the device.

@@ -1,8 +1,8 @@
 """The record of a run, typed: `RunRecord`. Readers use its attributes, `record.config.model.depth`, and never its JSON.
 
 Reports parse run.json and status.json here only; training reads back the JSON that it wrote. The parser accepts any
-content: a field that is missing, as in an older record, or of another type has its default, which is None where no other
-is given. A file that cannot be read at all makes the run damaged, and `problem` gives the reason.
+content: a field that is missing, as in an older record, or of another type has its default, which is None where no
+other is given. A file that cannot be read at all makes the run damaged, and `problem` gives the reason.
 """
 
 from __future__ import annotations

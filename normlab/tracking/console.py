@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -142,7 +142,7 @@ class Console:
         parts = [f"step {self._step}/{self._steps}"]
         for name, form in _FORMS.items():
             if name in self._latest:
-                parts.append(form.format(self._latest[name]))
+                parts.append(form(self._latest[name]))
         if self._pace_start and self._step > self._pace_start[0]:
             first_step, first_time = self._pace_start
             left = (self._steps - self._step) * (now - first_time) / (self._step - first_step)
@@ -154,7 +154,12 @@ class Console:
         self._stream.flush()
 
 
-_FORMS = {"loss": "loss {:.4f}", "val": "val {:.4f}", "lr": "lr {:.1e}", "tokens_per_s": "{:,.0f} tok/s"}
+_FORMS: dict[str, Callable[[float], str]] = {
+    "loss": lambda value: f"loss {format_loss(value)}",
+    "val": lambda value: f"val {format_loss(value)}",
+    "lr": lambda value: f"lr {value:.1e}",
+    "tokens_per_s": lambda value: f"{value:,.0f} tok/s",
+}
 
 
 class SafeStream:

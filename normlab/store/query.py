@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from normlab.errors import StoreError, did_you_mean, one_line
@@ -159,7 +159,8 @@ def _sweep(folder: Path) -> Selection:
     for job in plan.jobs:
         run = run_of(folder.absolute(), job)
         if is_run(run.path):
-            records.append(RunRecord.read(run))
+            record = RunRecord.read(run)  # of this sweep, whichever trained it: the plan has reported other pack sizes
+            records.append(replace(record, pack=replace(record.pack, sweep=name)))
         elif os.path.isdir(run.path):
             records.append(_empty(run, job.config))
         else:

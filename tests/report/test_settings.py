@@ -9,6 +9,7 @@ import pytest
 from normlab.report.by import summarize_by
 from normlab.report.cells import read_results
 from normlab.report.compare.comparable import comparability_warnings
+from normlab.store.plans import Job, Plan, sweep_folder, write_plan
 from normlab.store.record import RunRecord
 
 OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]
@@ -32,3 +33,18 @@ def test_pack_sizes_are_reported_across_sweeps_only(
     assert comparability_warnings(results) == [line] * reported
     (row,) = summarize_by(tmp_path, ["norm"]).rows
     assert any("pack size" in warning for warning in row["warnings"]) == reported
+
+
+def test_a_sweep_does_not_warn_of_pack_sizes_that_its_plan_has_reported(make_run, tmp_path) -> None:
+    """It reuses the packed run of another sweep; both in one selection of folders are reported."""
+    for seed, pack in enumerate(ACROSS_SWEEPS):
+        make_run(f"run{seed}", seed=seed, run={"pack": pack})
+    jobs = [Job(f"run{seed}", [], {}) for seed in range(len(ACROSS_SWEEPS))]
+    sweep = sweep_folder(tmp_path, "second")
+    sweep.mkdir(parents=True)
+    write_plan(sweep, Plan("second", "off", jobs, []))
+    (row,) = summarize_by("second", ["norm"], results_dir=tmp_path).rows
+    assert row["runs"] == 2
+    assert not any("pack size" in warning for warning in row["warnings"])
+    (row,) = summarize_by(tmp_path, ["norm"]).rows
+    assert any("pack size" in warning for warning in row["warnings"])

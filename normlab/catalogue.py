@@ -127,12 +127,12 @@ def _entry(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Entry:
     """Return the name, the ClassVars, the options (inherited ones included) and the docstring of a class."""
     entry: Entry = {}
     options: dict[str, Entry] = {}
-    starts: dict[str, str] = {}
+    initial_values: dict[str, str] = {}
     for base in _bases(node):
         if base in classes:
             entry |= _entry(classes[base], classes)
             options |= {option["option"]: option for option in entry["options"]}
-            starts |= entry.get("starts", {})
+            initial_values |= entry.get("initial_values", {})
     documentation = ast.get_docstring(node) or ""
     entry |= {"name": "", "about": documentation.split("\n")[0]}
     options.pop("name", None)
@@ -150,14 +150,14 @@ def _entry(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Entry:
         elif name != "preset":
             about = text or options.get(name, {}).get("about", "")
             options[name] = {"option": name, "default": value, "about": about, **_limits(field.value)}
-    if starts := starts | (entry.get("starts") or {}):
-        entry["starts"] = starts
+    if declared := initial_values | (entry.get("initial_values") or {}):
+        entry["initial_values"] = declared
     return entry | {"options": list(options.values()), "documentation": documentation}
 
 
 def _without_switches(scheme: Entry) -> Entry:
     """Drop the norm switches of a scheme that has none (`Placement.has_switches`)."""
-    if {scheme["opens"], scheme["closes"]} <= {"", _value(_constants()["NORM_UPDATE"])}:
+    if {scheme["embedding_formula"], scheme["head_formula"]} <= {"", _value(_constants()["NORM_UPDATE"])}:
         return scheme
     switches = _value(_constants()["SWITCHES"])
     return scheme | {"options": [option for option in scheme["options"] if option["option"] not in switches]}
@@ -170,7 +170,7 @@ def _row(node: ast.Call, kinds: dict[str, Entry]) -> Entry:
     kind = kinds[_value(keywords.get("kind")) or ("EarlyPlacement" if "early" in keywords else "AlgebraPlacement")]
     for name in ("note", "parameters", "equals", "pitfalls"):
         entry[name] = _value(keywords[name]) if name in keywords else kind[name]
-    for name in ("incompatible_inits", "starts"):
+    for name in ("incompatible_inits", "initial_values"):
         table = keywords.get(name)
         if isinstance(table, ast.Dict):
             entry[name] = {_value(k): _value(v) for k, v in zip(table.keys, table.values, strict=True)}
@@ -280,7 +280,7 @@ def _properties_of_preset(norm: Entry, sets: dict[str, str]) -> Entry:
             formula = formula.replace(term, "") + term * (sets[name] == "true")
     if sets.get("unit_offset") == "true":
         formula = formula.replace(" * gain", " * (1 + gain)")
-    inherited = {key: norm[key] for key in ("causal", "starts", "pitfalls") if key in norm}
+    inherited = {key: norm[key] for key in ("causal", "initial_values", "pitfalls") if key in norm}
     return inherited | {"formula": formula, "parameters": _add_vectors(norm["parameters"], added)}
 
 

@@ -65,25 +65,31 @@ def version_of(kind: str, name: str, version: int) -> int | str:
     return _owner.get((kind, name), "").removeprefix(_PLUGIN) or version
 
 
-def check_starts(kind: str, name: str, starts: object) -> None:
-    """Reject a `starts` that does not map names of parameters to expressions.
+def check_initial_values(kind: str, name: str, initial_values: object) -> None:
+    """Reject a `initial_values` that does not map names of parameters to expressions.
 
     Raises:
         ConfigError: The message shows the value and a correct line.
     """
-    if isinstance(starts, Mapping) and all(isinstance(part, str) for item in starts.items() for part in item):
+    if isinstance(initial_values, Mapping) and all(
+        isinstance(part, str) for item in initial_values.items() for part in item
+    ):
         return
-    value = f"{starts!r:.60}" if isinstance(starts, str | Mapping) else f"of type {type(starts).__name__}"
+    value = (
+        f"{initial_values!r:.60}"
+        if isinstance(initial_values, str | Mapping)
+        else f"of type {type(initial_values).__name__}"
+    )
     raise ConfigError(
-        f"{kind} {name!r}: starts is {value}, but must map each parameter's name to an expression; "
-        f"write {starts_line({'gain': '[1] * D'})}"
+        f"{kind} {name!r}: initial_values is {value}, but must map each parameter's name to an expression; "
+        f"write {initial_values_line({'gain': '[1] * D'})}"
     )
 
 
-def starts_line(starts: Mapping[str, str]) -> str:
+def initial_values_line(initial_values: Mapping[str, str]) -> str:
     """Return the line of Python that declares these initial values."""
-    items = ", ".join(f'"{name}": "{start}"' for name, start in starts.items())
-    return f"starts: ClassVar[dict[str, str]] = {{{items}}}"
+    items = ", ".join(f'"{name}": "{start}"' for name, start in initial_values.items())
+    return f"initial_values: ClassVar[dict[str, str]] = {{{items}}}"
 
 
 def plugin_file(kind: str, name: str) -> str | None:

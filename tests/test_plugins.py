@@ -257,7 +257,7 @@ class {name}(NormConfig):
     formula: ClassVar[str] = "x * gain"
     source: ClassVar[str] = "the test"
     parameters: ClassVar[str] = "D + 1"
-    {starts}
+    {initial_values}
 
     name: str = "{name}"
     gentle: float = option(0.5, above=0)
@@ -278,54 +278,57 @@ class Gain(nn.Module):
 Command = Callable[..., tuple[int, str, str]]
 
 
-def learned(folder: Path, name: str, starts: str) -> str:
+def learned(folder: Path, name: str, initial_values: str) -> str:
     """Write a plugin with learned parameters; the override that names it."""
-    (folder / f"{name}.py").write_text(LEARNED.format(name=name, starts=starts))
+    (folder / f"{name}.py").write_text(LEARNED.format(name=name, initial_values=initial_values))
     return f"plugins=[{folder / name}.py]"
 
 
 def test_verify_prints_the_missing_starts_line(run_command: Command, tmp_path: Path) -> None:
     out = run_command("verify", learned(tmp_path, "nowhere", ""))[1]
     (failed,) = (line for line in out.splitlines() if "declares where it starts" in line)
-    assert "gain, shift: not in `starts`; write in class nowhere: " in failed
+    assert "gain, shift: not in `initial_values`; write in class nowhere: " in failed
     line = failed.partition("class nowhere: ")[2]
-    assert line == 'starts: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'
+    assert line == 'initial_values: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'
     out = run_command("verify", learned(tmp_path, "somewhere", line))[1]  # as it was copied
     assert "ok    norm somewhere: starts where it declares" in out
 
 
 @pytest.mark.parametrize(
-    "starts",
+    "initial_values",
     [
-        'starts = "[1] * D"', 'starts: ClassVar[str] = "[1] * D"', 'starts: str = "[1] * D"', "starts = 1",
-        'starts = {"gain": 1.0}', 'starts = ["gain"]',
+        'initial_values = "[1] * D"', 'initial_values: ClassVar[str] = "[1] * D"',
+        'initial_values: str = "[1] * D"', "initial_values = 1",
+        'initial_values = {"gain": 1.0}', 'initial_values = ["gain"]',
     ],
 )  # fmt: skip
-def test_starts_of_a_wrong_type_is_rejected_with_the_syntax(starts: str, run_command: Command, tmp_path: Path) -> None:
-    code, out, err = run_command("verify", learned(tmp_path, "wrong", starts))
+def test_initial_values_of_a_wrong_type_is_rejected_with_the_syntax(
+    initial_values: str, run_command: Command, tmp_path: Path
+) -> None:
+    code, out, err = run_command("verify", learned(tmp_path, "wrong", initial_values))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "norm 'wrong': starts is " in err
-    assert 'write starts: ClassVar[dict[str, str]] = {"gain": "[1] * D"}' in err
+    assert "norm 'wrong': initial_values is " in err
+    assert 'write initial_values: ClassVar[dict[str, str]] = {"gain": "[1] * D"}' in err
 
 
 def test_starts_expression_that_fails_reports_the_reason(run_command: Command, tmp_path: Path) -> None:
-    starts = 'starts: ClassVar[dict[str, str]] = {"gain": "ones(D)", "shift": "0"}'
-    code, out, err = run_command("verify", learned(tmp_path, "wrong", starts))
+    initial_values = 'initial_values: ClassVar[dict[str, str]] = {"gain": "ones(D)", "shift": "0"}'
+    code, out, err = run_command("verify", learned(tmp_path, "wrong", initial_values))
     (failed,) = (line for line in out.splitlines() if "starts where it declares" in line)
     assert (code, err) == (1, "")
     assert "`ones(D)` cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, " in failed
 
 
 def test_starts_of_a_wrong_type_in_a_row_is_rejected(run_command: Command, tmp_path: Path) -> None:
-    (tmp_path / "row.py").write_text(ROW.replace('name="scaled"', 'name="strs", starts="0.5"'))
+    (tmp_path / "row.py").write_text(ROW.replace('name="scaled"', 'name="strs", initial_values="0.5"'))
     code, out, err = run_command("verify", f"plugins=[{tmp_path}/row.py]")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "placement 'strs': starts is '0.5', but must map" in err
+    assert "placement 'strs': initial_values is '0.5', but must map" in err
 
 
 @pytest.mark.slow
 def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) -> None:
-    override = learned(tmp_path, "listed", 'starts: ClassVar = {"gain": "[2] * D", "shift": "0"}')
+    override = learned(tmp_path, "listed", 'initial_values: ClassVar = {"gain": "[2] * D", "shift": "0"}')
     assert "listed" not in run_command("list", "norms")[1]
     out = run_command("list", "norms", override)[1]
     assert "x * gain" in next(line for line in out.splitlines() if line.startswith("listed"))

@@ -116,10 +116,10 @@ class _FlowBuilder:
     def build(self, condition_holds: bool = True, when: str = "") -> Flow:
         """Return the graph from the embeddings to the head."""
         self.node_of["x"] = self._add(Node("embeddings", [], 0, 0, label="embeddings", expression="x"))
-        opens = parse_formula(self.placement.opens)
-        for number, name in enumerate(name for name, _ in opens if name != "x"):
+        embedding_formula = parse_formula(self.placement.embedding_formula)
+        for number, name in enumerate(name for name, _ in embedding_formula if name != "x"):
             self.columns[name] = UNASSIGNED_COLUMN + number
-        self._run(opens)
+        self._run(embedding_formula)
         streams = list(self.node_of)
         start = self._add_boundary("enter", streams)
         formula = self.placement.formula
@@ -127,7 +127,7 @@ class _FlowBuilder:
         formulas = [formula.replace("F(", "A("), formula.replace("F(", "M(")] if "F(" in formula else [formula]
         self._run([pair for each in formulas for pair in parse_formula(each, condition_holds)])
         end = self._add_boundary("leave", streams)
-        self._run(parse_formula(self.placement.closes))
+        self._run(parse_formula(self.placement.head_formula))
         self._add(Node("head", [self.node_of["x"]], 0, 0, label="head", expression="x"))
         self._place_streams()
         return Flow(when, self.nodes, (start, end))

@@ -86,7 +86,7 @@ LIVE: tuple[dict[str, Any], ...] = (
         "see": "The running statistics from training replace those of the batch. Edit one value: only its own output "
         "changes. But values unlike the training batches do not get mean 0 and variance 1.",
         "formula": "(x - running_mean) / sqrt(running_var + eps) * gain + bias",
-        "causal": "yes, after training", "blind_to": [],
+        "causal": "yes, after training", "invariant_to": [],
     },
     {
         "key": "layernorm", "title": "LayerNorm", "norm": "layernorm", "over": "row",
@@ -200,7 +200,7 @@ def _facts(entry: catalogue.Entry) -> Norm:
     return {
         "learns": f"{entry['parameters']} parameters for D channels" if entry["parameters"] != "0" else "nothing",
         "causal": "yes, also in training" if entry["causal"] else "not in training: it depends on later tokens",
-        "blind_to": list(entry["blind_to"]),
+        "invariant_to": list(entry["invariant_to"]),
         "source": entry["source"],
     }
 

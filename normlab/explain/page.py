@@ -49,8 +49,8 @@ def placements() -> list[dict[str, Any]]:
         {
             "name": name,
             "formula": placement.formula,
-            "opens": placement.opens,
-            "closes": placement.closes,
+            "embedding_formula": placement.embedding_formula,
+            "head_formula": placement.head_formula,
             "inside": placement.inside,
             "learns": entries[name]["parameters"],
             **{key: entries[name][key] for key in ("init", "equals", "note", "source")},

@@ -108,7 +108,7 @@ class SmallModel:
     gpt: GPT
     norms: list[nn.Module]
     """The run's norms, in the order in which they are built."""
-    starts: dict[str, list[float]]
+    initial_values: dict[str, list[float]]
     """Initial values of the parameters outside linear layers and embeddings, by layer and name."""
 
 
@@ -130,7 +130,7 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         model = GPT(config.model, config.placement, make_norm, VOCAB).double()
-    starts = {f"{layer} {name}": value.flatten().tolist() for layer, name, value in extra_parameters(model)}
+    initial_values = {f"{layer} {name}": value.flatten().tolist() for layer, name, value in extra_parameters(model)}
     for name, segment in model.segments() if filled else ():
         fill(segment, "block" if alike and name.startswith("blocks.") else name)
     with torch.no_grad():
@@ -138,7 +138,7 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
     for block in model.blocks:
         assert isinstance(block, Block)
         block.attn.fused = False  # torch's fused kernels sum in another order on other machines
-    return SmallModel(config, model, norms, starts)
+    return SmallModel(config, model, norms, initial_values)
 
 
 def extra_parameters(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
-from normlab.plugins import check_starts, claim_name
+from normlab.plugins import check_initial_values, claim_name
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-ORACLE_KINDS = ("external", "identity", "self")
-"""The values of `NormConfig.oracle_kind`."""
+REFERENCE_KINDS = ("external", "identity", "self")
+"""The values of `NormConfig.reference_kind`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,17 +44,17 @@ class NormConfig:
     """Formulas with another option than the default, by override: `eps_mode=outside`."""
     source: ClassVar[str] = ""
     """Author, year, arXiv id and equation."""
-    oracle: ClassVar[str] = ""
+    verified_by: ClassVar[str] = ""
     """The code or identity that `reference` is made of."""
-    oracle_kind: ClassVar[str] = "self"
+    reference_kind: ClassVar[str] = "self"
     """external: `reference` is a call of other people's code; identity: the norm equals such code by algebra; self:
     `reference` is our own second implementation."""
     parameters: ClassVar[str] = ""
     """Number of parameters with default options: an expression in D."""
-    starts: ClassVar[Mapping[str, str]] = {}
+    initial_values: ClassVar[Mapping[str, str]] = {}
     """Initial value of each parameter and buffer by name, in addition to those of the base class: an expression in the
     norm's options and D for a number or a list; `normal(...)` is drawn from N(0, 1) in that shape."""
-    blind_to: ClassVar[tuple[str, ...]] = ()
+    invariant_to: ClassVar[tuple[str, ...]] = ()
     """Invariances apart from eps: `scale`, x times a positive number; `shift`, x plus a constant."""
     equals: ClassVar[str] = ""
     """Norms that it equals, and under which condition."""
@@ -83,11 +83,11 @@ class NormConfig:
         return False
 
     @classmethod
-    def all_starts(cls) -> dict[str, str]:
-        """Return `starts` of the class and of its base classes."""
+    def all_initial_values(cls) -> dict[str, str]:
+        """Return `initial_values` of the class and of its base classes."""
         merged: dict[str, str] = {}
         for base in reversed(cls.__mro__):
-            merged |= vars(base).get("starts", {})
+            merged |= vars(base).get("initial_values", {})
         return merged
 
     def validate(self) -> None:
@@ -123,7 +123,7 @@ class NormConfig:
 class AffineNormConfig(NormConfig):
     """Options of a norm that ends in a gain and a bias per channel (`affine.Affine`)."""
 
-    starts: ClassVar[Mapping[str, str]] = {"affine.gain": "[1 - unit_offset] * D", "affine.bias": "[0] * D"}
+    initial_values: ClassVar[Mapping[str, str]] = {"affine.gain": "[1 - unit_offset] * D", "affine.bias": "[0] * D"}
 
     gain: bool = True
     """Learn a gain per channel."""
@@ -162,15 +162,15 @@ def register_norm(cls: T) -> T:
     """Register a norm under the default of its field `name`.
 
     Raises:
-        ConfigError: The name is missing or taken, or `oracle_kind` or `starts` is invalid.
+        ConfigError: The name is missing or taken, or `reference_kind` or `initial_values` is invalid.
     """
     name = next(field.default for field in dataclasses.fields(cls) if field.name == "name")
     if not isinstance(name, str):
         raise ConfigError(f"{cls.__name__}: give the field `name` a default, the value of norm=")
-    if cls.oracle_kind not in ORACLE_KINDS:
-        raise ConfigError(f"norm {name!r}: " + unknown("oracle_kind", cls.oracle_kind, ORACLE_KINDS))
+    if cls.reference_kind not in REFERENCE_KINDS:
+        raise ConfigError(f"norm {name!r}: " + unknown("reference_kind", cls.reference_kind, REFERENCE_KINDS))
     for base in cls.__mro__:
-        check_starts("norm", name, vars(base).get("starts", {}))
+        check_initial_values("norm", name, vars(base).get("initial_values", {}))
     known = NORMS.get(name)
     claim_name("norm", name, known=known is not None, same=known is not None and known.__qualname__ == cls.__qualname__)
     NORMS[name] = cls

@@ -31,11 +31,11 @@ class BatchNormConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "(x - mean_batch(x)) / sqrt(var_batch(x) + eps) * gain + bias"
     source: ClassVar[str] = "Ioffe & Szegedy 2015, arXiv:1502.03167, algorithms 1 and 2"
-    oracle: ClassVar[str] = "torch's batch_norm, tokens as its batch"
-    oracle_kind: ClassVar[str] = "external"
+    verified_by: ClassVar[str] = "torch's batch_norm, tokens as its batch"
+    reference_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "2 * D"
-    starts: ClassVar[Mapping[str, str]] = {"running_mean": "[0] * D", "running_var": "[1] * D"}
-    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    initial_values: ClassVar[Mapping[str, str]] = {"running_mean": "[0] * D", "running_var": "[1] * D"}
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     pitfalls: ClassVar[tuple[str, ...]] = (
         "In training a language model sees the tokens that it predicts, through the statistics.",
         "torch keeps the unbiased variance for evaluation, as algorithm 2 of the paper; other code the biased one.",

@@ -54,10 +54,10 @@ class BatchNormPastConfig(BatchNormConfig):
     source: ClassVar[str] = (
         "batch norm (arXiv:1502.03167) over the past, as Megalodon's timestep norm, arXiv:2404.08801"
     )
-    oracle: ClassVar[str] = "torch's batch_norm of every prefix of the batch, at its last position"
-    oracle_kind: ClassVar[str] = "identity"
+    verified_by: ClassVar[str] = "torch's batch_norm of every prefix of the batch, at its last position"
+    reference_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "2 * D"
-    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "batchnorm at the last position, and in evaluation"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "Megalodon's norm averages over one sequence and a group of channels; this one over the batch, per channel.",

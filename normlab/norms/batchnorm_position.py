@@ -31,10 +31,10 @@ class BatchNormPositionConfig(BatchNormConfig):
 
     formula: ClassVar[str] = "(x - mean_batch(x_t)) / sqrt(var_batch(x_t) + eps) * gain + bias, for each position t"
     source: ClassVar[str] = "batch norm (arXiv:1502.03167, algorithm 1), each position and channel one feature"
-    oracle: ClassVar[str] = "torch's batch_norm of T * D features, sequences as its batch"
-    oracle_kind: ClassVar[str] = "external"
+    verified_by: ClassVar[str] = "torch's batch_norm of T * D features, sequences as its batch"
+    reference_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "2 * D"
-    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "batchnorm where there is one position, and in evaluation"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "With one sequence in the batch no position has a variance: every output is the bias.",

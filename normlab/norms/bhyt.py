@@ -30,11 +30,11 @@ class BHyTConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "tanh(lam / kappa * x / sqrt(mean(x^2) + eps)) * gain"
     source: ClassVar[str] = "arXiv:2601.09719 (2026), and its public code"
-    oracle: ClassVar[str] = "torch.tanh of torch's rms_norm, whose weight is lam / kappa"
-    oracle_kind: ClassVar[str] = "self"
+    verified_by: ClassVar[str] = "torch.tanh of torch's rms_norm, whose weight is lam / kappa"
+    reference_kind: ClassVar[str] = "self"
     parameters: ClassVar[str] = "D + 1"
-    starts: ClassVar[Mapping[str, str]] = {"lam": "lam"}
-    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    initial_values: ClassVar[Mapping[str, str]] = {"lam": "lam"}
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm times lam / kappa, to first order in it"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "In the public code lam is an nn.Parameter in both cases, so learnable_lam=False trains it too.",

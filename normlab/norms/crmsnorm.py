@@ -29,10 +29,10 @@ class CRMSNormConfig(NormConfig):
 
     formula: ClassVar[str] = "x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps)"
     source: ClassVar[str] = "Jiang, Gu, Zhu & Pan 2023, arXiv:2305.14858"
-    oracle: ClassVar[str] = "torch's layer_norm of the vector with its last channel put back"
-    oracle_kind: ClassVar[str] = "identity"
+    verified_by: ClassVar[str] = "torch's layer_norm of the vector with its last channel put back"
+    reference_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "0"
-    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "layernorm without gain and bias, of the D + 1 numbers, without its last output"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "The paper's equality with layer norm holds for a rewritten model; as a replacement of one norm it is another "

@@ -27,8 +27,8 @@ class DerfConfig(BoundedConfig):
 
     formula: ClassVar[str] = "erf(alpha * x + shift) * gain + bias"
     source: ClassVar[str] = "Chen et al. 2025, arXiv:2512.10938"
-    oracle: ClassVar[str] = "torch's normal distribution: erf(z) = 2 ndtr(sqrt(2) z) - 1"
-    oracle_kind: ClassVar[str] = "identity"
+    verified_by: ClassVar[str] = "torch's normal distribution: erf(z) = 2 ndtr(sqrt(2) z) - 1"
+    reference_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "2 * D + 2"
     equals: ClassVar[str] = "pointwise with function=erf, shift=true"
     pitfalls: ClassVar[tuple[str, ...]] = (

@@ -28,8 +28,8 @@ class DyTConfig(BoundedConfig):
 
     formula: ClassVar[str] = "tanh(alpha * x) * gain + bias"
     source: ClassVar[str] = "Zhu, Chen, He, LeCun & Liu 2025, arXiv:2503.10622"
-    oracle: ClassVar[str] = "torch.sigmoid: tanh(z) = 2 sigmoid(2 z) - 1"
-    oracle_kind: ClassVar[str] = "identity"
+    verified_by: ClassVar[str] = "torch.sigmoid: tanh(z) = 2 sigmoid(2 z) - 1"
+    reference_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "2 * D + 1"
     equals: ClassVar[str] = "pointwise with function=tanh"
     pitfalls: ClassVar[tuple[str, ...]] = (

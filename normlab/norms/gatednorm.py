@@ -29,11 +29,11 @@ class GatedNormConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "y * sigmoid(up silu(down y)), y = x / sqrt(mean(x^2) + eps) * gain"
     source: ClassVar[str] = "Qiu et al. 2026, arXiv:2601.22966, section 3.4"
-    oracle: ClassVar[str] = "torch's rms_norm, then linear, silu and glu"
-    oracle_kind: ClassVar[str] = "self"
+    verified_by: ClassVar[str] = "torch's rms_norm, then linear, silu and glu"
+    reference_kind: ClassVar[str] = "self"
     parameters: ClassVar[str] = "D + 2 * 16 * D"
-    starts: ClassVar[Mapping[str, str]] = {"down": "std * normal(rank, D)", "up": "std * normal(D, rank)"}
-    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    initial_values: ClassVar[Mapping[str, str]] = {"down": "std * normal(rank, D)", "up": "std * normal(D, rank)"}
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm, halved, where up = 0"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "With small matrices the gate is initially near 1/2, which halves rmsnorm; some public code doubles it again.",

@@ -29,10 +29,10 @@ class GroupNormConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "(x_g - mean(x_g)) / sqrt(var(x_g) + eps) * gain + bias, for each group g of channels"
     source: ClassVar[str] = "Wu & He 2018, arXiv:1803.08494, per token"
-    oracle: ClassVar[str] = "torch's group_norm on single tokens"
-    oracle_kind: ClassVar[str] = "external"
+    verified_by: ClassVar[str] = "torch's group_norm on single tokens"
+    reference_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "2 * D"
-    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "layernorm at groups=1"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "torch.nn.GroupNorm on (B, D, T) averages over time too: each position depends on later ones.",

@@ -29,11 +29,11 @@ class L2NormConfig(NormConfig):
 
     formula: ClassVar[str] = "radius * x / max(|x|, eps)"
     source: ClassVar[str] = "Loshchilov et al. 2024, arXiv:2410.01131 (nGPT), where it normalises the hidden states"
-    oracle: ClassVar[str] = "torch.nn.functional.normalize, times the radius"
-    oracle_kind: ClassVar[str] = "external"
+    verified_by: ClassVar[str] = "torch.nn.functional.normalize, times the radius"
+    reference_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "0"
-    starts: ClassVar[Mapping[str, str]] = {"radius": "radius or sqrt(D)"}
-    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    initial_values: ClassVar[Mapping[str, str]] = {"radius": "radius or sqrt(D)"}
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm without gain at radius=null, where neither eps matters"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "Some code calls an rms norm without gain an L2 norm (Llama 4's qk-norm, Megatron's L2Norm): radius=null.",

@@ -30,10 +30,10 @@ class LayerNormConfig(AffineNormConfig):
     formula: ClassVar[str] = "(x - mean(x)) / sqrt(var(x) + eps) * gain + bias"
     formulas: ClassVar[Mapping[str, str]] = {"eps_mode=outside": "(x - mean(x)) / (sqrt(var(x)) + eps) * gain + bias"}
     source: ClassVar[str] = "Ba, Kiros & Hinton 2016, arXiv:1607.06450, eq. 4"
-    oracle: ClassVar[str] = "torch's group_norm of one group; with eps_mode=outside by algebra"
-    oracle_kind: ClassVar[str] = "external"
+    verified_by: ClassVar[str] = "torch's group_norm of one group; with eps_mode=outside by algebra"
+    reference_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "2 * D"
-    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "rmsnorm of x - mean(x), and the bias; groupnorm with one group"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "eps added to sigma instead of the variance gives another function unless sigma is much larger than eps.",

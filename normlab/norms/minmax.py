@@ -29,10 +29,10 @@ class MinMaxConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "(x - min(x)) / (max(x) - min(x) + eps)"
     source: ClassVar[str] = "the textbook's feature scaling"
-    oracle: ClassVar[str] = "the affine map of x to [0, 1], from its extreme values"
-    oracle_kind: ClassVar[str] = "self"
+    verified_by: ClassVar[str] = "the affine map of x to [0, 1], from its extreme values"
+    reference_kind: ClassVar[str] = "self"
     parameters: ClassVar[str] = "0"
-    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     pitfalls: ClassVar[tuple[str, ...]] = (
         "It does not centre: the mean of the outputs is about 1/2, and every block reads that constant.",
         "One extreme channel sets the scale of all others.",

@@ -21,8 +21,8 @@ class NoNormConfig(NormConfig):
 
     formula: ClassVar[str] = "x"
     source: ClassVar[str] = "the control; cf. Zhang, Dauphin & Ma 2019, arXiv:1901.09321 (Fixup)"
-    oracle: ClassVar[str] = "the input itself"
-    oracle_kind: ClassVar[str] = "identity"
+    verified_by: ClassVar[str] = "the input itself"
+    reference_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "0"
     equals: ClassVar[str] = "pointwise with function=linear_clip and alpha=1, while |x| < 1"
     pitfalls: ClassVar[tuple[str, ...]] = (

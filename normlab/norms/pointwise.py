@@ -59,7 +59,7 @@ their slope at 0 is infinite, and smoothsign_clip because it equals smoothsign."
 class BoundedConfig(AffineNormConfig):
     """Options of gain * f(alpha x + shift) + bias. A subclass chooses f."""
 
-    starts: ClassVar[Mapping[str, str]] = {"alpha": "alpha", "shift": "0"}
+    initial_values: ClassVar[Mapping[str, str]] = {"alpha": "alpha", "shift": "0"}
 
     alpha: float = option(0.5, above=0)
     """Initial value of the learned scalar alpha."""
@@ -80,8 +80,10 @@ class PointwiseConfig(BoundedConfig):
 
     formula: ClassVar[str] = "f(alpha * x + shift) * gain + bias"
     source: ClassVar[str] = "Chen et al. 2025, arXiv:2512.10938, and its public code"
-    oracle: ClassVar[str] = "torch's hardtanh and softsign; the others by identities with these, sigmoid, ndtr and elu"
-    oracle_kind: ClassVar[str] = "identity"
+    verified_by: ClassVar[str] = (
+        "torch's hardtanh and softsign; the others by identities with these, sigmoid, ndtr and elu"
+    )
+    reference_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "2 * D + 1"
     equals: ClassVar[str] = "dyt with function=tanh; derf with function=erf, shift=true"
     pitfalls: ClassVar[tuple[str, ...]] = (

@@ -29,10 +29,10 @@ class PRMSNormConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "x / (sqrt(mean(x_1^2 ... x_K^2)) + eps) * gain, K = fraction * D"
     source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467 (pRMSNorm), and its public code"
-    oracle: ClassVar[str] = "torch's rms_norm of the first channels, which gives their rms by algebra"
-    oracle_kind: ClassVar[str] = "identity"
+    verified_by: ClassVar[str] = "torch's rms_norm of the first channels, which gives their rms by algebra"
+    reference_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "D"
-    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm with eps_mode=outside_rms at fraction=1"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "Public code rounds K down or up: at 6.25 % of 100 channels that is 6 or 7.",

@@ -46,10 +46,12 @@ class RMSNormConfig(AffineNormConfig):
         "eps_mode=none": "x / sqrt(mean(x^2)) * gain",
     }
     source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4"
-    oracle: ClassVar[str] = "torch.nn.functional.rms_norm; with outside_rms and clamp torch's normalize, by algebra"
-    oracle_kind: ClassVar[str] = "external"
+    verified_by: ClassVar[str] = (
+        "torch.nn.functional.rms_norm; with outside_rms and clamp torch's normalize, by algebra"
+    )
+    reference_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "D"
-    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "layernorm without its bias, on input whose mean over the channels is 0"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "x / (rms(x) + eps) written with pow, mean and sqrt has a NaN gradient at x = 0.",

@@ -23,9 +23,9 @@ class ScaleNormConfig(L2NormConfig):
 
     formula: ClassVar[str] = "g * x / max(|x|, eps)"
     source: ClassVar[str] = "Nguyen & Salazar 2019, arXiv:1910.05895"
-    oracle: ClassVar[str] = "torch.nn.functional.normalize, times g"
+    verified_by: ClassVar[str] = "torch.nn.functional.normalize, times g"
     parameters: ClassVar[str] = "1"
-    blind_to: ClassVar[tuple[str, ...]] = ("scale",)
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "l2norm with learn_radius=true, radius=null, eps=1e-5"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "It has one gain for all channels and cannot scale down a single channel, unlike rmsnorm.",

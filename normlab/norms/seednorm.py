@@ -31,10 +31,10 @@ class SeeDNormConfig(NormConfig):
 
     formula: ClassVar[str] = "(tanh(x . beta) * alpha + gamma) * x / sqrt(mean(x^2) + eps)"
     source: ClassVar[str] = "Cai, Zhu, Liu & Min 2025, arXiv:2510.22777"
-    oracle: ClassVar[str] = "torch's rms_norm, times the gain by torch's linear and sigmoid"
-    oracle_kind: ClassVar[str] = "self"
+    verified_by: ClassVar[str] = "torch's rms_norm, times the gain by torch's linear and sigmoid"
+    reference_kind: ClassVar[str] = "self"
     parameters: ClassVar[str] = "3 * D"
-    starts: ClassVar[Mapping[str, str]] = {
+    initial_values: ClassVar[Mapping[str, str]] = {
         "alpha": "[alpha] * D",
         "beta": "[0] * D",
         "gamma": "[1 - unit_offset] * D",

@@ -28,10 +28,10 @@ class ZScoreConfig(AffineNormConfig):
 
     formula: ClassVar[str] = "(x - mean(x)) / (sigma(x) + eps)"
     source: ClassVar[str] = "the textbook's standard score"
-    oracle: ClassVar[str] = "torch's layer_norm at eps = 0, times sigma / (sigma + eps)"
-    oracle_kind: ClassVar[str] = "identity"
+    verified_by: ClassVar[str] = "torch's layer_norm at eps = 0, times sigma / (sigma + eps)"
+    reference_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "0"
-    blind_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "layernorm with eps_mode=outside, eps=1e-6, gain=false, bias=false"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "numpy's std is over D and torch's over D - 1: sigma=population or sample.",

@@ -27,7 +27,7 @@ from normlab.placements.base import (
     Placement,
     register_placement,
 )
-from normlab.plugins import check_starts
+from normlab.plugins import check_initial_values
 
 if TYPE_CHECKING:
     from torch import nn
@@ -119,8 +119,8 @@ class Row:
     """A norm on the stream, before the head."""
     incompatible_inits: Mapping[str, str] = field(default_factory=dict)
     """As `Placement.incompatible_inits`."""
-    starts: Mapping[str, str] = field(default_factory=dict)
-    """As `Placement.starts`."""
+    initial_values: Mapping[str, str] = field(default_factory=dict)
+    """As `Placement.initial_values`."""
     note: str = ""
     """As `Placement.note`, and other names of the placement."""
     parameters: str = "0"
@@ -175,21 +175,21 @@ class AlgebraPlacement(Placement):
         return self.row.incompatible_inits
 
     @property
-    def starts(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def initial_values(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """As in the row."""
-        return self.row.starts
+        return self.row.initial_values
 
     def has_norms(self, depth: int) -> bool:
         """Return whether any sub-layer or end of the stream has a norm."""
         return any(sub.norms for subs in self.layers(depth) for sub in subs) or any(self.end_formulas)
 
     @property
-    def opens(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def embedding_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The formula of the embedding norm."""
         return NORM_UPDATE if self.row.embedding_norm else ""
 
     @property
-    def closes(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def head_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The formula of the final norm."""
         return NORM_UPDATE if self.row.final_norm else ""
 
@@ -356,8 +356,8 @@ def register_row(row: Row) -> None:
     """Register a row as a placement.
 
     Raises:
-        ConfigError: An unknown or repeated site, an `out_gain` without an `out` norm, `starts` that is no mapping, an
-            unknown `kind`, or another row of the same name.
+        ConfigError: An unknown or repeated site, an `out_gain` without an `out` norm, `initial_values` that is no
+            mapping, an unknown `kind`, or another row of the same name.
     """
     for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):
         for site in sub.norms:
@@ -369,7 +369,7 @@ def register_row(row: Row) -> None:
                 raise ConfigError(f"placement {row.name!r}: {kind} has the site {site!r} twice; name it once")
         if sub.out_gain is not None and "out" not in sub.norms:
             raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'out'; add it")
-    check_starts("placement", row.name, row.starts)
+    check_initial_values("placement", row.name, row.initial_values)
     kind = row.kind or ("AlgebraPlacement" if row.early is None else "EarlyPlacement")
     if kind not in PLACEMENT_CLASSES:
         raise ConfigError(f"placement {row.name!r}: " + unknown("kind", kind, [*PLACEMENT_CLASSES]))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from normlab.errors import ConfigError
 from normlab.options import option
-from normlab.plugins import check_starts, claim_name
+from normlab.plugins import check_initial_values, claim_name
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +33,7 @@ output of the heads, before the output projection; `mlp_inner`: the hidden activ
 
 NORM_UPDATE = "x = N(x)"
 """The formula of a norm at an end of the stream."""
-SWITCHES = {"embedding_norm": "opens", "final_norm": "closes"}
+SWITCHES = {"embedding_norm": "embedding_formula", "final_norm": "head_formula"}
 """Options that switch a norm at an end of the stream on or off, and the formula that each one replaces."""
 NO_EFFECT_WITHOUT_NORM = "has no effect with norm=none; leave it out or choose a norm"
 
@@ -58,9 +58,9 @@ class Placement:
     source: ClassVar[str]
     init: ClassVar[str]
     """The init rule of the placement, which `init=auto` selects."""
-    opens: ClassVar[str] = ""
+    embedding_formula: ClassVar[str] = ""
     """Statements that make the streams from x, the embeddings; empty if x is the stream."""
-    closes: ClassVar[str] = ""
+    head_formula: ClassVar[str] = ""
     """Statements that make x, the input of the head, from the streams."""
     inside: ClassVar[str] = ""
     """Statements inside the sub-layers and on the logits: `q = ...` for each query and key after RoPE, `a = ...` for
@@ -68,7 +68,7 @@ class Placement:
     `scale` is a learned parameter, `K` the width of a head."""
     incompatible_inits: ClassVar[Mapping[str, str]] = {}
     """Init rules that do not fit the placement, with the reason; `other` stands for all but its own rule."""
-    starts: ClassVar[Mapping[str, str]] = {}
+    initial_values: ClassVar[Mapping[str, str]] = {}
     """Initial values of the parameters outside linear layers and norms, by name in a block (`wiring.gate`) or in the
     model (`head.logits.scale`): expressions for a number or a list, in L, l, D, `M` (width of the MLP), `H` (heads),
     `V` (vocabulary) and the placement's options. Also parameters of norms that the placement initialises otherwise;
@@ -79,7 +79,7 @@ class Placement:
     """Other meanings of the name in the literature."""
     parameters: ClassVar[str] = "0"
     """Number of parameters outside linear layers and the run's norms, for a model with SwiGLU: an expression in L, D,
-    H, M and V, as in `starts`."""
+    H, M and V, as in `initial_values`."""
     equals: ClassVar[str] = ""
     """Placements that give the same logits from the same weights, and under which condition."""
     pitfalls: ClassVar[tuple[str, ...]] = ()
@@ -105,16 +105,16 @@ class Placement:
     @property
     def has_switches(self) -> bool:
         """Whether each end of the stream has nothing but a norm, so that `SWITCHES` apply."""
-        return {self.opens, self.closes} <= {"", NORM_UPDATE}
+        return {self.embedding_formula, self.head_formula} <= {"", NORM_UPDATE}
 
     @property
     def end_formulas(self) -> tuple[str, str]:
-        """`opens` and `closes`, as changed by the switches."""
-        opens, closes = (
+        """`embedding_formula` and `head_formula`, as changed by the switches."""
+        embedding_formula, head_formula = (
             getattr(self, default) if (value := getattr(self, switch)) is None else NORM_UPDATE if value else ""
             for switch, default in SWITCHES.items()
         )
-        return opens, closes
+        return embedding_formula, head_formula
 
     def without_defaults(self, depth: int) -> Self:
         """Return the same placement with options unset where they repeat its default at this depth."""
@@ -133,7 +133,7 @@ class Placement:
         """
         for switch in SWITCHES:
             if (value := getattr(self, switch)) is not None and not self.has_switches:
-                formulas = "; ".join(filter(None, (self.opens, self.closes)))
+                formulas = "; ".join(filter(None, (self.embedding_formula, self.head_formula)))
                 raise ConfigError(
                     f"placement.{switch}={str(value).lower()}: {self.name} does not have this option, because the ends "
                     f"of the stream are part of its definition ({formulas}); leave the option out"
@@ -236,9 +236,9 @@ def register_placement(placement: Placement, *, same: bool | None = None) -> Pla
     Raises:
         ConfigError: The name is taken.
     """
-    starts = vars(type(placement)).get("starts", {})
-    if not isinstance(starts, property):  # `register_row` checks the `starts` of a row
-        check_starts("placement", placement.name, starts)
+    initial_values = vars(type(placement)).get("initial_values", {})
+    if not isinstance(initial_values, property):  # `register_row` checks the `initial_values` of a row
+        check_initial_values("placement", placement.name, initial_values)
     known = PLACEMENTS.get(placement.name)
     if same is None:
         same = known is not None and type(known).__qualname__ == type(placement).__qualname__

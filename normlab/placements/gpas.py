@@ -29,7 +29,7 @@ class GPAS(Placement):
     formula: ClassVar[str] = (
         "x = x + A(N(x)); x = x - silu(gate) * stop(x); x = x + M(N(x)); x = x - silu(gate) * stop(x)"
     )
-    closes: ClassVar[str] = "x = N(x)"
+    head_formula: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Chen et al. 2025, arXiv:2506.22049 (Pre + GPAS; one gate a block as in dandingsky/GPAS)"
     parameters: ClassVar[str] = "L"
     equals: ClassVar[str] = "pre where every gate is 0, as they start"
@@ -39,7 +39,7 @@ class GPAS(Placement):
         "At 1B and 7B parameters they clip the gates' gradients at 0.01, which is not done here.",
     )
     init: ClassVar[str] = "gpt2"
-    starts: ClassVar[Mapping[str, str]] = {"wiring.gate": "0"}
+    initial_values: ClassVar[Mapping[str, str]] = {"wiring.gate": "0"}
 
     name: str = "gpas"
 

@@ -71,7 +71,7 @@ class NGPT(Placement):
         "Embeddings that the forward pass normalises too have another gradient: placement.normalize_embeddings=true.",
     )
     init: ClassVar[str] = "gpt2"
-    starts: ClassVar[Mapping[str, str]] = {
+    initial_values: ClassVar[Mapping[str, str]] = {
         "wiring.attn.alpha": "[D ** -0.5] * D",
         "wiring.mlp.alpha": "[D ** -0.5] * D",
         "attn.rotated.scale": "[D ** -0.5] * D",
@@ -92,7 +92,7 @@ class NGPT(Placement):
     """Also normalise the input of the first block in the forward pass, as every run recorded without this option."""
 
     @property
-    def opens(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def embedding_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The normalisation of the embeddings, if the option asks for it."""
         return "x = x / norm2(x)" if self.normalize_embeddings else ""
 

@@ -23,7 +23,7 @@ class Parallel(Placement):
     """
 
     formula: ClassVar[str] = "n = N(x); x = x + A(n) + M(n)"
-    closes: ClassVar[str] = "x = N(x)"
+    head_formula: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Wang & Komatsuzaki 2021, GPT-J (kingoflolz/mesh-transformer-jax); PaLM, arXiv:2204.02311"
     equals: ClassVar[str] = "parallel_two_norms where a block's two norms are the same"
     pitfalls: ClassVar[tuple[str, ...]] = (
@@ -51,7 +51,7 @@ class ParallelTwoNorms(Placement):
     """
 
     formula: ClassVar[str] = "x = x + A(N(x)) + M(N(x))"
-    closes: ClassVar[str] = "x = N(x)"
+    head_formula: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Black et al. 2022, arXiv:2204.06745 (GPT-NeoX-20B)"
     equals: ClassVar[str] = "parallel where a block's two norms are the same"
     pitfalls: ClassVar[tuple[str, ...]] = (

@@ -24,8 +24,8 @@ class ResiDual(Placement):
     """
 
     formula: ClassVar[str] = "f = F(x); x = N(x + f); y = y + f"
-    opens: ClassVar[str] = "y = x"
-    closes: ClassVar[str] = "x = x + N(y)"
+    embedding_formula: ClassVar[str] = "y = x"
+    head_formula: ClassVar[str] = "x = x + N(y)"
     source: ClassVar[str] = "Xie et al. 2023, arXiv:2304.14802 (ResiDual)"
     pitfalls: ClassVar[tuple[str, ...]] = ("x-transformers still documents resi_dual=True, whose code is gone.",)
     init: ClassVar[str] = "xavier"  # as post-norm; the authors' code keeps the init of fairseq

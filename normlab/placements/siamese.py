@@ -26,8 +26,8 @@ class Siamese(Placement):
     """
 
     formula: ClassVar[str] = "x = N(x); f = F(N(x + N(y))); x = x + f / sqrt(2 * l); y = y + f"
-    opens: ClassVar[str] = "y = x"
-    closes: ClassVar[str] = "x = N(N(x) + N(y))"
+    embedding_formula: ClassVar[str] = "y = x"
+    head_formula: ClassVar[str] = "x = N(N(x) + N(y))"
     source: ClassVar[str] = "Li et al. 2026, arXiv:2602.08064 (SiameseNorm; as in Qwen-Applications/SiameseNorm's DeiT)"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "The paper's algorithm norms x elsewhere and has another factor than the authors' code; this follows the code.",

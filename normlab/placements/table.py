@@ -135,7 +135,7 @@ ROWS: tuple[Row, ...] = (
         "Ultra is reported to be init=tinyinit. Arcee Trinity is placement.c_attn=1 placement.c_mlp=1",
         init="gpt2",
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
-        starts={
+        initial_values={
             "wiring.attn.norms.out.affine.gain": "[c_attn * L ** -0.5 - unit_offset] * D",
             "wiring.mlp.norms.out.affine.gain": "[c_mlp * L ** -0.5 - unit_offset] * D",
         },
@@ -263,7 +263,7 @@ ROWS: tuple[Row, ...] = (
         source="De & Smith 2020, arXiv:2002.10444 (SkipInit), for convolutional networks",
         note="A number for each sub-layer. It has no norm at all",
         init="xavier",
-        starts={"wiring.attn.scale": "0", "wiring.mlp.scale": "0"},
+        initial_values={"wiring.attn.scale": "0", "wiring.mlp.scale": "0"},
         attn=SubLayer(scale=zero),
         mlp=SubLayer(scale=zero),
     ),
@@ -278,7 +278,7 @@ ROWS: tuple[Row, ...] = (
         source="Bachlechner et al. 2020, arXiv:2003.04887 (ReZero)",
         note="As in the authors' code a number for each block, shared by its sub-layers. It has no norm at all",
         init="xavier",
-        starts={"wiring.attn.scale": "0"},
+        initial_values={"wiring.attn.scale": "0"},
         attn=SubLayer(scale=zero),
         mlp=SubLayer(scale=zero),
         shared_scale=True,
@@ -291,7 +291,7 @@ ROWS: tuple[Row, ...] = (
         source="Touvron et al. 2021, arXiv:2103.17239 (LayerScale), for image transformers",
         note="A factor for each channel, started at 0.1, 1e-5 or 1e-6 by depth",
         init="gpt2",
-        starts={
+        initial_values={
             "wiring.attn.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",
             "wiring.mlp.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",
         },
@@ -367,7 +367,7 @@ ROWS: tuple[Row, ...] = (
         source="Shleifer, Weston & Ott 2021, arXiv:2110.09456 (NormFormer), without its ResScale",
         note="heads_scaled has a learned factor on each head's output. fairseq's scale_heads has it after W_out",
         init="gpt2",
-        starts={"attn.head_scale": "[1] * H"},
+        initial_values={"attn.head_scale": "[1] * H"},
         attn=SubLayer(norms=("in", "out")),
         mlp=SubLayer(norms=("in", "mlp_inner")),
         head_scale=True,

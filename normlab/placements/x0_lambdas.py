@@ -34,13 +34,13 @@ class X0Lambdas(Placement):
     """
 
     formula: ClassVar[str] = "x = r * x + z * x0; x = x + A(N(x)); x = x + M(N(x))"
-    opens: ClassVar[str] = "x = N(x); x0 = x"
-    closes: ClassVar[str] = "x = N(x)"
+    embedding_formula: ClassVar[str] = "x = N(x); x0 = x"
+    head_formula: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Karpathy, nanochat (karpathy/nanochat, nanochat/gpt.py at 92d63d4)"
     parameters: ClassVar[str] = "2 * L"
     equals: ClassVar[str] = "pre with placement.embedding_norm=true where r = 1 and z = 0"
     init: ClassVar[str] = "gpt2_scaled"
-    starts: ClassVar[Mapping[str, str]] = {
+    initial_values: ClassVar[Mapping[str, str]] = {
         "wiring.r": "1.15 - 0.10 * (l - 1) / max(L - 1, 1)",
         "wiring.z": "0.20 - 0.15 * (l - 1) / max(L - 1, 1)",
     }

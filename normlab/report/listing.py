@@ -27,15 +27,18 @@ Row = dict[str, Any]
 Entry = dict[str, Any]
 
 _DECLARED = (
-    "formula", "formulas", "opens", "closes", "inside", "incompatible_inits", "source", "note",
-    "oracle", "oracle_kind", "parameters", "starts", "unit_length", "blind_to", "equals", "pitfalls", "causal", "init",
+    "formula", "formulas", "embedding_formula", "head_formula", "inside", "incompatible_inits", "source", "note",
+    "verified_by", "reference_kind", "parameters", "initial_values", "unit_length",
+    "invariant_to", "equals", "pitfalls", "causal", "init",
 )  # fmt: skip
 """Class attributes of a plugin's norm or placement that become keys of its entry."""
 
 
 def _norms() -> list[Entry]:
     plugins = [(name, NORMS[name]) for kind, name in registered_by_plugins() if kind == "norm"]
-    return catalogue.norms() + [_plugin_entry(norm, name) | {"starts": norm.all_starts()} for name, norm in plugins]
+    return catalogue.norms() + [
+        _plugin_entry(norm, name) | {"initial_values": norm.all_initial_values()} for name, norm in plugins
+    ]
 
 
 def _placements() -> list[Entry]:
@@ -168,9 +171,9 @@ def _unix_time(created: Setting) -> float:
 
 HEADINGS = {
     "formula": "formula", "unit": "unit", "read": "measured on", "measured": "when", "reduces": "per step",
-    "question": "question", "opens": "embeddings", "closes": "before the head", "inside": "inside",
-    "parameters": "learns", "starts": "starts at", "unit_length": "unit length", "causal": "causal",
-    "blind_to": "blind to", "equals": "equals", "oracle": "verified by", "init": "init rule",
+    "question": "question", "embedding_formula": "embeddings", "head_formula": "before the head", "inside": "inside",
+    "parameters": "learns", "initial_values": "starts at", "unit_length": "unit length", "causal": "causal",
+    "invariant_to": "invariant to", "equals": "equals", "verified_by": "verified by", "init": "init rule",
     "placements": "placements", "wrong_for": "wrong for", "preset_of": "preset of", "sets": "sets",
     "note": "about the name", "source": "source",
 }  # fmt: skip
@@ -235,15 +238,15 @@ def _with_texts(kind: str, entry: Entry) -> Entry:
     texts = dict(entry)
     if kind == "norms":
         texts["causal"] = "in training too" if entry["causal"] else "not in training: it uses later tokens"
-        texts["oracle"] = f"{entry['oracle']} ({entry['oracle_kind']})" if "oracle" in entry else ""
+        texts["verified_by"] = f"{entry['verified_by']} ({entry['reference_kind']})" if "verified_by" in entry else ""
         texts["parameters"] = f"{entry['parameters']} numbers"
     if kind == "placements":
         texts["parameters"] = f"{entry['parameters']} numbers beside matrices and norms"
-        for has_norm, key in (("embedding_norm", "opens"), ("final_norm", "closes")):
+        for has_norm, key in (("embedding_norm", "embedding_formula"), ("final_norm", "head_formula")):
             texts.setdefault(key, "x = N(x)" if entry.get(has_norm) else "")
-    for key in ("blind_to", "placements", "wrong_for"):
+    for key in ("invariant_to", "placements", "wrong_for"):
         texts[key] = ", ".join(entry.get(key) or ())
-    for key in ("starts", "unit_length"):
+    for key in ("initial_values", "unit_length"):
         texts[key] = "; ".join(f"{name} {value}" for name, value in (entry.get(key) or {}).items())
     texts["sets"] = ", ".join(f"{option}={value}" for option, value in (entry.get("sets") or {}).items())
     return texts

@@ -17,8 +17,8 @@ class Check:
     passed: bool
     result: str
     """The largest error and its tolerance, or what differs."""
-    oracle: str = ""
-    """For a comparison: external, identity or self (`norms.base.NormConfig.oracle_kind`)."""
+    reference_kind: str = ""
+    """For a comparison: external, identity or self (`norms.base.NormConfig.reference_kind`)."""
 
     def __str__(self) -> str:
         """Return the line that `normlab verify` prints."""
@@ -27,7 +27,8 @@ class Check:
     def row(self) -> dict[str, Any]:
         """Return the object that `normlab verify --json` prints."""
         return {
-            "of": self.subject, "check": self.claim, "passed": self.passed, "seen": self.result, "kind": self.oracle,
+            "of": self.subject, "check": self.claim, "passed": self.passed, "seen": self.result,
+            "kind": self.reference_kind,
         }  # fmt: skip
 
 
@@ -60,6 +61,6 @@ class LargestError:
         text = f"largest error {self.error:.1e} of {self.count} comparisons, tolerance {self.tolerance:.0e}"
         return text if self.passed else f"{text}, at {self.location}"
 
-    def check(self, subject: str, claim: str, oracle: str = "") -> Check:
+    def check(self, subject: str, claim: str, reference_kind: str = "") -> Check:
         """Return the check that all errors are within the tolerance."""
-        return Check(subject=subject, claim=claim, oracle=oracle, passed=self.passed, result=str(self))
+        return Check(subject=subject, claim=claim, reference_kind=reference_kind, passed=self.passed, result=str(self))

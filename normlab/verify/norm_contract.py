@@ -21,7 +21,7 @@ from normlab.model.small import TIME, hashed_numbers, small_config
 from normlab.norms.base import NormConfig
 from normlab.options import plain_tree
 from normlab.placements.base import PLACEMENTS
-from normlab.plugins import starts_line
+from normlab.plugins import initial_values_line
 from normlab.verify.check import Check, LargestError
 from normlab.verify.norms import TOLERANCES, Size, batch_size, input_of, module_of, parameters_and_buffers
 from normlab.verify.variants import is_valid, label_of, option_fields, other_values, variants
@@ -121,7 +121,7 @@ def _differ(first: list[Tensor], second: list[Tensor]) -> bool:
 
 @torch.no_grad()
 def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
-    """Check that the output in training is invariant exactly to the scale or shift that `blind_to` lists.
+    """Check that the output in training is invariant exactly to the scale or shift that `invariant_to` lists.
 
     A declared invariance is tested with an eps too small to matter. Its absence is tested at many sizes, since a
     bounded function is flat at most of them.
@@ -137,28 +137,28 @@ def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
         for size in sizes:
             y = module(size * x)
             change = float((module(size * changed) - y).abs().max() / y.abs().max())
-            if name in norm.blind_to:
+            if name in norm.invariant_to:
                 wrong += [] if change <= 1e-9 else [f"changes by {change:.1e} with the {name}"]
                 break
             if not change < 1e-6:
                 break
         else:
-            wrong.append(f"{name} is not in `blind_to`")
-    claim = f"is invariant to {' and '.join(norm.blind_to) or 'nothing'}"
+            wrong.append(f"{name} is not in `invariant_to`")
+    claim = f"is invariant to {' and '.join(norm.invariant_to) or 'nothing'}"
     return Check(subject=subject, claim=claim, passed=not wrong, result="; ".join(wrong))
 
 
 def start_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
-    """Check the initial parameters and buffers of each variant against `starts`, with the same random generator."""
-    largest, declared, seen = LargestError(1e-6), norm.all_starts(), set[str]()
+    """Check the initial parameters and buffers of each variant against `initial_values`, drawn alike."""
+    largest, declared, seen = LargestError(1e-6), norm.all_initial_values(), set[str]()
     for variant in variants(norm, width):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             starting = parameters_and_buffers(variant.build(width))
             torch.default_generator.manual_seed(0)
             if missing := {name: _expression(value, width) for name, value in starting.items() if name not in declared}:
-                line = starts_line({**vars(type(norm)).get("starts", {}), **missing})
-                result = f"{', '.join(missing)}: not in `starts`; write in class {type(norm).__name__}: {line}"
+                line = initial_values_line({**vars(type(norm)).get("initial_values", {}), **missing})
+                result = f"{', '.join(missing)}: not in `initial_values`; write in class {type(norm).__name__}: {line}"
                 yield Check(subject=subject, claim="declares where it starts", passed=False, result=result)
                 return
             for name, value in starting.items():
@@ -172,14 +172,14 @@ def start_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
 
 
 def _expression(value: Tensor, width: int) -> str:
-    """Suggest an expression for `starts`; `...` is for the author to fill in."""
+    """Suggest an expression for `initial_values`; `...` is for the author to fill in."""
     same = value.numel() and bool((value == value.flatten()[0]).all())
     number = f"{float(value.detach().flatten()[0]):g}" if same else "..."
     return number if value.dim() == 0 else f"[{number}] * D" if value.shape == (width,) and same else "..."
 
 
 def start_error(value: Tensor, text: str, known: Mapping[str, Any]) -> tuple[float, str]:
-    """Return the largest error against an expression of `starts`, relative to the expression's largest number.
+    """Return the largest error against an expression of `initial_values`, relative to the expression's largest number.
 
     The error is infinite, with the reason, if the expression cannot be evaluated or gives another shape.
     """

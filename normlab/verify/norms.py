@@ -146,8 +146,8 @@ def oracle_checks(
                     if time == 1 and dtype != torch.float64 and "the gradient" in location:
                         continue  # one token's gradient may be a small difference of large numbers
                     largest.add(error, f"B = {batch}, T = {time}, D = {wide}, {location}")
-        claim = f"is {norm.oracle}, in {str(dtype).removeprefix('torch.')}"
-        yield largest.check(subject, claim, norm.oracle_kind)
+        claim = f"is {norm.verified_by}, in {str(dtype).removeprefix('torch.')}"
+        yield largest.check(subject, claim, norm.reference_kind)
 
 
 class Comparison:

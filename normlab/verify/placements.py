@@ -49,21 +49,21 @@ def formula_check(small: SmallModel, subject: str) -> Check:
     """Check that the logits and every parameter's gradient are those of the placement's formula."""
     placement, model = small.config.placement, small.gpt
     # A row of the algebra is an identity of the algebra; any other placement is compared with its own formula.
-    oracle = "identity" if isinstance(placement, AlgebraPlacement) else "self"
+    reference_kind = "identity" if isinstance(placement, AlgebraPlacement) else "self"
     claim = f"computes {placement.formula}"
     with record_norm_order(model, small.norms) as norm_order:
         model_results = _logits_and_gradients(model.train(), model)
     try:
         expected = _logits_and_gradients(ReferenceModel(small.config, model, norm_order), model)
     except FormulaMismatch as error:
-        return Check(subject=subject, claim=claim, oracle=oracle, passed=False, result=str(error))
+        return Check(subject=subject, claim=claim, reference_kind=reference_kind, passed=False, result=str(error))
     largest = LargestError(TOLERANCE)
     # Some gradients are zero up to rounding (key biases, which the softmax cancels): their scale is the largest one's.
     least_scale = 1e-3 * max(float(value.abs().max()) for value in expected.values())
     for name, value in expected.items():
         scale = max(float(value.abs().max()), least_scale)
         largest.add(float((model_results[name] - value).abs().max()) / scale, name)
-    return largest.check(subject, claim, oracle)
+    return largest.check(subject, claim, reference_kind)
 
 
 def _logits_and_gradients(forward: Callable[[Tensor], Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ def _logits_of(model: nn.Module, tokens_BT: Tensor, *, training: bool = True) ->
 
 def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
     """Check which parameters a model has outside norms and linear layers, and where they start, at several depths."""
-    declared, largest = placement.starts, LargestError(1e-6)
+    declared, largest = placement.initial_values, LargestError(1e-6)
     for depth, norm in product(DEPTHS if declared else DEPTHS[:3], _norms_for(placement)):
         small = build_small(small_config(norm, placement, depth=depth, mlp="swiglu"), filled=False)
         model = small.config.model
@@ -187,9 +187,9 @@ def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
         return
     last = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
     needed = "N(" in placement.formula and not last.startswith("N(")
-    passed = bool(placement.closes) == needed and not placement.opens
+    passed = bool(placement.head_formula) == needed and not placement.embedding_formula
     claim = f"has {'a' if needed else 'no'} norm before the head, and none on the embeddings"
-    result = f"{placement.opens or 'nothing'}, {placement.closes or 'nothing'}"
+    result = f"{placement.embedding_formula or 'nothing'}, {placement.head_formula or 'nothing'}"
     yield Check(subject=subject, claim=claim, passed=passed, result=result)
 
 

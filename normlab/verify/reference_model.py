@@ -66,12 +66,12 @@ class ReferenceModel:
         if model.embed.positions is not None:
             x_BTD = x_BTD + model.embed.positions.weight[: tokens_BT.shape[1]]
         streams: dict[str, Any] = {"x": x_BTD}
-        opens, closes = self.config.placement.end_formulas
-        self._run("embed", opens, streams, (model.embed, {}))
+        embedding_formula, head_formula = self.config.placement.end_formulas
+        self._run("embed", embedding_formula, streams, (model.embed, {}))
         for layer, block in enumerate(model.blocks, start=1):
             assert isinstance(block, Block)
             self._run_block(layer, block, streams)
-        self._run("head", closes, streams, (model.head, {}))
+        self._run("head", head_formula, streams, (model.head, {}))
         logits_BTV = linear(streams["x"], model.head.weight)
         return self._apply_inside("z", logits_BTV, model.head.logits)
 

@@ -10,7 +10,7 @@ from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.model.fingerprint import fingerprint
 from normlab.model.small import SmallModel, build_small, shrink, small_config
-from normlab.norms.base import NORMS, ORACLE_KINDS, NormConfig
+from normlab.norms.base import NORMS, REFERENCE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import plugin_file, registered_by_plugins
@@ -153,7 +153,9 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
         unused = [
             name
             for name in options
-            if not any(m.starts != small.starts or fingerprint(m.config) != block for m in changed[name])
+            if not any(
+                m.initial_values != small.initial_values or fingerprint(m.config) != block for m in changed[name]
+            )
         ]
         result = f"without effect: {', '.join(unused)}" if unused else ", ".join(options)
         yield Check(subject=subject, claim="every option has an effect", passed=not unused, result=result)
@@ -205,14 +207,14 @@ def _visible_norm(placement: Placement) -> NormConfig:
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """Return one line: how many checks hold, and how many entries rest on which kind of oracle."""
+    """Return one line: how many checks hold, and how many entries rest on which kind of reference."""
     failed = sum(not check.passed for check in checks)
     text = f"{len(checks)} checks: " + (f"{failed} FAILED" if failed else "all hold")
-    oracles: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for check in checks:
-        if check.oracle:
-            oracles.setdefault(check.subject, check.oracle)
-    subjects = {kind: [subject for subject, oracle in oracles.items() if oracle == kind] for kind in ORACLE_KINDS}
+        if check.reference_kind:
+            kinds.setdefault(check.subject, check.reference_kind)
+    subjects = {kind: [subject for subject, of in kinds.items() if of == kind] for kind in REFERENCE_KINDS}
     compared = (
         f"compared with code of others {len(subjects['external'])}, with an identity {len(subjects['identity'])}, "
         f"with our own formula {len(subjects['self'])}"

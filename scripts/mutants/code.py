@@ -64,7 +64,8 @@ COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
 """Functions that ignore the order of their arguments."""
 EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "without_defaults",
               "register_row", "factors", "early",
-              "formula", "starts", "has_norms", "is_plain_sum", "all_sub_layers", "layers", "all_starts",
+              "formula", "initial_values", "has_norms", "is_plain_sum", "all_sub_layers", "layers",
+              "all_initial_values",
               *HELD_AGAINST)  # fmt: skip
 """Functions outside a run's computation, and functions that mutants are compared with."""
 TABLES = {"normlab.norms.pointwise": ("FUNCTIONS",), "normlab.placements.ngpt": ("ROWS", "COLUMNS")}

@@ -51,7 +51,7 @@ def feature_rows() -> list[Row]:
     )
     vector = dataclasses.replace(sub, scale_per_channel=True)
     gain = "[l + 2 * L - unit_offset] * D"
-    starts = {
+    initial_values = {
         "wiring.attn.scale": "3 * l + L",
         "wiring.mlp.scale": "[3 * l + L] * D",
         "wiring.attn.norms.out.affine.gain": gain,
@@ -71,7 +71,8 @@ def feature_rows() -> list[Row]:
     )
     return [
         Row(
-            name="all_features", formula=formulas[0], source="", init="gpt2", attn=sub, mlp=vector, starts=starts,
+            name="all_features", formula=formulas[0], source="", init="gpt2", attn=sub, mlp=vector,
+            initial_values=initial_values,
             embedding_norm=True,
         ),
         Row(name="early_blocks", formula=formulas[1], source="", init="gpt2", attn=post, mlp=post, early=early),

@@ -309,12 +309,18 @@ def test_diagram_has_the_norms_of_the_formula(open_page: Page, name: str) -> Non
     ]
     diagrams = drawn(open_page, name)
     assert [diagram["inside"] for diagram in diagrams] == [count_norms(form) for form in forms]
-    assert {diagram["below"] for diagram in diagrams} == {count_norms(placement.opens)}
+    assert {diagram["below"] for diagram in diagrams} == {count_norms(placement.embedding_formula)}
     above = {diagram["all"] - diagram["inside"] - diagram["below"] for diagram in diagrams}
-    assert above == {count_norms(placement.closes)}
+    assert above == {count_norms(placement.head_formula)}
     card = open_page.locator(f"#placement-{name}").inner_text()
     source = next(entry["source"] for entry in catalogue.placements() if entry["name"] == name)
-    for text in (source, placement.opens, placement.closes, placement.inside, *placement.formula.split("; ")):
+    for text in (
+        source,
+        placement.embedding_formula,
+        placement.head_formula,
+        placement.inside,
+        *placement.formula.split("; "),
+    ):
         assert text in card
 
 

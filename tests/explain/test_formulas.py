@@ -74,10 +74,10 @@ def test_diagram_computes_the_formula(name: str) -> None:
     placement = PLACEMENTS[name]
     for graph, form in zip(flow.flows(placement), forms(placement.formula), strict=True):
         streams: dict[str, Any] = {"x": START}
-        exec(placement.opens, dict(PARTS), streams)  # noqa: S102
+        exec(placement.embedding_formula, dict(PARTS), streams)  # noqa: S102
         for sub_layer in "AM" if "F(" in form else "A":
             exec(form, {**PARTS, "F": PARTS[sub_layer]}, streams)  # noqa: S102
-        exec(placement.closes, dict(PARTS), streams)  # noqa: S102
+        exec(placement.head_formula, dict(PARTS), streams)  # noqa: S102
         assert evaluate(graph) == pytest.approx(streams["x"], rel=1e-12)
 
 

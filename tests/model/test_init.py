@@ -146,7 +146,7 @@ class Drawing(NormConfig):
 
     formula: ClassVar[str] = "x * gain"
     source: ClassVar[str] = "this test"
-    oracle: ClassVar[str] = "none"
+    verified_by: ClassVar[str] = "none"
 
     name: str = "drawing"
 
@@ -308,7 +308,7 @@ class Torchs(NormConfig):
 
     formula: ClassVar[str] = "torch.nn.LayerNorm"
     source: ClassVar[str] = "torch"
-    oracle: ClassVar[str] = "none"
+    verified_by: ClassVar[str] = "none"
 
     name: str = "torchs"
 

@@ -293,7 +293,7 @@ def test_norm_has_formula_source_and_name(name: str) -> None:
     doc = kind.__doc__ or ""
     assert doc.strip()
     assert not doc.startswith(kind.__name__)
-    for text in (kind.formula, kind.source, kind.oracle):
+    for text in (kind.formula, kind.source, kind.verified_by):
         assert text == text.strip()
         assert text
         assert "\n" not in text

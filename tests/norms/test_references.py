@@ -133,8 +133,8 @@ def test_number_of_parameters_equals_the_declared_one(name: str) -> None:
 @each_class
 def test_norm_declares_its_oracle(name: str) -> None:
     kind = SHIPPED[name]
-    assert kind.oracle_kind in ("external", "identity", "self")
-    for text in (kind.oracle, kind.parameters, *kind.pitfalls):
+    assert kind.reference_kind in ("external", "identity", "self")
+    for text in (kind.verified_by, kind.parameters, *kind.pitfalls):
         assert text
         assert text == text.strip()
     assert kind.reference is not NormConfig.reference

@@ -259,11 +259,11 @@ def test_scalenorm_equals_torch_normalize_times_a_scalar() -> None:
 
 def test_groupnorm_equals_torch_on_single_tokens() -> None:
     norm = built(GroupNormConfig(groups=3))
-    oracle = nn.GroupNorm(3, WIDTH, dtype=torch.float64)
+    reference = nn.GroupNorm(3, WIDTH, dtype=torch.float64)
     with torch.no_grad():
-        oracle.weight.copy_(norm.affine.gain)  # pyright: ignore[reportAttributeAccessIssue]
-        oracle.bias.copy_(norm.affine.bias)  # pyright: ignore[reportAttributeAccessIssue]
-    assert_same(norm, lambda x: oracle(x.flatten(0, 1)).view_as(x), X)
+        reference.weight.copy_(norm.affine.gain)  # pyright: ignore[reportAttributeAccessIssue]
+        reference.bias.copy_(norm.affine.bias)  # pyright: ignore[reportAttributeAccessIssue]
+    assert_same(norm, lambda x: reference(x.flatten(0, 1)).view_as(x), X)
 
 
 BOUNDED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -177,8 +177,11 @@ def test_switches_turn_the_norms_at_the_ends_on_and_off(name: str, opened: bool 
     plain = PLACEMENTS[name]
     model = built(dataclasses.replace(plain, embedding_norm=opened, final_norm=closed))
     begin, end = model.embed.open, model.head.close
-    assert (begin is not None, end is not None) == (bool(opened), bool(plain.closes) if closed is None else closed)
-    model.head.close = nn.Identity() if plain.closes else None  # the hands' stream ends before it
+    assert (begin is not None, end is not None) == (
+        bool(opened),
+        bool(plain.head_formula) if closed is None else closed,
+    )
+    model.head.close = nn.Identity() if plain.head_formula else None  # the hands' stream ends before it
 
     def by_hand(tokens: Tensor) -> Tensor:
         x = model.embed.tokens.weight[tokens]
@@ -233,8 +236,8 @@ def test_catalogue_has_the_formulas_of_the_wiring(name: str) -> None:
     (entry,) = [entry for entry in catalogue.placements() if entry["name"] == name]
     for override in ("formula", "source", "init"):
         assert entry[override] == getattr(placement, override)
-    assert entry.get("opens", "") == placement.opens
-    assert entry.get("closes", "") == placement.closes
+    assert entry.get("embedding_formula", "") == placement.embedding_formula
+    assert entry.get("head_formula", "") == placement.head_formula
 
 
 # What a scheme is at its start, or without what it adds

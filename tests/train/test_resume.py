@@ -430,7 +430,7 @@ class HalvedConfig(NormConfig):
 
     formula: ClassVar[str] = "x / 2"
     source: ClassVar[str] = "here"
-    oracle: ClassVar[str] = "x / 2"
+    verified_by: ClassVar[str] = "x / 2"
 
     name: str = "halved"
 

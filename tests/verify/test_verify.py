@@ -89,7 +89,7 @@ def test_the_table_of_defaults_has_every_norm_of_the_package() -> None:
 
 def test_only_four_norms_have_no_independent_oracle() -> None:
     alone = {
-        name for name, kind in NORMS.items() if kind.oracle_kind == "self" and kind.__module__.startswith("normlab.")
+        name for name, kind in NORMS.items() if kind.reference_kind == "self" and kind.__module__.startswith("normlab.")
     }
     assert alone == {"bhyt", "minmax", "seednorm", "gatednorm"}
 
@@ -99,7 +99,7 @@ def test_only_a_row_of_the_algebra_counts_as_an_identity() -> None:
     for name in ("pre", *schemes):
         norm = NORMS["rmsnorm" if PLACEMENTS[name].has_norms(2) else "none"]()  # pyright: ignore[reportCallIssue]
         check = placements.formula_check(build_small(small_config(norm, PLACEMENTS[name], depth=2)), "subject")
-        assert check.oracle == ("self" if name in schemes else "identity"), name
+        assert check.reference_kind == ("self" if name in schemes else "identity"), name
 
 
 # Wrong entries fail
@@ -201,7 +201,7 @@ BREAKS = {
 def test_a_broken_plugin_fails_the_matching_check(broken: str, tmp_path: Path, run_command: Command) -> None:
     before, after = BREAKS[broken]
     source = NORM.replace('"halved"', f'"halved{list(BREAKS).index(broken)}"')
-    source = source.replace('"""x / 2."""', '"""x / 2."""\n\n    oracle = "x times factor"')
+    source = source.replace('"""x / 2."""', '"""x / 2."""\n\n    verified_by = "x times factor"')
     assert before.rstrip("'") in source
     (tmp_path / "mine.py").write_text(source.replace(before.rstrip("'"), after.rstrip("'")) if before else source)
     # The plugin alone is quicker to verify; the size of a run is checked only with a run.
@@ -222,9 +222,9 @@ def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, ru
     (tmp_path / "late.py").write_text(
         "from normlab.placements.algebra import Row, SubLayer, register_row\n"
         "half = SubLayer(norms=('in',), scale=lambda layer, depth: 0.5)\n"
-        f"starts = {{'wiring.attn.scale': '{start}', 'wiring.mlp.scale': '0.5'}}\n"
+        f"initial_values = {{'wiring.attn.scale': '{start}', 'wiring.mlp.scale': '0.5'}}\n"
         f"register_row(Row(name='{name}', formula='x = x + scale * F(N(x))', source='the test', init='gpt2', attn=half,"
-        " mlp=half, starts=starts, final_norm=True))\n"
+        " mlp=half, initial_values=initial_values, final_norm=True))\n"
     )
     code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", f"placement={name}", "--json")
     (failed,) = (check for check in json.loads(out) if not check["passed"])
@@ -384,7 +384,7 @@ def test_a_row_with_a_wrong_init_fails(name: str, wrong: str, monkeypatch: pytes
         for check in run.checks_of_placement(PLACEMENTS[name], thorough=False)
         if check.claim.startswith("has init=")
     ]
-    assert [(check.passed, check.oracle) for check in (right, *checks)] == [(True, ""), (False, "")]
+    assert [(check.passed, check.reference_kind) for check in (right, *checks)] == [(True, ""), (False, "")]
     assert checks[0].result.startswith(f"{wrong}, not {right.claim.partition('=')[2]} (")
 
 
@@ -434,10 +434,10 @@ def test_a_norm_passes_with_options_at_the_ends_of_their_ranges(overrides: list[
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm", "l2norm", "batchnorm_past"])
 def test_an_undeclared_invariance_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = NORMS[name]
-    blind = kind.blind_to
-    monkeypatch.setattr(kind, "blind_to", ())
+    blind = kind.invariant_to
+    monkeypatch.setattr(kind, "invariant_to", ())
     check = invariance_check(kind(), "subject", 16)  # pyright: ignore[reportCallIssue]
-    assert (check.passed, check.result) == (False, "; ".join(f"{name} is not in `blind_to`" for name in blind))
+    assert (check.passed, check.result) == (False, "; ".join(f"{name} is not in `invariant_to`" for name in blind))
 
 
 def test_a_norm_without_reference_fails_and_counts_for_no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +446,7 @@ def test_a_norm_without_reference_fails_and_counts_for_no_oracle(monkeypatch: py
 
     monkeypatch.setattr(NORMS["rmsnorm"], "reference", none)
     (check,) = reference_checks(NORMS["rmsnorm"](), "norm mine", 16, [])  # pyright: ignore[reportCallIssue]
-    assert (check.passed, check.result, check.oracle) == (False, "no reference", "")
+    assert (check.passed, check.result, check.reference_kind) == (False, "no reference", "")
     assert run.verdict([check]).endswith("code of others 0, with an identity 0, with our own formula 0")
 
 

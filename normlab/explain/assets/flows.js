@@ -79,8 +79,8 @@ function placementCard(placement) {
     make("p", { class: "formula" }, ...formula),
     make("div", { class: "drawings" }, ...placement.flows.map((flow) => drawFlow(flow, placement.name))),
     facts([
-      ["embeddings", code(placement.opens)],
-      ["before the head", code(placement.closes)],
+      ["embeddings", code(placement.embedding_formula)],
+      ["before the head", code(placement.head_formula)],
       ["inside", code(placement.inside)],
       ["learns", `${parameters} besides matrices and norms`],
       ["init rule", placement.init],

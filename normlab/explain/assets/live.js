@@ -143,7 +143,7 @@ const INVARIANCES = { scale: "a group times a positive number", shift: "a group 
 
 /** The changes of the input that leave the output unchanged. */
 const invariances = (norm) =>
-  norm.blind_to.length ? `${norm.blind_to.map((key) => INVARIANCES[key]).join("; ")} (except for eps)` : "";
+  norm.invariant_to.length ? `${norm.invariant_to.map((key) => INVARIANCES[key]).join("; ")} (except for eps)` : "";
 
 /** A norm with its formula, its groups and its output for the current matrix. */
 function liveCard(norm) {

@@ -9,7 +9,7 @@ same weights, in one process and one thread, in turns:
 
 - *step*: `train.step.Step` against `logits = model(x); F.cross_entropy; backward; clip_grad_norm_; AdamW(fused=True)`
   on the same batches. The two losses are compared, so that both sides do the same work.
-- *loop*: `train.start.train` with its defaults (local record of every step, W&B offline, progress bar, deterministic
+- *loop*: `train.run.train` with its defaults (local record of every step, W&B offline, progress bar, deterministic
   kernels on a CPU) against a plain loop that draws random windows, sets the learning rate and prints the loss every 10
   steps. Both leave out evaluations and checkpoints.
 

@@ -60,7 +60,7 @@ LEAKS = re.compile(
 )
 """Python's own terms, which a message must not contain."""
 ADVICE = re.compile(
-    r"choose|let |give|set |sets |leave|use |put |delete|mend|fix|pass |update|did you mean|must (be|not)|make |free |"
+    r"choose|let |give|set |sets |leave|use |put |delete|fix|pass |update|did you mean|must (be|not)|make |free |"
     r"quote|name |try|start|wait|lower|raise|convert|lists|write|add|exclude|unpack|needs|trains|keep|sweep|find|run "
 )
 """The end of every error message contains one of these words."""

@@ -34,7 +34,7 @@ def main() -> None:
             values = losses([*common, *overrides])
         path = GOLDEN / f"{name}.json"
         path.write_text(
-            json.dumps({"words": overrides, "environment": environment(), "losses": values}, indent=1) + "\n"
+            json.dumps({"overrides": overrides, "environment": environment(), "losses": values}, indent=1) + "\n"
         )
         print(path.relative_to(ROOT), float.fromhex(values[-1]))
 

@@ -68,7 +68,7 @@ def losses_by(instructions: str, overrides: list[str]) -> tuple[list[str], dict[
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.stem)
 def test_losses_equal_golden_losses(path: Path, overrides: list[str]) -> None:
     golden = json.loads(path.read_text())
-    run_losses, where = losses_by(golden["environment"]["instructions"], [*overrides, *golden["words"]])
+    run_losses, where = losses_by(golden["environment"]["instructions"], [*overrides, *golden["overrides"]])
     if golden["environment"] == where:
         assert run_losses == golden["losses"]
     else:

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from normlab.errors import StoreError
-from normlab.report.render import FORMATS, render
-from normlab.report.summary import COLUMNS, summarize
+from normlab.report.runs_table import COLUMNS, summarize
+from normlab.report.tables import FORMATS, render
 from normlab.store.schema import seal
 
 

@@ -1,6 +1,9 @@
 """`normlab summarize --by norm,placement`: one row for each cell (see `cells`), with its numbers and warnings.
 
-The numbers of a row are not rounded; their keys are those of JSON and CSV.
+The numbers of a row are not rounded; their keys are those of JSON and CSV. With a baseline (`--against
+norm=layernorm`) a row has the difference of losses, paired by seed and data order: a pair is a run of each cell with
+the same seeds. If one of the two diverged, the difference is infinite; if both did, it is 0. Runs without an outcome
+form no pair.
 """
 
 from __future__ import annotations
@@ -11,41 +14,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.errors import ConfigError, StoreError
-from normlab.report import against
-from normlab.report.cells import STATES, Cell, RunResult, group_cells, read_results, table_warnings
-from normlab.report.intervals import mean_interval
+from normlab.config.option_names import meanings
+from normlab.errors import ConfigError, StoreError, unknown
+from normlab.report.cells import Cell, group_cells, table_warnings
+from normlab.report.intervals import PairedTest, Replicate, holm, mean_interval, paired_test
 from normlab.report.learning_rates import USABLE, sensitivity, shared_lr
-from normlab.report.settings import check_options, select_where
+from normlab.report.results import STATES, RunResult, mixed_settings, read_results
+from normlab.report.settings import format_setting, parse_conditions, resolve_options, select_where
+from normlab.report.tables import Row
 from normlab.store.outcome import loss_of
 from normlab.store.query import count_not_started, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.schema import number
 from normlab.store.series import Evaluation, evaluations
 
-Row = dict[str, Any]
 BEST, SHARED = "", "shared_"
 """Prefixes of the keys of a cell's numbers at its best learning rate, and at the one that all cells share."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """Options of a report on cells."""
-
-    where: Sequence[str] = ()
-    """Conditions that the runs must meet."""
-    against: str | None = None
-    """The baseline: `norm=layernorm`."""
-    lr: float | None = None
-    """The shared learning rate; by default the one with the best mean rank."""
-    target: float | None = None
-    """A validation loss: the steps and seconds to it are read from the metrics."""
-    spikes: bool = False
-    """Whether to count spikes from the metrics of runs whose status has no count."""
-
-
 @dataclass(frozen=True, slots=True)
-class Report:
+class CellsTable:
     """The cells with their numbers and warnings."""
 
     by: Sequence[str]
@@ -64,75 +52,97 @@ class Report:
             for warning in row["warnings"]:
                 cells_of.setdefault(warning, []).append(row["cell"])
         every = len(self.rows) if len(self.rows) > 1 else 0
-        return [
-            *self.table_warnings,
-            *(
-                f"{'every cell' if len(names) == every else ', '.join(names)}: {warning}"
-                for warning, names in cells_of.items()
-            ),
-        ]
+        named = {
+            warning: "every cell" if len(names) == every else ", ".join(names) for warning, names in cells_of.items()
+        }
+        return [*self.table_warnings, *(f"{names}: {warning}" for warning, names in named.items())]
 
 
 def summarize_by(
     path: str | os.PathLike[str],
     by: Sequence[str],
-    options: Options | None = None,
+    *,
+    where: Sequence[str] = (),
     results_dir: str | os.PathLike[str] = "results",
-) -> Report:
-    """Report on the cells of a results folder, a `runs` folder, a run or a sweep, from the records alone.
+    **options: Any,
+) -> CellsTable:
+    """Return the cells of a results folder, a `runs` folder, a run or a sweep, from the records alone.
+
+    Args:
+        path: A folder, or the name of a sweep or a run, as for `query.select_runs`.
+        by: The options that define cells.
+        where: Conditions that the runs must meet.
+        results_dir: Where names are looked up.
+        options: Other options of `build_table`.
 
     Raises:
         ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
         StoreError: There is no run, or none with a readable record.
     """
-    check_by(by)
     selection = select_runs([os.fspath(path)], results_dir)
     results, warnings = read_results(selection.started, count_not_started(selection.records))
     if not results:
         raise StoreError(f"{os.fspath(path)}: no run has a readable record; `normlab summarize` lists the reasons")
-    check_options(by, [run.record for run in results], "--by")
-    return build_report(results, by, options, warnings)
+    by = cell_options(by, [run.record for run in results])
+    kept = set(select_where([run.record for run in results], where))
+    return build_table([run for run in results if run.record in kept], by, warnings=warnings, **options)
 
 
-def check_by(by: Sequence[str]) -> None:
-    """Reject an empty list of options, and an option that is listed twice.
+def cell_options(by: Sequence[str], runs: Sequence[RunRecord]) -> list[str]:
+    """Return the full names of the options of `--by`.
 
     Raises:
-        ConfigError: The list is empty or has a duplicate.
+        ConfigError: The list is empty or has a duplicate, or no run has an option.
     """
-    if not all(by) or not by or len(set(by)) < len(by):
+    options = resolve_options(by, runs, "--by") if all(by) and runs else list(by)
+    if not all(by) or not by or len(set(options)) < len(by):
         raise ConfigError(f"--by {','.join(by)}: give one option or more, each once, such as norm,placement")
+    return options
 
 
-def build_report(
-    results: Sequence[RunResult], by: Sequence[str], options: Options | None = None, warnings: Sequence[str] = ()
-) -> Report:
-    """Return the report on the cells of some runs; its warnings begin with those given.
+def build_table(
+    results: Sequence[RunResult],
+    by: Sequence[str],
+    *,
+    against: str | None = None,
+    lr: float | None = None,
+    target: float | None = None,
+    spikes: bool = False,
+    warnings: Sequence[str] = (),
+) -> CellsTable:
+    """Return the cells of some runs.
+
+    Args:
+        results: The runs.
+        by: The options that define cells, by their full names.
+        against: The baseline: `norm=layernorm`.
+        lr: The shared learning rate; by default the one with the best mean rank.
+        target: A validation loss: the steps and seconds to it are read from the metrics.
+        spikes: Whether to count spikes from the metrics of runs whose status has no count.
+        warnings: What the warnings about the table begin with.
 
     Raises:
-        ConfigError: A condition, the baseline or the learning rate is unknown.
+        ConfigError: The baseline or the learning rate is unknown.
     """
-    options = options or Options()
-    kept = set(select_where([run.record for run in results], options.where))
-    cells = group_cells([run for run in results if run.record in kept], by)
-    shared = options.lr if options.lr is not None else shared_lr([cell.ranking for cell in cells if cell.losses])
-    if options.lr is not None and not any(options.lr in cell.losses for cell in cells):
-        tried = sorted({lr for cell in cells for lr in cell.losses})
-        raise ConfigError(f"--lr {options.lr:g}: no run has it; choose one of {', '.join(f'{lr:g}' for lr in tried)}")
-    rows = [_row(cell, by, shared, options) for cell in cells]
-    if options.against is not None:
-        baselines = against.find_baselines(cells, by, options.against)
-        against.add_comparisons(rows, cells, baselines, lambda cell: cell.best_lr, BEST)
-        against.add_comparisons(rows, cells, baselines, lambda cell: shared, SHARED)
+    cells = group_cells(results, by)
+    shared = shared_lr([cell.ranking for cell in cells if cell.losses]) if lr is None else lr
+    if lr is not None and not any(lr in cell.losses for cell in cells):
+        tried = sorted({tried for cell in cells for tried in cell.losses})
+        raise ConfigError(f"--lr {lr:g}: no run has it; choose one of {', '.join(f'{tried:g}' for tried in tried)}")
+    rows = [_row(cell, by, shared, target, spikes) for cell in cells]
+    if against is not None:
+        baselines = _find_baselines(cells, by, against)
+        _add_comparisons(rows, cells, baselines, {cell.key: cell.best_lr for cell in cells}, BEST)
+        _add_comparisons(rows, cells, baselines, {cell.key: shared for cell in cells}, SHARED)
         for row, cell, baseline in zip(rows, cells, baselines, strict=True):
             if baseline is not None:
-                row["warnings"] += against.comparison_warnings(cell, baseline, by)
+                row["warnings"] += _comparison_warnings(cell, baseline, by)
             elif cell not in baselines:
-                row["warnings"].append(f"there is no baseline for it ({options.against})")
-    return Report(by, rows, [*warnings, *table_warnings(cells, by)], cells)
+                row["warnings"].append(f"there is no baseline for it ({against})")
+    return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], cells)
 
 
-def _row(cell: Cell, by: Sequence[str], shared: float | None, options: Options) -> Row:
+def _row(cell: Cell, by: Sequence[str], shared: float | None, target: float | None, spikes: bool) -> Row:
     k, warnings = len(cell.losses), cell.warnings()
     selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
     return {
@@ -145,8 +155,8 @@ def _row(cell: Cell, by: Sequence[str], shared: float | None, options: Options) 
         **losses_at(cell, shared, SHARED),
         **_sensitivity(cell),
         **_costs(cell),
-        **(_to_target(cell, options.target, warnings) if options.target is not None else {}),
-        "spikes": _spikes(cell, from_metrics=options.spikes),
+        **(_to_target(cell, target, warnings) if target is not None else {}),
+        "spikes": _spikes(cell, from_metrics=spikes),
         "corpora": sorted({str(run.settings["corpus"]) for run in cell.runs}),
         "devices": sorted({str(run.settings["device"]) for run in cell.runs}),
         "precisions": sorted({str(run.settings["precision"]) for run in cell.runs}),
@@ -263,3 +273,83 @@ def _mean(values: Sequence[float]) -> float | None:
         return math.fsum(values) / len(values) if values else None
     except (OverflowError, ValueError):  # a damaged record may hold values that have no sum
         return math.nan
+
+
+# Comparison with a baseline
+
+
+def _find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[Cell | None]:
+    """Return for each cell the baseline that has the values of `text` and matches it in all other options of `by`.
+
+    None where the cell is itself a baseline, or where there is no such cell.
+
+    Raises:
+        ConfigError: An option is not in `by`, or no cell has such a value.
+    """
+    error, wanted = f"--against {text}", dict[str, str]()
+    for condition in parse_conditions([text], "--against", signs=("=",)):
+        found = meanings(condition.option, by)
+        if len(found) != 1:
+            raise ConfigError(f"{error}: {condition.option} is not in --by {','.join(by)}; add it there")
+        values = {format_setting(cell.key[by.index(found[0])]) for cell in cells}
+        if condition.value not in values:
+            raise ConfigError(f"{error}: " + unknown(found[0], condition.value, values))
+        wanted[found[0]] = condition.value
+    keys = [tuple(map(format_setting, cell.key)) for cell in cells]
+    by_key = dict(zip(keys, cells, strict=True))
+    baselines = [
+        by_key.get(tuple(wanted.get(option, value) for option, value in zip(by, key, strict=True))) for key in keys
+    ]
+    if not any(baselines):
+        raise ConfigError(f"{error}: no cell has all of these values; give fewer options")
+    return [None if baseline is cell else baseline for cell, baseline in zip(cells, baselines, strict=True)]
+
+
+def _add_comparisons(
+    rows: Sequence[Row],
+    cells: Sequence[Cell],
+    baselines: Sequence[Cell | None],
+    lrs: Mapping[tuple[Any, ...], float | None],
+    prefix: str,
+) -> None:
+    """Add to each cell's row the comparison with its baseline, each at its learning rate, by the cell's key.
+
+    The p-values are corrected for all comparisons of the table.
+    """
+    tests: list[PairedTest | None] = []
+    for cell, baseline in zip(cells, baselines, strict=True):
+        tests.append(compare_cells(cell, lrs[cell.key], baseline, lrs[baseline.key]) if baseline else None)
+    corrected = holm([test and test.p for test in tests])
+    for row, baseline, test, p in zip(rows, baselines, tests, corrected, strict=True):
+        row |= {
+            f"{prefix}baseline": baseline and baseline.name,
+            f"{prefix}difference": test and test.estimate,
+            f"{prefix}difference_low": test and test.low,
+            f"{prefix}difference_high": test and test.high,
+            f"{prefix}p": test and test.p,
+            f"{prefix}p_holm": p,
+            f"{prefix}pairs": test.design.n if test else 0,
+            f"{prefix}pairs_crossed": test and test.design.crossing,
+            f"{prefix}test": test and test.test,
+        }
+
+
+def _comparison_warnings(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
+    """Return what makes the comparison of a cell with its baseline, at their best learning rates, unreliable."""
+    unpaired = set(cell.best_losses) ^ set(baseline.best_losses) if cell.losses and baseline.losses else ()
+    intended = [option for option, a, b in zip(by, cell.key, baseline.key, strict=True) if a != b]
+    different = mixed_settings([*cell.runs, *baseline.runs], intended).values()
+    return [
+        *([f"seeds with a result on one side of its comparison only: {len(unpaired)}"] if unpaired else []),
+        *([f"it and its baseline differ in {'; '.join(different)}"] if different else []),
+    ]
+
+
+def compare_cells(cell: Cell, lr: float | None, other: Cell, other_lr: float | None) -> PairedTest | None:
+    """Return the test of loss(cell) - loss(other), paired by replicate; None without a pair."""
+    losses: Mapping[Replicate, float] = cell.losses.get(lr, {}) if lr is not None else {}
+    others: Mapping[Replicate, float] = other.losses.get(other_lr, {}) if other_lr is not None else {}
+    pairs = {key: (losses[key], others[key]) for key in sorted(set(losses) & set(others), key=str)}
+    both_diverged = {key for key, pair in pairs.items() if all(map(math.isinf, pair))}
+    differences = {key: 0.0 if key in both_diverged else a - b for key, (a, b) in pairs.items()}
+    return paired_test(differences, both_diverged=len(both_diverged)) if pairs else None

@@ -25,7 +25,7 @@ from normlab.report.results import (
 )
 from normlab.report.runs_table import COLUMNS, row_of, unreadable_lines_note
 from normlab.report.settings import format_setting, options_of, select_where, setting, short_names
-from normlab.report.tables import Row
+from normlab.report.tables import Row, format_value
 from normlab.stats.spikes import RULES, count_spikes
 from normlab.store.query import NO_RUN_STATES, Selection, count_not_started
 from normlab.store.reading import Rows
@@ -39,6 +39,10 @@ RunIndex = Mapping[Path, int]
 LOSS_KEYS = (
     "lr", "val_loss", "val_loss_low", "val_loss_high", "seeds", "seeds_diverged", "val_loss_of_others",
 )  # fmt: skip
+TEXT_KEYS = (
+    "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "steps", "tokens_per_s",
+)  # fmt: skip
+"""The numbers in the table of runs."""
 SPIKE_RULES = {"loss": "loss_olmo_core", "grad_norm": "grad_norm_olmo_core"}
 """The rule that finds the spikes of each series."""
 DEFAULT_OPTIONS = ("norm", "placement")
@@ -177,6 +181,7 @@ def _run(record: RunRecord, runs: int, differing: Sequence[str]) -> Row:
     return {
         **{key: row[key] for key in COLUMNS},
         "note": "; ".join(filter(None, [row["note"], *(note for note in notes + problems if note not in row["note"])])),
+        "text": {key: format_value(key, row[key]) for key in TEXT_KEYS},
         "problems": problems,
         "settings": {option: format_setting(setting(record, option)) for option in differing},
         "warmup": _whole_number(record.config.optim.warmup_steps),

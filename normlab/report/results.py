@@ -15,7 +15,6 @@ from normlab.report.settings import (
     NUMERICS,
     SEEDS,
     differing_settings,
-    format_setting,
     is_config_option,
     setting,
     settings_of,
@@ -34,14 +33,13 @@ MAX_VALUES = 6
 """Values that a warning lists."""
 MAX_DAMAGED = 5
 """Damaged runs with a warning each; the others are listed by id."""
-_UNKNOWN = "unknown"
-"""The value of a setting that the record lacks."""
-_CONSEQUENCES = {
-    "corpora": "their losses are not comparable",
-    "tokenizers": "tokens differ, so their losses are not comparable",
-    "precisions": "a difference between them may be rounding",
-    "devices": "their speeds and last digits are not comparable",
+_CIRCUMSTANCES = {
+    "corpus": ("corpora", "their losses are not comparable"),
+    "tokenizer": ("tokenizers", "tokens differ, so their losses are not comparable"),
+    "precision": ("precisions", "a difference between them may be rounding"),
+    "device": ("devices", "their speeds and last digits are not comparable"),
 }
+"""The plural of each circumstance, and what follows where runs differ in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,13 +170,15 @@ def varying_options(results: Sequence[RunResult]) -> list[str]:
 
 def comparability_warnings(results: Sequence[RunResult]) -> list[str]:
     """Return the differences between runs that make losses, speeds or bits not comparable."""
+    differing = differing_settings([run.settings for run in results])
     warnings = [
-        f"the runs use {len(values)} {plural}: {', '.join(values)}: {_CONSEQUENCES[plural]}"
-        for plural, values in _circumstances(results).items()
+        f"the runs use {len(values)} {plural}: {', '.join(values)}: {consequence}"
+        for name, (plural, consequence) in _CIRCUMSTANCES.items()
+        if (values := differing.get(name))
     ]
     numerics = [
-        f"{name.removeprefix(NUMERICS).removesuffix(')')} {' and '.join(_values(results, name))}"
-        for name in differing_settings([run.settings for run in results])
+        f"{name.removeprefix(NUMERICS).removesuffix(')')} {' and '.join(values)}"
+        for name, values in differing.items()
         if name.startswith(NUMERICS)
     ]
     if numerics:
@@ -190,28 +190,10 @@ def comparability_warnings(results: Sequence[RunResult]) -> list[str]:
 
 def reason_not_comparable(results: Sequence[RunResult]) -> str:
     """Return why the losses of runs cannot be ranked; empty if they can."""
+    differing = differing_settings([run.settings for run in results])
     listed = [
-        f"{len(values)} {plural} ({', '.join(values)})"
-        for plural, values in _circumstances(results).items()
-        if plural in ("corpora", "tokenizers")
+        f"{len(values)} {_CIRCUMSTANCES[name][0]} ({', '.join(values)})"
+        for name in ("corpus", "tokenizer")
+        if (values := differing.get(name))
     ]
     return f"the runs use {' and '.join(listed)}, so their losses are not comparable" if listed else ""
-
-
-def _circumstances(results: Sequence[RunResult]) -> dict[str, list[str]]:
-    """Return the values of each circumstance in which runs differ, by its plural."""
-    corpora = [run.record.corpus for run in results]
-    tokenizers = {" ".join(str(part) for part in (corpus.tokenizer, corpus.vocab_size) if part) for corpus in corpora}
-    values = {
-        "corpora": _values(results, "corpus"),
-        "tokenizers": sorted(text or _UNKNOWN for text in tokenizers),
-        "precisions": _values(results, "precision"),
-        "devices": _values(results, "device"),
-    }
-    return {plural: texts for plural, texts in values.items() if len(texts) > 1}
-
-
-def _values(results: Sequence[RunResult], name: str) -> list[str]:
-    """Return each value of a setting once, as text."""
-    values = {run.settings.get(name) for run in results}
-    return sorted({_UNKNOWN if value is None else format_setting(value) for value in values})

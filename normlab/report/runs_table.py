@@ -174,12 +174,7 @@ def _state_note(run: RunRecord, row: Row) -> str:
         lines = (run.status.error or "").strip().splitlines()
         return f"failed{at_step}: {lines[0]}" if lines else f"failed{at_step}"
     if run.state in (KILLED, INTERRUPTED):
-        saved = run.status.checkpoint
-        if saved is None:  # the status is older than the first checkpoint, or is lost
-            checkpoint = "its last checkpoint, or from the start"
-        else:
-            checkpoint = "there" if saved == row["step"] else f"its checkpoint of step {saved}, or a later one"
-        return f"{run.state}{at_step}; the same command resumes from {checkpoint}"
+        return f"{run.state}{at_step}; the same command resumes it from its newest checkpoint"
     missing = [key for key in _FINISHED_COLUMNS if row[key] is None]
     if run.state == FINISHED and missing:
         return f"its {STATUS_FILE} has no {', '.join(missing)}: {HOW_TO_FIX[STATUS_FILE]}"

@@ -39,6 +39,7 @@ NUMERICS = "numerics ("
 _PACK_SIZE = "numerics (pack size)"
 _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     "corpus": _READERS["corpus"],
+    "tokenizer": lambda run: _join(*map(str, filter(None, [run.corpus.tokenizer, run.corpus.vocab_size]))) or "unknown",
     "device": lambda run: _join(run.machine.device, run.machine.device_name),
     "precision": _READERS["precision"],
     "numerics (compile)": _READERS["compile"],

@@ -23,7 +23,7 @@ from normlab.report.results import STATES, RunResult, mixed_settings, read_resul
 from normlab.report.settings import format_setting, parse_conditions, resolve_options, select_where
 from normlab.report.tables import Row
 from normlab.store.outcome import loss_of
-from normlab.store.query import count_not_started, select_runs
+from normlab.store.query import select_runs
 from normlab.store.record import RunRecord
 from normlab.store.schema import number
 from normlab.store.series import Evaluation, evaluations
@@ -79,8 +79,7 @@ def summarize_by(
         ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
         StoreError: There is no run, or none with a readable record.
     """
-    selection = select_runs([os.fspath(path)], results_dir)
-    results, warnings = read_results(selection.started, count_not_started(selection.records))
+    results, warnings = read_results(select_runs([os.fspath(path)], results_dir).records)
     if not results:
         raise StoreError(f"{os.fspath(path)}: no run has a readable record; `normlab summarize` lists the reasons")
     by = cell_options(by, [run.record for run in results])

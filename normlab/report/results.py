@@ -20,6 +20,7 @@ from normlab.report.settings import (
     settings_of,
 )
 from normlab.store.outcome import OUTCOMES, loss_of
+from normlab.store.query import NO_RUN_STATES, count_not_started
 from normlab.store.reading import HOW_TO_FIX
 from normlab.store.record import RunRecord, Setting
 from normlab.store.schema import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, STATUS_FILE
@@ -90,15 +91,12 @@ class RunResult:
         return settings_of(self.record)
 
 
-def read_results(records: Sequence[RunRecord], not_started: int = 0) -> tuple[list[RunResult], list[str]]:
-    """Return the result of each run whose record names a learning rate, and warnings about the others.
-
-    Args:
-        records: The runs.
-        not_started: How many more runs of the sweep have not started.
-    """
-    total = not_started + len(records)
-    warnings = [f"{not_started} of the sweep's {total} runs have not started"] if not_started else []
+def read_results(records: Sequence[RunRecord]) -> tuple[list[RunResult], list[str]]:
+    """Return the result of each started run whose record names a learning rate, and warnings about the others."""
+    waiting = count_not_started(records)
+    have = "has" if waiting == 1 else "have"
+    warnings = [f"{waiting} of {len(records)} runs {have} not started"] if waiting else []
+    records = [record for record in records if record.state not in NO_RUN_STATES]
     results = [RunResult(record, lr) for record in records if (lr := record.config.optim.lr) is not None]
     no_lr = f"its {RUN_FILE} names no learning rate; {HOW_TO_FIX[RUN_FILE]}"
     damaged = {record.run_id: record.problem or no_lr for record in records if record.config.optim.lr is None}

@@ -403,10 +403,10 @@ def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path,
     for path in ("mine", sweep):
         report = summarize_by(path, ["norm"])
         assert [row["cell"] for row in report.rows] == ["rmsnorm"]
-        assert report.table_warnings == ["1 of the sweep's 3 runs have not started"]
+        assert report.table_warnings == ["1 of 3 runs has not started"]
     code, out, err = run_command("summarize", "mine", "--by", "norm")
     assert (code, "rmsnorm" in out) == (0, True)
-    assert "normlab: 1 of the sweep's 3 runs have not started" in err
+    assert "normlab: 1 of 3 runs has not started" in err
     assert run_command("summarize", "mine")[1].count("rmsnorm") >= 1
     for content in ("{", '{"jobs": []}', '{"jobs": [{"run_id": "../runs"}]}', '{"jobs": 3}'):
         (sweep / "plan.json").write_text(content)

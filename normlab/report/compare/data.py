@@ -27,7 +27,7 @@ from normlab.report.runs_table import COLUMNS, row_of, unreadable_lines_note
 from normlab.report.settings import format_setting, options_of, select_where, setting, short_names
 from normlab.report.tables import Row, format_value
 from normlab.stats.spikes import RULES, count_spikes
-from normlab.store.query import NO_RUN_STATES, Selection, count_not_started
+from normlab.store.query import NO_RUN_STATES, Selection
 from normlab.store.reading import Rows
 from normlab.store.record import RunRecord
 from normlab.store.schema import DAMAGED, DIVERGED, RUNNING, number
@@ -36,9 +36,6 @@ from normlab.store.series import evaluations_of, series_of
 RunIndex = Mapping[Path, int]
 """The page's index of a run, by its folder."""
 
-LOSS_KEYS = (
-    "lr", "val_loss", "val_loss_low", "val_loss_high", "seeds", "seeds_diverged", "val_loss_of_others",
-)  # fmt: skip
 TEXT_KEYS = (
     "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "steps", "tokens_per_s",
 )  # fmt: skip
@@ -69,9 +66,7 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
         ConfigError: An option of `by` or a condition is invalid.
     """
     records = select_where(selection.records, where)
-    results, warnings = read_results([record for record in records if record.state not in NO_RUN_STATES])
-    if waiting := count_not_started(records):
-        warnings.insert(0, f"{waiting} of {len(records)} runs {'has' if waiting == 1 else 'have'} not started")
+    results, warnings = read_results(records)
     if by is None:
         options = distinguishing_options(results)[:MAX_OPTIONS] or list(DEFAULT_OPTIONS)
     else:
@@ -224,12 +219,11 @@ def _learning_rate_points(cell: Cell, index: RunIndex) -> list[Row]:
     """
     return [
         {
-            **{key: row[key] for key in LOSS_KEYS},
+            **losses_at(cell, lr, BEST),
             "text": loss_text(losses),
             "runs": [{"run": index[run.record.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
         }
         for lr, losses in cell.losses.items()
-        for row in [losses_at(cell, lr, BEST)]
     ]
 
 

@@ -46,7 +46,7 @@ from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
-from normlab.report.render import render
+from normlab.report.tables import render
 from normlab.stats.instrument import InstrumentedNorm
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE

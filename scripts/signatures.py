@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from normlab.report.render import render
+from normlab.report.tables import render
 from normlab.stats.profiles import Array, Profiles
 from normlab.stats.registry import STATISTICS, values_of
 from normlab.stats.statistic import CORE

@@ -12,7 +12,7 @@ from records_inside import Size, layout
 
 from normlab.config.compose import compose_run
 from normlab.config.schema import AdamW
-from normlab.report.cells import read_results
+from normlab.report.results import read_results
 from normlab.stats.spikes import OLMO_CORE
 from normlab.stats.statistic import CORE
 from normlab.store.query import select_runs

@@ -14,7 +14,7 @@ from normlab import catalogue
 from normlab.cli.app import app
 from normlab.errors import ConfigError, unknown
 from normlab.options import option_fields
-from normlab.report.listing import ENTRIES
+from normlab.report.entries import ENTRIES
 
 FLAGS = [
     *("--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--results-dir", "--resolve", "--package"),

@@ -204,7 +204,7 @@ def doctor(results_dir: ResultsDir = "results", json: Json = False) -> int:
 
     Prints how to fix what is missing. Exit code 1 if a run would fail.
     """
-    from normlab.report.render import render
+    from normlab.report.tables import render
 
     results = []
     for check in checks(results_dir):

@@ -24,7 +24,7 @@ def inspect(
     These are statistics of activations, gradients, norms and updates, by depth and over training.
     """
     from normlab.report import inspect as statistics
-    from normlab.report.render import render
+    from normlab.report.tables import render
     from normlab.store.query import resolve_run
     from normlab.store.record import RunRecord
 

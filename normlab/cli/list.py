@@ -26,8 +26,9 @@ def list_(
 
     With plugins=[my_norm.py] the list includes what your own files register.
     """
-    from normlab.report.listing import ENTRIES, entry_text, list_runs, one_entry, table_rows
-    from normlab.report.render import render
+    from normlab.report.entries import ENTRIES, entry_text, one_entry, table_rows
+    from normlab.report.runs_table import list_runs
+    from normlab.report.tables import render
 
     plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
     names = [argument for argument in arguments or [] if argument not in plugins]

@@ -24,8 +24,8 @@ def probe(
     from normlab.config.compose import compose_grid
     from normlab.config.hydra_flags import show_config
     from normlab.report.pages.shell import check_page
-    from normlab.report.render import render
     from normlab.report.signal_propagation import power_laws, table_row, write_page
+    from normlab.report.tables import render
     from normlab.train.signal_propagation import measure_rows
 
     if show_config(overrides or []):

@@ -42,25 +42,30 @@ def summarize(
     With --by, the runs that agree in these options form a cell, shown with means and intervals over seeds. A cell is
     shown at its best learning rate, selected on the same validation loss, and at a learning rate that all cells share.
 
-    Outcomes: a run is stuck if its final loss is within 5 % of the corpus's unigram entropy and no evaluation was
-    lower. It has regressed if an evaluation was below this band and the last one is not, if one was in it and the last
-    is above, or if the last is more than 5 % above both ln V and the initial loss. It has diverged if the loss is not
-    finite, or more than 1 nat/token above both ln V and the initial loss. A diverged run is counted, ranks worse than
-    every finite loss, and loses its pair.
+    Options may be short where one option has that name: depth for model.depth.
+
+    Outcomes: a run is stuck if its final loss is in the band around the corpus's unigram entropy, and no evaluation was
+    lower. The band reaches from 5 % below the entropy (or from halfway to the bigram entropy, if that is closer) to 5 %
+    above it. A run has regressed if an evaluation was below this band and the last one is not, if one was in it and the
+    last is above, or if the last is more than 5 % above both ln V and the initial loss. It has diverged if the loss is
+    not finite, or more than 1 nat/token above both ln V and the initial loss. A diverged run is counted, ranks worse
+    than every finite loss, and loses its pair.
     """
-    from normlab.report.render import render
-    from normlab.report.summary import summarize as rows_of
+    from normlab.report.runs_table import summarize as rows_of
+    from normlab.report.tables import render
 
     if by is None:
         given = {"--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None}
         if unused := [option for option, value in given.items() if value is not None]:
             raise ConfigError(f"{', '.join(unused)}: has no effect without --by; add, for example, --by norm,placement")
         return typer.echo(render(rows_of(path or results_dir, where or (), results_dir), format))
-    from normlab.report.by import Options, summarize_by
-    from normlab.report.by_text import render_report
+    from normlab.report.cells_table import summarize_by
+    from normlab.report.cells_text import render_cells
 
-    options = Options(where=where or (), against=against, lr=lr, target=target, spikes=spikes)
-    report = summarize_by(path or results_dir, [option.strip() for option in by.split(",")], options, results_dir)
-    typer.echo(render_report(report, format))
-    for warning in report.warnings:
+    table = summarize_by(
+        path or results_dir, [option.strip() for option in by.split(",")], where=where or (), results_dir=results_dir,
+        against=against, lr=lr, target=target, spikes=spikes,
+    )  # fmt: skip
+    typer.echo(render_cells(table, format))
+    for warning in table.warnings:
         typer.echo(f"normlab: {one_line(warning)}", err=True)

@@ -7,7 +7,8 @@ Shapes: S measured steps, L blocks; the L + 2 layers are the embeddings, the blo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,13 @@ class History(NamedTuple):
     """(S,): how many measured steps each value averages; None for a statistic that does not average."""
     notes: tuple[str, ...] = ()
     """Warnings about the values."""
+    is_per_step: bool = False
+    """Whether the statistic is one number per step, of the model or of the head."""
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the record has a column of it."""
+        return self.is_per_step or bool(self.layers)
 
 
 def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
@@ -79,6 +87,20 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
     raise NothingMeasured(
         f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
     )
+
+
+def histories(profiles: Sequence[Profiles], tier: str | None = None) -> Iterator[tuple[str, History]]:
+    """Yield each statistic that was measured, or is derived from one that was, at each of its sites.
+
+    Args:
+        profiles: The parts of the record.
+        tier: The tier of the statistics; None for all.
+    """
+    for statistic in STATISTICS.values():
+        if tier in (None, statistic.tier):
+            # A damaged record may overflow, or have parts of different depths.
+            with np.errstate(all="ignore"), contextlib.suppress(StatisticsError, ValueError):
+                yield from [(statistic.name, each) for each in history(profiles, statistic.name)]
 
 
 def history(profiles: Sequence[Profiles], name: str) -> list[History]:
@@ -124,4 +146,5 @@ def _history(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], laye
         present = values[:, layers] if values.ndim == 2 else values
         if np.isnan(present).any():
             notes.append(f"nan: {statistic.undefined}")
-    return History(site, steps[order].tolist(), values, layers, counts, tuple(notes))
+    is_per_step = values.ndim == 1 or (statistic is not None and statistic.of == "model")
+    return History(site, steps[order].tolist(), values, layers, counts, tuple(notes), is_per_step)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from normlab.errors import ConfigError, StatisticsError
 from normlab.report.histories import SPIKES as SPIKES
-from normlab.report.histories import History, history, read_statistics
-from normlab.report.render import sparkline
+from normlab.report.histories import History, histories, history, read_statistics
+from normlab.report.tables import Row, sparkline
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import count_spikes
@@ -17,7 +17,6 @@ from normlab.stats.statistic import OF, PROBE
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
-Row = dict[str, Any]
 T = TypeVar("T")
 
 MAX_STEPS = 5
@@ -71,13 +70,7 @@ def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
     """Return the rows of statistics that have been read or probed; rows and errors as `inspect`."""
     if name is not None:
         return [row for part in history(profiles, name) for row in _rows(name, part)]
-    rows: list[Row] = []
-    for statistic in STATISTICS.values():
-        try:
-            rows += [row for part in history(profiles, statistic.name) for row in _rows(statistic.name, part)]
-        except StatisticsError:
-            continue
-    return rows
+    return [row for statistic, part in histories(profiles) for row in _rows(statistic, part)]
 
 
 def _rows(name: str, part: History) -> list[Row]:
@@ -87,10 +80,8 @@ def _rows(name: str, part: History) -> list[Row]:
         about["n"] = part.counts
     if part.notes:
         about["notes"] = list(part.notes)
-    if part.values.ndim == 1:
-        columns = {"": part.values}
-    elif statistic is not None and statistic.of == "model":
-        columns = {"": part.values[:, -1]}
+    if part.is_per_step:
+        columns = {"": part.values if part.values.ndim == 1 else part.values[:, -1]}
     else:
         head = part.values.shape[1] - 1
         columns = {

@@ -16,7 +16,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from normlab.report.settings import SEEDS
-from normlab.report.student_t import quantile, tail
 
 LEVEL = 0.95
 """Coverage of every interval."""
@@ -119,8 +118,10 @@ def mean_interval(values: Mapping[Replicate, float], level: float = LEVEL) -> In
     mean = math.fsum(numbers) / design.n if all(map(math.isfinite, numbers)) else sum(numbers)
     if design.n < 2 or not math.isfinite(mean):
         return Interval(mean, None, None, design)
+    from scipy.special import stdtrit  # slow to import, and a summary of runs needs no interval
+
     error, freedom = _standard_error(values, mean)
-    half = quantile(freedom, level) * error
+    half = float(stdtrit(freedom, (1 + level) / 2)) * error
     return Interval(mean, mean - half, mean + half, design)
 
 
@@ -163,7 +164,9 @@ def paired_test(differences: Mapping[Replicate, float], level: float = LEVEL, *,
     error, freedom = _standard_error(differences, estimate)
     if error == 0:  # the runs are bit-identical, or differ by a constant
         return PairedTest(estimate, low, high, 1.0 if estimate == 0 else 0.0, design, "paired t")
-    p = 2 * tail(abs(estimate / error), freedom)
+    from scipy.special import stdtr
+
+    p = 2 * float(stdtr(freedom, -abs(estimate / error)))
     return PairedTest(estimate, low, high, p, design, "paired t")
 
 
@@ -258,7 +261,7 @@ def _doubled_ranks(values: Sequence[float]) -> list[int]:
 def _null_distribution(ranks: Iterable[int]) -> list[float]:
     """Probability of each sum of the positive ranks, from 0 on, where each sign is + or - with probability 1/2.
 
-    `scipy.stats.wilcoxon` does not give it for ties and zeros, and takes over a second to import.
+    `scipy.stats.wilcoxon` gives it neither for ties nor for zeros.
     """
     import numpy as np
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from normlab.config.option_names import ALIASES, hint, meanings
@@ -34,9 +34,12 @@ _READERS: dict[str, Callable[[RunRecord], Setting]] = {
 }
 """Options that are no field of the config, or whose `auto` is resolved by the run."""
 
+NUMERICS = "numerics ("
+"""The beginning of settings that change the last bits."""
 _PACK_SIZE = "numerics (pack size)"
 _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     "corpus": _READERS["corpus"],
+    "tokenizer": lambda run: _join(*map(str, filter(None, [run.corpus.tokenizer, run.corpus.vocab_size]))) or "unknown",
     "device": lambda run: _join(run.machine.device, run.machine.device_name),
     "precision": _READERS["precision"],
     "numerics (compile)": _READERS["compile"],
@@ -68,19 +71,28 @@ def format_setting(value: Setting) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def check_options(options: Iterable[str], runs: Sequence[RunRecord], flag: str) -> None:
-    """Reject an option that no run has.
+def resolve_options(names: Iterable[str], runs: Sequence[RunRecord], flag: str) -> list[str]:
+    """Return the full name of each option; a short name such as `depth` is accepted where it means one option.
 
     Raises:
-        ConfigError: The option is unknown; the message suggests the nearest one.
+        ConfigError: No run has an option, or a short name means several; the message suggests the nearest ones.
     """
     known = options_of(runs)
-    for option in options:
-        if option not in known:
-            raise ConfigError(
-                f"{flag} {option}: no run has such an option{hint(option, known)}; "
-                f"choose one of {', '.join(_READERS)} or a config option such as model.depth"
-            )
+    return [_resolve_option(name, known, flag) for name in names]
+
+
+def _resolve_option(name: str, known: set[str], flag: str) -> str:
+    if name in known:
+        return name
+    found = meanings(name, known) if "." not in name else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{flag} {name}: is ambiguous; write {' or '.join(found)}")
+    raise ConfigError(
+        f"{flag} {name}: no run has such an option{hint(name, known)}; "
+        f"choose one of {', '.join(_READERS)} or a config option such as model.depth"
+    )
 
 
 def options_of(runs: Iterable[RunRecord]) -> set[str]:
@@ -161,8 +173,11 @@ def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "-
         ConfigError: A condition is invalid, an option is unknown, or no run meets a condition; the message lists the
             values there are.
     """
-    conditions = parse_conditions(where, flag)
-    check_options([condition.option for condition in conditions], runs, flag)
+    known = options_of(runs)
+    conditions = [
+        replace(condition, option=_resolve_option(condition.option, known, flag))
+        for condition in parse_conditions(where, flag)
+    ]
     selected = list(runs)
     for condition in conditions:
         matches = {run for run in runs if condition.holds(run)}

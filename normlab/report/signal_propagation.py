@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from normlab.report.pages import shell as pages
-from normlab.report.render import sparkline
-
-Row = dict[str, Any]
+from normlab.report.tables import Row, sparkline
 
 PROFILES = {
     "stream": "RMS of the stream after each block",

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from normlab.errors import StoreError
-from normlab.report.render import render
-from normlab.report.summary import row_of
+from normlab.report.runs_table import row_of
+from normlab.report.tables import render
 from normlab.store import schema
 from normlab.store.outcome import OUTCOMES, REGRESSED, STUCK, final_losses
 from normlab.store.plans import FAILURES, FINISHED, Job, Pack, PackOutcome, Plan, log_of, run_of

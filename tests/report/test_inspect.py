@@ -19,7 +19,7 @@ import pytest
 
 from normlab.config.compose import compose_run
 from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_steps, table_rows
-from normlab.report.render import sparkline
+from normlab.report.tables import sparkline
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.registry import STATISTICS

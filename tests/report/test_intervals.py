@@ -8,10 +8,8 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.special import stdtr, stdtrit
 
 from normlab.report.intervals import format_losses, holm, mean_interval, paired_test
-from normlab.report.student_t import quantile, tail
 
 inf = math.inf
 
@@ -24,16 +22,6 @@ def independent(values):
 def crossed(table):
     """Return the values of a table by replicate: rows are seeds, columns are data seeds; None is left out."""
     return {(i, j): value for i, row in enumerate(table) for j, value in enumerate(row) if value is not None}
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30, 99, 1000])
-def test_students_t_equals_scipy(freedom):
-    for t in (1e-3, 0.1, 0.5, 1, 1.5, 2, 3, 5, 10, 50, 1e3):
-        assert tail(t, freedom) == pytest.approx(stdtr(freedom, -t), rel=1e-11)
-        assert tail(-t, freedom) == pytest.approx(stdtr(freedom, t), rel=1e-11)
-    assert (tail(0, freedom), tail(inf, freedom)) == (0.5, 0)
-    for level in (0.5, 0.9, 0.95, 0.99):
-        assert quantile(freedom, level) == pytest.approx(stdtrit(freedom, (1 + level) / 2), rel=1e-11)
 
 
 def test_mean_interval_equals_scipy():
@@ -231,15 +219,15 @@ def test_variance_is_at_least_that_of_either_factor():
     assert found.high - found.estimate == pytest.approx(half, rel=1e-9)
 
 
-def test_uncrossed_replicates_are_bit_identical_to_independent_values():
+def test_uncrossed_replicates_are_equal_to_independent_values():
     values = [2.31, 2.25, 2.28, 2.4, 2.22]
     mean = math.fsum(values) / 5
-    half = quantile(4, 0.95) * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / 4 / 5)
+    half = stats.t.ppf(0.975, 4) * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / 4 / 5)
     fixed = {"data.seed": [(seed, 7) for seed in range(5)], "seed": [(7, seed) for seed in range(5)]}
     designs = {None: [(9, 3), (1, 1), (5, 0), (7, 9), (3, 5)], **fixed}
     for factor, replicates in designs.items():
         found = mean_interval(dict(zip(replicates, values, strict=True)))
-        assert found[:3] == (mean, mean - half, mean + half)
+        assert found[:3] == pytest.approx((mean, mean - half, mean + half), rel=1e-14)
         assert (found.design.fixed, str(found.design)) == (factor, "5")
 
 

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from normlab.errors import StoreError
-from normlab.report.listing import RUN_COLUMNS, list_runs
-from normlab.report.render import render
+from normlab.report.runs_table import RUN_COLUMNS, list_runs
+from normlab.report.tables import render
 
 
 def test_runs_are_listed_newest_first_in_any_time_format(make_run, tmp_path):

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from normlab.report.by import summarize_by
-from normlab.report.cells import read_results
-from normlab.report.compare.comparable import comparability_warnings
+from normlab.report.cells_table import summarize_by
+from normlab.report.results import comparability_warnings, read_results
 from normlab.store.plans import Job, Plan, sweep_folder, write_plan
 from normlab.store.record import RunRecord
 

@@ -29,6 +29,8 @@ RUNS = [RunRecord.parse(RunFolder("x"), {"config": config}, {}, "finished") for 
         (["model.bias=true"], [0, 2]),
         (["norm.eps=1e-6", "norm.eps<0.1"], [0, 1, 2]),
         (["corpus!=stdlib"], [0, 1, 2]),
+        (["depth>4"], [1, 2]),
+        (["n_layer>4,bias=true"], [2]),
         ([], [0, 1, 2]),
     ],
 )
@@ -43,6 +45,7 @@ def test_conditions(texts, which):
         ("nrom=rmsnorm", "did you mean 'norm'"),
         ("norm=rmsnrm", "unknown norm 'rmsnrm': choose one of layernorm, none, rmsnorm .did you mean 'rmsnorm'"),
         ("norm>rmsnorm", "compares numbers"),
+        ("x.depth>4", "--where x.depth: no run has such an option .did you mean 'model.depth'"),
         ("model.depth>16", "no run matches; model.depth is 16, 4, 8"),
         ("norm=none,model.depth=4", "no run matches all conditions"),
         ("model.depth", "not a condition"),

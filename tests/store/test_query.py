@@ -135,7 +135,7 @@ def test_reading_runs_imports_nothing_heavy():
     heavy = ["torch", "numpy", "wandb", "datasets", "pandas", "hydra", "omegaconf", "rich"]
     script = f"""
 import sys
-import normlab.store.query, normlab.report.summary
+import normlab.store.query, normlab.report.runs_table
 print([name for name in {heavy} if name in sys.modules])
 """
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from normlab.config.compose import compose_run
-from normlab.report.summary import summarize
+from normlab.report.runs_table import summarize
 from normlab.train.run import train, train_pack
 
 BAD = ["optim.lr=10", "optim.clip=null"]

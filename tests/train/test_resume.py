@@ -27,7 +27,7 @@ from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
 from normlab.norms.base import NORMS
 from normlab.options import plain_tree
-from normlab.report.summary import summarize
+from normlab.report.runs_table import summarize
 from normlab.store.runs import RunFolder
 from normlab.store.schema import seal
 from normlab.train import checkpoint, parent_run, prepare

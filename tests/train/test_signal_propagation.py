@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from normlab.config.compose import compose_grid, compose_run
 from normlab.model.init import build_model
 from normlab.placements.init_rules import INIT_RULES
-from normlab.report.render import render_table
 from normlab.report.signal_propagation import power_laws, slope, table_row, write_page
+from normlab.report.tables import render_table
 from normlab.train.signal_propagation import VOCAB, measure, measure_rows, zipf_tokens
 
 Command = Callable[..., tuple[int, str, str]]

@@ -9,36 +9,43 @@ from typing import Any
 import numpy as np
 
 from normlab.errors import StoreError
-from normlab.report.by import BEST, Options, Report, build_report, check_by, losses_at
-from normlab.report.by_text import loss_text, notes, table_rows
-from normlab.report.cells import Cell, RunResult, rank_cells, read_results
+from normlab.report.cells import Cell, rank_cells
+from normlab.report.cells_table import BEST, CellsTable, build_table, cell_options, losses_at
+from normlab.report.cells_text import loss_text, notes, table_rows
 from normlab.report.compare import curves, layer_profiles
-from normlab.report.compare.comparable import (
-    MAIN_OPTIONS,
-    comparability_warnings,
-    default_cell_options,
-    varying_options,
-)
 from normlab.report.compare.summary_text import best_cell, summary_sentences
 from normlab.report.intervals import LEVEL
-from normlab.report.settings import check_options, format_setting, options_of, select_where, setting, short_names
-from normlab.report.summary import COLUMNS, row_of, unreadable_lines_note
+from normlab.report.results import (
+    MAIN_OPTIONS,
+    RunResult,
+    comparability_warnings,
+    distinguishing_options,
+    read_results,
+    varying_options,
+)
+from normlab.report.runs_table import COLUMNS, row_of, unreadable_lines_note
+from normlab.report.settings import format_setting, options_of, select_where, setting, short_names
+from normlab.report.tables import Row, format_value
 from normlab.stats.spikes import RULES, count_spikes
-from normlab.store.query import NO_RUN_STATES, Selection, count_not_started
+from normlab.store.query import NO_RUN_STATES, Selection
 from normlab.store.reading import Rows
 from normlab.store.record import RunRecord
 from normlab.store.schema import DAMAGED, DIVERGED, RUNNING, number
 from normlab.store.series import evaluations_of, series_of
 
-Row = dict[str, Any]
 RunIndex = Mapping[Path, int]
 """The page's index of a run, by its folder."""
 
-LOSS_KEYS = (
-    "lr", "val_loss", "val_loss_low", "val_loss_high", "seeds", "seeds_diverged", "val_loss_of_others",
+TEXT_KEYS = (
+    "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "steps", "tokens_per_s",
 )  # fmt: skip
+"""The numbers in the table of runs."""
 SPIKE_RULES = {"loss": "loss_olmo_core", "grad_norm": "grad_norm_olmo_core"}
 """The rule that finds the spikes of each series."""
+DEFAULT_OPTIONS = ("norm", "placement")
+"""The options of cells if the runs do not differ."""
+MAX_OPTIONS = 4
+"""The most options that define cells by default."""
 MAX_STEP = 2**32 - 1
 """The largest step that the page can hold."""
 
@@ -58,32 +65,33 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
     Raises:
         ConfigError: An option of `by` or a condition is invalid.
     """
-    if by is not None:
-        check_by(by)
     records = select_where(selection.records, where)
-    started = [record for record in records if record.state not in NO_RUN_STATES]
-    results, warnings = read_results(started)
-    if waiting := count_not_started(records):
-        warnings.insert(0, f"{waiting} of {len(records)} runs {'has' if waiting == 1 else 'have'} not started")
-    options = list(by) if by is not None else default_cell_options(results)
-    if by is not None and results:
-        check_options(options, [result.record for result in results], "--by")
-    report = build_report(results, options, Options(), warnings) if results else Report(options, [], warnings, [])
+    results, warnings = read_results(records)
+    if by is None:
+        options = distinguishing_options(results)[:MAX_OPTIONS] or list(DEFAULT_OPTIONS)
+    else:
+        options = cell_options(by, [result.record for result in results])
+    table = build_table(results, options, warnings=warnings) if results else CellsTable(options, [], warnings, [])
 
     index = {record.folder.path: position for position, record in enumerate(records)}
-    cell_of = {run.record.folder.path: position for position, cell in enumerate(report.cells) for run in cell.runs}
+    cell_of = {run.record.folder.path: position for position, cell in enumerate(table.cells) for run in cell.runs}
     differing = varying_options(results)
     runs = [
         _run(record, len(records), differing) | {"index": position, "cell": cell_of.get(record.folder.path)}
         for position, record in enumerate(records)
     ]
-    profiles, problems = layer_profiles.layer_profiles(records, report.cells, [run["warmup"] for run in runs])
+    profiles, problems = layer_profiles.layer_profiles(records, table.cells, [run["warmup"] for run in runs])
     for position, problem in problems:
-        runs[position]["note"] = _join_notes(runs[position]["note"], problem)
+        runs[position]["note"] = "; ".join(filter(None, [runs[position]["note"], problem]))
         runs[position]["problems"] += [] if problem == layer_profiles.NO_STATISTICS else [problem]
-    missing = [_missing_state(record) for record in records if record.folder.path not in cell_of]
-    texts = table_rows(report) if report.rows else []
-    order = rank_cells(report.cells)
+    states = (*NO_RUN_STATES, DAMAGED)
+    missing = [
+        record.state if record.state in states else "no settings on record"
+        for record in records
+        if record.folder.path not in cell_of
+    ]
+    texts = table_rows(table) if table.rows else []
+    order = rank_cells(table.cells)
     run_options = sorted(options_of(records))
     return {
         "title": _title(selection, len(records)),
@@ -91,12 +99,12 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
         "short_names": short_names(run_options),
         "by": options,
         "level": LEVEL,
-        "summary": summary_sentences(report.cells, missing, options),
-        "best": best_cell(report.cells),
-        "order": [*order, *(position for position in range(len(report.cells)) if position not in order)],
+        "summary": summary_sentences(table.cells, missing, options),
+        "best": best_cell(table.cells),
+        "order": [*order, *(position for position in range(len(table.cells)) if position not in order)],
         "banners": comparability_warnings(results),
-        "warnings": report.warnings,
-        "notes": notes(report) if report.rows else [],
+        "warnings": table.warnings,
+        "notes": notes(table) if table.rows else [],
         "cells": [
             {
                 **row,
@@ -106,13 +114,13 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
                 "at_best": [index[run.record.folder.path] for run in cell.runs_at(cell.best_lr)],
                 "text": text,
             }
-            for position, (row, cell, text) in enumerate(zip(report.rows, report.cells, texts, strict=True))
+            for position, (row, cell, text) in enumerate(zip(table.rows, table.cells, texts, strict=True))
         ],
         "cell_columns": list(texts[0]) if texts else [],
         "runs": runs,
         "differing": differing,
         "matrix": _matrix(results, index),
-        "rates": [_learning_rate_points(cell, index) for cell in report.cells],
+        "rates": [_learning_rate_points(cell, index) for cell in table.cells],
         "profiles": profiles,
         "spike_rules": {
             series: {"formula": rule.formula, "source": rule.source}
@@ -139,11 +147,6 @@ def _title(selection: Selection, kept: int) -> str:
     return selection.name if kept == total else f"{selection.name}: {count}"
 
 
-def _missing_state(record: RunRecord) -> str:
-    """Return why a run is in no cell."""
-    return record.state if record.state in (*NO_RUN_STATES, DAMAGED) else "no settings on record"
-
-
 def _run(record: RunRecord, runs: int, differing: Sequence[str]) -> Row:
     """Return the row of `summarize` for one of `runs` runs, with its curves."""
     problems = [record.problem, record.folder.metrics_problem()]
@@ -166,16 +169,18 @@ def _run(record: RunRecord, runs: int, differing: Sequence[str]) -> Row:
         spikes = {found.rule.of: steps[found.spikes].tolist() for found in count_spikes(trained, rules)}
     others = [row for row in rows.rows if row.get("kind") != "train"]
     measured = evaluations_of(others)
+    batch, context = _whole_number(record.config.train.batch_size), _whole_number(record.config.model.context)
     row = row_of(record, lambda: rows)
     notes = [STILL_RUNNING] if record.state == RUNNING else []
     most = curves.points_per_curve(runs)
     return {
         **{key: row[key] for key in COLUMNS},
-        "note": _join_notes(row["note"], *(note for note in notes + problems if note not in row["note"])),
+        "note": "; ".join(filter(None, [row["note"], *(note for note in notes + problems if note not in row["note"])])),
+        "text": {key: format_value(key, row[key]) for key in TEXT_KEYS},
         "problems": problems,
         "settings": {option: format_setting(setting(record, option)) for option in differing},
         "warmup": _whole_number(record.config.optim.warmup_steps),
-        "tokens_per_step": _tokens_per_step(record),
+        "tokens_per_step": None if batch is None or context is None else batch * context,
         "diverged_at": _diverged_at(record, row),
         "spikes": {of: at[:MAX_SPIKES] for of, at in spikes.items()},
         "spike_counts": {of: len(at) for of, at in spikes.items()},
@@ -202,19 +207,9 @@ def _times(rows: Sequence[Row], most: int) -> Row:
     return {"steps": [step for step, _ in kept], "seconds": [seconds for _, seconds in kept]}
 
 
-def _tokens_per_step(record: RunRecord) -> int | None:
-    """Return the tokens of one update over all its micro-batches."""
-    batch, context = _whole_number(record.config.train.batch_size), _whole_number(record.config.model.context)
-    return None if batch is None or context is None else batch * context
-
-
 def _whole_number(value: float | None) -> int | None:
     """Return a number of a record that is whole and 0 or more, else None."""
     return int(value) if value is not None and value >= 0 and value % 1 == 0 else None
-
-
-def _join_notes(*notes: str) -> str:
-    return "; ".join(filter(None, notes))
 
 
 def _learning_rate_points(cell: Cell, index: RunIndex) -> list[Row]:
@@ -224,18 +219,17 @@ def _learning_rate_points(cell: Cell, index: RunIndex) -> list[Row]:
     """
     return [
         {
-            **{key: row[key] for key in LOSS_KEYS},
+            **losses_at(cell, lr, BEST),
             "text": loss_text(losses),
             "runs": [{"run": index[run.record.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
         }
         for lr, losses in cell.losses.items()
-        for row in [losses_at(cell, lr, BEST)]
     ]
 
 
 def _matrix(results: Sequence[RunResult], index: RunIndex) -> Row:
     """Return the rows of `summarize --by norm,placement,model.depth`, with their axes."""
-    report = build_report(results, MAIN_OPTIONS)
+    table = build_table(results, MAIN_OPTIONS)
     cells = [
         {
             **row,
@@ -245,7 +239,7 @@ def _matrix(results: Sequence[RunResult], index: RunIndex) -> Row:
             "text": loss_text(cell.best_losses),
             "runs": [index[run.record.folder.path] for run in cell.runs],
         }
-        for row, cell in zip(report.rows, report.cells, strict=True)
+        for row, cell in zip(table.rows, table.cells, strict=True)
     ]
     axes = {f"{axis}s": list(dict.fromkeys(cell[axis] for cell in cells)) for axis in ("norm", "placement", "depth")}
     return {**axes, "cells": cells}

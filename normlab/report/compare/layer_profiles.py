@@ -10,19 +10,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.errors import StatisticsError, StoreError
+from normlab.errors import StoreError
 from normlab.report.cells import Cell
 from normlab.report.compare.curves import pack
-from normlab.report.histories import NothingMeasured, read_statistics
-from normlab.stats.profiles import Array, Group, Layout, Profiles
-from normlab.stats.registry import STATISTICS, values_of
+from normlab.report.histories import History, NothingMeasured, histories, read_statistics
+from normlab.stats.profiles import Array
+from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import CORE
 from normlab.store.query import NO_RUN_STATES
 from normlab.store.record import RunRecord
@@ -41,27 +39,21 @@ DESCRIPTION_KEYS = ("formula", "unit", "of", "question", "source")
 
 Problem = tuple[int, str]
 """The index of a run, and why its statistics are missing."""
+Histories = Mapping[tuple[str, str], History]
+"""Each statistic of a run over its measured steps, by statistic and site."""
 
 
-class StatisticColumns(NamedTuple):
-    """The columns of one statistic at one site."""
-
-    statistic: str
-    site: str
-    layers: tuple[int | None, ...]
-    """Of the L + 2 layers: 0 the embeddings, L + 1 the head; (None,) for one number per step."""
-
-
-class TableLayout(NamedTuple):
-    """The N columns of a run's table."""
+class Layout(NamedTuple):
+    """The N columns of a unit."""
 
     depth: int
-    columns: tuple[StatisticColumns, ...]
+    columns: tuple[tuple[str, str, tuple[int | None, ...]], ...]
+    """Statistic, site and layers. Layer 0 is the embeddings, L + 1 the head; None: one number per step."""
 
     @property
     def width(self) -> int:
         """The number of columns, N."""
-        return sum(len(column.layers) for column in self.columns)
+        return sum(len(layers) for _, _, layers in self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +63,7 @@ class Unit:
     label: str
     runs: list[int]
     cell: int | None
-    layout: TableLayout
+    layout: Layout
     warmup: int | None
     """Updates until the peak learning rate."""
     steps: NDArray[np.int64]
@@ -94,10 +86,10 @@ def layer_profiles(
     per_run = len(records) <= MAX_RUNS
     units = limit_size((run_units if per_run else _cell_units)(records, cells, warmups, problems), MAX_BYTES)
     layouts = list(dict.fromkeys(unit.layout for unit in units))
-    names = dict.fromkeys(column.statistic for layout in layouts for column in layout.columns)
+    names = dict.fromkeys(name for layout in layouts for name, _, _ in layout.columns)
     return {
         "of": "run" if per_run else "cell",
-        "layouts": [{"depth": layout.depth, "columns": layout.columns} for layout in layouts],
+        "layouts": [layout._asdict() for layout in layouts],
         "units": [_as_json(unit, layouts.index(unit.layout)) for unit in units],
         "statistics": {name: {key: getattr(STATISTICS[name], key) for key in DESCRIPTION_KEYS} for name in names},
     }, problems
@@ -148,9 +140,9 @@ def run_units(
     """Return a unit for each run with statistics; append the others to `problems`."""
     cell_of = {run.record.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
     return [
-        _mean_unit(record.name, {index: parts}, cell_of.get(record.folder.path), layout_of(parts), warmups[index])
+        _mean_unit(record.name, {index: found[1]}, cell_of.get(record.folder.path), found[0], warmups[index])
         for index, record in enumerate(records)
-        if (parts := _read_parts(index, record, problems))
+        if (found := _read_histories(index, record, problems))
     ]
 
 
@@ -158,14 +150,14 @@ def _cell_units(
     records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
 ) -> list[Unit]:
     """Return, for each cell, the mean over its runs at its best learning rate that have the same columns."""
-    index_of: Mapping[Path, int] = {record.folder.path: index for index, record in enumerate(records)}
+    index_of = {record.folder.path: index for index, record in enumerate(records)}
 
     def units_of(number: int, cell: Cell) -> Iterator[Unit]:
-        groups: dict[TableLayout, dict[int, list[Profiles]]] = {}
+        groups: dict[Layout, dict[int, Histories]] = {}
         for run in cell.runs_at(cell.best_lr):
             index = index_of[run.record.folder.path]
-            if parts := _read_parts(index, run.record, problems):
-                groups.setdefault(layout_of(parts), {})[index] = parts
+            if found := _read_histories(index, run.record, problems):
+                groups.setdefault(found[0], {})[index] = found[1]
         depths = {layout.depth for layout in groups}
         for count, (layout, runs) in enumerate(groups.items(), start=1):
             suffix = f", depth {layout.depth}" if len(depths) == len(groups) else f", depth {layout.depth} ({count})"
@@ -176,32 +168,48 @@ def _cell_units(
     return [unit for number, cell in enumerate(cells) for unit in units_of(number, cell)]
 
 
-def _read_parts(index: int, record: RunRecord, problems: list[Problem]) -> list[Profiles]:
-    """Return the core statistics of a run; append why there are none to `problems`."""
+def _read_histories(index: int, record: RunRecord, problems: list[Problem]) -> tuple[Layout, Histories] | None:
+    """Return the core statistics of a run and their columns; append why there are none to `problems`."""
     if record.state in NO_RUN_STATES:
-        return []
+        return None
     messages: list[str] = []
-    parts: list[Profiles] = []
+    found: dict[tuple[str, str], History] = {}
+    depth = 0
     try:
-        measured = read_statistics(record.folder, messages)
-        parts = [part for part in measured if part.layout.depth <= MAX_DEPTH and _columns(part.layout)]
+        parts = [part for part in read_statistics(record.folder, messages) if part.layout.depth <= MAX_DEPTH]
+        depth = max((part.layout.depth for part in parts), default=0)
+        found = {(name, each.site): each for name, each in histories(parts, CORE) if each.has_values}
     except NothingMeasured:
         messages = [NO_STATISTICS]
     except StoreError as error:
         messages.append(str(error))
-    problems += [(index, message) for message in messages or ([] if parts else [NO_STATISTICS])]
-    return parts
+    problems += [(index, message) for message in messages or ([] if found else [NO_STATISTICS])]
+    columns = ((*key, (None,) if each.is_per_step else tuple(each.layers)) for key, each in found.items())
+    return (Layout(depth, tuple(columns)), found) if found else None
 
 
-def _mean_unit(
-    label: str, runs: Mapping[int, Sequence[Profiles]], cell: int | None, layout: TableLayout, warmup: int | None
-) -> Unit:
+def _mean_unit(label: str, runs: Mapping[int, Histories], cell: int | None, layout: Layout, warmup: int | None) -> Unit:
     """Return the mean over runs of the finite values, at the steps kept of all measured steps."""
-    measured = np.unique(np.concatenate([part.steps for parts in runs.values() for part in parts]))
+    measured = np.unique(np.concatenate([each.steps for found in runs.values() for each in found.values()]))
     steps = choose_steps(measured, warmup, MAX_STEPS)
-    tables = [table(parts, layout, steps) for parts in runs.values()]
+    tables = [_values_at(steps, found, layout) for found in runs.values()]
     values = tables[0] if len(tables) == 1 else mean_of_finite(np.stack(tables))
     return Unit(label, list(runs), cell, layout, warmup, steps, values)
+
+
+def _values_at(steps: NDArray[np.int64], found: Histories, layout: Layout) -> Array:
+    """Return the values of a run at some steps, (S, N); NaN for a step that was not measured."""
+    tables: list[Array] = []
+    for name, site, layers in layout.columns:
+        history = found[name, site]
+        measured = np.asarray(history.steps)
+        rows = np.searchsorted(measured, steps, side="right") - 1
+        there = (rows >= 0) & (measured[rows] == steps)
+        # One number per step is an array (S,), or the last layer of (S, L + 2).
+        columns = [-1 if layer is None else layer for layer in layers]
+        values = history.values[:, None] if history.values.ndim == 1 else history.values[:, columns]
+        tables.append(np.where(there[:, None], values[rows], np.nan))
+    return np.hstack(tables)
 
 
 def mean_of_finite(tables: Array) -> Array:
@@ -221,69 +229,3 @@ def _as_json(unit: Unit, layout: int) -> dict[str, Any]:
         "after_warmup": index_after_warmup(unit.steps, unit.warmup),
         "values": pack(unit.values),
     }
-
-
-# The table of a run: its columns, and their values at some steps.
-
-
-def layout_of(parts: Sequence[Profiles]) -> TableLayout:
-    """Return the columns of a run over all parts of its record, in the order of `list stats`."""
-    layers: dict[tuple[str, str], set[int | None]] = {}
-    for part in parts:
-        for column in _columns(part.layout):
-            layers.setdefault((column.statistic, column.site), set()).update(column.layers)
-    order = {name: index for index, name in enumerate(STATISTICS)}
-    keys = sorted(layers, key=lambda key: order[key[0]])
-    depth = max((part.layout.depth for part in parts), default=0)
-    columns = (StatisticColumns(*key, tuple(sorted(layers[key], key=lambda layer: layer or 0))) for key in keys)
-    return TableLayout(depth, tuple(columns))
-
-
-def table(parts: Sequence[Profiles], layout: TableLayout, steps: NDArray[np.int64]) -> Array:
-    """Return the values at some steps, (S, N); NaN for a step or a column that was not measured."""
-    values: Array = np.full((len(steps), layout.width), np.nan)
-    keys = [(column.statistic, column.site, layer) for column in layout.columns for layer in column.layers]
-    number_of = {key: number for number, key in enumerate(keys)}
-    for part in parts:
-        _, rows, measured = np.intersect1d(steps, part.steps, return_indices=True)
-        if not len(rows):
-            continue
-        selected = Profiles(part.layout, part.steps[measured], part.values[measured])
-        by_name = {name: _values(selected, name) for name in {column.statistic for column in _columns(part.layout)}}
-        for name, site, layers in _columns(part.layout):
-            at_site = by_name[name][site]
-            for layer in layers:
-                # One number per step is an array (S,), or the last layer of (S, L + 2).
-                column = at_site if at_site.ndim == 1 else at_site[:, -1 if layer is None else layer]
-                values[rows, number_of[name, site, layer]] = column
-    return values
-
-
-def _columns(layout: Layout) -> tuple[StatisticColumns, ...]:
-    return _cached_columns(layout.depth, layout.groups, tuple(layout.families.items()))
-
-
-@cache  # many runs have the same layout
-def _cached_columns(
-    depth: int, groups: tuple[Group, ...], families: tuple[tuple[str, str], ...]
-) -> tuple[StatisticColumns, ...]:
-    """Find the columns that a layout provides by computing every statistic from a row of ones."""
-    layout = Layout(depth, groups, dict(families))
-    ones = Profiles(layout, np.zeros(1, np.int64), np.ones((1, layout.width)))
-    columns: list[StatisticColumns] = []
-    for statistic in STATISTICS.values():
-        for site, values in _values(ones, statistic.name).items() if statistic.tier == CORE else ():
-            per_step = values.ndim == 1 or statistic.of == "model"
-            layers = (None,) if per_step else tuple(np.flatnonzero(~np.isnan(values[0])).tolist())
-            if layers:
-                columns.append(StatisticColumns(statistic.name, site, layers))
-    return tuple(columns)
-
-
-def _values(profiles: Profiles, name: str) -> dict[str, Array]:
-    """Return a statistic by site; empty if it was not measured, or at sites that this version does not know."""
-    try:
-        with np.errstate(all="ignore"):
-            return values_of(profiles, name)
-    except (StatisticsError, ValueError):
-        return {}

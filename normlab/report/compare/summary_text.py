@@ -9,19 +9,19 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from normlab.report.against import paired_differences
-from normlab.report.cells import UNFINISHED, Cell, RunResult, rank_cells
-from normlab.report.compare.comparable import reason_not_comparable
-from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, mean_interval, paired_test
+from normlab.report.cells import Cell, rank_cells
+from normlab.report.cells_table import compare_cells
+from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, mean_interval
+from normlab.report.results import UNFINISHED, reason_not_comparable
 from normlab.report.settings import format_setting
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.schema import DAMAGED, DIVERGED, FAILED
 
 
 def best_cell(cells: Sequence[Cell]) -> int | None:
-    """Return the index of the best cell, or None for a single cell, without finite losses or if not comparable."""
+    """Return the index of the best cell; None if cells cannot be ranked, or each has a run that failed to learn."""
     order = rank_cells(cells)
-    if len(cells) < 2 or not order or not _has_finite_loss(cells[order[0]]) or reason_not_comparable(_results(cells)):
+    if len(cells) < 2 or not order or cells[order[0]].has_failed or _reason_not_comparable(cells):
         return None
     return order[0]
 
@@ -38,25 +38,31 @@ def summary_sentences(cells: Sequence[Cell], missing: Sequence[str] = (), by: Se
     if not order:
         sentences = ["No run has a final loss yet: there is nothing to compare."]
     elif best is not None:
-        sentences = [_describe_best(cells[best], by), _describe_margin(cells, order, by)]
+        sentences = [_describe_best(cells, best, by), _describe_margin(cells, order, by)]
+    elif reason := _reason_not_comparable(cells):
+        sentences = [f"No best cell: {reason}."]
+    elif len(cells) > 1:
+        sentences = ["No best cell: in every cell with a result, a run diverged, is stuck or regressed."]
     else:
-        sentences = [_explain_no_best(cells, cells[order[0]], by)]
+        loss = f"validation loss {_loss_text(cells[0])}, {_lr_text(cells[0])}"
+        sentences = [f"{_name(cells[0], by)}: {loss}; no other cell to compare with."]
     return [*sentences, _count_outcomes(cells, missing, by), *_selection_note(cells, best)]
 
 
 def _name(cell: Cell, by: Sequence[str]) -> str:
     """Return the cell's name, with options (`model.depth=200`) if its values contain no word."""
-    if (
-        any(isinstance(value, bool | str) and any(map(str.isalpha, format_setting(value))) for value in cell.key)
-        or not by
-    ):
+    texts = [format_setting(value) for value in cell.key]
+    has_word = any(isinstance(value, bool | str) and any(map(str.isalpha, str(value))) for value in cell.key)
+    if has_word or not by:
         return cell.name
-    return " ".join(f"{option}={format_setting(value)}" for option, value in zip(by, cell.key, strict=True))
+    return " ".join(f"{option}={text}" for option, text in zip(by, texts, strict=True))
 
 
-def _describe_best(cell: Cell, by: Sequence[str]) -> str:
-    rank = "ranks first, but every cell has diverged seeds" if cell.diverged else "has the lowest validation loss"
-    return f"{_name(cell, by)} {rank}: {_loss_text(cell)}, {_lr_text(cell)}."
+def _describe_best(cells: Sequence[Cell], best: int, by: Sequence[str]) -> str:
+    lowest = min((cell for cell in cells if cell.losses), key=lambda cell: mean_interval(cell.best_losses).estimate)
+    among = "" if lowest is cells[best] else " of the cells in which no run diverged, is stuck or regressed"
+    cell = cells[best]
+    return f"{_name(cell, by)} has the lowest validation loss{among}: {_loss_text(cell)}, {_lr_text(cell)}."
 
 
 def _describe_margin(cells: Sequence[Cell], order: Sequence[int], by: Sequence[str]) -> str:
@@ -65,18 +71,17 @@ def _describe_margin(cells: Sequence[Cell], order: Sequence[int], by: Sequence[s
         return "No other cell has a result."
     best, second = cells[order[0]], cells[order[1]]
     name = _name(second, by)
-    differences, both_diverged, _ = paired_differences(best, best.best_lr, second, second.best_lr)
+    test = compare_cells(best, best.best_lr, second, second.best_lr)
     undecided = f"Not significantly better than the second best, {name}"
-    if not differences:
+    if test is None:
         return f"{undecided}: they have no seed in common ({_loss_text(second)})."
-    test = paired_test(differences, both_diverged=both_diverged)
+    diverged = f"; {_diverged_text(second)} there" if second.diverged else ""
     if test.low is None or test.high is None:
-        if math.isinf(test.estimate) or (second.diverged and not best.diverged):
+        if second.diverged:
             return f"The second best, {name}: {_diverged_text(second)}; n={test.design} is too few for an interval."
-        reason = "no interval from one pair" if len(differences) == 1 else "too few for an interval"
-        return f"{undecided}: {_difference_text(test)}n={test.design}, {reason}{_diverged_note(second)}."
+        return f"{undecided}: {_difference_text(test)}n={test.design} is too few for an interval."
     name_of_test = "" if test.test == "paired t" else f", {test.test}"
-    details = f"({_difference_text(test)}n={test.design}{name_of_test}{_diverged_note(second)})"
+    details = f"({_difference_text(test)}n={test.design}{name_of_test}{diverged})"
     if test.high < 0:
         margin = "Far" if math.isinf(test.estimate) else f"{-test.estimate:.4f} nats/token"
         return f"{margin} below the second best, {name} {details}."
@@ -93,21 +98,10 @@ def _difference_text(test: PairedTest) -> str:
     return " ".join(parts) + ", " if parts else ""
 
 
-def _explain_no_best(cells: Sequence[Cell], first: Cell, by: Sequence[str]) -> str:
-    if reason := reason_not_comparable(_results(cells)):
-        return f"No best cell: {reason}."
-    if not _has_finite_loss(first):
-        return "No best cell: every run that has ended diverged."
-    return f"{_name(first, by)}: validation loss {_loss_text(first)}, {_lr_text(first)}; no other cell to compare with."
-
-
 def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str], by: Sequence[str]) -> str:
     """Count the runs that diverged, failed, are stuck, regressed, or have not finished, by cell."""
     total = sum(len(cell.runs) for cell in cells) + len(missing)
-    outcomes = {
-        "diverged": DIVERGED, "failed": FAILED, "stuck at the unigram entropy": STUCK, "regressed": REGRESSED,
-        "damaged": DAMAGED, "not finished": UNFINISHED,
-    }  # fmt: skip
+    outcomes = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
     counts = {text: {_name(cell, by): cell.count(outcome) for cell in cells} for text, outcome in outcomes.items()}
     parts = []
     for text, by_name in {**counts, "in no cell": Counter(missing)}.items():
@@ -130,12 +124,8 @@ def _selection_note(cells: Sequence[Cell], best: int | None) -> list[str]:
     return [f"Note: {' and '.join(selected)} {verb} selected on this same loss, so {loss} optimistic."]
 
 
-def _has_finite_loss(cell: Cell) -> bool:
-    return any(map(math.isfinite, cell.best_losses.values()))
-
-
-def _results(cells: Sequence[Cell]) -> list[RunResult]:
-    return [run for cell in cells for run in cell.runs if run.has_loss]
+def _reason_not_comparable(cells: Sequence[Cell]) -> str:
+    return reason_not_comparable([run for cell in cells for run in cell.runs if run.has_loss])
 
 
 def _loss_text(cell: Cell) -> str:
@@ -158,7 +148,3 @@ def _lr_text(cell: Cell) -> str:
 def _diverged_text(cell: Cell) -> str:
     n = len(cell.best_losses)
     return f"{cell.diverged} of {n} {'seed' if n == 1 else 'seeds'} diverged"
-
-
-def _diverged_note(cell: Cell) -> str:
-    return f"; {_diverged_text(cell)} there" if cell.diverged else ""

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normlab.errors import ConfigError, one_line, unknown
-from normlab.report.compare.data import Row, page_data
+from normlab.report.compare.data import page_data
 from normlab.report.pages.shell import check_page, page, write_page
+from normlab.report.tables import Row
 from normlab.store.files import write_atomic
 from normlab.store.query import NOT_STARTED, select_runs
 
@@ -67,7 +68,13 @@ def write_compare(
         print(f"normlab: {one_line(line)}", file=sys.stderr)
     body = (ASSETS / "body.html").read_text(encoding="utf-8")
     write_page(path, page(data["title"], body, data, [ASSETS / name for name in ASSET_NAMES]))
-    images = _write_images(path) if format == PNG else []
+    images: list[Path] = []
+    if format == PNG:
+        from normlab.report.pages.browser import export_images
+
+        for name, content in export_images(path).items():
+            images.append(path.with_name(f"{path.stem}-{name}.png"))
+            write_atomic(images[-1], content)
     if open:
         webbrowser.open(path.resolve().as_uri())
     return data["summary"], [*images, path]
@@ -79,16 +86,6 @@ def _warnings(data: Row) -> list[str]:
     for run in data["runs"]:
         problems = [problem for problem in run["problems"] if not any(problem in warning for warning in warnings)]
         if problems and run["state"] != NOT_STARTED:
-            lines.append(f"run {run['id']}: {'; '.join(problems)}")
+            text = "; ".join(problems).replace(f" of run {run['id']}", "")
+            lines.append(f"run {run['id']}: {text}")
     return [*warnings, *lines]
-
-
-def _write_images(page_path: Path) -> list[Path]:
-    """Write every figure of a page as an image beside it."""
-    from normlab.report.pages.browser import export_images
-
-    paths: list[Path] = []
-    for name, content in export_images(page_path).items():
-        paths.append(page_path.with_name(f"{page_path.stem}-{name}.png"))
-        write_atomic(paths[-1], content)
-    return paths

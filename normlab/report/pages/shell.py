@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from normlab.errors import ConfigError
@@ -50,34 +51,22 @@ def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path],
         assets: Styles (.css) and scripts (.js) in loading order, after the shared ones. Scripts share one scope.
         plotly: Include Plotly's library (5 MB).
     """
-    styles = _read_joined([SHARED / "base.css", *assets], ".css")
     scripts = [_read_joined([SHARED / "base.js", *assets], ".js")]
     if plotly:
         from plotly.offline import get_plotlyjs
 
         scripts.insert(0, get_plotlyjs())
-    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
-    policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
-    return "\n".join([
-        "<!doctype html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        '<link rel="icon" href="data:,">',
-        f"<title>{html.escape(title)}</title>",
-        f"<style>\n{styles}</style>",
-        "</head>",
-        "<body>",
-        body,
-        f'<script type="application/json" id="data">{as_json(data)}</script>',
-        *(f"<script>{script}</script>" for script in scripts),
-        "</body>",
-        "</html>",
-        "",
-    ])  # fmt: skip
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    shell = Template((SHARED / "shell.html").read_text(encoding="utf-8"))
+    return shell.substitute(
+        policy=f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:",
+        title=html.escape(title),
+        styles=_read_joined([SHARED / "base.css", *assets], ".css"),
+        body=body,
+        data=as_json(data),
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+    )
 
 
 def write_page(path: Path, text: str) -> None:
@@ -112,7 +101,3 @@ def _is_html(path: Path) -> bool:
 
 def _read_joined(paths: Sequence[Path], suffix: str) -> str:
     return "".join(path.read_text(encoding="utf-8") for path in paths if path.suffix == suffix)
-
-
-def _sha256(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -7,9 +7,10 @@ import math
 
 import pytest
 
-from normlab.report.cells import group_cells, rank_cells, read_results
+from normlab.report.cells import group_cells, rank_cells
 from normlab.report.compare.summary_text import best_cell, summary_sentences
 from normlab.report.intervals import mean_interval, paired_test
+from normlab.report.results import read_results
 from normlab.store.query import find_runs
 
 
@@ -75,8 +76,8 @@ def test_one_pair_and_no_pair(make, read_cells):
     make("rmsnorm", [2.1])
     assert summary_sentences(read_cells())[:2] == [
         "rmsnorm has the lowest validation loss: 2.1000 nats/token (n=1, no interval), at lr 0.001.",
-        "Not significantly better than the second best, layernorm: paired difference -0.1000, n=1, no interval from "
-        "one pair.",
+        "Not significantly better than the second best, layernorm: paired difference -0.1000, n=1 is too few for "
+        "an interval.",
     ]
     make("dyt", [2.15], first_seed=7)
     assert summary_sentences(read_cells())[1] == (
@@ -99,12 +100,10 @@ def test_diverged_seed_ranks_last_and_is_reported(make, read_cells):
 def test_diverged_seeds_in_every_cell(make, read_cells):
     make("layernorm", [math.inf, math.inf, 2.0])
     make("rmsnorm", [math.inf, 2.2, 2.3])
-    first, *_, third = summary_sentences(read_cells())
-    assert first == (
-        "rmsnorm ranks first, but every cell has diverged seeds: 1 of 3 seeds diverged; mean of the others 2.2500 "
-        "nats/token, at lr 0.001."
-    )
-    assert third == "Of 6 runs, 3 diverged: layernorm (2), rmsnorm (1)."
+    assert best_cell(read_cells()) is None
+    first, second = summary_sentences(read_cells())
+    assert first == "No best cell: in every cell with a result, a run diverged, is stuck or regressed."
+    assert second == "Of 6 runs, 3 diverged: layernorm (2), rmsnorm (1)."
 
 
 def test_best_cell_against_one_whose_seeds_all_diverged(make, read_cells):
@@ -196,7 +195,7 @@ def test_all_diverged(make, read_cells):
     cells = read_cells()
     assert best_cell(cells) is None
     assert summary_sentences(cells) == [
-        "No best cell: every run that has ended diverged.",
+        "No best cell: in every cell with a result, a run diverged, is stuck or regressed.",
         "Of 3 runs, 3 diverged: layernorm (2), rmsnorm (1).",
     ]
 
@@ -233,10 +232,25 @@ def test_no_run_has_a_result(make, read_cells):
 def test_stuck_and_regressed(make, read_cells):
     make("rmsnorm", [3.3, 2.0])
     make("layernorm", [2.5])
-    assert summary_sentences(read_cells())[-1] == "Of 3 runs, 1 stuck at the unigram entropy: rmsnorm (1)."
+    assert summary_sentences(read_cells())[-1] == "Of 3 runs, 1 stuck: rmsnorm (1)."
     make("dyt", [3.3, 3.3], best=2.6)
-    text = "Of 5 runs, 1 stuck at the unigram entropy: rmsnorm (1); 2 regressed: dyt (2)."
+    text = "Of 5 runs, 1 stuck: rmsnorm (1); 2 regressed: dyt (2)."
     assert summary_sentences(read_cells())[-2] == text
+
+
+@pytest.mark.parametrize(("loss", "best"), [(3.3, 3.3), (3.3, 2.4)], ids=["stuck", "regressed"])
+def test_stuck_or_regressed_cell_is_never_the_best(make, read_cells, loss, best):
+    make("rmsnorm", [loss, loss], best=best)
+    make("layernorm", [4.5, 4.5])  # above the band: it has learned less, and is on its way down
+    make("dyt", [loss, 2.0], best=best if best < 3 else None)
+    cells = read_cells()
+    assert [cells[index].name for index in rank_cells(cells)] == ["layernorm", "dyt", "rmsnorm"]
+    assert summary_sentences(cells)[0].startswith(
+        "layernorm has the lowest validation loss of the cells in which no run diverged, is stuck or regressed: 4.5000"
+    )
+    without = [cell for cell in cells if cell.name != "layernorm"]
+    assert best_cell(without) is None
+    assert summary_sentences(without)[0].startswith("No best cell: in every cell with a result, a run diverged, is")
 
 
 def test_cells_on_different_corpora_are_not_ranked(make, read_cells):

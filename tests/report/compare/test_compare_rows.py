@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from normlab.report.intervals import mean_interval
-from normlab.report.summary import COLUMNS
+from normlab.report.runs_table import COLUMNS
 
 ADDED_TO_CELLS = {"index", "label", "runs", "at_best", "text"}
 

@@ -82,7 +82,7 @@ function drawRates(width) {
     yaxis: "y2",
     showlegend: false,
     marker: { color: bars.map((cell) => styleOf(cell.index).colour) },
-    text: bars.map((cell) => cell.lr_sensitivity.toFixed(3)),
+    text: bars.map((cell) => cell.text.S),
     textposition: "auto",
     cliponaxis: false,
     customdata: bars.map((cell) => [cell.text["usable lr"] || "none", cell.text["edge lr"] || "not in the grid"]),

@@ -147,12 +147,9 @@ function addCellTable() {
 
 function addRunTable() {
   /** A numeric column of a run's record. */
-  const numeric = (name, key, text = (value) => value.toFixed(4)) => ({
+  const numeric = (name, key) => ({
     name,
-    text: (run) => {
-      const value = number(run[key]);
-      return value === null ? "" : Number.isFinite(value) ? text(value) : String(value);
-    },
+    text: (run) => run.text[key],
     value: (run) => number(run[key]),
     number: true,
   });
@@ -180,9 +177,9 @@ function addRunTable() {
       numeric("train loss", "train_loss"),
       {
         ...numeric("step", "step"),
-        text: (run) => (run.step === null ? "" : `${run.step}/${run.steps ?? "?"}`),
+        text: ({ text }) => (text.step === "" ? "" : `${text.step}/${text.steps || "?"}`),
       },
-      numeric("tok/s", "tokens_per_s", (value) => Math.round(value).toLocaleString("en")),
+      numeric("tok/s", "tokens_per_s"),
       ...(RUNS.some((run) => run.note) ? [note] : []),
     ],
     rows: () => RUNS.filter(matches).sort((a, b) => compareValues(finalLoss(a), finalLoss(b))),

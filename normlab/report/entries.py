@@ -1,14 +1,12 @@
-"""`normlab list`: the entries of the catalogue and of plugins, as rows or one as text; and the runs of a folder."""
+"""`normlab list`: the entries of the catalogue and of plugins, as rows, or one as text."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -17,13 +15,8 @@ from normlab.errors import ConfigError, unknown
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
 from normlab.plugins import registered_by_plugins
-from normlab.report.render import render_table
-from normlab.report.summary import row_of
-from normlab.store.query import select_runs
-from normlab.store.record import Setting
-from normlab.store.schema import number
+from normlab.report.tables import Row, render_table
 
-Row = dict[str, Any]
 Entry = dict[str, Any]
 
 _DECLARED = (
@@ -141,30 +134,6 @@ def _preset_text(entry: Entry) -> str:
     if entry["formula"] != _norm_formulas().get(entry.get("preset_of")):
         return ""
     return f"{entry['preset_of']} with {', '.join(f'{option}={value}' for option, value in entry['sets'].items())}"
-
-
-# Runs
-
-RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
-"""Keys of a row of `normlab list runs`, in order."""
-
-
-def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> list[Row]:
-    """Return a row of `RUN_COLUMNS` for each run of a folder, sweep or run, newest first.
-
-    Raises:
-        StoreError: There is no run.
-    """
-    runs = select_runs([os.fspath(path)], results_dir).started
-    newest_first = sorted(runs, key=lambda run: _unix_time(run.created), reverse=True)
-    return [{key: row[key] for key in RUN_COLUMNS} for row in map(row_of, newest_first)]
-
-
-def _unix_time(created: Setting) -> float:
-    try:
-        return number(created) or datetime.fromisoformat(str(created)).timestamp()
-    except ValueError:
-        return 0.0
 
 
 # One entry

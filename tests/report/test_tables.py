@@ -9,8 +9,8 @@ import re
 import pytest
 
 from normlab.errors import NormlabError
-from normlab.report.render import FORMATS, render
-from normlab.report.summary import COLUMNS, summarize
+from normlab.report.runs_table import COLUMNS, summarize
+from normlab.report.tables import FORMATS, render
 
 HOSTILE = [
     "[red]x[/red]",

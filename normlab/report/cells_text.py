@@ -1,4 +1,4 @@
-"""Render a report on cells for people: few columns, losses with interval and n, and notes on what they mean."""
+"""The cells of a sweep for people: few columns, losses with interval and n, and notes on what they mean."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from normlab.report.by import BEST, SHARED, Report, Row
-from normlab.report.cells import STATES, Cell
+from normlab.report.cells import Cell
+from normlab.report.cells_table import BEST, SHARED, CellsTable
 from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format_losses, mean_interval
 from normlab.report.learning_rates import EDGE
-from normlab.report.render import render
+from normlab.report.results import STATES
+from normlab.report.tables import Row, render
 from normlab.store.outcome import RULES, WHOLE_TEXT_NOTE
 from normlab.store.schema import FINISHED
 
-GIB = 2**30
 NO_SENSITIVITY = "-"
 """S of a cell without a usable learning rate."""
 SPIKE_RULE = "loss_olmo_core"
 """The rule whose count the table has; JSON has all of them."""
 
 
-def render_report(report: Report, format: str) -> str:
-    """Render the report in one of `render.FORMATS`; JSON and CSV hold every value.
+def render_cells(table: CellsTable, format: str) -> str:
+    """Render the cells in one of `tables.FORMATS`; JSON and CSV hold every value.
 
     Raises:
         NormlabError: The format is unknown.
     """
     if format == "json":
-        return render(report.rows, format)
+        return render(table.rows, format)
     if format == "csv":
-        flat = [_flatten(row) for row in report.rows]
+        flat = [_flatten(row) for row in table.rows]
         keys = dict.fromkeys(key for row in flat for key in row)  # a cell without spikes has no keys for the rules
         return render([{key: row.get(key) for key in keys} for row in flat], format)
-    text, lines = render(table_rows(report), format), notes(report)
+    text, lines = render(table_rows(table), format), notes(table)
     if format == "markdown":
         return "\n\n".join([text, "\n".join(f"- {line}" for line in lines)])
     width = max(shutil.get_terminal_size((160, 24)).columns, 56)
     return "\n\n".join([text, "\n".join(textwrap.fill(line, width, subsequent_indent="  ") for line in lines)])
 
 
-def table_rows(report: Report) -> list[Row]:
+def table_rows(table: CellsTable) -> list[Row]:
     """Return the columns of the table as text, without those that are empty or repeat others."""
-    rows = [_table_row(row, cell, report.by) for row, cell in zip(report.rows, report.cells, strict=True)]
-    repeats_best = all(row["lr"] == row["shared_lr"] for row in report.rows)
+    rows = [_table_row(row, cell, table.by) for row, cell in zip(table.rows, table.cells, strict=True)]
+    repeats_best = all(row["lr"] == row["shared_lr"] for row in table.rows)
     hidden = [
         key for key in rows[0] if not any(row[key] for row in rows) or (repeats_best and key.endswith(" shared lr"))
     ]
@@ -54,30 +54,29 @@ def table_rows(report: Report) -> list[Row]:
 
 
 def _table_row(row: Row, cell: Cell, by: Sequence[str]) -> Row:
-    usable = row["usable_lr"] or ()
     losses = {lr: loss_text(by_replicate) for lr, by_replicate in cell.losses.items()}
     return {
         " ".join(by): row["cell"],
         "runs": f"{row['runs']}",
         **{state: f"{row[state] or ''}" for state in STATES if state != FINISHED},
-        "best lr": _lr_text(row["lr"]),
+        "best lr": _text(row["lr"], "g"),
         "val loss": losses.get(row["lr"], ""),
         "best val": loss_text(cell.lowest_losses.get(row["lr"], {})),
         **_comparison_texts(row, BEST, ""),
         "val loss at shared lr": losses.get(row["shared_lr"], ""),
         **_comparison_texts(row, SHARED, " at shared lr"),
         "S": _sensitivity_text(row),
-        "usable lr": "-".join(map(_lr_text, dict.fromkeys(usable))),
-        "edge lr": _lr_text(row["edge_lr"]),
+        "usable lr": "-".join(f"{lr:g}" for lr in dict.fromkeys(row["usable_lr"] or ())),
+        "edge lr": _text(row["edge_lr"], "g"),
         **(_target_text(row) if "target" in row else {}),
-        "tok/s": "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
-        "memory": "" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / GIB:.2f} GiB",
+        "tok/s": _text(row["tokens_per_s"], ",.0f"),
+        "memory": "" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 2**30:.2f} GiB",
         "spikes": _spikes_text(row),
     }
 
 
-def _lr_text(lr: float | None) -> str:
-    return "" if lr is None else f"{lr:g}"
+def _text(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def loss_text(losses: Mapping[Replicate, float]) -> str:
@@ -89,14 +88,10 @@ def loss_text(losses: Mapping[Replicate, float]) -> str:
     return f"{format_losses(losses)} (n={design_of(losses)})" if losses else ""
 
 
-def _count_text(n: int, crossed: Sequence[int] | None) -> str:
-    return str(Design(n, (crossed[0], crossed[1]) if crossed else (n, n)))
-
-
 def _sensitivity_text(row: Row) -> str:
-    if row["lr_sensitivity"] is not None:
-        return f"{row['lr_sensitivity']:.4f}"
-    return NO_SENSITIVITY if len(row["learning_rates"]) > 1 else ""
+    if row["lr_sensitivity"] is None:
+        return NO_SENSITIVITY if len(row["learning_rates"]) > 1 else ""
+    return f"{row['lr_sensitivity']:.4f}"
 
 
 def _comparison_texts(row: Row, prefix: str, suffix: str) -> Row:
@@ -107,9 +102,10 @@ def _comparison_texts(row: Row, prefix: str, suffix: str) -> Row:
     if row[f"{prefix}difference"] is not None:
         low, high = row[f"{prefix}difference_low"], row[f"{prefix}difference_high"]
         interval = "" if low is None else f" [{low:+.4f}, {high:+.4f}]"
-        ranks = " by ranks" if str(row[f"{prefix}test"]).startswith("signed-rank") else ""
-        n = _count_text(row[f"{prefix}pairs"], row[f"{prefix}pairs_crossed"])
-        difference = f"{row[f'{prefix}difference']:+.4f}{interval} (n={n}{ranks})"
+        ranks = " by ranks" if row[f"{prefix}test"].startswith("signed-rank") else ""
+        n, levels = row[f"{prefix}pairs"], row[f"{prefix}pairs_crossed"]
+        design = Design(n, (levels[0], levels[1]) if levels else (n, n))
+        difference = f"{row[f'{prefix}difference']:+.4f}{interval} (n={design}{ranks})"
     p_text = "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
     return {f"less baseline{suffix}": difference, f"p (Holm){suffix}": p_text}
 
@@ -126,32 +122,34 @@ def _spikes_text(row: Row) -> str:
     return f"{counts['spikes']} of {counts['of_steps']}" if counts and counts["of_steps"] else ""
 
 
-def notes(report: Report) -> list[str]:
+def notes(table: CellsTable) -> list[str]:
     """Return what the columns mean, and how they are selected and tested, a line each."""
-    rows = report.rows
+    rows = table.rows
     grid = sorted({len(row["learning_rates"]) for row in rows if row["learning_rates"]})
     lines = [
-        f"losses: nats/token, mean ± {LEVEL:.0%} interval over n seeds (Student t); of two seeds both",
+        f"losses: nats/token, mean ± half of its {LEVEL:.0%} interval over n seeds (Student's t); with two seeds, the "
+        "losses of both",
         *_design_notes(rows),
     ]
     if grid and grid[-1] > 1:
         k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))
         lines.append(
             f"best lr: the best of {k} learning rates, selected on this same validation loss, so its value is "
-            "optimistic; one at which a seed diverged is selected only if every one has such a seed"
+            "optimistic; a learning rate at which a seed diverged is selected only if a seed diverged at all of them"
         )
     shared = next((row["shared_lr"] for row in rows if row["shared_lr"] is not None), None)
     if shared is not None and any(row["lr"] != shared for row in rows):
-        lines.append(f"shared lr: {shared:g}, the same for every cell (the best mean rank over the cells, or --lr)")
+        lines.append(f"shared lr: {shared:g}, the same for every cell: that with the best mean rank, or --lr")
     lines += [f"{state}: {rule}" for state, rule in RULES.items() if any(row[state] for row in rows)]
-    old = sum(run.record.references.whole_text for cell in report.cells for run in cell.runs)
+    old = sum(run.record.references.whole_text for cell in table.cells for run in cell.runs)
     if old:
         lines.append(f"the outcomes of {old} older runs are judged by {WHOLE_TEXT_NOTE}")
     if any(row["lr_sensitivity"] is not None for row in rows):
         lines.append(
-            "S: mean over the learning rates of min(loss, ln V), less the lowest of a usable one; a diverged run "
-            "counts as ln V, so read S together with the number that diverged. Edge lr: the lowest learning rate above "
-            f"the best that is more than {EDGE:g} nats/token worse, or not usable"
+            "S: sensitivity to the learning rate, the mean over the learning rates of min(loss, ln V), minus the "
+            "lowest loss of a usable one; a diverged run counts as ln V, so read S together with the number that "
+            "diverged. Edge lr: the lowest learning rate above the best that is unusable, or worse by more than "
+            f"{EDGE:g} nats/token"
         )
     if any(_sensitivity_text(row) == NO_SENSITIVITY for row in rows):
         lines.append(
@@ -161,13 +159,14 @@ def notes(report: Report) -> list[str]:
     if any(row.get("baseline") for row in rows):
         m = sum(row.get("p") is not None for row in rows)
         lines.append(
-            f"less baseline: paired by seed and data order, negative is better; p of {m} comparisons with Holm's "
-            "correction. Paired t test; exact signed-rank test if a run of a pair diverged, which has the highest rank"
+            "less baseline: loss minus that of the baseline, paired by seed and data order; negative is better. "
+            f"p: of {m} comparisons with Holm's correction, by a paired t test, or by an exact signed-rank test if a "
+            "run of a pair diverged; a diverged run has the highest rank"
         )
     if any("target" in row for row in rows):
         lines.append(f"to {rows[0]['target']:g}: the first evaluation at or below it, at the best lr, mean over seeds")
     if any(row["spikes"] for row in rows):
-        lines.append(f"spikes: of the loss by the rule {SPIKE_RULE}, of the steps that it can judge, at the best lr")
+        lines.append(f"spikes: spikes of the loss, of the steps that the rule {SPIKE_RULE} judges, at the best lr")
     return lines
 
 
@@ -204,5 +203,5 @@ def _flatten(row: Row) -> dict[str, Any]:
         if isinstance(value, dict):
             flat |= _flatten({f"{key}.{name}": nested for name, nested in value.items()})
         else:
-            flat[key] = json.dumps(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+            flat[key] = json.dumps(value) if isinstance(value, list) else value
     return flat

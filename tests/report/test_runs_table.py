@@ -7,8 +7,8 @@ import os
 import pytest
 
 from normlab.errors import StoreError
-from normlab.report.render import FORMATS, render
-from normlab.report.summary import COLUMNS, summarize
+from normlab.report.runs_table import COLUMNS, summarize
+from normlab.report.tables import FORMATS, render
 from normlab.store.schema import seal
 
 
@@ -95,20 +95,6 @@ def test_unfinished_runs_have_a_state_and_a_note(make_run, tmp_path):
     assert rows["killed"]["note"].startswith("killed at step 60 of 100; the same command resumes")
     assert "record version 99" in rows["old"]["note"]
     assert rows["old"]["val_loss"] == 2.0
-
-
-def test_note_names_the_checkpoint_to_resume_from(make_run, tmp_path):
-    for run_id, saved in (("a", 50), ("b", 40), ("c", None)):
-        make_run(run_id, "interrupted", status={"step": 50, "checkpoint": saved})
-    notes = [row["note"] for row in summarize(tmp_path)]
-    assert notes == [
-        f"interrupted at step 50 of 100; the same command resumes from {where}"
-        for where in (
-            "there",
-            "its checkpoint of step 40, or a later one",
-            "its last checkpoint, or from the start",
-        )
-    ]
 
 
 def test_unknown_fields_and_changed_environments_are_noted(make_run, tmp_path):

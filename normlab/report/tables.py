@@ -64,12 +64,12 @@ def render(rows: Sequence[Row], format: str = "table", width: int | None = None)
 def _markdown(rows: Sequence[Row]) -> str:
     keys = list(rows[0])
     table = [
-        [column_title(key) for key in keys],
-        ["---:" if is_numeric(key) else "---" for key in keys],
+        [_TITLES.get(key, key) for key in keys],
+        ["---:" if key in _FORMATS else "---" for key in keys],
         *([_escape(format_value(key, row[key])) for key in keys] for row in rows),
     ]
     lines = [f"| {' | '.join(cells)} |" for cells in table]
-    if warning := corpora_note(rows):
+    if warning := _corpora_note(rows):
         lines += ["", _escape(warning)]
     return "\n".join(lines)
 
@@ -105,16 +105,6 @@ _LARGE = 1e5
 """Losses from here on have four significant digits instead of four decimals."""
 
 
-def column_title(key: str) -> str:
-    """Return the heading of a column."""
-    return _TITLES.get(key, key)
-
-
-def is_numeric(key: str) -> bool:
-    """Whether a column holds numbers, which are aligned to the right."""
-    return key in _FORMATS
-
-
 def format_value(key: str, value: Any) -> str:
     """Return a value as text, empty for None; control characters are escaped, because a name may hold any."""
     if value is None:
@@ -136,20 +126,20 @@ def _local_time(created: Any) -> Any:
         return created
 
 
-def corpus_label(row: Row) -> str:
+def _corpus_label(row: Row) -> str:
     """Return the corpus's name with the beginning of its hash: two texts can have the same name."""
     return f"{format_value('corpus', row['corpus'])} {format_value('corpus_sha256', row['corpus_sha256'])[:8]}".strip()
 
 
-def old_baselines_note(rows: Sequence[Row]) -> str:
+def _old_baselines_note(rows: Sequence[Row]) -> str:
     """Return a note on runs whose `vs_bigram` uses baselines of the whole validation text; empty if there are none."""
     old = sum(bool(row.get("baselines")) and row.get("vs_bigram") is not None for row in rows)
     return f"vs bigram of {_runs(old)} with older records: {WHOLE_TEXT_NOTE}" if old else ""
 
 
-def corpora_note(rows: Sequence[Row]) -> str:
+def _corpora_note(rows: Sequence[Row]) -> str:
     """Return a warning where the runs have different corpora; empty if they have the same."""
-    counts = Counter(corpus_label(row) for row in rows if row.get("corpus_sha256"))
+    counts = Counter(_corpus_label(row) for row in rows if row.get("corpus_sha256"))
     if len(counts) < 2:
         return ""
     listed = ", ".join(f"{corpus}: {_runs(n)}" for corpus, n in counts.items())
@@ -178,27 +168,32 @@ _MIN_TEXT = 8
 """Width that a text column keeps in the narrowest terminal."""
 
 Columns = dict[str, list[str]]
-"""The cells of each column, by key."""
+"""The texts of each column, by key."""
 
 
 def render_table(rows: Sequence[Row], width: int) -> str:
     """Render rows in lines of at most `width` characters (at least 56): numbers to the right, long texts folded."""
     width = max(width, _MIN_WIDTH)
     if len(rows) == 1:
-        texts = {column_title(key): format_value(key, value) for key, value in rows[0].items()}
+        texts = {_TITLES.get(key, key): format_value(key, value) for key, value in rows[0].items()}
         indent = max(map(len, texts)) + _GAP
         return _fold_lines([title.ljust(indent) + text for title, text in texts.items() if text], width, indent)
     columns = _columns(rows)
-    shared = _take_shared(columns) if "run" in columns else {}
-    dropped = _drop_columns(columns, width)
+    shared: dict[str, str] = {}
+    for key in _SHARED if "run" in columns else ():
+        values = set(columns.get(key, ())) - {""}
+        if len(values) == 1:
+            shared[key] = values.pop()
+            del columns[key]
+    dropped, widths = _fit(columns, width)
     named = zip(_names(rows), rows, strict=True)
     below = [f"{name}: {format_value('note', row['note'])}" for name, row in named if row.get("note")]
-    below += [old_baselines_note(rows), corpora_note(rows)]
+    below += [_old_baselines_note(rows), _corpora_note(rows)]
     if dropped:
-        titles = ", ".join(map(column_title, dropped))
+        titles = ", ".join(_TITLES.get(key, key) for key in dropped)
         below.append(f"not shown: {titles} (use a wider terminal, or --format json for all values)")
-    above = "in common: " + ", ".join(f"{column_title(key)} {value}" for key, value in shared.items())
-    parts = [_fold_lines([above] if shared else [], width), _grid(columns, width), _fold_lines(below, width)]
+    above = "in common: " + ", ".join(f"{_TITLES.get(key, key)} {value}" for key, value in shared.items())
+    parts = [_fold_lines([above] if shared else [], width), _grid(columns, widths), _fold_lines(below, width)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -210,11 +205,11 @@ def _columns(rows: Sequence[Row]) -> Columns:
     if "step" in columns and "steps" in columns:
         pairs = zip(columns["step"], columns.pop("steps"), strict=True)
         columns["step"] = [f"{step}/{steps}" if step and steps else step for step, steps in pairs]
-    if corpora_note(rows):
-        columns["corpora"] = [corpus_label(row) for row in rows]
+    if _corpora_note(rows):
+        columns["corpora"] = [_corpus_label(row) for row in rows]
         columns.pop("corpus")
     hidden = ("id", "corpus_sha256", "baselines", "note")
-    return {key: cells for key, cells in columns.items() if any(cells) and key not in hidden}
+    return {key: texts for key, texts in columns.items() if any(texts) and key not in hidden}
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
@@ -227,32 +222,17 @@ def _names(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _take_shared(columns: Columns) -> dict[str, str]:
-    """Remove the columns that have one value in all runs that name any, and return these values."""
-    shared = {}
-    for key in _SHARED:
-        values = set(columns.get(key, ())) - {""}
-        if len(values) == 1:
-            shared[key] = values.pop()
-            del columns[key]
-    return shared
-
-
-def _drop_columns(columns: Columns, width: int) -> list[str]:
-    """Remove columns in `_DROP_ORDER` until the rest fits, and return their keys. The first column stays."""
-    dropped = []
+def _fit(columns: Columns, width: int) -> tuple[list[str], dict[str, int]]:
+    """Remove columns in `_DROP_ORDER` until the rest fits; return their keys, and the width of each other column."""
+    dropped: list[str] = []
     first = next(iter(columns))
-    for key in _DROP_ORDER:
-        if _total(_widths(columns, width, _min_text(width))) <= width:
-            break
-        if key != first and columns.pop(key, None):
+    for key in ("", *(key for key in _DROP_ORDER if key in columns and key != first)):
+        if columns.pop(key, None):
             dropped.append(key)
-    return dropped
-
-
-def _min_text(width: int) -> int:
-    """Width that a text column keeps while there are columns to leave out."""
-    return max(24, width // 3)
+        widths = _widths(columns, width, max(24, width // 3))
+        if _total(widths) <= width:
+            return dropped, widths
+    return dropped, _widths(columns, width, _MIN_TEXT)
 
 
 def _widths(columns: Columns, width: int, min_text: int) -> dict[str, int]:
@@ -261,11 +241,12 @@ def _widths(columns: Columns, width: int, min_text: int) -> dict[str, int]:
     The first column does not fold, because it is a name to type; only a run's name can have any length.
     """
     first = next(iter(columns))
-    widths = {key: max(map(_cell_len, [column_title(key), *cells])) for key, cells in columns.items()}
-    texts = {key: min(widths[key], width) for key in columns if not is_numeric(key) and (key != first or key == "run")}
-    words = {key: max(map(_cell_len, " ".join([column_title(key), *columns[key]]).split())) for key in texts}
-    widths |= texts
-    while _total(widths) > width and (wide := [key for key in texts if widths[key] > min_text]):
+    cells = {key: [_TITLES.get(key, key), *texts] for key, texts in columns.items()}
+    widths = {key: max(map(_cell_len, texts)) for key, texts in cells.items()}
+    foldable = [key for key in columns if key not in _FORMATS and (key != first or key == "run")]
+    words = {key: max(map(_cell_len, " ".join(cells[key]).split())) for key in foldable}
+    widths |= {key: min(widths[key], width) for key in foldable}
+    while _total(widths) > width and (wide := [key for key in foldable if widths[key] > min_text]):
         widest = max([key for key in wide if widths[key] > words[key]] or wide, key=widths.__getitem__)
         widths[widest] -= 1
     return widths
@@ -275,22 +256,17 @@ def _total(widths: dict[str, int]) -> int:
     return sum(widths.values()) + _GAP * (len(widths) - 1)
 
 
-def _grid(columns: Columns, width: int) -> str:
-    widths = _widths(columns, width, _min_text(width))
-    if _total(widths) > width:
-        widths = _widths(columns, width, _MIN_TEXT)
+def _grid(columns: Columns, widths: dict[str, int]) -> str:
     lines: list[str] = []
-    for row in [tuple(map(column_title, columns)), *zip(*columns.values(), strict=True)]:
+    for row in [tuple(_TITLES.get(key, key) for key in columns), *zip(*columns.values(), strict=True)]:
         folded = [_fold(text, widths[key]) for key, text in zip(columns, row, strict=True)]
         for texts in itertools.zip_longest(*folded, fillvalue=""):
-            padded = [_pad(text, widths[key], is_numeric(key)) for key, text in zip(columns, texts, strict=True)]
+            padded: list[str] = []
+            for key, text in zip(columns, texts, strict=True):
+                gap = " " * (widths[key] - _cell_len(text))
+                padded.append(gap + text if key in _FORMATS else text + gap)
             lines.append((" " * _GAP).join(padded).rstrip())
     return "\n".join([lines[0], "-" * max(map(_cell_len, lines)), *lines[1:]])
-
-
-def _pad(text: str, width: int, right: bool) -> str:
-    gap = " " * (width - _cell_len(text))
-    return gap + text if right else text + gap
 
 
 def _fold(text: str, width: int) -> list[str]:

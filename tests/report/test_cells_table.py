@@ -12,9 +12,9 @@ import pytest
 from scipy import stats
 
 from normlab.errors import ConfigError, NormlabError, StoreError
-from normlab.report.by import Options, summarize_by
-from normlab.report.by_text import notes, render_report, table_rows
-from normlab.report.cells import MAX_DAMAGED
+from normlab.report.cells_table import summarize_by
+from normlab.report.cells_text import notes, render_cells, table_rows
+from normlab.report.results import MAX_DAMAGED
 from normlab.store.plans import Job, Plan, sweep_folder, write_plan
 from normlab.store.schema import seal
 
@@ -36,7 +36,7 @@ def make(make_run):
 
 
 def rows(path, by="norm", **options):
-    return {row["cell"]: row for row in summarize_by(path, by.split(","), Options(**options)).rows}
+    return {row["cell"]: row for row in summarize_by(path, by.split(","), **options).rows}
 
 
 def test_cell_has_losses_at_its_best_and_at_the_shared_learning_rate(make, tmp_path):
@@ -235,7 +235,7 @@ def test_pair_with_a_diverged_run_counts_as_a_loss(make, tmp_path):
     )
     assert row["p"] == pytest.approx(shifted.pvalue)
     assert "seeds with a result on one side of its comparison only: 1" in row["warnings"]
-    assert "by ranks" in table_rows(summarize_by(tmp_path, ["norm"], Options(against="norm=layernorm")))[2][
+    assert "by ranks" in table_rows(summarize_by(tmp_path, ["norm"], against="norm=layernorm"))[2][
         "less baseline"
     ]  # fmt: skip
 
@@ -263,7 +263,20 @@ def test_by_and_format_are_checked(make, tmp_path):
         with pytest.raises(ConfigError, match="each once"):
             rows(tmp_path, bad)
     with pytest.raises(NormlabError, match="unknown format 'xml'"):
-        render_report(summarize_by(tmp_path, ["norm"]), "xml")
+        render_cells(summarize_by(tmp_path, ["norm"]), "xml")
+
+
+def test_short_option_names_are_accepted_where_they_mean_one_option(make, tmp_path):
+    make("layernorm", 1e-3, 0, 2.0)
+    make("layernorm", 1e-3, 0, 2.1, depth=8)
+    make("rmsnorm", 1e-3, 0, 2.2, depth=8)
+    table = summarize_by(tmp_path, ["norm", "depth"], against="n_layer=8", where=["depth>=4"])
+    assert table.by == ["norm", "model.depth"]
+    assert [row["baseline"] for row in table.rows] == ["layernorm 8", None, None]
+    with pytest.raises(ConfigError, match=r"--by name: is ambiguous; write norm.name or optim.name or placement.name"):
+        rows(tmp_path, "name")
+    with pytest.raises(ConfigError, match="each once"):
+        rows(tmp_path, "depth,model.depth")
 
 
 def test_damaged_runs_are_left_out_with_a_warning(make, tmp_path):
@@ -330,7 +343,7 @@ def test_cell_without_an_outcome_has_a_row(make, tmp_path):
     row = rows(tmp_path, against="norm=layernorm", target=2.5)["layernorm"]
     assert (row["failed"], row["val_loss"], row["lr"], row["steps_to_target"]) == (1, None, None, None)
     for format in ("table", "json", "csv", "markdown"):
-        assert render_report(summarize_by(tmp_path, ["norm"], Options(against="norm=layernorm")), format)
+        assert render_cells(summarize_by(tmp_path, ["norm"], against="norm=layernorm"), format)
 
 
 def test_steps_and_seconds_to_a_target_are_read_from_the_metrics(make, tmp_path):
@@ -344,7 +357,7 @@ def test_steps_and_seconds_to_a_target_are_read_from_the_metrics(make, tmp_path)
     assert (row["steps_to_target"], row["seconds_to_target"], row["target_reached"]) == (15, 2.25, 2)
     row = rows(tmp_path, target=2.25)["rmsnorm"]
     assert (row["steps_to_target"], row["target_reached"], row["target_runs"]) == (None, 1, 2)
-    report = summarize_by(tmp_path, ["norm"], Options(target=2.25))
+    report = summarize_by(tmp_path, ["norm"], target=2.25)
     assert table_rows(report)[0]["to 2.25"] == "1 of 2"
 
 
@@ -363,9 +376,9 @@ def test_json_and_csv_have_all_values(make, tmp_path):
     make("rmsnorm", 1e-3, 0, math.inf, status={"spikes": {"clipped": {"spikes": 3, "of_steps": 100}}})
     make("layernorm", 1e-3, 0, 2.0)
     report = summarize_by(tmp_path, ["norm"])
-    layer, rms = json.loads(render_report(report, "json"))
+    layer, rms = json.loads(render_cells(report, "json"))
     assert (rms["val_loss"], rms["spikes"]["clipped"]["spikes"], layer["run_ids"]) == ("inf", 3, ["run0001"])
-    layer, rms = csv.DictReader(io.StringIO(render_report(report, "csv")))
+    layer, rms = csv.DictReader(io.StringIO(render_cells(report, "csv")))
     assert (rms["spikes.clipped.spikes"], layer["spikes.clipped.spikes"], rms["val_loss"]) == ("3", "", "inf")
     assert rms["learning_rates"] == "[0.001]"
 
@@ -390,10 +403,10 @@ def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path,
     for path in ("mine", sweep):
         report = summarize_by(path, ["norm"])
         assert [row["cell"] for row in report.rows] == ["rmsnorm"]
-        assert report.table_warnings == ["1 of the sweep's 3 runs have not started"]
+        assert report.table_warnings == ["1 of 3 runs has not started"]
     code, out, err = run_command("summarize", "mine", "--by", "norm")
     assert (code, "rmsnorm" in out) == (0, True)
-    assert "normlab: 1 of the sweep's 3 runs have not started" in err
+    assert "normlab: 1 of 3 runs has not started" in err
     assert run_command("summarize", "mine")[1].count("rmsnorm") >= 1
     for content in ("{", '{"jobs": []}', '{"jobs": [{"run_id": "../runs"}]}', '{"jobs": 3}'):
         (sweep / "plan.json").write_text(content)
@@ -439,7 +452,7 @@ def crossed_runs(make, a: int, b: int) -> dict[str, np.ndarray]:
 
 def test_crossed_seeds_are_not_independent_runs(make, tmp_path):
     losses = crossed_runs(make, 6, 6)
-    report = summarize_by(tmp_path, ["norm"], Options(against="norm=layernorm"))
+    report = summarize_by(tmp_path, ["norm"], against="norm=layernorm")
     row = {row["cell"]: row for row in report.rows}["rmsnorm"]
     assert (row["seeds"], row["seeds_crossed"], row["seeds_fixed"]) == (36, [6, 6], None)
     assert (row["pairs"], row["pairs_crossed"]) == (36, [6, 6])

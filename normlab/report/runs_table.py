@@ -6,14 +6,16 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 from normlab.errors import StoreError
 from normlab.report.settings import select_where
+from normlab.report.tables import Row
 from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.query import select_runs
 from normlab.store.reading import HOW_TO_FIX, Rows
-from normlab.store.record import RunRecord, Status, finite, or_unknown
+from normlab.store.record import RunRecord, Setting, Status, finite, or_unknown
 from normlab.store.schema import (
     DAMAGED,
     DIVERGED,
@@ -39,10 +41,10 @@ last finite validation loss of a diverged run, which has no rank; None for other
 bigram entropy. `baselines`: `whole text` for an older record, whose bigram entropy is of the whole validation text;
 None where it is of the evaluated windows.
 """
+RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
+"""Keys of a row of `normlab list runs`, in order."""
 _FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
 """What the status of every finished run has."""
-
-Row = dict[str, Any]
 
 
 def summarize(
@@ -64,6 +66,17 @@ def summarize(
     """
     runs = select_where(select_runs([os.fspath(path)], results_dir).started, where)
     return [{key: row[key] for key in COLUMNS} for row in sorted(map(row_of, runs), key=_sort_key)]
+
+
+def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> list[Row]:
+    """Return a row of `RUN_COLUMNS` for each run of a folder, sweep or run, newest first.
+
+    Raises:
+        StoreError: There is no run.
+    """
+    runs = select_runs([os.fspath(path)], results_dir).started
+    newest_first = sorted(runs, key=lambda run: _unix_time(run.created), reverse=True)
+    return [{key: row[key] for key in RUN_COLUMNS} for row in map(row_of, newest_first)]
 
 
 def row_of(run: RunRecord, rows: Callable[[], Rows] | None = None) -> Row:
@@ -161,12 +174,7 @@ def _state_note(run: RunRecord, row: Row) -> str:
         lines = (run.status.error or "").strip().splitlines()
         return f"failed{at_step}: {lines[0]}" if lines else f"failed{at_step}"
     if run.state in (KILLED, INTERRUPTED):
-        saved = run.status.checkpoint
-        if saved is None:  # the status is older than the first checkpoint, or is lost
-            checkpoint = "its last checkpoint, or from the start"
-        else:
-            checkpoint = "there" if saved == row["step"] else f"its checkpoint of step {saved}, or a later one"
-        return f"{run.state}{at_step}; the same command resumes from {checkpoint}"
+        return f"{run.state}{at_step}; the same command resumes it from its newest checkpoint"
     missing = [key for key in _FINISHED_COLUMNS if row[key] is None]
     if run.state == FINISHED and missing:
         return f"its {STATUS_FILE} has no {', '.join(missing)}: {HOW_TO_FIX[STATUS_FILE]}"
@@ -185,3 +193,10 @@ def _sort_key(row: Row) -> tuple[Any, ...]:
         loss if has_loss else 0.0,
         row["id"],
     )
+
+
+def _unix_time(created: Setting) -> float:
+    try:
+        return number(created) or datetime.fromisoformat(str(created)).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,354 @@
+"""`normlab summarize --by norm,placement`: one row for each cell (see `cells`), with its numbers and warnings.
+
+The numbers of a row are not rounded; their keys are those of JSON and CSV. With a baseline (`--against
+norm=layernorm`) a row has the difference of losses, paired by seed and data order: a pair is a run of each cell with
+the same seeds. If one of the two diverged, the difference is infinite; if both did, it is 0. Runs without an outcome
+form no pair.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normlab.config.option_names import meanings
+from normlab.errors import ConfigError, StoreError, unknown
+from normlab.report.cells import Cell, group_cells, table_warnings
+from normlab.report.intervals import PairedTest, Replicate, holm, mean_interval, paired_test
+from normlab.report.learning_rates import USABLE, sensitivity, shared_lr
+from normlab.report.results import STATES, RunResult, mixed_settings, read_results
+from normlab.report.settings import format_setting, parse_conditions, resolve_options, select_where
+from normlab.report.tables import Row
+from normlab.store.outcome import loss_of
+from normlab.store.query import select_runs
+from normlab.store.record import RunRecord
+from normlab.store.schema import number
+from normlab.store.series import Evaluation, evaluations
+
+BEST, SHARED = "", "shared_"
+"""Prefixes of the keys of a cell's numbers at its best learning rate, and at the one that all cells share."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellsTable:
+    """The cells with their numbers and warnings."""
+
+    by: Sequence[str]
+    rows: Sequence[Row]
+    """One for each cell, all with the same keys: the options of `by`, the numbers, the warnings."""
+    table_warnings: Sequence[str]
+    """Warnings about the table as a whole."""
+    cells: Sequence[Cell]
+    """The cells, in the order of the rows."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """All warnings; one that several cells have names all of them."""
+        cells_of: dict[str, list[str]] = {}
+        for row in self.rows:
+            for warning in row["warnings"]:
+                cells_of.setdefault(warning, []).append(row["cell"])
+        every = len(self.rows) if len(self.rows) > 1 else 0
+        named = {
+            warning: "every cell" if len(names) == every else ", ".join(names) for warning, names in cells_of.items()
+        }
+        return [*self.table_warnings, *(f"{names}: {warning}" for warning, names in named.items())]
+
+
+def summarize_by(
+    path: str | os.PathLike[str],
+    by: Sequence[str],
+    *,
+    where: Sequence[str] = (),
+    results_dir: str | os.PathLike[str] = "results",
+    **options: Any,
+) -> CellsTable:
+    """Return the cells of a results folder, a `runs` folder, a run or a sweep, from the records alone.
+
+    Args:
+        path: A folder, or the name of a sweep or a run, as for `query.select_runs`.
+        by: The options that define cells.
+        where: Conditions that the runs must meet.
+        results_dir: Where names are looked up.
+        options: Other options of `build_table`.
+
+    Raises:
+        ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
+        StoreError: There is no run, or none with a readable record.
+    """
+    results, warnings = read_results(select_runs([os.fspath(path)], results_dir).records)
+    if not results:
+        raise StoreError(f"{os.fspath(path)}: no run has a readable record; `normlab summarize` lists the reasons")
+    by = cell_options(by, [run.record for run in results])
+    kept = set(select_where([run.record for run in results], where))
+    return build_table([run for run in results if run.record in kept], by, warnings=warnings, **options)
+
+
+def cell_options(by: Sequence[str], runs: Sequence[RunRecord]) -> list[str]:
+    """Return the full names of the options of `--by`.
+
+    Raises:
+        ConfigError: The list is empty or has a duplicate, or no run has an option.
+    """
+    options = resolve_options(by, runs, "--by") if all(by) and runs else list(by)
+    if not all(by) or not by or len(set(options)) < len(by):
+        raise ConfigError(f"--by {','.join(by)}: give one option or more, each once, such as norm,placement")
+    return options
+
+
+def build_table(
+    results: Sequence[RunResult],
+    by: Sequence[str],
+    *,
+    against: str | None = None,
+    lr: float | None = None,
+    target: float | None = None,
+    spikes: bool = False,
+    warnings: Sequence[str] = (),
+) -> CellsTable:
+    """Return the cells of some runs.
+
+    Args:
+        results: The runs.
+        by: The options that define cells, by their full names.
+        against: The baseline: `norm=layernorm`.
+        lr: The shared learning rate; by default the one with the best mean rank.
+        target: A validation loss: the steps and seconds to it are read from the metrics.
+        spikes: Whether to count spikes from the metrics of runs whose status has no count.
+        warnings: What the warnings about the table begin with.
+
+    Raises:
+        ConfigError: The baseline or the learning rate is unknown.
+    """
+    cells = group_cells(results, by)
+    shared = shared_lr([cell.ranking for cell in cells if cell.losses]) if lr is None else lr
+    if lr is not None and not any(lr in cell.losses for cell in cells):
+        tried = sorted({tried for cell in cells for tried in cell.losses})
+        raise ConfigError(f"--lr {lr:g}: no run has it; choose one of {', '.join(f'{tried:g}' for tried in tried)}")
+    rows = [_row(cell, by, shared, target, spikes) for cell in cells]
+    if against is not None:
+        baselines = _find_baselines(cells, by, against)
+        _add_comparisons(rows, cells, baselines, {cell.key: cell.best_lr for cell in cells}, BEST)
+        _add_comparisons(rows, cells, baselines, {cell.key: shared for cell in cells}, SHARED)
+        for row, cell, baseline in zip(rows, cells, baselines, strict=True):
+            if baseline is not None:
+                row["warnings"] += _comparison_warnings(cell, baseline, by)
+            elif cell not in baselines:
+                row["warnings"].append(f"there is no baseline for it ({against})")
+    return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], cells)
+
+
+def _row(cell: Cell, by: Sequence[str], shared: float | None, target: float | None, spikes: bool) -> Row:
+    k, warnings = len(cell.losses), cell.warnings()
+    selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
+    return {
+        **dict(zip(by, cell.key, strict=True)),
+        "cell": cell.name,
+        "runs": len(cell.runs),
+        **{state: cell.count(state) for state in STATES},
+        **losses_at(cell, cell.best_lr, BEST),
+        "selected": selected,
+        **losses_at(cell, shared, SHARED),
+        **_sensitivity(cell),
+        **_costs(cell),
+        **(_to_target(cell, target, warnings) if target is not None else {}),
+        "spikes": _spikes(cell, from_metrics=spikes),
+        "corpora": sorted({str(run.settings["corpus"]) for run in cell.runs}),
+        "devices": sorted({str(run.settings["device"]) for run in cell.runs}),
+        "precisions": sorted({str(run.settings["precision"]) for run in cell.runs}),
+        "run_ids": [run.record.run_id for run in cell.runs],
+        "warnings": warnings,
+    }
+
+
+def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
+    """Return final and best validation loss at one learning rate: mean and interval over seeds, in nats/token.
+
+    The mean is infinite where a run diverged. The mean of the other runs has a key and no interval of its own: the
+    runs that happen to survive are not a sample of what the method does.
+    """
+    row: Row = {f"{prefix}lr": lr, f"{prefix}seeds": 0, f"{prefix}seeds_diverged": 0}
+    for key, losses in (("val_loss", cell.losses), ("best_val_loss", cell.lowest_losses)):
+        values = losses.get(lr, {}) if lr is not None else {}
+        finite = [value for value in values.values() if math.isfinite(value)]
+        interval = mean_interval(values) if values else None
+        row |= {
+            f"{prefix}seeds": len(values),
+            f"{prefix}seeds_crossed": interval and interval.design.crossing,
+            f"{prefix}seeds_fixed": interval and interval.design.fixed,
+            f"{prefix}seeds_diverged": len(values) - len(finite),
+            f"{prefix}{key}": interval and interval.estimate,
+            f"{prefix}{key}_low": interval and interval.low,
+            f"{prefix}{key}_high": interval and interval.high,
+            f"{prefix}{key}_of_others": _mean(finite) if len(finite) < len(values) else None,
+        }
+    return row
+
+
+def _sensitivity(cell: Cell) -> Row:
+    """Return the sensitivity to the learning rate with the grid, the usable range and its upper edge."""
+    starts = [loss_of(run.record.corpus.baselines.uniform) for run in cell.runs]
+    loss_at_start = max((start for start in starts if start is not None), default=None)
+    found = sensitivity(cell.losses, loss_at_start, cell.unusable_lrs)
+    return {
+        "learning_rates": list(cell.losses),
+        "lr_sensitivity": found.value,
+        "loss_at_start": loss_at_start,
+        "usable_lr": found.usable and list(found.usable),
+        "usable_within": USABLE,
+        "edge_lr": found.edge,
+        "unusable_lrs": sorted(cell.unusable_lrs),
+    }
+
+
+def _costs(cell: Cell) -> Row:
+    """Return the mean speed and the peak memory of the runs with a finite loss."""
+    statuses = [run.record.status for run in cell.runs if math.isfinite(run.loss)]
+    memory = [status.peak_memory_bytes for status in statuses if status.peak_memory_bytes is not None]
+    return {
+        "tokens_per_s": _mean([status.tokens_per_s for status in statuses if status.tokens_per_s is not None]),
+        "peak_memory_bytes": max(memory, default=None),
+    }
+
+
+def _to_target(cell: Cell, target: float, warnings: list[str]) -> Row:
+    """Return the mean steps and seconds to the first evaluation at or below a loss, at the best learning rate.
+
+    The means are None unless every run reaches the target. A run whose metrics changed after it finished is left out,
+    with a line in `warnings`.
+    """
+    runs = 0
+    reached: list[Evaluation] = []
+    for run in cell.runs_at(cell.best_lr):
+        if problem := run.record.folder.metrics_problem():
+            warnings.append(f"{problem}; the run is left out of the steps to {target:g}")
+            continue
+        runs += 1
+        reached += [each for each in evaluations(run.record.folder) if each.loss <= target][:1]
+    seconds = [evaluation.seconds for evaluation in reached if evaluation.seconds is not None]
+    return {
+        "target": target,
+        "target_runs": runs,
+        "target_reached": len(reached),
+        "steps_to_target": _mean([evaluation.step for evaluation in reached]) if len(reached) == runs else None,
+        "seconds_to_target": _mean(seconds) if len(seconds) == runs else None,
+    }
+
+
+def _spikes(cell: Cell, *, from_metrics: bool) -> dict[str, Row]:
+    """Return the spikes at the best learning rate by rule: runs, spikes, steps that the rule judges, and the share.
+
+    Args:
+        cell: The runs.
+        from_metrics: Whether to count the spikes of a run from its metrics if its status has no count.
+    """
+    totals: dict[str, Row] = {}
+    for run in cell.runs_at(cell.best_lr):
+        for rule, counts in _spikes_of(run.record, from_metrics).items():
+            total = totals.setdefault(rule, {"runs": 0, "spikes": 0, "of_steps": 0})
+            total["runs"] += 1
+            for key in ("spikes", "of_steps"):
+                total[key] += number(counts.get(key)) or 0 if isinstance(counts, dict) else 0
+    for total in totals.values():
+        total["share"] = total["spikes"] / total["of_steps"] if total["of_steps"] else None
+    return totals
+
+
+def _spikes_of(run: RunRecord, from_metrics: bool) -> Mapping[str, Any]:
+    if run.status.spikes is not None or not from_metrics:
+        return run.status.spikes or {}
+    from normlab.stats.spikes import count_spikes
+    from normlab.store.series import series
+
+    found = count_spikes(series(run.folder))
+    return {spikes.rule.name: {"spikes": len(spikes.spikes), "of_steps": spikes.scored} for spikes in found}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    try:
+        return math.fsum(values) / len(values) if values else None
+    except (OverflowError, ValueError):  # a damaged record may hold values that have no sum
+        return math.nan
+
+
+# Comparison with a baseline
+
+
+def _find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[Cell | None]:
+    """Return for each cell the baseline that has the values of `text` and matches it in all other options of `by`.
+
+    None where the cell is itself a baseline, or where there is no such cell.
+
+    Raises:
+        ConfigError: An option is not in `by`, or no cell has such a value.
+    """
+    error, wanted = f"--against {text}", dict[str, str]()
+    for condition in parse_conditions([text], "--against", signs=("=",)):
+        found = meanings(condition.option, by)
+        if len(found) != 1:
+            raise ConfigError(f"{error}: {condition.option} is not in --by {','.join(by)}; add it there")
+        values = {format_setting(cell.key[by.index(found[0])]) for cell in cells}
+        if condition.value not in values:
+            raise ConfigError(f"{error}: " + unknown(found[0], condition.value, values))
+        wanted[found[0]] = condition.value
+    keys = [tuple(map(format_setting, cell.key)) for cell in cells]
+    by_key = dict(zip(keys, cells, strict=True))
+    baselines = [
+        by_key.get(tuple(wanted.get(option, value) for option, value in zip(by, key, strict=True))) for key in keys
+    ]
+    if not any(baselines):
+        raise ConfigError(f"{error}: no cell has all of these values; give fewer options")
+    return [None if baseline is cell else baseline for cell, baseline in zip(cells, baselines, strict=True)]
+
+
+def _add_comparisons(
+    rows: Sequence[Row],
+    cells: Sequence[Cell],
+    baselines: Sequence[Cell | None],
+    lrs: Mapping[tuple[Any, ...], float | None],
+    prefix: str,
+) -> None:
+    """Add to each cell's row the comparison with its baseline, each at its learning rate, by the cell's key.
+
+    The p-values are corrected for all comparisons of the table.
+    """
+    tests: list[PairedTest | None] = []
+    for cell, baseline in zip(cells, baselines, strict=True):
+        tests.append(compare_cells(cell, lrs[cell.key], baseline, lrs[baseline.key]) if baseline else None)
+    corrected = holm([test and test.p for test in tests])
+    for row, baseline, test, p in zip(rows, baselines, tests, corrected, strict=True):
+        row |= {
+            f"{prefix}baseline": baseline and baseline.name,
+            f"{prefix}difference": test and test.estimate,
+            f"{prefix}difference_low": test and test.low,
+            f"{prefix}difference_high": test and test.high,
+            f"{prefix}p": test and test.p,
+            f"{prefix}p_holm": p,
+            f"{prefix}pairs": test.design.n if test else 0,
+            f"{prefix}pairs_crossed": test and test.design.crossing,
+            f"{prefix}test": test and test.test,
+        }
+
+
+def _comparison_warnings(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
+    """Return what makes the comparison of a cell with its baseline, at their best learning rates, unreliable."""
+    unpaired = set(cell.best_losses) ^ set(baseline.best_losses) if cell.losses and baseline.losses else ()
+    intended = [option for option, a, b in zip(by, cell.key, baseline.key, strict=True) if a != b]
+    different = mixed_settings([*cell.runs, *baseline.runs], intended).values()
+    return [
+        *([f"seeds with a result on one side of its comparison only: {len(unpaired)}"] if unpaired else []),
+        *([f"it and its baseline differ in {'; '.join(different)}"] if different else []),
+    ]
+
+
+def compare_cells(cell: Cell, lr: float | None, other: Cell, other_lr: float | None) -> PairedTest | None:
+    """Return the test of loss(cell) - loss(other), paired by replicate; None without a pair."""
+    losses: Mapping[Replicate, float] = cell.losses.get(lr, {}) if lr is not None else {}
+    others: Mapping[Replicate, float] = other.losses.get(other_lr, {}) if other_lr is not None else {}
+    pairs = {key: (losses[key], others[key]) for key in sorted(set(losses) & set(others), key=str)}
+    both_diverged = {key for key, pair in pairs.items() if all(map(math.isinf, pair))}
+    differences = {key: 0.0 if key in both_diverged else a - b for key, (a, b) in pairs.items()}
+    return paired_test(differences, both_diverged=len(both_diverged)) if pairs else None

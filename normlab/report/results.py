@@ -1,0 +1,197 @@
+"""The results of runs (state, losses, seeds), the settings in which they differ, and warnings where these matter.
+
+An option is set by the user. A circumstance (corpus, device, torch version) is not, and defines no cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from normlab.report.settings import (
+    LR,
+    NUMERICS,
+    SEEDS,
+    differing_settings,
+    is_config_option,
+    setting,
+    settings_of,
+)
+from normlab.store.outcome import OUTCOMES, loss_of
+from normlab.store.query import NO_RUN_STATES, count_not_started
+from normlab.store.reading import HOW_TO_FIX
+from normlab.store.record import RunRecord, Setting
+from normlab.store.schema import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, STATUS_FILE
+
+UNFINISHED = "unfinished"
+STATES = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)
+"""The outcome of a run that has finished, or the reason why it has none."""
+MAIN_OPTIONS = ("norm", "placement", "model.depth")
+"""The options that come first in a cell's name."""
+MAX_VALUES = 6
+"""Values that a warning lists."""
+MAX_DAMAGED = 5
+"""Damaged runs with a warning each; the others are listed by id."""
+_CIRCUMSTANCES = {
+    "corpus": ("corpora", "their losses are not comparable"),
+    "tokenizer": ("tokenizers", "tokens differ, so their losses are not comparable"),
+    "precision": ("precisions", "a difference between them may be rounding"),
+    "device": ("devices", "their speeds and last digits are not comparable"),
+}
+"""The plural of each circumstance, and what follows where runs differ in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """A run whose record names a learning rate, with its state and losses as cells need them."""
+
+    record: RunRecord
+    lr: float
+    """Peak learning rate."""
+
+    @cached_property
+    def state(self) -> str:
+        """One of `STATES`; a completed run without a final loss on record is damaged."""
+        if self.record.state in (FAILED, DAMAGED):
+            return self.record.state
+        return (self.record.outcome or DAMAGED) if self.record.state in COMPLETED_STATES else UNFINISHED
+
+    @cached_property
+    def replicate(self) -> tuple[Setting, Setting]:
+        """The seeds of the weights and of the data order. Runs of two cells with the same replicate form a pair."""
+        return setting(self.record, SEEDS[0]), setting(self.record, SEEDS[1])
+
+    @cached_property
+    def loss(self) -> float:
+        """Final validation loss, nats/token; infinite if the run diverged, NaN if it has no outcome."""
+        loss = loss_of(self.record.status.val_loss) if self.has_loss else None
+        return math.inf if self.state == DIVERGED else math.nan if loss is None else loss
+
+    @property
+    def best_loss(self) -> float:
+        """Lowest validation loss of any evaluation; infinite if the run diverged, NaN if it has no outcome."""
+        lowest = loss_of(self.record.status.best_val_loss)
+        return self.loss if lowest is None or not math.isfinite(self.loss) else lowest
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the run has an outcome, and with it a loss, finite or infinite."""
+        return self.state in OUTCOMES
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether it finished with a loss below the band around the unigram entropy, so that its lr is usable."""
+        return self.state == FINISHED and self.record.references.level(self.loss) == 0
+
+    @cached_property
+    def settings(self) -> Mapping[str, Setting]:
+        """What the loss depends on, as `settings_of`."""
+        return settings_of(self.record)
+
+
+def read_results(records: Sequence[RunRecord]) -> tuple[list[RunResult], list[str]]:
+    """Return the result of each started run whose record names a learning rate, and warnings about the others."""
+    waiting = count_not_started(records)
+    have = "has" if waiting == 1 else "have"
+    warnings = [f"{waiting} of {len(records)} runs {have} not started"] if waiting else []
+    records = [record for record in records if record.state not in NO_RUN_STATES]
+    results = [RunResult(record, lr) for record in records if (lr := record.config.optim.lr) is not None]
+    no_lr = f"its {RUN_FILE} names no learning rate; {HOW_TO_FIX[RUN_FILE]}"
+    damaged = {record.run_id: record.problem or no_lr for record in records if record.config.optim.lr is None}
+    return results, warnings + damaged_run_warnings(damaged)
+
+
+def damaged_run_warnings(damaged: Mapping[str, str]) -> list[str]:
+    """Return a warning for each damaged run: the first `MAX_DAMAGED` with the reason, the others in one line.
+
+    Args:
+        damaged: What is damaged in each record, by the id of the run.
+    """
+    ids = list(damaged)
+    lines = [f"run {run_id} is damaged and is left out: {damaged[run_id]}" for run_id in ids[:MAX_DAMAGED]]
+    more = ids[MAX_DAMAGED:]
+    return lines + ([f"{len(more)} more runs are damaged and are left out: {', '.join(more)}"] if more else [])
+
+
+def damage_of(result: RunResult) -> str:
+    """Return what is damaged in the record of a run whose state is damaged."""
+    path = result.record.folder.path / STATUS_FILE
+    return result.record.problem or f"{path}: has no final validation loss; {HOW_TO_FIX[STATUS_FILE]}"
+
+
+# Settings that differ
+
+
+def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) -> dict[str, str]:
+    """Return the settings in which runs differ besides learning rate and seed: `model.depth` -> `model.depth 4 and 8`.
+
+    Args:
+        results: The runs.
+        ignored: Options that are meant to differ, with the options below them (norm: norm.eps).
+    """
+    ignored = tuple(ignored)
+    phrases: dict[str, str] = {}
+    for name, values in differing_settings([run.settings for run in results]).items():
+        if not any(name == option or name.startswith((f"{option}.", f"the {option}'s")) for option in ignored):
+            more = [f"{len(values) - MAX_VALUES} more"] if len(values) > MAX_VALUES else []
+            *first, last = [*values[:MAX_VALUES], *more]
+            phrases[name] = f"{name} {', '.join(first)} and {last}"
+    return phrases
+
+
+def distinguishing_options(results: Sequence[RunResult]) -> list[str]:
+    """Return the options in which runs differ, without learning rate and seeds; `MAIN_OPTIONS` first.
+
+    An option that separates no more runs than the options before it is left out, as one that follows from the width.
+    """
+    options = [option for option in differing_settings([run.settings for run in results]) if is_config_option(option)]
+    keys: list[tuple[Setting, ...]] = [() for _ in results]
+    distinguishing: list[str] = []
+    for option in dict.fromkeys([*MAIN_OPTIONS, *options]):
+        values = [setting(run.record, option) for run in results]
+        longer_keys = [(*key, value) for key, value in zip(keys, values, strict=True)]
+        if len(set(values)) > 1 and (option in MAIN_OPTIONS or len(set(longer_keys)) > len(set(keys))):
+            distinguishing.append(option)
+            keys = longer_keys
+    return distinguishing
+
+
+def varying_options(results: Sequence[RunResult]) -> list[str]:
+    """Return all options in which runs differ, learning rate and seeds last; data.seed only if it is not the seed."""
+    same_seeds = all(run.replicate[0] == run.replicate[1] for run in results)
+    seeds = SEEDS[:1] if same_seeds else SEEDS
+    varying = [option for option in (LR, *seeds) if len({setting(run.record, option) for run in results}) > 1]
+    return [*distinguishing_options(results), *varying]
+
+
+def comparability_warnings(results: Sequence[RunResult]) -> list[str]:
+    """Return the differences between runs that make losses, speeds or bits not comparable."""
+    differing = differing_settings([run.settings for run in results])
+    warnings = [
+        f"the runs use {len(values)} {plural}: {', '.join(values)}: {consequence}"
+        for name, (plural, consequence) in _CIRCUMSTANCES.items()
+        if (values := differing.get(name))
+    ]
+    numerics = [
+        f"{name.removeprefix(NUMERICS).removesuffix(')')} {' and '.join(values)}"
+        for name, values in differing.items()
+        if name.startswith(NUMERICS)
+    ]
+    if numerics:
+        warnings.append(
+            f"the runs' numerics differ: {'; '.join(numerics)}: equal options and seeds give different bits"
+        )
+    return warnings
+
+
+def reason_not_comparable(results: Sequence[RunResult]) -> str:
+    """Return why the losses of runs cannot be ranked; empty if they can."""
+    differing = differing_settings([run.settings for run in results])
+    listed = [
+        f"{len(values)} {_CIRCUMSTANCES[name][0]} ({', '.join(values)})"
+        for name in ("corpus", "tokenizer")
+        if (values := differing.get(name))
+    ]
+    return f"the runs use {' and '.join(listed)}, so their losses are not comparable" if listed else ""

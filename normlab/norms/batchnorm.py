@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
@@ -71,22 +71,20 @@ class BatchNormConfig(AffineNormConfig):
         return self.reference_affine(y_D.view_as(x_D), weights)
 
 
-class BatchNorm(nn.Module):
-    """The module of `BatchNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+class BatchNorm(NormModule):
+    """The module of `BatchNormConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     running_mean: Tensor
     running_var: Tensor
 
     def __init__(self, width: int, options: BatchNormConfig):
-        super().__init__()
-        self.eps = options.eps
+        super().__init__(width, options)
         self.momentum = options.momentum
         self.unbiased = options.running_var == "unbiased"
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 
-    def normalise(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised batch, and mean and biased variance over all its tokens, both (D,)."""
         axes = tuple(range(x_D.dim() - 1))
         mean_D, var_D = x_D.mean(axes), x_D.var(axes, unbiased=False)
@@ -100,13 +98,11 @@ class BatchNorm(nn.Module):
         self.running_mean = torch.lerp(self.running_mean, mean_D.detach().to(self.running_mean.dtype), self.momentum)
         self.running_var = torch.lerp(self.running_var, kept_D.detach().to(self.running_var.dtype), self.momentum)
 
-    def forward(self, x_D: Tensor) -> Tensor:
+    def normalise(self, x_D: Tensor) -> Tensor:
         """Normalise each channel; in training mode also update the running statistics."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
         if self.training:
-            y_D, mean_D, var_D = self.normalise(work_D)
+            y_D, mean_D, var_D = self.normalise_batch(x_D)
             self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1])
-        else:
-            mean_D, var_D = self.running_mean.to(work_D.dtype), self.running_var.to(work_D.dtype)
-            y_D = (work_D - mean_D) * torch.rsqrt(var_D + self.eps)
-        return self.affine(y_D).to(x_D.dtype)
+            return y_D
+        mean_D, var_D = self.running_mean.to(x_D.dtype), self.running_var.to(x_D.dtype)
+        return (x_D - mean_D) * torch.rsqrt(var_D + self.eps)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
@@ -61,18 +61,15 @@ class BHyTConfig(AffineNormConfig):
         return self.reference_affine(torch.tanh(F.rms_norm(x_D, x_D.shape[-1:], slope_D, self.eps)), weights)
 
 
-class BHyT(nn.Module):
-    """The module of `BHyTConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+class BHyT(NormModule):
+    """The module of `BHyTConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def __init__(self, width: int, options: BHyTConfig):
-        super().__init__()
-        self.eps = options.eps
+        super().__init__(width, options)
         self.kappa = options.kappa
         self.lam = nn.Parameter(torch.tensor(options.lam)) if options.learn_lam else options.lam
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
-    def forward(self, x_D: Tensor) -> Tensor:
+    def normalise(self, x_D: Tensor) -> Tensor:
         """Normalise the last axis and apply tanh."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        scale = torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps) * self.lam / self.kappa
-        return self.affine(torch.tanh(scale * work_D)).to(x_D.dtype)
+        scale = torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps) * self.lam / self.kappa
+        return torch.tanh(scale * x_D)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import NormConfig, register_norm
 from normlab.options import option
 
@@ -44,8 +44,8 @@ class CRMSNormConfig(NormConfig):
     """Added to the mean square, unit of x squared."""
 
     def build(self, width: int) -> nn.Module:
-        """Return the module; `width` has no effect."""
-        return CRMSNorm(self.eps)
+        """Return the module for vectors of this width."""
+        return CRMSNorm(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's layer_norm of D + 1 channels, where the last one makes the mean 0."""
@@ -53,15 +53,10 @@ class CRMSNormConfig(NormConfig):
         return F.layer_norm(full, full.shape[-1:], eps=self.eps)[..., :-1]
 
 
-class CRMSNorm(nn.Module):
-    """The module of `CRMSNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+class CRMSNorm(NormModule):
+    """The module of `CRMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
 
-    def __init__(self, eps: float):
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, x_D: Tensor) -> Tensor:
+    def normalise(self, x_D: Tensor) -> Tensor:
         """Normalise the last axis."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        squares = work_D.square().sum(-1, keepdim=True) + work_D.sum(-1, keepdim=True).square()
-        return (work_D * torch.rsqrt(squares / (x_D.shape[-1] + 1) + self.eps)).to(x_D.dtype)
+        squares = x_D.square().sum(-1, keepdim=True) + x_D.sum(-1, keepdim=True).square()
+        return x_D * torch.rsqrt(squares / (x_D.shape[-1] + 1) + self.eps)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule, working_dtype
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
@@ -61,14 +61,12 @@ class GatedNormConfig(AffineNormConfig):
         return F.glu(torch.cat([self.gate_scale * y_D, gate_D], dim=-1))
 
 
-class GatedNorm(nn.Module):
-    """The module of `GatedNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+class GatedNorm(NormModule):
+    """The module of `GatedNormConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def __init__(self, width: int, options: GatedNormConfig):
-        super().__init__()
-        self.eps = options.eps
+        super().__init__(width, options)
         self.gate_scale = options.gate_scale
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
         self.down = nn.Parameter(torch.randn(options.rank, width) * options.std)
         self.up = nn.Parameter(torch.randn(width, options.rank) * options.std)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.errors import ConfigError
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
@@ -74,16 +74,14 @@ class GroupNormConfig(AffineNormConfig):
         return self.reference_affine(F.group_norm(tokens_D, self.groups, eps=self.eps).view_as(x_D), weights)
 
 
-class GroupNorm(nn.Module):
-    """The module of `GroupNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+class GroupNorm(NormModule):
+    """The module of `GroupNormConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def __init__(self, width: int, options: GroupNormConfig):
-        super().__init__()
-        self.eps = options.eps
+        super().__init__(width, options)
         self.groups = options.groups
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
-    def forward(self, x_D: Tensor) -> Tensor:
+    def normalise(self, x_D: Tensor) -> Tensor:
         """Normalise each group of the last axis."""
-        work_GC = x_D.to(working_dtype(x_D.dtype)).unflatten(-1, (self.groups, -1))
-        return self.affine(F.layer_norm(work_GC, work_GC.shape[-1:], eps=self.eps).flatten(-2)).to(x_D.dtype)
+        x_GC = x_D.unflatten(-1, (self.groups, -1))
+        return F.layer_norm(x_GC, x_GC.shape[-1:], eps=self.eps).flatten(-2)

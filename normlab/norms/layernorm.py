@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule, working_dtype
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
@@ -63,14 +63,12 @@ class LayerNormConfig(AffineNormConfig):
         return self.reference_affine(y_D, weights)
 
 
-class LayerNorm(nn.Module):
-    """The module of `LayerNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+class LayerNorm(NormModule):
+    """The module of `LayerNormConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def __init__(self, width: int, options: LayerNormConfig):
-        super().__init__()
-        self.eps = options.eps
+        super().__init__(width, options)
         self.inside = options.eps_mode == "inside"
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
     def forward(self, x_D: Tensor) -> Tensor:
         """Normalise the last axis."""

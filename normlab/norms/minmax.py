@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
@@ -57,16 +57,10 @@ class MinMaxConfig(AffineNormConfig):
         return self.reference_affine(torch.addcmul(-low * slope, slope, x_D), weights)
 
 
-class MinMax(nn.Module):
-    """The module of `MinMaxConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+class MinMax(NormModule):
+    """The module of `MinMaxConfig`. Maps (*batch, D) to the same shape and dtype."""
 
-    def __init__(self, width: int, options: MinMaxConfig):
-        super().__init__()
-        self.eps = options.eps
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-
-    def forward(self, x_D: Tensor) -> Tensor:
+    def normalise(self, x_D: Tensor) -> Tensor:
         """Scale the last axis to [0, 1]."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        low, high = work_D.amin(-1, keepdim=True), work_D.amax(-1, keepdim=True)
-        return self.affine((work_D - low) / (high - low + self.eps)).to(x_D.dtype)
+        low, high = x_D.amin(-1, keepdim=True), x_D.amax(-1, keepdim=True)
+        return (x_D - low) / (high - low + self.eps)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
@@ -59,19 +59,16 @@ class PRMSNormConfig(AffineNormConfig):
         return self.reference_affine(x_D / (rms + self.eps), weights)
 
 
-class PRMSNorm(nn.Module):
-    """The module of `PRMSNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+class PRMSNorm(NormModule):
+    """The module of `PRMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def __init__(self, width: int, options: PRMSNormConfig):
-        super().__init__()
-        self.eps = options.eps
+        super().__init__(width, options)
         rounded = math.floor if options.count == "floor" else math.ceil
         self.channels = max(1, rounded(options.fraction * width))
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
-    def forward(self, x_D: Tensor) -> Tensor:
+    def normalise(self, x_D: Tensor) -> Tensor:
         """Divide by the root mean square of the first channels."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        length = torch.linalg.vector_norm(work_D[..., : self.channels], dim=-1, keepdim=True)
+        length = torch.linalg.vector_norm(x_D[..., : self.channels], dim=-1, keepdim=True)
         rms = length * self.channels**-0.5
-        return self.affine(work_D / (rms + self.eps)).to(x_D.dtype)
+        return x_D / (rms + self.eps)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.errors import ConfigError
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule, working_dtype
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
@@ -110,16 +110,14 @@ class RMSNormConfig(AffineNormConfig):
         return self.reference_affine(y_D, weights)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(NormModule):
     """The module of `RMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def __init__(self, width: int, options: RMSNormConfig):
-        super().__init__()
-        self.eps = options.eps
+        super().__init__(width, options)
         self.eps_mode = options.eps_mode
         self.upcast = options.compute == "fp32"
         self.cast_first = options.rounding == "cast_then_scale"
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
     def normalise(self, x_D: Tensor) -> Tensor:
         """Return x divided by its root mean square, without the affine, in the dtype of x."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import NormConfig, register_norm
 from normlab.options import option
 
@@ -65,23 +65,21 @@ class SeeDNormConfig(NormConfig):
         return plain * gamma + plain * alpha * gate
 
 
-class SeeDNorm(nn.Module):
-    """The module of `SeeDNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+class SeeDNorm(NormModule):
+    """The module of `SeeDNormConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def __init__(self, width: int, options: SeeDNormConfig):
-        super().__init__()
-        self.eps = options.eps
+        super().__init__(width, options)
         self.unit_offset = options.unit_offset
         self.alpha = nn.Parameter(torch.full((width,), options.alpha))
         self.beta = nn.Parameter(torch.zeros(width))
         self.gamma = nn.Parameter(torch.zeros(width) if options.unit_offset else torch.ones(width))
 
-    def forward(self, x_D: Tensor) -> Tensor:
+    def normalise(self, x_D: Tensor) -> Tensor:
         """Normalise the last axis with the gain of the token."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        alpha_D, beta_D, gamma_D = (vector.to(work_D.dtype) for vector in (self.alpha, self.beta, self.gamma))
+        alpha_D, beta_D, gamma_D = (vector.to(x_D.dtype) for vector in (self.alpha, self.beta, self.gamma))
         if self.unit_offset:
             gamma_D = 1 + gamma_D
         # A sum in place of a matrix product, which autocast would compute in a narrow dtype.
-        gain_D = torch.tanh((work_D * beta_D).sum(-1, keepdim=True)) * alpha_D + gamma_D
-        return (gain_D * work_D * torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps)).to(x_D.dtype)
+        gain_D = torch.tanh((x_D * beta_D).sum(-1, keepdim=True)) * alpha_D + gamma_D
+        return gain_D * x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps)

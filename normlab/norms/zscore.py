@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
@@ -59,20 +59,17 @@ class ZScoreConfig(AffineNormConfig):
         return self.reference_affine(y_D, weights)
 
 
-class ZScore(nn.Module):
-    """The module of `ZScoreConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+class ZScore(NormModule):
+    """The module of `ZScoreConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def __init__(self, width: int, options: ZScoreConfig):
-        super().__init__()
-        self.eps = options.eps
+        super().__init__(width, options)
         # One channel has no sample deviation; use that of the population (0), which avoids a division by zero.
         self.freedom = max(1, width - 1) if options.sigma == "sample" else width
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
-    def forward(self, x_D: Tensor) -> Tensor:
+    def normalise(self, x_D: Tensor) -> Tensor:
         """Normalise the last axis."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        centred_D = work_D - work_D.mean(-1, keepdim=True)
+        centred_D = x_D - x_D.mean(-1, keepdim=True)
         # The subgradient of vector_norm at a constant token is 0; the root would give NaN.
         sigma = torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * self.freedom**-0.5
-        return self.affine(centred_D / (sigma + self.eps)).to(x_D.dtype)
+        return centred_D / (sigma + self.eps)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.options import option
@@ -137,9 +137,25 @@ class Row:
         return [sub for part in parts if part is not None for sub in (part.attn, part.mlp)]
 
 
+def _of_row(name: str) -> Any:
+    """Return a property with the value of the row's field `name`."""
+    return property(lambda placement: getattr(placement.row, name))
+
+
 @dataclass(kw_only=True, slots=True)
 class AlgebraPlacement(Placement):
     """A placement that is a row of the algebra."""
+
+    version = _of_row("version")
+    formula = _of_row("formula")
+    source = _of_row("source")
+    init = _of_row("init")
+    incompatible_inits = _of_row("incompatible_inits")
+    initial_values = _of_row("initial_values")
+    note = _of_row("note")
+    parameters = _of_row("parameters")
+    equals = _of_row("equals")
+    pitfalls = _of_row("pitfalls")
 
     def check_norm(self, norm: NormConfig) -> None:
         """Reject a norm without a gain if the row sets initial gains.
@@ -159,26 +175,6 @@ class AlgebraPlacement(Placement):
         """The row of this name, as changed by the options."""
         return ROWS_BY_NAME[self.name]
 
-    @property
-    def version(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As in the row."""
-        return self.row.version
-
-    @property
-    def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As in the row."""
-        return self.row.formula
-
-    @property
-    def incompatible_inits(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As in the row."""
-        return self.row.incompatible_inits
-
-    @property
-    def initial_values(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As in the row."""
-        return self.row.initial_values
-
     def has_norms(self, depth: int) -> bool:
         """Return whether any sub-layer or end of the stream has a norm."""
         return any(sub.norms for subs in self.layers(depth) for sub in subs) or any(self.end_formulas)
@@ -192,11 +188,6 @@ class AlgebraPlacement(Placement):
     def head_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The formula of the final norm."""
         return NORM_UPDATE if self.row.final_norm else ""
-
-    @property
-    def init_rule(self) -> str:
-        """As in the row."""
-        return self.row.init
 
     @property
     def is_plain_sum(self) -> bool:
@@ -230,14 +221,6 @@ class AlgebraPlacement(Placement):
     def head_scale(self) -> bool:
         """As in the row."""
         return self.row.head_scale
-
-    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the embedding norm, or None."""
-        return make_norm(width) if self.row.embedding_norm else None
-
-    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the final norm, or None."""
-        return make_norm(width) if self.row.final_norm else None
 
 
 @dataclass(kw_only=True, slots=True)

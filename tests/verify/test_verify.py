@@ -640,4 +640,4 @@ def test_every_incompatible_init_is_a_rule() -> None:
 
     for placement in PLACEMENTS.values():
         assert set(placement.incompatible_inits) <= {*INIT_RULES, "other"}
-        assert placement.init_rule in INIT_RULES
+        assert placement.init in INIT_RULES

@@ -1,7 +1,7 @@
-"""Causal batch norm: at each position, mean and variance over the tokens up to that position.
+"""Batch norm with statistics of each position: of the tokens up to it, or of those at it.
 
 Shapes: `*batch` any leading axes, of which the second is time (the first where there is one), T time, N tokens of
-one position, D width.
+one position, D width, F features: T times D.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ class BatchNormPastConfig(BatchNormConfig):
     )
     verified_by: ClassVar[str] = "torch's batch_norm of every prefix of the batch, at its last position"
     reference_kind: ClassVar[str] = "identity"
-    parameters: ClassVar[str] = "2 * D"
-    invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "batchnorm at the last position, and in evaluation"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "Megalodon's norm averages over one sequence and a group of channels; this one over the batch, per channel.",
@@ -87,7 +85,7 @@ class BatchNormPastConfig(BatchNormConfig):
 
 
 class BatchNormPast(BatchNorm):
-    """The module of `BatchNormPastConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+    """The module of `BatchNormPastConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def statistics(self, x_TND: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and biased variance over all tokens up to each position, both (T, D).
@@ -101,9 +99,60 @@ class BatchNormPast(BatchNorm):
         between_TD = (position_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)
         return mean_TD, past_average(within_TD + F.pad(between_TD, (0, 0, 1, 0)))
 
-    def normalise(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the batch normalised at each position, and mean and biased variance over all tokens, both (D,)."""
         x_TND = time_first(x_D)
         mean_TD, var_TD = self.statistics(x_TND)
         y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
         return time_back(y_TND, x_D), mean_TD[-1], var_TD[-1]
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class BatchNormPositionConfig(BatchNormConfig):
+    """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over the tokens of the batch at position t.
+
+    In training no position depends on another, but each sequence depends on the others of its batch. Evaluation uses
+    running statistics of the whole batch at every position, as batchnorm does, so the sequence length is free; it
+    reports the gap. The second axis is time.
+    """
+
+    formula: ClassVar[str] = "(x - mean_batch(x_t)) / sqrt(var_batch(x_t) + eps) * gain + bias, for each position t"
+    source: ClassVar[str] = "batch norm (arXiv:1502.03167, algorithm 1), each position and channel one feature"
+    verified_by: ClassVar[str] = "torch's batch_norm of T * D features, sequences as its batch"
+    reference_kind: ClassVar[str] = "external"
+    equals: ClassVar[str] = "batchnorm where there is one position, and in evaluation"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "With one sequence in the batch no position has a variance: every output is the bias.",
+        "Statistics of a few sequences are noisy, and each sequence depends on the others of its batch.",
+        "Running statistics per position would fix the context length; this norm keeps those of all tokens.",
+    )
+    causal: ClassVar[bool] = True
+
+    name: str = "batchnorm_position"
+    running_var: str = option("unbiased", choices=("unbiased", "biased"))
+    """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
+
+    def build(self, width: int) -> nn.Module:
+        """Return the module for vectors of this width."""
+        return BatchNormPosition(width, self)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's batch_norm with positions and channels as features; the operator, which accepts one sequence."""
+        x_TND = time_first(x_D)
+        features_NF = x_TND.transpose(0, 1).flatten(1)
+        y_NF = torch.batch_norm(features_NF, None, None, None, None, True, 0.0, self.eps, False)
+        y_TND = y_NF.unflatten(1, (len(x_TND), -1)).transpose(0, 1)
+        return self.reference_affine(time_back(y_TND, x_D), weights)
+
+
+class BatchNormPosition(BatchNorm):
+    """The module of `BatchNormPositionConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the batch normalised per position, and mean and biased variance over all tokens, both (D,)."""
+        x_TND = time_first(x_D)
+        mean_TD, var_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
+        y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
+        # The variance over all tokens is that within positions plus that of their means.
+        return time_back(y_TND, x_D), mean_TD.mean(0), var_TD.mean(0) + mean_TD.var(0, unbiased=False)

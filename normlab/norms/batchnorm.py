@@ -11,64 +11,11 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
-
-
-@register_norm
-@dataclass(kw_only=True, slots=True)
-class BatchNormConfig(AffineNormConfig):
-    """(x - mean) / sqrt(var + eps) * gain + bias, mean and biased variance over every axis but the last.
-
-    In training the statistics are those of the batch, so position t depends on later positions of its sequence:
-    the training loss is not causal. In evaluation they are running statistics,
-    running <- (1 - momentum) running + momentum batch, updated once per micro-batch. Every evaluation reports the gap
-    between the two.
-    """
-
-    formula: ClassVar[str] = "(x - mean_batch(x)) / sqrt(var_batch(x) + eps) * gain + bias"
-    source: ClassVar[str] = "Ioffe & Szegedy 2015, arXiv:1502.03167, algorithms 1 and 2"
-    verified_by: ClassVar[str] = "torch's batch_norm, tokens as its batch"
-    reference_kind: ClassVar[str] = "external"
-    parameters: ClassVar[str] = "2 * D"
-    initial_values: ClassVar[Mapping[str, str]] = {"running_mean": "[0] * D", "running_var": "[1] * D"}
-    invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
-    pitfalls: ClassVar[tuple[str, ...]] = (
-        "In training a language model sees the tokens that it predicts, through the statistics.",
-        "torch keeps the unbiased variance for evaluation, as algorithm 2 of the paper; other code the biased one.",
-        "Gradient accumulation does not enlarge the batch: the statistics are those of the micro-batch.",
-    )
-    causal: ClassVar[bool] = False
-    batch_statistics: ClassVar[bool] = True
-
-    name: str = "batchnorm"
-    eps: float = option(1e-5, at_least=0)
-    """Added to the variance, unit of x squared."""
-    momentum: float = option(0.1, above=0, at_most=1)
-    """Weight of the newest batch in the running statistics."""
-    running_var: str = option("unbiased", choices=("unbiased", "biased"))
-    """Variance for evaluation: over N - 1 as in torch, or over N as in much tutorial code."""
-    bias: bool = True
-    """Learn a bias per channel, initially 0."""
-
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return BatchNorm(width, self)
-
-    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's batch_norm in training; the operator, because the function rejects a batch of one token."""
-        tokens_D = x_D.reshape(-1, x_D.shape[-1])
-        y_D = torch.batch_norm(tokens_D, None, None, None, None, True, 0.0, self.eps, False)
-        return self.reference_affine(y_D.view_as(x_D), weights)
-
-    def reference_evaluated(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's batch_norm with the running statistics."""
-        tokens_D = x_D.reshape(-1, x_D.shape[-1])
-        y_D = F.batch_norm(tokens_D, weights["running_mean"], weights["running_var"], eps=self.eps)
-        return self.reference_affine(y_D.view_as(x_D), weights)
 
 
 class BatchNorm(NormModule):
@@ -106,3 +53,53 @@ class BatchNorm(NormModule):
             return y_D
         mean_D, var_D = self.running_mean.to(x_D.dtype), self.running_var.to(x_D.dtype)
         return (x_D - mean_D) * torch.rsqrt(var_D + self.eps)
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class BatchNormConfig(AffineNormConfig):
+    """(x - mean) / sqrt(var + eps) * gain + bias, mean and biased variance over every axis but the last.
+
+    In training the statistics are those of the batch, so position t depends on later positions of its sequence:
+    the training loss is not causal. In evaluation they are running statistics,
+    running <- (1 - momentum) running + momentum batch, updated once per micro-batch. Every evaluation reports the gap
+    between the two.
+    """
+
+    module = BatchNorm
+    formula: ClassVar[str] = "(x - mean_batch(x)) / sqrt(var_batch(x) + eps) * gain + bias"
+    source: ClassVar[str] = "Ioffe & Szegedy 2015, arXiv:1502.03167, algorithms 1 and 2"
+    verified_by: ClassVar[str] = "torch's batch_norm, tokens as its batch"
+    reference_kind: ClassVar[str] = "external"
+    parameters: ClassVar[str] = "2 * D"
+    initial_values: ClassVar[Mapping[str, str]] = {"running_mean": "[0] * D", "running_var": "[1] * D"}
+    invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "In training a language model sees the tokens that it predicts, through the statistics.",
+        "torch keeps the unbiased variance for evaluation, as algorithm 2 of the paper; other code the biased one.",
+        "Gradient accumulation does not enlarge the batch: the statistics are those of the micro-batch.",
+    )
+    causal: ClassVar[bool] = False
+    batch_statistics: ClassVar[bool] = True
+
+    name: str = "batchnorm"
+    eps: float = option(1e-5, at_least=0)
+    """Added to the variance, unit of x squared."""
+    momentum: float = option(0.1, above=0, at_most=1)
+    """Weight of the newest batch in the running statistics."""
+    running_var: str = option("unbiased", choices=("unbiased", "biased"))
+    """Variance for evaluation: over N - 1 as in torch, or over N as in much tutorial code."""
+    bias: bool = True
+    """Learn a bias per channel, initially 0."""
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's batch_norm in training; the operator, because the function rejects a batch of one token."""
+        tokens_D = x_D.reshape(-1, x_D.shape[-1])
+        y_D = torch.batch_norm(tokens_D, None, None, None, None, True, 0.0, self.eps, False)
+        return self.reference_affine(y_D.view_as(x_D), weights)
+
+    def reference_evaluated(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's batch_norm with the running statistics."""
+        tokens_D = x_D.reshape(-1, x_D.shape[-1])
+        y_D = F.batch_norm(tokens_D, weights["running_mean"], weights["running_var"], eps=self.eps)
+        return self.reference_affine(y_D.view_as(x_D), weights)

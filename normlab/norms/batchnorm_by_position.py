@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.norms.base import register_norm
 from normlab.norms.batchnorm import BatchNorm, BatchNormConfig
@@ -40,50 +40,6 @@ def past_average(x_TD: Tensor) -> Tensor:
         return weights_TT @ x_TD
 
 
-@register_norm
-@dataclass(kw_only=True, slots=True)
-class BatchNormPastConfig(BatchNormConfig):
-    """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over all tokens of the batch at positions up to t.
-
-    Unlike batchnorm it is causal in training, but its statistics are noisy at the first positions. Evaluation uses
-    running statistics of the whole batch at every position, as batchnorm does, and reports the gap. The second axis is
-    time.
-    """
-
-    formula: ClassVar[str] = "(x - mean(x_1 ... x_t)) / sqrt(var(x_1 ... x_t) + eps) * gain + bias, over the batch too"
-    source: ClassVar[str] = (
-        "batch norm (arXiv:1502.03167) over the past, as Megalodon's timestep norm, arXiv:2404.08801"
-    )
-    verified_by: ClassVar[str] = "torch's batch_norm of every prefix of the batch, at its last position"
-    reference_kind: ClassVar[str] = "identity"
-    equals: ClassVar[str] = "batchnorm at the last position, and in evaluation"
-    pitfalls: ClassVar[tuple[str, ...]] = (
-        "Megalodon's norm averages over one sequence and a group of channels; this one over the batch, per channel.",
-        "mean(x^2) - mean(x)^2 of running sums loses digits if the mean is large, and can be negative.",
-        "With one sequence in the batch the first position has no variance: its output is the bias.",
-    )
-    causal: ClassVar[bool] = True
-
-    name: str = "batchnorm_past"
-    running_var: str = option("unbiased", choices=("unbiased", "biased"))
-    """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
-
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return BatchNormPast(width, self)
-
-    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's batch_norm for each position; the operator, because the function rejects a batch of one token."""
-        time = 1 if x_D.dim() > 2 else 0
-        positions = []
-        for t in range(x_D.shape[time]):
-            past_D = x_D.narrow(time, 0, t + 1)
-            tokens_D = past_D.reshape(-1, past_D.shape[-1])
-            y_D = torch.batch_norm(tokens_D, None, None, None, None, True, 0.0, self.eps, False)
-            positions.append(y_D.view(past_D.shape).select(time, t))
-        return self.reference_affine(torch.stack(positions, time), weights)
-
-
 class BatchNormPast(BatchNorm):
     """The module of `BatchNormPastConfig`. Maps (*batch, D) to the same shape and dtype."""
 
@@ -109,6 +65,59 @@ class BatchNormPast(BatchNorm):
 
 @register_norm
 @dataclass(kw_only=True, slots=True)
+class BatchNormPastConfig(BatchNormConfig):
+    """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over all tokens of the batch at positions up to t.
+
+    Unlike batchnorm it is causal in training, but its statistics are noisy at the first positions. Evaluation uses
+    running statistics of the whole batch at every position, as batchnorm does, and reports the gap. The second axis is
+    time.
+    """
+
+    module = BatchNormPast
+    formula: ClassVar[str] = "(x - mean(x_1 ... x_t)) / sqrt(var(x_1 ... x_t) + eps) * gain + bias, over the batch too"
+    source: ClassVar[str] = (
+        "batch norm (arXiv:1502.03167) over the past, as Megalodon's timestep norm, arXiv:2404.08801"
+    )
+    verified_by: ClassVar[str] = "torch's batch_norm of every prefix of the batch, at its last position"
+    reference_kind: ClassVar[str] = "identity"
+    equals: ClassVar[str] = "batchnorm at the last position, and in evaluation"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Megalodon's norm averages over one sequence and a group of channels; this one over the batch, per channel.",
+        "mean(x^2) - mean(x)^2 of running sums loses digits if the mean is large, and can be negative.",
+        "With one sequence in the batch the first position has no variance: its output is the bias.",
+    )
+    causal: ClassVar[bool] = True
+
+    name: str = "batchnorm_past"
+    running_var: str = option("unbiased", choices=("unbiased", "biased"))
+    """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's batch_norm for each position; the operator, because the function rejects a batch of one token."""
+        time = 1 if x_D.dim() > 2 else 0
+        positions = []
+        for t in range(x_D.shape[time]):
+            past_D = x_D.narrow(time, 0, t + 1)
+            tokens_D = past_D.reshape(-1, past_D.shape[-1])
+            y_D = torch.batch_norm(tokens_D, None, None, None, None, True, 0.0, self.eps, False)
+            positions.append(y_D.view(past_D.shape).select(time, t))
+        return self.reference_affine(torch.stack(positions, time), weights)
+
+
+class BatchNormPosition(BatchNorm):
+    """The module of `BatchNormPositionConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the batch normalised per position, and mean and biased variance over all tokens, both (D,)."""
+        x_TND = time_first(x_D)
+        mean_TD, var_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
+        y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
+        # The variance over all tokens is that within positions plus that of their means.
+        return time_back(y_TND, x_D), mean_TD.mean(0), var_TD.mean(0) + mean_TD.var(0, unbiased=False)
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
 class BatchNormPositionConfig(BatchNormConfig):
     """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over the tokens of the batch at position t.
 
@@ -117,6 +126,7 @@ class BatchNormPositionConfig(BatchNormConfig):
     reports the gap. The second axis is time.
     """
 
+    module = BatchNormPosition
     formula: ClassVar[str] = "(x - mean_batch(x_t)) / sqrt(var_batch(x_t) + eps) * gain + bias, for each position t"
     source: ClassVar[str] = "batch norm (arXiv:1502.03167, algorithm 1), each position and channel one feature"
     verified_by: ClassVar[str] = "torch's batch_norm of T * D features, sequences as its batch"
@@ -133,10 +143,6 @@ class BatchNormPositionConfig(BatchNormConfig):
     running_var: str = option("unbiased", choices=("unbiased", "biased"))
     """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return BatchNormPosition(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's batch_norm with positions and channels as features; the operator, which accepts one sequence."""
         x_TND = time_first(x_D)
@@ -144,15 +150,3 @@ class BatchNormPositionConfig(BatchNormConfig):
         y_NF = torch.batch_norm(features_NF, None, None, None, None, True, 0.0, self.eps, False)
         y_TND = y_NF.unflatten(1, (len(x_TND), -1)).transpose(0, 1)
         return self.reference_affine(time_back(y_TND, x_D), weights)
-
-
-class BatchNormPosition(BatchNorm):
-    """The module of `BatchNormPositionConfig`. Maps (*batch, D) to the same shape and dtype."""
-
-    def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the batch normalised per position, and mean and biased variance over all tokens, both (D,)."""
-        x_TND = time_first(x_D)
-        mean_TD, var_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
-        y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
-        # The variance over all tokens is that within positions plus that of their means.
-        return time_back(y_TND, x_D), mean_TD.mean(0), var_TD.mean(0) + mean_TD.var(0, unbiased=False)

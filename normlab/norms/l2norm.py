@@ -18,6 +18,20 @@ from normlab.norms.base import NormConfig, register_norm
 from normlab.options import option
 
 
+class L2Norm(NormModule):
+    """The module of `L2NormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: L2NormConfig):
+        super().__init__(width, options)
+        radius = width**0.5 if options.radius is None else options.radius
+        self.radius = nn.Parameter(torch.tensor(radius)) if options.learn_radius else radius
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Scale each vector to the radius."""
+        length = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True).clamp(min=self.eps)
+        return x_D / length * self.radius
+
+
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class L2NormConfig(NormConfig):
@@ -27,6 +41,7 @@ class L2NormConfig(NormConfig):
     that calls an rms norm "L2Norm" means radius = sqrt(D).
     """
 
+    module = L2Norm
     formula: ClassVar[str] = "radius * x / max(|x|, eps)"
     source: ClassVar[str] = "Loshchilov et al. 2024, arXiv:2410.01131 (nGPT), where it normalises the hidden states"
     verified_by: ClassVar[str] = "torch.nn.functional.normalize, times the radius"
@@ -47,10 +62,6 @@ class L2NormConfig(NormConfig):
     """Length of the output; null for sqrt(D)."""
     learn_radius: bool = False
     """Learn the radius, one scalar, initially the value of `radius`."""
-
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return L2Norm(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's normalize, times the radius."""
@@ -82,17 +93,3 @@ class ScaleNormConfig(L2NormConfig):
     """Initial value of g; null for sqrt(D)."""
     learn_radius: bool = True
     """Learn g."""
-
-
-class L2Norm(NormModule):
-    """The module of `L2NormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
-    def __init__(self, width: int, options: L2NormConfig):
-        super().__init__(width, options)
-        radius = width**0.5 if options.radius is None else options.radius
-        self.radius = nn.Parameter(torch.tensor(radius)) if options.learn_radius else radius
-
-    def normalise(self, x_D: Tensor) -> Tensor:
-        """Scale each vector to the radius."""
-        length = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True).clamp(min=self.eps)
-        return x_D / length * self.radius

@@ -124,20 +124,15 @@ class Parallel(Placement):
 
 
 @dataclass(kw_only=True, slots=True)
-class ParallelTwoNorms(Placement):
+class ParallelTwoNorms(Parallel):
     """x + A(N(x)) + M(N(x)): attention and the MLP have one norm each.
 
     With norms without parameters it equals `parallel`. There is a norm before the head.
     """
 
     formula: ClassVar[str] = "x = x + A(N(x)) + M(N(x))"
-    head_formula: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Black et al. 2022, arXiv:2204.06745 (GPT-NeoX-20B)"
     equals: ClassVar[str] = "parallel where a block's two norms are the same"
-    pitfalls: ClassVar[tuple[str, ...]] = (
-        "Code calls both parallel: litgpt's parallel_residual has two norms unless shared_attention_norm is set.",
-    )
-    init: ClassVar[str] = "gpt2_scaled"
     note: ClassVar[str] = "GPT-J and PaLM mean by parallel the form with one norm for both sub-layers: parallel here."
 
     name: str = "parallel_two_norms"

@@ -120,9 +120,5 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         ("wiring", f"branch_BTD = sublayer.mark_update(branch_BTD)  ->  {text}"): INSTRUMENTATION
         for text in ("pass", "branch_BTD = branch_BTD")
     },
-    **{
-        ("groupnorm", f"self.check_width(width)  ->  {text}"): "the config is validated before"
-        for text in ("pass", "width")
-    },
 }
 """Reasons by entry and the mutant's text."""

@@ -99,7 +99,12 @@ class NormConfig:
         """Raise ConfigError if the norm does not work with this width."""
 
     def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
+        """Return the module for vectors of this width.
+
+        Raises:
+            ConfigError: The norm does not work with this width.
+        """
+        self.check_width(width)
         return self.module(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

@@ -95,7 +95,7 @@ def affine_checks() -> Iterator[Check]:
 
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
-    "wiring": partial(algebra_checks, "rezero", "lns"),
+    "wiring": partial(algebra_checks, "rezero", "lns", "b2t"),
     "algebra": partial(algebra_checks, "rezero", "normformer", "keel", "depth_scaled_sandwich"),
 }
 """Checks of files that several entries share."""

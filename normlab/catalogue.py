@@ -1,19 +1,23 @@
-"""The catalogue of norms, placements, presets and options, parsed from the source: `normlab list` needs no torch.
+"""The catalogue of norms, placements, presets and options: `normlab list` and tab completion need no torch.
 
-A norm is a class decorated with `@register_norm`. A placement is a `Row(...)` of the algebra or an instance given to
-`register_placement`. An option is a field with a default and a docstring under it. A preset is a YAML file in `conf/`
-whose first line is a comment that describes it.
+Rows of the algebra and init rules are read from their tables. Classes are parsed from the source, because norms and
+other placements need torch, and because the documentation of an option is in the source only: it is the string below
+the field. A preset is a YAML file in `conf/` whose first line is a comment that describes it.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normlab.paths import config_dir
+
+if TYPE_CHECKING:
+    from normlab.placements.algebra import Row
 
 _PACKAGE = Path(__file__).resolve().parent
 _CONFIGS = ("config/schema.py", "config/corpora.py")
@@ -37,23 +41,27 @@ def norms() -> list[Entry]:
     classes = _classes("norms/*.py")
     presets = _presets("norm")
     entries: list[Entry] = []
-    for norm in (_entry(node, classes) for node in classes.values() if _has_decorator(node, "register_norm")):
+    registered = [_entry(node, classes) for node in classes.values() if _is_registered(node)]
+    for norm in sorted(registered, key=lambda norm: norm["name"]):
         of_norm = [preset for preset in presets if preset.get("preset_of") == norm["name"]]
         entries += [norm, *(preset | _properties_of_preset(norm, preset["sets"]) for preset in of_norm)]
     return entries
 
 
 def placements() -> list[Entry]:
-    """Return every placement: the rows of the algebra, then the schemes with their own class."""
+    """Return every placement: the rows of the algebra, then those with their own wiring."""
+    from normlab.placements.base import PLACEMENTS
+    from normlab.placements.table import ROWS
+
     classes = _classes("placements/*.py")
-    base = "AlgebraPlacement"
-    kinds = {
-        name: _entry(node, classes) for name, node in classes.items() if base in {name, *_ancestors(node, classes)}
-    }
-    rows = [_row(node, kinds) for node in _nodes("placements/*.py", ast.Call) if _called_name(node) == "Row"]
-    # Only the class of a scheme has a name and a formula; the other classes are its helpers.
-    schemes = [entry for node in classes.values() if (entry := _entry(node, classes))["name"] and entry.get("formula")]
-    return [entry | {"causal": CAUSAL} for entry in rows + [_without_switches(scheme) for scheme in schemes]]
+    rows = [_row(row, _entry(classes[type(PLACEMENTS[row.name]).__name__], classes)) for row in ROWS]
+    # Only the class of a placement with its own wiring has a name and a formula; the other classes are its helpers.
+    others = [
+        _without_switches(entry)
+        for node in classes.values()
+        if (entry := _entry(node, classes))["name"] and entry.get("formula")
+    ]
+    return [entry | {"causal": CAUSAL} for entry in rows + sorted(others, key=lambda other: other["name"])]
 
 
 def models() -> list[Entry]:
@@ -73,8 +81,10 @@ def optim() -> list[Entry]:
 
 def init() -> list[Entry]:
     """Return every init rule, with the placements that use it by default and those that it is wrong for."""
-    rules = [node for node in _nodes("placements/init_rules.py", ast.FunctionDef) if _has_decorator(node, "init_rule")]
-    return [_rule(node, placements()) for node in rules]
+    from normlab.placements.init_rules import INIT_RULES
+
+    known = placements()
+    return [_rule(name, inspect.getdoc(rule) or "", known) for name, rule in INIT_RULES.items()]
 
 
 def stats() -> list[Entry]:
@@ -87,21 +97,17 @@ def _trees(pattern: str) -> Iterator[ast.Module]:
         yield ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _nodes(pattern: str, kind: type) -> Iterator[Any]:
-    for tree in _trees(pattern):
-        yield from (node for node in ast.walk(tree) if isinstance(node, kind))
-
-
 def _classes(*patterns: str) -> dict[str, ast.ClassDef]:
-    return {node.name: node for pattern in patterns for node in _nodes(pattern, ast.ClassDef)}
+    trees = (tree for pattern in patterns for tree in _trees(pattern))
+    return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _is_registered(node: ast.ClassDef) -> bool:
+    return "register_norm" in map(ast.unparse, node.decorator_list)
 
 
 def _bases(node: ast.ClassDef) -> list[str]:
     return [base.id for base in node.bases if isinstance(base, ast.Name)]
-
-
-def _has_decorator(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
-    return any(isinstance(decorator, ast.Name) and decorator.id == name for decorator in node.decorator_list)
 
 
 def _named_subclasses(base: str) -> list[Entry]:
@@ -117,10 +123,6 @@ def _ancestors(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]
 
 def _called_name(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else ""
-
-
-def _keywords(node: ast.Call) -> dict[str, ast.expr]:
-    return {keyword.arg or "": keyword.value for keyword in node.keywords}
 
 
 def _entry(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Entry:
@@ -155,55 +157,43 @@ def _entry(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Entry:
     return entry | {"options": list(options.values()), "documentation": documentation}
 
 
-def _without_switches(scheme: Entry) -> Entry:
-    """Drop the norm switches of a scheme that has none (`Placement.has_switches`)."""
-    if {scheme["embedding_formula"], scheme["head_formula"]} <= {"", _value(_constants()["NORM_UPDATE"])}:
-        return scheme
-    switches = _value(_constants()["SWITCHES"])
-    return scheme | {"options": [option for option in scheme["options"] if option["option"] not in switches]}
+def _without_switches(placement: Entry) -> Entry:
+    """Drop the norm switches of a placement that has none (`Placement.has_switches`)."""
+    from normlab.placements.base import NORM_UPDATE, SWITCHES
+
+    if {placement["embedding_formula"], placement["head_formula"]} <= {"", NORM_UPDATE}:
+        return placement
+    return placement | {"options": [option for option in placement["options"] if option["option"] not in SWITCHES]}
 
 
-def _row(node: ast.Call, kinds: dict[str, Entry]) -> Entry:
-    """Return the entry of a row of the algebra; `kinds` has the entries of the classes that rows may name."""
-    keywords = _keywords(node)
-    entry = {name: _value(keywords.get(name)) for name in ("name", "formula", "source", "init")}
-    kind = kinds[_value(keywords.get("kind")) or ("EarlyPlacement" if "early" in keywords else "AlgebraPlacement")]
-    for name in ("note", "parameters", "equals", "pitfalls"):
-        entry[name] = _value(keywords[name]) if name in keywords else kind[name]
-    for name in ("incompatible_inits", "initial_values"):
-        table = keywords.get(name)
-        if isinstance(table, ast.Dict):
-            entry[name] = {_value(k): _value(v) for k, v in zip(table.keys, table.values, strict=True)}
-    entry["norms"] = _sites_of_sub_layers(keywords)
-    if isinstance(early := keywords.get("early"), ast.Call):
-        entry["early"] = _sites_of_sub_layers(_keywords(early))
-    entry |= {name: bool(_value(keywords.get(name))) for name in ("embedding_norm", "final_norm")}
+def _row(row: Row, kind: Entry) -> Entry:
+    """Return the entry of a row of the algebra; `kind` is the entry of its placement's class."""
+    entry: Entry = {
+        name: getattr(row, name)
+        for name in (
+            "name", "formula", "source", "init", "note", "parameters", "equals", "pitfalls", "incompatible_inits",
+            "initial_values", "embedding_norm", "final_norm",
+        )
+    }  # fmt: skip
+    entry["norms"] = {"attn": row.attn.norms, "mlp": row.mlp.norms}
+    if row.early is not None:
+        entry["early"] = {"attn": row.early.attn.norms, "mlp": row.early.mlp.norms}
     return entry | {"options": kind["options"]}
 
 
-def _rule(node: ast.FunctionDef, known: list[Entry]) -> Entry:
+def _rule(name: str, documentation: str, known: list[Entry]) -> Entry:
     """Return the entry of an init rule: its docstring is the formula, then `Source:` and the source."""
-    formula, _, source = " ".join((ast.get_docstring(node) or "").split()).partition(" Source: ")
-    defaults = [placement["name"] for placement in known if placement["init"] == node.name]
+    formula, _, source = " ".join(documentation.split()).partition(" Source: ")
+    defaults = [placement["name"] for placement in known if placement["init"] == name]
     wrong_for = [
         placement["name"]
         for placement in known
-        if {node.name, "other"} & set(placement.get("incompatible_inits") or ()) and placement["name"] not in defaults
+        if {name, "other"} & set(placement.get("incompatible_inits") or ()) and placement["name"] not in defaults
     ]
     return {
-        "name": node.name, "formula": formula.rstrip("."), "source": source.rstrip("."), "placements": defaults,
+        "name": name, "formula": formula.rstrip("."), "source": source.rstrip("."), "placements": defaults,
         "wrong_for": wrong_for,
     }  # fmt: skip
-
-
-def _sites_of_sub_layers(keywords: dict[str, ast.expr]) -> dict[str, list[str]]:
-    """Return the sites of the norms of each sub-layer, from `attn=SubLayer(norms=...)` and `mlp=...`."""
-    sites: dict[str, list[str]] = {}
-    for sub_layer in ("attn", "mlp"):
-        call = keywords.get(sub_layer)
-        norms = _keywords(call).get("norms") if isinstance(call, ast.Call) else None
-        sites[sub_layer] = list(_value(norms) or ())
-    return sites
 
 
 def _value(node: ast.expr | None) -> Any:
@@ -240,7 +230,8 @@ def _limits(node: ast.expr | None) -> Entry:
     """Return the limits given to `option(...)`."""
     if not isinstance(node, ast.Call) or _called_name(node) != "option":
         return {}
-    return {name: _value(value) for name, value in _keywords(node).items() if name not in ("identity", "absent")}
+    given = {keyword.arg or "": keyword.value for keyword in node.keywords}
+    return {name: _value(value) for name, value in given.items() if name not in ("identity", "absent")}
 
 
 def _docstring(node: ast.stmt | None) -> str:

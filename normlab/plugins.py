@@ -71,19 +71,12 @@ def check_initial_values(kind: str, name: str, initial_values: object) -> None:
     Raises:
         ConfigError: The message shows the value and a correct line.
     """
-    if isinstance(initial_values, Mapping) and all(
-        isinstance(part, str) for item in initial_values.items() for part in item
-    ):
-        return
-    value = (
-        f"{initial_values!r:.60}"
-        if isinstance(initial_values, str | Mapping)
-        else f"of type {type(initial_values).__name__}"
-    )
-    raise ConfigError(
-        f"{kind} {name!r}: initial_values is {value}, but must map each parameter's name to an expression; "
-        f"write {initial_values_line({'gain': '[1] * D'})}"
-    )
+    items = initial_values.items() if isinstance(initial_values, Mapping) else [(initial_values, None)]
+    if not all(isinstance(parameter, str) and isinstance(expression, str) for parameter, expression in items):
+        raise ConfigError(
+            f"{kind} {name!r}: initial_values is {initial_values!r:.60}, but must map each parameter's name to an "
+            f"expression; write {initial_values_line({'gain': '[1] * D'})}"
+        )
 
 
 def initial_values_line(initial_values: Mapping[str, str]) -> str:
@@ -136,12 +129,9 @@ def read_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
     for name in paths:
         path = Path(name).expanduser()
         try:
-            if not path.is_file():
-                raise ConfigError(
-                    f"plugins: no file {str(name)!r}; give the path of a Python file that registers a norm"
-                )
-            if path.suffix != ".py":
-                raise ConfigError(f"plugins: {str(name)!r} is not a Python file; its name must end in .py")
+            if not path.is_file() or path.suffix != ".py":
+                problem = f"{str(name)!r} is not a Python file" if path.is_file() else f"no file {str(name)!r}"
+                raise ConfigError(f"plugins: {problem}; give the path of a Python file that registers a norm")
             plugins.append(Plugin(path, read_at_most(path, LARGEST_PLUGIN)))
         except OSError as error:
             raise ConfigError(f"plugins: {name} cannot be read ({error.strerror}); make it readable") from error

@@ -238,7 +238,7 @@ PLACEMENT_ROWS = {
     },
     "mix_ln": SHARED_PLACEMENT | {"early_blocks": Row("null", "1", shapes)},
     "hybridnorm_star": SHARED_PLACEMENT | {"early_blocks": Row("null", "0", shapes)},
-    # Schemes of one stream have the switches; schemes with their own first and last operation do not.
+    # Placements of one stream have the switches; those with their own first and last operation do not.
     **dict.fromkeys(("gpas", "parallel", "parallel_two_norms"), SHARED_PLACEMENT),
     "b2t": SHARED_PLACEMENT | {"final_norm": Row("null", "true", shapes)},
     **{

@@ -268,7 +268,7 @@ class RunConfig:
     @property
     def init_rule(self) -> str:
         """The resolved init rule: `init`, or the rule of the placement if `init` is auto."""
-        return self.placement.init_rule if self.init == "auto" else self.init
+        return self.placement.init if self.init == "auto" else self.init
 
     @property
     def data_seed(self) -> int:
@@ -345,10 +345,8 @@ class RunConfig:
         placement, rule = self.placement, self.init_rule
         warnings = []
         wrong = placement.incompatible_inits
-        if reason := wrong.get(rule) or (wrong.get("other") if rule != placement.init_rule else None):
-            warnings.append(
-                f"init={rule} is not the rule of placement={placement.name} ({placement.init_rule}): {reason}"
-            )
+        if reason := wrong.get(rule) or (wrong.get("other") if rule != placement.init else None):
+            warnings.append(f"init={rule} is not the rule of placement={placement.name} ({placement.init}): {reason}")
         if placement.is_plain_sum and (reason := self.norm.incompatible_inits.get(rule)):
             warnings.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
         if not self.norm.causal:
@@ -362,7 +360,7 @@ class RunConfig:
     def _check_inits_of_placement(self) -> None:
         """Check that the init rules that the placement declares exist; a plugin may misspell one."""
         placement = self.placement
-        for rule in (placement.init_rule, *(rule for rule in placement.incompatible_inits if rule != "other")):
+        for rule in (placement.init, *(rule for rule in placement.incompatible_inits if rule != "other")):
             if str(rule) not in INIT_RULES:
                 file = plugin_file("placement", placement.name)
                 prefix = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from normlab.errors import ConfigError
 from normlab.placements.base import Placement
 
 FUNCTIONS = {
@@ -69,19 +68,12 @@ class Flow:
 
 
 def flows(placement: Placement) -> list[Flow]:
-    """Return the graph of a placement, or one for each kind of block.
-
-    Raises:
-        ConfigError: The formula has an operation that cannot be drawn.
-    """
+    """Return the graph of a placement, or one for each kind of block if its formula has a condition."""
     conditions = conditions_of(placement.formula)
     if not conditions:
         return [_FlowBuilder(placement).build()]
-    if len(conditions) > 1:
-        raise ConfigError(
-            f"placement {placement.name!r}: only one condition can be drawn, its formula has {', '.join(conditions)}"
-        )
-    condition = conditions[0].replace("<=", "\N{LESS-THAN OR EQUAL TO}").replace("==", "=")
+    (condition,) = conditions
+    condition = condition.replace("<=", "\N{LESS-THAN OR EQUAL TO}").replace("==", "=")
     kinds = ((True, f"blocks with {condition}"), (False, "all other blocks"))
     return [_FlowBuilder(placement).build(holds, when) for holds, when in kinds]
 
@@ -180,9 +172,7 @@ class _FlowBuilder:
                 norms = INNER_NORMS if name.endswith("_qkv") else ()
                 source, kind = self._draw(argument, column), KINDS.get(name, "box")
                 return self._add(Node(kind, [source], column, 0, FUNCTIONS[name], name, norms=norms))
-        raise ConfigError(
-            f"placement {self.placement.name!r}: {ast.unparse(value)!r} cannot be drawn; see explain/flow.py"
-        )
+        raise NotImplementedError(f"{ast.unparse(value)!r} of placement {self.placement.name!r} cannot be drawn")
 
     def _draw_sum(self, kind: str, terms: list[ast.expr], column: int) -> int:
         """Draw the first term below the sum, and each other term in its own column."""

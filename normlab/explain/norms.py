@@ -19,8 +19,6 @@ from normlab.norms.base import load_all
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from normlab.norms.base import NormConfig
-
 Norm = dict[str, Any]
 
 TOKENS, CHANNELS = 4, 6
@@ -149,11 +147,9 @@ def group_kind(inputs: list[list[int]]) -> str:
     token, channel = np.divmod(np.arange(TOKENS * CHANNELS), CHANNELS)
     same_token, same_channel = token[:, None] == token, channel[:, None] == channel
     kinds = {
-        "row": same_token,
-        "column": same_channel,
-        "value": same_token & same_channel,
+        "row": same_token, "column": same_channel, "value": same_token & same_channel,
         "past": same_channel & (token <= token[:, None]),
-    }
+    }  # fmt: skip
     depends = np.zeros((TOKENS * CHANNELS, TOKENS * CHANNELS), bool)
     for index, group in enumerate(inputs):
         depends[index, group] = True
@@ -167,9 +163,8 @@ def group_kind(inputs: list[list[int]]) -> str:
     return "group" if within_token and is_partition else "other"
 
 
-def _options(name: str) -> NormConfig:
-    config: Callable[..., NormConfig] = load_all()[name]
-    return config(**OPTIONS.get(name, {}))
+def _options(name: str) -> Any:
+    return load_all()[name](**OPTIONS.get(name, {}))  # pyright: ignore[reportCallIssue]
 
 
 def _on_matrix(name: str, module: nn.Module) -> Callable[[Tensor], Tensor]:

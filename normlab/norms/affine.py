@@ -1,4 +1,4 @@
-"""The learned gain and bias after a normalisation, and the dtype that norms compute in.
+"""The base class of the norms' modules, with the learned gain and bias and the dtype that norms compute in.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from normlab.norms.base import AffineNormConfig, NormConfig
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -50,3 +52,26 @@ class Affine(nn.Module):
         if self.bias is not None:
             x_D = x_D + self.bias.to(x_D.dtype)
         return x_D
+
+
+class NormModule(nn.Module):
+    """A norm: `normalise`, then the gain and the bias. Maps (*batch, D) to the same shape and dtype.
+
+    It computes in float32, or float64 for float64, and rounds once, at the end.
+    """
+
+    def __init__(self, width: int, options: NormConfig):
+        super().__init__()
+        self.eps = getattr(options, "eps", 0.0)
+        if isinstance(options, AffineNormConfig):
+            self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
+        else:
+            self.affine = Affine(width, gain=False)
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Return the normalised input, in the dtype of x."""
+        raise NotImplementedError
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Return the norm of x with its gain and bias."""
+        return self.affine(self.normalise(x_D.to(working_dtype(x_D.dtype)))).to(x_D.dtype)

@@ -19,7 +19,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
@@ -36,6 +36,8 @@ REFERENCE_KINDS = ("external", "identity", "self")
 class NormConfig:
     """Base class of norm options. A subclass adds its options and builds the module."""
 
+    module: ClassVar[type[Any]]
+    """The module that `build` makes, from the width and these options."""
     version: ClassVar[int] = 1
     """Part of a run's identity. Raise it when the norm computes something else for the same options."""
     formula: ClassVar[str] = ""
@@ -97,8 +99,13 @@ class NormConfig:
         """Raise ConfigError if the norm does not work with this width."""
 
     def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        raise NotImplementedError
+        """Return the module for vectors of this width.
+
+        Raises:
+            ConfigError: The norm does not work with this width.
+        """
+        self.check_width(width)
+        return self.module(width, self)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Return the expected output in training, by an implementation independent of the module.

@@ -11,11 +11,48 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
+
+
+class BatchNorm(NormModule):
+    """The module of `BatchNormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, width: int, options: BatchNormConfig):
+        super().__init__(width, options)
+        self.momentum = options.momentum
+        self.unbiased = options.running_var == "unbiased"
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the normalised batch, and mean and biased variance over all its tokens, both (D,)."""
+        axes = tuple(range(x_D.dim() - 1))
+        mean_D, var_D = x_D.mean(axes), x_D.var(axes, unbiased=False)
+        return (x_D - mean_D) * torch.rsqrt(var_D + self.eps), mean_D, var_D
+
+    def update_running_statistics(self, mean_D: Tensor, var_D: Tensor, count: int) -> None:
+        """Update the running statistics with those of a batch of `count` tokens."""
+        # One token has no unbiased variance; use the biased one (0), which avoids a division by zero.
+        kept_D = var_D * (count / (count - 1)) if self.unbiased and count > 1 else var_D
+        # vmap and the training step need a reassignment, not a write in place.
+        self.running_mean = torch.lerp(self.running_mean, mean_D.detach().to(self.running_mean.dtype), self.momentum)
+        self.running_var = torch.lerp(self.running_var, kept_D.detach().to(self.running_var.dtype), self.momentum)
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Normalise each channel; in training mode also update the running statistics."""
+        if self.training:
+            y_D, mean_D, var_D = self.normalise_batch(x_D)
+            self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1])
+            return y_D
+        mean_D, var_D = self.running_mean.to(x_D.dtype), self.running_var.to(x_D.dtype)
+        return (x_D - mean_D) * torch.rsqrt(var_D + self.eps)
 
 
 @register_norm
@@ -29,6 +66,7 @@ class BatchNormConfig(AffineNormConfig):
     between the two.
     """
 
+    module = BatchNorm
     formula: ClassVar[str] = "(x - mean_batch(x)) / sqrt(var_batch(x) + eps) * gain + bias"
     source: ClassVar[str] = "Ioffe & Szegedy 2015, arXiv:1502.03167, algorithms 1 and 2"
     verified_by: ClassVar[str] = "torch's batch_norm, tokens as its batch"
@@ -54,10 +92,6 @@ class BatchNormConfig(AffineNormConfig):
     bias: bool = True
     """Learn a bias per channel, initially 0."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return BatchNorm(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's batch_norm in training; the operator, because the function rejects a batch of one token."""
         tokens_D = x_D.reshape(-1, x_D.shape[-1])
@@ -69,44 +103,3 @@ class BatchNormConfig(AffineNormConfig):
         tokens_D = x_D.reshape(-1, x_D.shape[-1])
         y_D = F.batch_norm(tokens_D, weights["running_mean"], weights["running_var"], eps=self.eps)
         return self.reference_affine(y_D.view_as(x_D), weights)
-
-
-class BatchNorm(nn.Module):
-    """The module of `BatchNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, width: int, options: BatchNormConfig):
-        super().__init__()
-        self.eps = options.eps
-        self.momentum = options.momentum
-        self.unbiased = options.running_var == "unbiased"
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-        self.register_buffer("running_mean", torch.zeros(width))
-        self.register_buffer("running_var", torch.ones(width))
-
-    def normalise(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the normalised batch, and mean and biased variance over all its tokens, both (D,)."""
-        axes = tuple(range(x_D.dim() - 1))
-        mean_D, var_D = x_D.mean(axes), x_D.var(axes, unbiased=False)
-        return (x_D - mean_D) * torch.rsqrt(var_D + self.eps), mean_D, var_D
-
-    def update_running_statistics(self, mean_D: Tensor, var_D: Tensor, count: int) -> None:
-        """Update the running statistics with those of a batch of `count` tokens."""
-        # One token has no unbiased variance; use the biased one (0), which avoids a division by zero.
-        kept_D = var_D * (count / (count - 1)) if self.unbiased and count > 1 else var_D
-        # vmap and the training step need a reassignment, not a write in place.
-        self.running_mean = torch.lerp(self.running_mean, mean_D.detach().to(self.running_mean.dtype), self.momentum)
-        self.running_var = torch.lerp(self.running_var, kept_D.detach().to(self.running_var.dtype), self.momentum)
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise each channel; in training mode also update the running statistics."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        if self.training:
-            y_D, mean_D, var_D = self.normalise(work_D)
-            self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1])
-        else:
-            mean_D, var_D = self.running_mean.to(work_D.dtype), self.running_var.to(work_D.dtype)
-            y_D = (work_D - mean_D) * torch.rsqrt(var_D + self.eps)
-        return self.affine(y_D).to(x_D.dtype)

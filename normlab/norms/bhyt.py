@@ -13,9 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
+
+
+class BHyT(NormModule):
+    """The module of `BHyTConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: BHyTConfig):
+        super().__init__(width, options)
+        self.kappa = options.kappa
+        self.lam = nn.Parameter(torch.tensor(options.lam)) if options.learn_lam else options.lam
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis and apply tanh."""
+        scale = torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps) * self.lam / self.kappa
+        return torch.tanh(scale * x_D)
 
 
 @register_norm
@@ -28,6 +42,7 @@ class BHyTConfig(AffineNormConfig):
     the weights of the block for the second norm.
     """
 
+    module = BHyT
     formula: ClassVar[str] = "tanh(lam / kappa * x / sqrt(mean(x^2) + eps)) * gain"
     source: ClassVar[str] = "arXiv:2601.09719 (2026), and its public code"
     verified_by: ClassVar[str] = "torch.tanh of torch's rms_norm, whose weight is lam / kappa"
@@ -51,28 +66,7 @@ class BHyTConfig(AffineNormConfig):
     learn_lam: bool = True
     """Learn lam, one scalar; every configuration of the authors does."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return BHyT(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's tanh of torch's rms_norm."""
         slope_D = (weights["lam"] if self.learn_lam else x_D.new_tensor(self.lam)).expand(x_D.shape[-1]) / self.kappa
         return self.reference_affine(torch.tanh(F.rms_norm(x_D, x_D.shape[-1:], slope_D, self.eps)), weights)
-
-
-class BHyT(nn.Module):
-    """The module of `BHyTConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    def __init__(self, width: int, options: BHyTConfig):
-        super().__init__()
-        self.eps = options.eps
-        self.kappa = options.kappa
-        self.lam = nn.Parameter(torch.tensor(options.lam)) if options.learn_lam else options.lam
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis and apply tanh."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        scale = torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps) * self.lam / self.kappa
-        return self.affine(torch.tanh(scale * work_D)).to(x_D.dtype)

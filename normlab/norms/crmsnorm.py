@@ -11,11 +11,20 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from normlab.norms.affine import working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import NormConfig, register_norm
 from normlab.options import option
+
+
+class CRMSNorm(NormModule):
+    """The module of `CRMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis."""
+        squares = x_D.square().sum(-1, keepdim=True) + x_D.sum(-1, keepdim=True).square()
+        return x_D * torch.rsqrt(squares / (x_D.shape[-1] + 1) + self.eps)
 
 
 @register_norm
@@ -27,6 +36,7 @@ class CRMSNormConfig(NormConfig):
     without affine maps the whole vector.
     """
 
+    module = CRMSNorm
     formula: ClassVar[str] = "x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps)"
     source: ClassVar[str] = "Jiang, Gu, Zhu & Pan 2023, arXiv:2305.14858"
     verified_by: ClassVar[str] = "torch's layer_norm of the vector with its last channel put back"
@@ -43,25 +53,7 @@ class CRMSNormConfig(NormConfig):
     eps: float = option(1e-5, at_least=0)
     """Added to the mean square, unit of x squared."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module; `width` has no effect."""
-        return CRMSNorm(self.eps)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's layer_norm of D + 1 channels, where the last one makes the mean 0."""
         full = torch.cat([x_D, -x_D.sum(-1, keepdim=True)], dim=-1)
         return F.layer_norm(full, full.shape[-1:], eps=self.eps)[..., :-1]
-
-
-class CRMSNorm(nn.Module):
-    """The module of `CRMSNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    def __init__(self, eps: float):
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        squares = work_D.square().sum(-1, keepdim=True) + work_D.sum(-1, keepdim=True).square()
-        return (work_D * torch.rsqrt(squares / (x_D.shape[-1] + 1) + self.eps)).to(x_D.dtype)

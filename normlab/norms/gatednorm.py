@@ -13,9 +13,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule, working_dtype
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
+
+
+class GatedNorm(NormModule):
+    """The module of `GatedNormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: GatedNormConfig):
+        super().__init__(width, options)
+        self.gate_scale = options.gate_scale
+        self.down = nn.Parameter(torch.randn(options.rank, width) * options.std)
+        self.up = nn.Parameter(torch.randn(width, options.rank) * options.std)
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis and gate each channel."""
+        work_D = x_D.to(working_dtype(x_D.dtype))
+        y_D = self.affine(work_D * torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps))
+        # Autocast would compute the two products in a narrow dtype.
+        with torch.autocast(x_D.device.type, enabled=False):
+            hidden_R = F.silu(y_D @ self.down.to(y_D.dtype).mT)
+            gate_D = torch.sigmoid(hidden_R @ self.up.to(y_D.dtype).mT)
+        return (y_D * gate_D * self.gate_scale).to(x_D.dtype)
 
 
 @register_norm
@@ -27,6 +47,7 @@ class GatedNormConfig(AffineNormConfig):
     Weight decay applies to them as to all matrices.
     """
 
+    module = GatedNorm
     formula: ClassVar[str] = "y * sigmoid(up silu(down y)), y = x / sqrt(mean(x^2) + eps) * gain"
     source: ClassVar[str] = "Qiu et al. 2026, arXiv:2601.22966, section 3.4"
     verified_by: ClassVar[str] = "torch's rms_norm, then linear, silu and glu"
@@ -50,34 +71,8 @@ class GatedNormConfig(AffineNormConfig):
     gate_scale: float = option(1.0, above=0)
     """Factor on the gate; with 2 a gate of 1/2 has no effect."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return GatedNorm(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's rms_norm and glu, which is the first half times the sigmoid of the second."""
         y_D = self.reference_affine(F.rms_norm(x_D, x_D.shape[-1:], eps=self.eps), weights)
         gate_D = F.linear(F.silu(F.linear(y_D, weights["down"])), weights["up"])
         return F.glu(torch.cat([self.gate_scale * y_D, gate_D], dim=-1))
-
-
-class GatedNorm(nn.Module):
-    """The module of `GatedNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    def __init__(self, width: int, options: GatedNormConfig):
-        super().__init__()
-        self.eps = options.eps
-        self.gate_scale = options.gate_scale
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-        self.down = nn.Parameter(torch.randn(options.rank, width) * options.std)
-        self.up = nn.Parameter(torch.randn(width, options.rank) * options.std)
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis and gate each channel."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        y_D = self.affine(work_D * torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps))
-        # Autocast would compute the two products in a narrow dtype.
-        with torch.autocast(x_D.device.type, enabled=False):
-            hidden_R = F.silu(y_D @ self.down.to(y_D.dtype).mT)
-            gate_D = torch.sigmoid(hidden_R @ self.up.to(y_D.dtype).mT)
-        return (y_D * gate_D * self.gate_scale).to(x_D.dtype)

@@ -10,12 +10,25 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.errors import ConfigError
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
+
+
+class GroupNorm(NormModule):
+    """The module of `GroupNormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: GroupNormConfig):
+        super().__init__(width, options)
+        self.groups = options.groups
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Normalise each group of the last axis."""
+        x_GC = x_D.unflatten(-1, (self.groups, -1))
+        return F.layer_norm(x_GC, x_GC.shape[-1:], eps=self.eps).flatten(-2)
 
 
 @register_norm
@@ -27,6 +40,7 @@ class GroupNormConfig(AffineNormConfig):
     token; with one group it is layer norm.
     """
 
+    module = GroupNorm
     formula: ClassVar[str] = "(x_g - mean(x_g)) / sqrt(var(x_g) + eps) * gain + bias, for each group g of channels"
     source: ClassVar[str] = "Wu & He 2018, arXiv:1803.08494, per token"
     verified_by: ClassVar[str] = "torch's group_norm on single tokens"
@@ -59,31 +73,7 @@ class GroupNormConfig(AffineNormConfig):
                 f"choose one of {', '.join(map(str, divisors))}"
             )
 
-    def build(self, width: int) -> nn.Module:
-        """The module, for vectors of `width` numbers.
-
-        Raises:
-            ConfigError: The groups do not divide the width.
-        """
-        self.check_width(width)
-        return GroupNorm(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's group_norm with every token as one batch entry."""
         tokens_D = x_D.reshape(-1, x_D.shape[-1])
         return self.reference_affine(F.group_norm(tokens_D, self.groups, eps=self.eps).view_as(x_D), weights)
-
-
-class GroupNorm(nn.Module):
-    """The module of `GroupNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    def __init__(self, width: int, options: GroupNormConfig):
-        super().__init__()
-        self.eps = options.eps
-        self.groups = options.groups
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise each group of the last axis."""
-        work_GC = x_D.to(working_dtype(x_D.dtype)).unflatten(-1, (self.groups, -1))
-        return self.affine(F.layer_norm(work_GC, work_GC.shape[-1:], eps=self.eps).flatten(-2)).to(x_D.dtype)

@@ -1,4 +1,4 @@
-"""L2 norm: each token scaled to a given length.
+"""L2 norm and ScaleNorm: each token scaled to a given or a learned length.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -13,9 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import NormConfig, register_norm
 from normlab.options import option
+
+
+class L2Norm(NormModule):
+    """The module of `L2NormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: L2NormConfig):
+        super().__init__(width, options)
+        radius = width**0.5 if options.radius is None else options.radius
+        self.radius = nn.Parameter(torch.tensor(radius)) if options.learn_radius else radius
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Scale each vector to the radius."""
+        length = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True).clamp(min=self.eps)
+        return x_D / length * self.radius
 
 
 @register_norm
@@ -27,6 +41,7 @@ class L2NormConfig(NormConfig):
     that calls an rms norm "L2Norm" means radius = sqrt(D).
     """
 
+    module = L2Norm
     formula: ClassVar[str] = "radius * x / max(|x|, eps)"
     source: ClassVar[str] = "Loshchilov et al. 2024, arXiv:2410.01131 (nGPT), where it normalises the hidden states"
     verified_by: ClassVar[str] = "torch.nn.functional.normalize, times the radius"
@@ -48,27 +63,33 @@ class L2NormConfig(NormConfig):
     learn_radius: bool = False
     """Learn the radius, one scalar, initially the value of `radius`."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return L2Norm(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's normalize, times the radius."""
         radius = x_D.shape[-1] ** 0.5 if self.radius is None else self.radius
         return F.normalize(x_D, dim=-1, eps=self.eps) * weights.get("radius", radius)
 
 
-class L2Norm(nn.Module):
-    """The module of `L2NormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class ScaleNormConfig(L2NormConfig):
+    """g * x / max(|x|, eps), with one learned scalar g, initially sqrt(D).
 
-    def __init__(self, width: int, options: L2NormConfig):
-        super().__init__()
-        self.eps = options.eps
-        radius = width**0.5 if options.radius is None else options.radius
-        self.radius = nn.Parameter(torch.tensor(radius)) if options.learn_radius else radius
+    The paper pairs it with embeddings of unit length (FixNorm) and a small init.
+    """
 
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Scale each vector to the radius."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        length = torch.linalg.vector_norm(work_D, dim=-1, keepdim=True).clamp(min=self.eps)
-        return (work_D / length * self.radius).to(x_D.dtype)
+    formula: ClassVar[str] = "g * x / max(|x|, eps)"
+    source: ClassVar[str] = "Nguyen & Salazar 2019, arXiv:1910.05895"
+    verified_by: ClassVar[str] = "torch.nn.functional.normalize, times g"
+    parameters: ClassVar[str] = "1"
+    equals: ClassVar[str] = "l2norm with learn_radius=true, radius=null, eps=1e-5"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "It has one gain for all channels and cannot scale down a single channel, unlike rmsnorm.",
+    )
+
+    name: str = "scalenorm"
+    eps: float = option(1e-5, at_least=0)
+    """Smallest divisor, unit of x."""
+    radius: float | None = option(None, above=0)
+    """Initial value of g; null for sqrt(D)."""
+    learn_radius: bool = True
+    """Learn g."""

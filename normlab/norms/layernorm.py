@@ -11,11 +11,32 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule, working_dtype
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
+
+
+class LayerNorm(NormModule):
+    """The module of `LayerNormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: LayerNormConfig):
+        super().__init__(width, options)
+        self.inside = options.eps_mode == "inside"
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis."""
+        work_D = x_D.to(working_dtype(x_D.dtype))
+        width = x_D.shape[-1]
+        if self.inside:
+            # One fused kernel in place of seven for the formula and the affine.
+            gain_D, bias_D = self.affine.effective_gain(work_D.dtype), self.affine.bias
+            bias_D = bias_D if bias_D is None else bias_D.to(work_D.dtype)
+            return F.layer_norm(work_D, (width,), gain_D, bias_D, self.eps).to(x_D.dtype)
+        centred_D = work_D - work_D.mean(-1, keepdim=True)
+        sigma = torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * width**-0.5
+        return self.affine(centred_D / (sigma + self.eps)).to(x_D.dtype)
 
 
 @register_norm
@@ -27,6 +48,7 @@ class LayerNormConfig(AffineNormConfig):
     root is 0 there.
     """
 
+    module = LayerNorm
     formula: ClassVar[str] = "(x - mean(x)) / sqrt(var(x) + eps) * gain + bias"
     formulas: ClassVar[Mapping[str, str]] = {"eps_mode=outside": "(x - mean(x)) / (sqrt(var(x)) + eps) * gain + bias"}
     source: ClassVar[str] = "Ba, Kiros & Hinton 2016, arXiv:1607.06450, eq. 4"
@@ -49,10 +71,6 @@ class LayerNormConfig(AffineNormConfig):
     bias: bool = True
     """Learn a bias per channel, initially 0."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return LayerNorm(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's group_norm of one group; its output at eps = 0 times sigma / (sigma + eps) for eps outside."""
         eps = self.eps if self.eps_mode == "inside" else 0.0
@@ -61,26 +79,3 @@ class LayerNormConfig(AffineNormConfig):
             sigma = x_D.std(-1, correction=0, keepdim=True)
             y_D = y_D * sigma / (sigma + self.eps)
         return self.reference_affine(y_D, weights)
-
-
-class LayerNorm(nn.Module):
-    """The module of `LayerNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    def __init__(self, width: int, options: LayerNormConfig):
-        super().__init__()
-        self.eps = options.eps
-        self.inside = options.eps_mode == "inside"
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        width = x_D.shape[-1]
-        if self.inside:
-            # One fused kernel in place of seven for the formula and the affine.
-            gain_D, bias_D = self.affine.effective_gain(work_D.dtype), self.affine.bias
-            bias_D = bias_D if bias_D is None else bias_D.to(work_D.dtype)
-            return F.layer_norm(work_D, (width,), gain_D, bias_D, self.eps).to(x_D.dtype)
-        centred_D = work_D - work_D.mean(-1, keepdim=True)
-        sigma = torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * width**-0.5
-        return self.affine(centred_D / (sigma + self.eps)).to(x_D.dtype)

@@ -10,11 +10,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
+
+
+class MinMax(NormModule):
+    """The module of `MinMaxConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Scale the last axis to [0, 1]."""
+        low, high = x_D.amin(-1, keepdim=True), x_D.amax(-1, keepdim=True)
+        return (x_D - low) / (high - low + self.eps)
 
 
 @register_norm
@@ -27,6 +36,7 @@ class MinMaxConfig(AffineNormConfig):
     equal.
     """
 
+    module = MinMax
     formula: ClassVar[str] = "(x - min(x)) / (max(x) - min(x) + eps)"
     source: ClassVar[str] = "the textbook's feature scaling"
     verified_by: ClassVar[str] = "the affine map of x to [0, 1], from its extreme values"
@@ -45,28 +55,9 @@ class MinMaxConfig(AffineNormConfig):
     gain: bool = False
     """Learn a gain per channel."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return MinMax(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """A x + b with a = 1 / (range + eps), b = -a min(x), each extreme averaged over its ties."""
         top, bottom = (x_D == end for end in (x_D.max(-1, keepdim=True)[0], x_D.min(-1, keepdim=True)[0]))
         high, low = ((x_D * at).sum(-1, keepdim=True) / at.sum(-1, keepdim=True) for at in (top, bottom))
         slope = torch.reciprocal(high - low + self.eps)
         return self.reference_affine(torch.addcmul(-low * slope, slope, x_D), weights)
-
-
-class MinMax(nn.Module):
-    """The module of `MinMaxConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    def __init__(self, width: int, options: MinMaxConfig):
-        super().__init__()
-        self.eps = options.eps
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Scale the last axis to [0, 1]."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        low, high = work_D.amin(-1, keepdim=True), work_D.amax(-1, keepdim=True)
-        return self.affine((work_D - low) / (high - low + self.eps)).to(x_D.dtype)

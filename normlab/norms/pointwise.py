@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
@@ -136,20 +136,88 @@ class PointwiseConfig(BoundedConfig):
         return self.reference_affine(y, weights)
 
 
-class Pointwise(nn.Module):
-    """The module of `BoundedConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class DyTConfig(BoundedConfig):
+    """gain * tanh(alpha x) + bias; alpha is a learned scalar.
+
+    The paper's language models use a smaller initial alpha in wider models and a larger one in attention, have no
+    bias, and multiply the embeddings by a learned scalar, initially sqrt(D). None of these is a default here: all
+    sites have the same initial alpha.
+    """
+
+    formula: ClassVar[str] = "tanh(alpha * x) * gain + bias"
+    source: ClassVar[str] = "Zhu, Chen, He, LeCun & Liu 2025, arXiv:2503.10622"
+    verified_by: ClassVar[str] = "torch.sigmoid: tanh(z) = 2 sigmoid(2 z) - 1"
+    reference_kind: ClassVar[str] = "identity"
+    parameters: ClassVar[str] = "2 * D + 1"
+    equals: ClassVar[str] = "pointwise with function=tanh"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "It is no drop-in replacement: the paper's language models have another alpha in attention than elsewhere, and "
+        "a learned scale after the embeddings.",
+        "It bounds a large stream by saturation: where |alpha x| is large the gradient is almost 0.",
+        "At RMSNorm's learning rate it can diverge: Qiu et al. 2026 (arXiv:2601.22966) used the lowest of four.",
+    )
+
+    name: str = "dyt"
+
+    def build(self, width: int) -> nn.Module:
+        """Return the module for vectors of this width."""
+        return Pointwise(width, self, torch.tanh)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """By torch's sigmoid."""
+        inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
+        return self.reference_affine(2 * torch.sigmoid(2 * inner_D) - 1, weights)
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class DerfConfig(BoundedConfig):
+    """gain * erf(alpha x + shift) + bias; alpha and shift are learned scalars.
+
+    In the paper's language-model code alpha has another initial value in attention than elsewhere, and the embeddings
+    are multiplied by a learned scalar, initially sqrt(D). Neither is part of this norm.
+    """
+
+    formula: ClassVar[str] = "erf(alpha * x + shift) * gain + bias"
+    source: ClassVar[str] = "Chen et al. 2025, arXiv:2512.10938"
+    verified_by: ClassVar[str] = "torch's normal distribution: erf(z) = 2 ndtr(sqrt(2) z) - 1"
+    reference_kind: ClassVar[str] = "identity"
+    parameters: ClassVar[str] = "2 * D + 2"
+    equals: ClassVar[str] = "pointwise with function=erf, shift=true"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "In the public language-model patch norm_type has no annotation and is no dataclass field: the published "
+        "command raises a TypeError.",
+        "Its slope at 0 is 2 / sqrt(pi) alpha, while that of dyt is alpha.",
+    )
+
+    name: str = "derf"
+    shift: bool = True
+    """Learn a scalar that is added to alpha x, initially 0."""
+
+    def build(self, width: int) -> nn.Module:
+        """Return the module for vectors of this width."""
+        return Pointwise(width, self, torch.erf)
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """By the distribution function of the normal distribution."""
+        inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
+        return self.reference_affine(2 * torch.special.ndtr(2**0.5 * inner_D) - 1, weights)
+
+
+class Pointwise(NormModule):
+    """The module of `BoundedConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def __init__(self, width: int, options: BoundedConfig, function: Function):
-        super().__init__()
+        super().__init__(width, options)
         self.function = function
         self.alpha = nn.Parameter(torch.tensor(options.alpha))
         self.shift = nn.Parameter(torch.zeros(())) if options.shift else None
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
 
-    def forward(self, x_D: Tensor) -> Tensor:
+    def normalise(self, x_D: Tensor) -> Tensor:
         """Apply the function to each number."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        inner_D = work_D * self.alpha.to(work_D.dtype)
+        inner_D = x_D * self.alpha.to(x_D.dtype)
         if self.shift is not None:
-            inner_D = inner_D + self.shift.to(work_D.dtype)
-        return self.affine(self.function(inner_D)).to(x_D.dtype)
+            inner_D = inner_D + self.shift.to(x_D.dtype)
+        return self.function(inner_D)

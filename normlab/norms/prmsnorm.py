@@ -12,11 +12,26 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
+
+
+class PRMSNorm(NormModule):
+    """The module of `PRMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: PRMSNormConfig):
+        super().__init__(width, options)
+        rounded = math.floor if options.count == "floor" else math.ceil
+        self.channels = max(1, rounded(options.fraction * width))
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Divide by the root mean square of the first channels."""
+        length = torch.linalg.vector_norm(x_D[..., : self.channels], dim=-1, keepdim=True)
+        rms = length * self.channels**-0.5
+        return x_D / (rms + self.eps)
 
 
 @register_norm
@@ -27,6 +42,7 @@ class PRMSNormConfig(AffineNormConfig):
     Public code rounds K down (as the paper's code) or up: at a fraction of 6.25 % and a width of 100, 6 or 7.
     """
 
+    module = PRMSNorm
     formula: ClassVar[str] = "x / (sqrt(mean(x_1^2 ... x_K^2)) + eps) * gain, K = fraction * D"
     source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467 (pRMSNorm), and its public code"
     verified_by: ClassVar[str] = "torch's rms_norm of the first channels, which gives their rms by algebra"
@@ -47,31 +63,9 @@ class PRMSNormConfig(AffineNormConfig):
     count: str = option("floor", choices=("floor", "ceil"))
     """How fraction * D is rounded."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return PRMSNorm(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """The rms of the first channels is the mean of x * rms_norm(x), with torch's rms_norm."""
         rounded = math.floor if self.count == "floor" else math.ceil
         first = x_D[..., : max(1, rounded(self.fraction * x_D.shape[-1]))]
         rms = (first * F.rms_norm(first, first.shape[-1:], eps=0.0)).mean(-1, keepdim=True)
         return self.reference_affine(x_D / (rms + self.eps), weights)
-
-
-class PRMSNorm(nn.Module):
-    """The module of `PRMSNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    def __init__(self, width: int, options: PRMSNormConfig):
-        super().__init__()
-        self.eps = options.eps
-        rounded = math.floor if options.count == "floor" else math.ceil
-        self.channels = max(1, rounded(options.fraction * width))
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Divide by the root mean square of the first channels."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        length = torch.linalg.vector_norm(work_D[..., : self.channels], dim=-1, keepdim=True)
-        rms = length * self.channels**-0.5
-        return self.affine(work_D / (rms + self.eps)).to(x_D.dtype)

@@ -11,14 +11,47 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.errors import ConfigError
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule, working_dtype
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
 EPS_MODES = ("inside_ms", "outside_rms", "inside_sum", "clamp", "none")
+
+
+class RMSNorm(NormModule):
+    """The module of `RMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: RMSNormConfig):
+        super().__init__(width, options)
+        self.eps_mode = options.eps_mode
+        self.upcast = options.compute == "fp32"
+        self.cast_first = options.rounding == "cast_then_scale"
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Return x divided by its root mean square, without the affine, in the dtype of x."""
+        match self.eps_mode:
+            case "inside_ms":
+                return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps)
+            case "inside_sum":
+                return x_D * torch.rsqrt(x_D.square().sum(-1, keepdim=True) + self.eps)
+            case "none":
+                return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True))
+        # The subgradient of vector_norm at x = 0 is 0; sqrt(mean(x^2)) would give 0 * inf = NaN.
+        rms = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True) * x_D.shape[-1] ** -0.5
+        if self.eps_mode == "outside_rms":
+            return x_D / (rms + self.eps)
+        return x_D / rms.clamp(min=self.eps)
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis."""
+        dtype = x_D.dtype
+        y_D = self.normalise(x_D.to(working_dtype(dtype)) if self.upcast else x_D)
+        if self.cast_first:
+            y_D = y_D.to(dtype)
+        return self.affine(y_D).to(dtype)
 
 
 @register_norm
@@ -38,6 +71,7 @@ class RMSNormConfig(AffineNormConfig):
     eps^(-3/2), and for eps >= 1e-38 in `outside_rms` and `clamp`, where it is 1 / eps.
     """
 
+    module = RMSNorm
     formula: ClassVar[str] = "x / sqrt(mean(x^2) + eps) * gain"
     formulas: ClassVar[Mapping[str, str]] = {
         "eps_mode=outside_rms": "x / (sqrt(mean(x^2)) + eps) * gain",
@@ -90,10 +124,6 @@ class RMSNormConfig(AffineNormConfig):
         if self.eps_mode == "none" and self.eps != 0:
             raise ConfigError(f"norm.eps={self.eps}: has no effect with norm.eps_mode=none; set norm.eps=0")
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return RMSNorm(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's rms_norm; eps outside the root by way of torch's normalize, whose output is x / max(|x|, eps)."""
         width = x_D.shape[-1]
@@ -108,38 +138,3 @@ class RMSNormConfig(AffineNormConfig):
                 rms = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True) / width**0.5
                 y_D = F.normalize(x_D, dim=-1, eps=0) * width**0.5 * (rms / (rms + self.eps))
         return self.reference_affine(y_D, weights)
-
-
-class RMSNorm(nn.Module):
-    """The module of `RMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
-    def __init__(self, width: int, options: RMSNormConfig):
-        super().__init__()
-        self.eps = options.eps
-        self.eps_mode = options.eps_mode
-        self.upcast = options.compute == "fp32"
-        self.cast_first = options.rounding == "cast_then_scale"
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-
-    def normalise(self, x_D: Tensor) -> Tensor:
-        """Return x divided by its root mean square, without the affine, in the dtype of x."""
-        match self.eps_mode:
-            case "inside_ms":
-                return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps)
-            case "inside_sum":
-                return x_D * torch.rsqrt(x_D.square().sum(-1, keepdim=True) + self.eps)
-            case "none":
-                return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True))
-        # The subgradient of vector_norm at x = 0 is 0; sqrt(mean(x^2)) would give 0 * inf = NaN.
-        rms = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True) * x_D.shape[-1] ** -0.5
-        if self.eps_mode == "outside_rms":
-            return x_D / (rms + self.eps)
-        return x_D / rms.clamp(min=self.eps)
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis."""
-        dtype = x_D.dtype
-        y_D = self.normalise(x_D.to(working_dtype(dtype)) if self.upcast else x_D)
-        if self.cast_first:
-            y_D = y_D.to(dtype)
-        return self.affine(y_D).to(dtype)

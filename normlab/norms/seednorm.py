@@ -13,9 +13,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.norms.affine import working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import NormConfig, register_norm
 from normlab.options import option
+
+
+class SeeDNorm(NormModule):
+    """The module of `SeeDNormConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: SeeDNormConfig):
+        super().__init__(width, options)
+        self.unit_offset = options.unit_offset
+        self.alpha = nn.Parameter(torch.full((width,), options.alpha))
+        self.beta = nn.Parameter(torch.zeros(width))
+        self.gamma = nn.Parameter(torch.zeros(width) if options.unit_offset else torch.ones(width))
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis with the gain of the token."""
+        alpha_D, beta_D, gamma_D = (vector.to(x_D.dtype) for vector in (self.alpha, self.beta, self.gamma))
+        if self.unit_offset:
+            gamma_D = 1 + gamma_D
+        # A sum in place of a matrix product, which autocast would compute in a narrow dtype.
+        gain_D = torch.tanh((x_D * beta_D).sum(-1, keepdim=True)) * alpha_D + gamma_D
+        return gain_D * x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps)
 
 
 @register_norm
@@ -29,6 +49,7 @@ class SeeDNormConfig(NormConfig):
     gamma as all vectors: none, or optim.decay=all for the three; the public code decays alpha and beta only.
     """
 
+    module = SeeDNorm
     formula: ClassVar[str] = "(tanh(x . beta) * alpha + gamma) * x / sqrt(mean(x^2) + eps)"
     source: ClassVar[str] = "Cai, Zhu, Liu & Min 2025, arXiv:2510.22777"
     verified_by: ClassVar[str] = "torch's rms_norm, times the gain by torch's linear and sigmoid"
@@ -53,35 +74,9 @@ class SeeDNormConfig(NormConfig):
     unit_offset: bool = False
     """Use 1 + gamma, with gamma initially 0: weight decay then pulls towards the identity."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return SeeDNorm(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's rms_norm times the gain, tanh(z) written 2 sigmoid(2 z) - 1."""
         alpha, beta, gamma = weights["alpha"], weights["beta"], weights["gamma"] + float(self.unit_offset)
         gate = 2 * torch.sigmoid(2 * F.linear(x_D, beta.unsqueeze(0))) - 1
         plain = F.rms_norm(x_D, x_D.shape[-1:], eps=self.eps)
         return plain * gamma + plain * alpha * gate
-
-
-class SeeDNorm(nn.Module):
-    """The module of `SeeDNormConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    def __init__(self, width: int, options: SeeDNormConfig):
-        super().__init__()
-        self.eps = options.eps
-        self.unit_offset = options.unit_offset
-        self.alpha = nn.Parameter(torch.full((width,), options.alpha))
-        self.beta = nn.Parameter(torch.zeros(width))
-        self.gamma = nn.Parameter(torch.zeros(width) if options.unit_offset else torch.ones(width))
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis with the gain of the token."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        alpha_D, beta_D, gamma_D = (vector.to(work_D.dtype) for vector in (self.alpha, self.beta, self.gamma))
-        if self.unit_offset:
-            gamma_D = 1 + gamma_D
-        # A sum in place of a matrix product, which autocast would compute in a narrow dtype.
-        gain_D = torch.tanh((work_D * beta_D).sum(-1, keepdim=True)) * alpha_D + gamma_D
-        return (gain_D * work_D * torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps)).to(x_D.dtype)

@@ -11,11 +11,27 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from normlab.norms.affine import Affine, working_dtype
+from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
+
+
+class ZScore(NormModule):
+    """The module of `ZScoreConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def __init__(self, width: int, options: ZScoreConfig):
+        super().__init__(width, options)
+        # One channel has no sample deviation; use that of the population (0), which avoids a division by zero.
+        self.freedom = max(1, width - 1) if options.sigma == "sample" else width
+
+    def normalise(self, x_D: Tensor) -> Tensor:
+        """Normalise the last axis."""
+        centred_D = x_D - x_D.mean(-1, keepdim=True)
+        # The subgradient of vector_norm at a constant token is 0; the root would give NaN.
+        sigma = torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * self.freedom**-0.5
+        return centred_D / (sigma + self.eps)
 
 
 @register_norm
@@ -26,6 +42,7 @@ class ZScoreConfig(AffineNormConfig):
     With eps=0 the result is NaN for a token whose channels are all equal.
     """
 
+    module = ZScore
     formula: ClassVar[str] = "(x - mean(x)) / (sigma(x) + eps)"
     source: ClassVar[str] = "the textbook's standard score"
     verified_by: ClassVar[str] = "torch's layer_norm at eps = 0, times sigma / (sigma + eps)"
@@ -46,10 +63,6 @@ class ZScoreConfig(AffineNormConfig):
     gain: bool = False
     """Learn a gain per channel."""
 
-    def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
-        return ZScore(width, self)
-
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's layer_norm, rescaled from the population sigma to (sigma + eps) of either kind."""
         width = x_D.shape[-1]
@@ -57,22 +70,3 @@ class ZScoreConfig(AffineNormConfig):
         sigma = x_D.std(-1, keepdim=True) if self.sigma == "sample" and width > 1 else population
         y_D = F.layer_norm(x_D, (width,), eps=0.0) * population / (sigma + self.eps)
         return self.reference_affine(y_D, weights)
-
-
-class ZScore(nn.Module):
-    """The module of `ZScoreConfig`. Maps (*batch, D) to the same shape and dtype; rounds once, at the end."""
-
-    def __init__(self, width: int, options: ZScoreConfig):
-        super().__init__()
-        self.eps = options.eps
-        # One channel has no sample deviation; use that of the population (0), which avoids a division by zero.
-        self.freedom = max(1, width - 1) if options.sigma == "sample" else width
-        self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
-
-    def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis."""
-        work_D = x_D.to(working_dtype(x_D.dtype))
-        centred_D = work_D - work_D.mean(-1, keepdim=True)
-        # The subgradient of vector_norm at a constant token is 0; the root would give NaN.
-        sigma = torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * self.freedom**-0.5
-        return self.affine(centred_D / (sigma + self.eps)).to(x_D.dtype)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.options import option
@@ -23,6 +23,7 @@ from normlab.placements.base import (
     INNER_SITES,
     NO_EFFECT_WITHOUT_NORM,
     NORM_UPDATE,
+    SWITCHES,
     MakeNorm,
     Placement,
     register_placement,
@@ -131,15 +132,43 @@ class Row:
     """As `Placement.pitfalls`."""
 
     @property
+    def embedding_formula(self) -> str:
+        """The formula of the embedding norm, or an empty text."""
+        return NORM_UPDATE if self.embedding_norm else ""
+
+    @property
+    def head_formula(self) -> str:
+        """The formula of the final norm, or an empty text."""
+        return NORM_UPDATE if self.final_norm else ""
+
+    @property
     def all_sub_layers(self) -> list[SubLayer]:
         """All sub-layers, including those of the first blocks and of the variants."""
         parts = (self, self.early, *(variant.early for variant in self.variants.values()))
         return [sub for part in parts if part is not None for sub in (part.attn, part.mlp)]
 
 
+def _of_row(name: str) -> Any:
+    """Return a property with the value of the row's field `name`."""
+    return property(lambda placement: getattr(placement.row, name))
+
+
 @dataclass(kw_only=True, slots=True)
 class AlgebraPlacement(Placement):
     """A placement that is a row of the algebra."""
+
+    version = _of_row("version")
+    formula = _of_row("formula")
+    source = _of_row("source")
+    init = _of_row("init")
+    incompatible_inits = _of_row("incompatible_inits")
+    initial_values = _of_row("initial_values")
+    note = _of_row("note")
+    parameters = _of_row("parameters")
+    equals = _of_row("equals")
+    pitfalls = _of_row("pitfalls")
+    embedding_formula = _of_row("embedding_formula")
+    head_formula = _of_row("head_formula")
 
     def check_norm(self, norm: NormConfig) -> None:
         """Reject a norm without a gain if the row sets initial gains.
@@ -154,49 +183,31 @@ class AlgebraPlacement(Placement):
                 f"choose a norm with norm.gain=true, or placement=peri"
             )
 
+    def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
+        """As the base class; with norm=none also reject an option that changes only norms.
+
+        Raises:
+            ConfigError: The message names the option.
+        """
+        super(AlgebraPlacement, self).reject_unused_options(norm, depth)
+        for changed in fields(self):
+            if norm.name != "none" or changed.name in ("name", *SWITCHES):
+                continue
+            value, default = getattr(self, changed.name), replace(self, **{changed.name: changed.default})
+            layers, default_layers = (
+                [replace(sub, norms=()) for subs in each.layers(depth) for sub in subs] for each in (self, default)
+            )
+            if self != default and layers == default_layers:
+                raise ConfigError(f"placement.{changed.name}={value}: {NO_EFFECT_WITHOUT_NORM}")
+
     @property
     def row(self) -> Row:
         """The row of this name, as changed by the options."""
         return ROWS_BY_NAME[self.name]
 
-    @property
-    def version(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As in the row."""
-        return self.row.version
-
-    @property
-    def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As in the row."""
-        return self.row.formula
-
-    @property
-    def incompatible_inits(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As in the row."""
-        return self.row.incompatible_inits
-
-    @property
-    def initial_values(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As in the row."""
-        return self.row.initial_values
-
     def has_norms(self, depth: int) -> bool:
         """Return whether any sub-layer or end of the stream has a norm."""
         return any(sub.norms for subs in self.layers(depth) for sub in subs) or any(self.end_formulas)
-
-    @property
-    def embedding_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The formula of the embedding norm."""
-        return NORM_UPDATE if self.row.embedding_norm else ""
-
-    @property
-    def head_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The formula of the final norm."""
-        return NORM_UPDATE if self.row.final_norm else ""
-
-    @property
-    def init_rule(self) -> str:
-        """As in the row."""
-        return self.row.init
 
     @property
     def is_plain_sum(self) -> bool:
@@ -228,16 +239,8 @@ class AlgebraPlacement(Placement):
         return frozenset(attn.norms + mlp.norms) & set(INNER_SITES)
 
     def head_scale(self) -> bool:
-        """As in the row."""
+        """Return whether each head's output has a learned factor."""
         return self.row.head_scale
-
-    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the embedding norm, or None."""
-        return make_norm(width) if self.row.embedding_norm else None
-
-    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the final norm, or None."""
-        return make_norm(width) if self.row.final_norm else None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -253,22 +256,17 @@ class EarlyPlacement(AlgebraPlacement):
         return replace(reduced, early_blocks=None) if self.early_blocks == self.early.blocks(depth) else reduced
 
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
-        """As the base class; also reject `early_blocks` above the depth, or without an effect.
+        """As the base class; also reject `early_blocks` above the depth.
 
         Raises:
-            ConfigError: The message names `early_blocks`.
+            ConfigError: The message names the option.
         """
-        super(EarlyPlacement, self).reject_unused_options(norm, depth)
-        if self.early_blocks is None:
-            return
-        override = f"placement.early_blocks={self.early_blocks}"
-        if self.early_blocks > depth:
+        if self.early_blocks is not None and self.early_blocks > depth:
             raise ConfigError(
-                f"{override}: is more than model.depth={depth}; choose at most {depth}, or raise model.depth"
+                f"placement.early_blocks={self.early_blocks}: is more than model.depth={depth}; "
+                f"choose at most {depth}, or raise model.depth"
             )
-        early, later = ([replace(sub, norms=()) for sub in (part.attn, part.mlp)] for part in (self.early, self.row))
-        if norm.name == "none" and early == later:
-            raise ConfigError(f"{override}: {NO_EFFECT_WITHOUT_NORM}")
+        super(EarlyPlacement, self).reject_unused_options(norm, depth)
 
     @property
     def early(self) -> EarlyBlocks:
@@ -302,18 +300,6 @@ class FirstBlockPlacement(AlgebraPlacement):
         row = ROWS_BY_NAME[self.name]
         variant = row.variants.get(self.first_block)
         return row if variant is None else replace(row, formula=variant.formula, early=variant.early)
-
-    def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
-        """As the base class; with norm=none also reject a first block that differs from the default only in norms.
-
-        Raises:
-            ConfigError: The message names `first_block`.
-        """
-        super(FirstBlockPlacement, self).reject_unused_options(norm, depth)
-        default = replace(self, first_block="attention_pre")
-        subs, default_subs = ([replace(s, norms=()) for s in each.sub_layers(1, depth)] for each in (self, default))
-        if norm.name == "none" and self != default and subs == default_subs:
-            raise ConfigError(f"placement.first_block={self.first_block}: {NO_EFFECT_WITHOUT_NORM}")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -93,11 +93,6 @@ class Placement:
     """A norm on the stream, before the head; null for the placement's default."""
 
     @property
-    def init_rule(self) -> str:
-        """The init rule that `init=auto` selects."""
-        return self.init
-
-    @property
     def is_plain_sum(self) -> bool:
         """Whether a block is x = x + F(x) apart from its norms."""
         return False
@@ -173,12 +168,18 @@ class Placement:
         return False
 
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the module that makes the stream from the embeddings, `forward(x) -> stream`, or None."""
-        return None
+        """Return the module that makes the stream from the embeddings, `forward(x) -> stream`, or None.
+
+        By default the norm of `embedding_formula`, if it is one.
+        """
+        return make_norm(width) if self.embedding_formula == NORM_UPDATE else None
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the module that makes the input of the head, `forward(stream) -> x`, or None."""
-        return None
+        """Return the module that makes the input of the head, `forward(stream) -> x`, or None.
+
+        By default the norm of `head_formula`, if it is one.
+        """
+        return make_norm(width) if self.head_formula == NORM_UPDATE else None
 
     def input_module(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """Return the module of `embed_stream`, or the one that `embedding_norm` asks for."""

@@ -144,20 +144,18 @@ class Scale(nn.Module):
         return x * (self.scale * self.factor).to(x.dtype)
 
 
-class UnitHeads(nn.Module):
+class UnitHeads(Scale):
     """unit(x) of each head times s_qk, a learned vector over all channels of all heads, shape (H K,)."""
 
     def __init__(self, heads: int, head_width: int):
-        super().__init__()
-        self.heads = heads
         width = heads * head_width
-        self.scale = nn.Parameter(torch.full((width,), width**-0.5))
-        self.factor = width**0.5
+        super().__init__(width, start=width**-0.5, factor=width**0.5)
+        self.heads = heads
 
-    def forward(self, x_BHTK: Tensor) -> Tensor:
-        """Return the scaled input, in its shape and dtype."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scaled input (B, H, T, K), in its shape and dtype."""
         scale_HK = (self.scale * self.factor).unflatten(0, (self.heads, -1))
-        return (unit(x_BHTK) * scale_HK.unsqueeze(1)).to(x_BHTK.dtype)
+        return (unit(x) * scale_HK.unsqueeze(1)).to(x.dtype)
 
 
 class NGPTSubLayer(nn.Module):

@@ -66,7 +66,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="pre",
         formula="x = x + F(N(x))",
-        parameters="0",
         pitfalls=(
             "The GPT in NVIDIA/ngpt was x = N(x) + F(N(x)) until November 2024 (issue 1): its stream was normed too.",
             "The norm before the head is required: the stream grows with depth, and nothing else bounds it.",
@@ -80,7 +79,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="post",
         formula="x = N(x + F(x))",
-        parameters="0",
         pitfalls=(
             "The post-norm of OLMo 2 does not norm the stream; it is res_post here.",
             "rmsnorm_post of MLS-Bench is a sandwich: peri here.",
@@ -96,7 +94,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="peri",
         formula="x = x + N(F(N(x)))",
-        parameters="0",
         equals="sandwich",
         pitfalls=(
             "In ReaLLM-Forge peri has only the norm after the branch: res_post here. The norm before it is a switch.",
@@ -113,7 +110,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="sandwich",
         formula="x = x + N(F(N(x)))",
-        parameters="0",
         equals="peri",
         source="Ding et al. 2021, arXiv:2105.13290 (CogView)",
         note="peri by its older name. Some call N(x + F(N(x))) sandwich: pre_post here",
@@ -126,7 +122,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="depth_scaled_sandwich",
         formula="x = x + N(F(N(x)))",
-        parameters="0",
         equals="peri, of the same gains",
         kind="DepthScaledPlacement",
         source="Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra), whose c we know from a secondary source; c = 1 is "
@@ -146,7 +141,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="res_post",
         formula="x = x + N(F(x))",
-        parameters="0",
         pitfalls=(
             "Called post-norm, it is confused with x = N(x + F(x)); here the stream is normed only before the head.",
             "Its first sub-layer reads the embeddings without a norm, so their initial scale matters.",
@@ -162,7 +156,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="mix_ln",
         formula="x = N(x + F(x)) if l <= L // 4 else x + F(N(x))",
-        parameters="0",
         equals="pre with fewer than 4 blocks or placement.early_blocks=0; post with a final norm where all are early",
         pitfalls=(
             "The authors' code draws embeddings with standard deviation sqrt(2 / 5), undocumented; init=gpt2 has 0.02.",
@@ -181,7 +174,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="deepnorm",
         formula="x = N((2 * L) ** 0.25 * x + F(x))",
-        parameters="0",
         pitfalls=(
             "pixeli99/MixLN and lmsdss/LayerNorm-Scaling use alpha = 2.828, that of 32 blocks, at every depth.",
             "The same two use (8L)^(+1/4) as the gain of the init: their tables show another method under this name.",
@@ -200,7 +192,6 @@ ROWS: tuple[Row, ...] = (
         name="keel",
         formula="h = x + A(N(x)) if l == 1 else N(2 * L * x + A(N(x))); "
         "x = N(h + M(N(h))) if l == 1 else N(2 * L * h + M(N(h)))",
-        parameters="0",
         kind="FirstBlockPlacement",
         pitfalls=(
             "first_block=same also divides the branches of the first block by 2L; public code does not.",
@@ -236,7 +227,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="lns",
         formula="x = x + F(N(x) / sqrt(l))",
-        parameters="0",
         equals="pre with one block",
         pitfalls=(
             "lmsdss/LayerNorm-Scaling compares a lower-case name with 'LNS': the code of its method never runs.",
@@ -302,7 +292,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="pre_post",
         formula="x = N(x + F(N(x)))",
-        parameters="0",
         pitfalls=("Called sandwich, it is confused with peri, which norms the branch and not the stream.",),
         source="x-transformers, pre_and_post_norm=True; we know no paper",
         note="Some call it sandwich, which is peri here",
@@ -313,7 +302,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="sub_ln",
         formula="x = x + W_out(N(heads(N(x)))); x = x + W_down(N(hidden(N(x))))",
-        parameters="0",
         pitfalls=(
             "The gain sqrt(ln 2L) is for decoder-only models; the decoder of an encoder-decoder has sqrt(ln 3M).",
         ),
@@ -329,7 +317,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="hybridnorm",
         formula="h = N(x + A_qkv(x)); x = h + M(h)",
-        parameters="0",
         pitfalls=(
             "Hybrid norm in Levanter and marin is peri.",
             "Users of the code report runs that do not converge (issue 2) and no gain after 40B tokens (issue 5).",
@@ -344,7 +331,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="hybridnorm_star",
         formula="h = x + A_qkv(N(x)) if l == 1 else N(x + A_qkv(x)); x = h + M(N(h)) if l == 1 else h + M(h)",
-        parameters="0",
         equals="hybridnorm with placement.early_blocks=0",
         pitfalls=("The gain over pre depends on the init, and the comparison includes the method's own init.",),
         source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm*), the first block as in its public code",

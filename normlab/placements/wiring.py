@@ -1,4 +1,4 @@
-"""The modules of the residual algebra.
+"""The modules that wire sub-layers to the stream: those of the residual algebra, and parts of other wirings.
 
 Shapes: B batch, T time, D width.
 """
@@ -93,3 +93,12 @@ class Sequential(nn.Module):
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
         """Return the stream after the block."""
         return self.mlp(self.attn(x_BTD, attn), mlp)
+
+
+class TwoNorms(nn.Module):
+    """The base class of a wiring with one norm for attention and one for the MLP."""
+
+    def __init__(self, width: int, make_norm: MakeNorm):
+        super().__init__()
+        self.attn_norm = make_norm(width)
+        self.mlp_norm = make_norm(width)

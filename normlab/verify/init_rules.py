@@ -74,8 +74,8 @@ def placement_init_check(placement: Placement) -> Iterator[Check]:
     if placement.name not in INIT_OF_PLACEMENT:
         return
     rule, source = INIT_OF_PLACEMENT[placement.name]
-    passed = placement.init_rule == rule
-    result = source if passed else f"{placement.init_rule}, not {rule} ({source})"
+    passed = placement.init == rule
+    result = source if passed else f"{placement.init}, not {rule} ({source})"
     yield Check(subject=f"placement {placement.name}", claim=f"has init={rule}", passed=passed, result=result)
 
 

@@ -271,6 +271,7 @@ def install(module: ModuleType, source: str) -> None:
     """Execute a mutated source in its module, and replace what other modules import from it.
 
     The table registers its rows again, since a mutated residual algebra has none, and a mutated table has other ones.
+    Modules with subclasses of the mutated classes are loaded again.
     """
     if module is table:
         for row in table.ROWS:
@@ -283,5 +284,10 @@ def install(module: ModuleType, source: str) -> None:
         for name, value in list(vars(other).items()):
             if getattr(value, "__module__", "") == module.__name__ and hasattr(value, "__qualname__"):
                 setattr(other, name, vars(module).get(value.__qualname__, value))
-    if module is algebra:
-        importlib.reload(table)
+    dependents = {
+        algebra.__name__: [table.__name__],
+        "normlab.norms.affine": sorted({kind.__module__ for kind in NORMS.values()}),
+        "normlab.placements.wiring": ["normlab.placements.one_stream", "normlab.placements.two_streams"],
+    }
+    for dependent in dependents.get(module.__name__, ()):
+        importlib.reload(importlib.import_module(dependent))

@@ -88,15 +88,14 @@ def algebra_checks(*names: str) -> Iterator[Check]:
 
 
 def affine_checks() -> Iterator[Check]:
-    """Yield the checks of norms with gain and bias, and of a placement that sets where gains start."""
-    yield from norm_checks("rmsnorm", "layernorm", "batchnorm")
+    """Yield the checks of norms with and without gain and bias, and of a placement that sets where gains start."""
+    yield from norm_checks("rmsnorm", "layernorm", "batchnorm", "crmsnorm")
     yield from placement_checks("depth_scaled_sandwich")
 
 
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
-    "wiring": partial(algebra_checks, "rezero", "lns"),
-    "streams": partial(placement_checks, "resi_dual", "siamese"),
+    "wiring": partial(algebra_checks, "rezero", "lns", "b2t"),
     "algebra": partial(algebra_checks, "rezero", "normformer", "keel", "depth_scaled_sandwich"),
 }
 """Checks of files that several entries share."""
@@ -125,7 +124,7 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
             checks = partial(norm_checks if kind == "norms" else placement_checks, *names)
             mutants = list(code_mutants(entry, module))
             if names and entry not in SHARED:
-                mutants += buffer_mutants(entry, _built(kind, names[0]))
+                mutants += [mutant for name in names for mutant in buffer_mutants(entry, _built(kind, name))]
                 mutants += [init_mutant(entry, name) for name in names if kind == "placements"]
                 mutants += [mutant for name in names if kind == "norms" for mutant in norm_mutants(entry, name)]
             found[entry] = mutants, SHARED.get(entry, checks)

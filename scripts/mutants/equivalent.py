@@ -13,6 +13,8 @@ COUNTS = (
     "count_T1 = torch.arange(2, len(position_TD) + 1, device=x_TND.device, dtype=x_TND.dtype)",
 )
 """Lines of batchnorm_past, as JOINED."""
+BY_POSITION = "batchnorm_past/batchnorm_position"
+TWO_STREAMS = "resi_dual/siamese/x0_lambdas"
 REPLACES = (
     "early = {}(self.early{})", ", blocks=lambda depth: blocks, condition=condition",
     "return {}(row{})", ", formula=row.formula.replace(self.early.condition, condition), early=early",
@@ -25,7 +27,7 @@ JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
 INSTRUMENTATION = "records what a sub-layer adds for the statistics, which tests/stats checks"
 NOTES = (
     ("ngpt", "return unit(unit_BTD + {}rate_D * (unit(sublayer(x_BTD)) - unit_BTD){})", "sublayer.mark_update(", ")"),
-    ("siamese", "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.mark_update(", ")"),
+    (TWO_STREAMS, "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.mark_update(", ")"),
     ("wiring", "return {}self.sublayer(x_BTD){}", "self.mark_update(", ")"),
 )
 """Lines with instrumentation, with the code before and after the instrumented expression."""
@@ -40,7 +42,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         for text in ("scale=none", "scale=1", "scale=0.1", "has the other kind of scale")
     },
     (
-        "streams",
+        TWO_STREAMS,
         "return (x_BTD, x_BTD.clone())  ->  return (x_BTD, x_BTD)",
     ): "the copy is for the compiler; neither stream is written in place",
     ("sub_ln", "row: attn and mlp are exchanged"): "a block's inner sites are the union of both, and the rest is equal",
@@ -59,27 +61,31 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "a rounded number stays what it is",
     (
         "seednorm",
-        "alpha_D, beta_D, gamma_D = (vector.to(work_D.dtype) for vector in (self.alpha, self.beta, self.gamma))  ->  "
+        "alpha_D, beta_D, gamma_D = (vector.to(x_D.dtype) for vector in (self.alpha, self.beta, self.gamma))  ->  "
         "alpha_D, beta_D, gamma_D = (vector for vector in (self.alpha, self.beta, self.gamma))",
     ): "torch computes in the wider of two dtypes, which is never a parameter's",
+    (
+        "affine",
+        "self.eps = getattr(options, 'eps', 0.0)  ->  self.eps = getattr(options, 'eps', 1.0)",
+    ): "a norm without the option does not read it",
     (
         "batchnorm",
         "self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1])  ->  "
         "self.update_running_statistics(mean_D, var_D, x_D.numel() / x_D.shape[-1])",
     ): "the count of numbers is a multiple of the width",
-    **{("batchnorm_past", f"{line}.unsqueeze(1)  ->  {line}.unsqueeze(-1)"): ONE_AXIS for line in COUNTS},
+    **{(BY_POSITION, f"{line}.unsqueeze(1)  ->  {line}.unsqueeze(-1)"): ONE_AXIS for line in COUNTS},
     (
-        "batchnorm_past",
+        BY_POSITION,
         "x_TD = x_D.movedim(1, 0) if x_D.dim() > 2 else x_D  ->  x_TD = x_D.movedim(0, 1) if x_D.dim() > 2 else x_D",
     ): SWAP,
-    ("batchnorm_past", f"{JOINED}.movedim(0, 1)  ->  {JOINED}.movedim(1, 0)"): SWAP,
+    (BY_POSITION, f"{JOINED}.movedim(0, 1)  ->  {JOINED}.movedim(1, 0)"): SWAP,
     (
-        "batchnorm_past",
+        BY_POSITION,
         "between_TD = (position_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)  ->  "
         "between_TD = (mean_TD[:-1] - position_TD[1:]).square() * ((count_T1 - 1) / count_T1)",
     ): "the square of a difference and of its negative",
     (
-        "pointwise",
+        "pointwise/dyt/derf",
         "return torch.where(x >= 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))  ->  "
         "return torch.where(x > 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))",
     ): "at 0 both halves and their slopes are 0",
@@ -113,10 +119,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     **{
         ("wiring", f"branch_BTD = sublayer.mark_update(branch_BTD)  ->  {text}"): INSTRUMENTATION
         for text in ("pass", "branch_BTD = branch_BTD")
-    },
-    **{
-        ("groupnorm", f"self.check_width(width)  ->  {text}"): "the config is validated before"
-        for text in ("pass", "width")
     },
 }
 """Reasons by entry and the mutant's text."""

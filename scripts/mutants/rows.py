@@ -83,9 +83,9 @@ def _set_row(row: Row) -> None:
 
 def init_mutant(entry: str, name: str) -> Mutant:
     """Return a mutant of a placement outside the algebra, with another init rule."""
-    scheme = type(PLACEMENTS[name])
-    wrong = _wrong_init(scheme.init)
-    return Mutant(entry, f"{name}: init={wrong}", lambda: setattr(scheme, "init", wrong))
+    kind = type(PLACEMENTS[name])
+    wrong = _wrong_init(kind.init)
+    return Mutant(entry, f"{name}: init={wrong}", lambda: setattr(kind, "init", wrong))
 
 
 def _wrong_init(init: str) -> str:

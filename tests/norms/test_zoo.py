@@ -20,21 +20,17 @@ from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.norms.base import NormConfig, load_all
 from normlab.norms.batchnorm import BatchNormConfig
-from normlab.norms.batchnorm_past import BatchNormPastConfig
-from normlab.norms.batchnorm_position import BatchNormPositionConfig
+from normlab.norms.batchnorm_by_position import BatchNormPastConfig, BatchNormPositionConfig
 from normlab.norms.bhyt import BHyTConfig
 from normlab.norms.crmsnorm import CRMSNormConfig
-from normlab.norms.derf import DerfConfig
-from normlab.norms.dyt import DyTConfig
 from normlab.norms.gatednorm import GatedNormConfig
 from normlab.norms.groupnorm import GroupNormConfig
-from normlab.norms.l2norm import L2NormConfig
+from normlab.norms.l2norm import L2NormConfig, ScaleNormConfig
 from normlab.norms.layernorm import LayerNormConfig
 from normlab.norms.minmax import MinMaxConfig
-from normlab.norms.pointwise import FUNCTIONS, PointwiseConfig
+from normlab.norms.pointwise import FUNCTIONS, DerfConfig, DyTConfig, PointwiseConfig
 from normlab.norms.prmsnorm import PRMSNormConfig
 from normlab.norms.rmsnorm import RMSNormConfig
-from normlab.norms.scalenorm import ScaleNormConfig
 from normlab.norms.seednorm import SeeDNormConfig
 from normlab.norms.zscore import ZScoreConfig
 from normlab.train.optim import is_decayed

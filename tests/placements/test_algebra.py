@@ -267,7 +267,7 @@ def test_row_has_formula_source_and_init(row: Row) -> None:
     assert row.formula
     assert row.source
     assert isinstance(PLACEMENTS[row.name], AlgebraPlacement)
-    assert PLACEMENTS[row.name].init_rule == row.init
+    assert PLACEMENTS[row.name].init == row.init
 
 
 # Schedules, with rows that nobody needs

@@ -21,14 +21,14 @@ from normlab.train.step import StepOutput
 from support.run_folders import differences
 from support.small_steps import VOCAB, config_of, cyclic_batch, norm_in, step_of
 
-SCHEMES = [
+OWN_WIRING = [
     name
     for name, placement in load_all().items()
     if not isinstance(placement, AlgebraPlacement) and type(placement).__module__.startswith("normlab.")
 ]
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", OWN_WIRING)
 def test_wiring_trains_at_depth_4(name: str, overrides: list[str]) -> None:
     overrides = [override for override in overrides if not override.startswith("train.steps")]
     extra = (
@@ -49,7 +49,7 @@ def test_wiring_trains_at_depth_4(name: str, overrides: list[str]) -> None:
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", OWN_WIRING)
 def test_pack_equals_single_runs(name: str, norm: str) -> None:
     overrides = (norm_in(name, norm), f"placement={name}", "model.depth=2")
     configs = [config_of(*overrides, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]
@@ -83,7 +83,7 @@ def same_inside(found: Sequence[StepOutput], expected: Sequence[StepOutput]) -> 
 
 
 @pytest.mark.slow  # half a minute each
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", OWN_WIRING)
 def test_compiled_equals_eager(name: str) -> None:
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
@@ -104,7 +104,7 @@ def test_compiled_equals_eager(name: str) -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", OWN_WIRING)
 def test_resumed_run_is_bit_identical(
     name: str, overrides: list[str], tmp_path: Path, interrupt: Callable[..., None]
 ) -> None:

@@ -95,11 +95,11 @@ def test_only_four_norms_have_no_independent_oracle() -> None:
 
 
 def test_only_a_row_of_the_algebra_counts_as_an_identity() -> None:
-    schemes = {name for name, it in PLACEMENTS.items() if not isinstance(it, AlgebraPlacement)}
-    for name in ("pre", *schemes):
+    own_wiring = {name for name, it in PLACEMENTS.items() if not isinstance(it, AlgebraPlacement)}
+    for name in ("pre", *own_wiring):
         norm = NORMS["rmsnorm" if PLACEMENTS[name].has_norms(2) else "none"]()  # pyright: ignore[reportCallIssue]
         check = placements.formula_check(build_small(small_config(norm, PLACEMENTS[name], depth=2)), "subject")
-        assert check.reference_kind == ("self" if name in schemes else "identity"), name
+        assert check.reference_kind == ("self" if name in own_wiring else "identity"), name
 
 
 # Wrong entries fail
@@ -389,8 +389,8 @@ def test_a_row_with_a_wrong_init_fails(name: str, wrong: str, monkeypatch: pytes
 
 
 def test_the_table_of_inits_has_every_placement_of_the_package() -> None:
-    schemes = {name for name, it in load_placements().items() if not isinstance(it, AlgebraPlacement)}
-    ours = {name for name in schemes if type(PLACEMENTS[name]).__module__.startswith("normlab.")}
+    own_wiring = {name for name, it in load_placements().items() if not isinstance(it, AlgebraPlacement)}
+    ours = {name for name in own_wiring if type(PLACEMENTS[name]).__module__.startswith("normlab.")}
     assert {row.name for row in ROWS} | ours == INIT_OF_PLACEMENT.keys()
     assert list(placement_init_check(AlgebraPlacement(name="a_plugins"))) == []
 
@@ -640,4 +640,4 @@ def test_every_incompatible_init_is_a_rule() -> None:
 
     for placement in PLACEMENTS.values():
         assert set(placement.incompatible_inits) <= {*INIT_RULES, "other"}
-        assert placement.init_rule in INIT_RULES
+        assert placement.init in INIT_RULES

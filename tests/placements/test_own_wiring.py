@@ -27,7 +27,7 @@ from normlab.placements.ngpt import NGPT
 from support.reference_blocks import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, config_of, heads, rope
 
 load_all()
-SCHEMES = [name for name, placement in PLACEMENTS.items() if not isinstance(placement, AlgebraPlacement)]
+OWN_WIRING = [name for name, placement in PLACEMENTS.items() if not isinstance(placement, AlgebraPlacement)]
 
 TOKENS = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(2))
 
@@ -163,7 +163,7 @@ def headed(name: str, model: GPT, x: Tensor) -> Tensor:
 
 
 def test_every_wiring_has_a_reference_formula() -> None:
-    assert {name for name in SCHEMES if type(PLACEMENTS[name]).__module__.startswith("normlab.")} == set(BY_HAND)
+    assert {name for name in OWN_WIRING if type(PLACEMENTS[name]).__module__.startswith("normlab.")} == set(BY_HAND)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -240,7 +240,7 @@ def test_catalogue_has_the_formulas_of_the_wiring(name: str) -> None:
     assert entry.get("head_formula", "") == placement.head_formula
 
 
-# What a scheme is at its start, or without what it adds
+# What a placement is at its start, or without what it adds
 
 
 def fresh(name: str) -> GPT:

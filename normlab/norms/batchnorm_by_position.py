@@ -1,0 +1,152 @@
+"""Batch norm with statistics of each position: of the tokens up to it, or of those at it.
+
+Shapes: `*batch` any leading axes, of which the second is time (the first where there is one), T time, N tokens of
+one position, D width, F features: T times D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from normlab.norms.base import register_norm
+from normlab.norms.batchnorm import BatchNorm, BatchNormConfig
+from normlab.options import option
+
+
+def time_first(x_D: Tensor) -> Tensor:
+    """Return (B, T, ..., D) as (T, N, D), N the tokens of one position; (T, D) as (T, 1, D)."""
+    x_TD = x_D.movedim(1, 0) if x_D.dim() > 2 else x_D
+    return x_TD.reshape(len(x_TD), -1, x_D.shape[-1])
+
+
+def time_back(y_TND: Tensor, like: Tensor) -> Tensor:
+    """Undo `time_first`: return the values in the shape of `like`."""
+    if like.dim() <= 2:
+        return y_TND.view_as(like)
+    return y_TND.unflatten(1, (len(like), *like.shape[2:-1])).movedim(0, 1)
+
+
+def past_average(x_TD: Tensor) -> Tensor:
+    """Return the average of x_1 ... x_t for each t; a matrix product, deterministic on every device."""
+    steps = len(x_TD)
+    weights_TT = x_TD.new_ones(steps, steps).tril() / torch.arange(1, steps + 1, device=x_TD.device).unsqueeze(1)
+    with torch.autocast(x_TD.device.type, enabled=False):
+        return weights_TT @ x_TD
+
+
+class BatchNormPast(BatchNorm):
+    """The module of `BatchNormPastConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def statistics(self, x_TND: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and biased variance over all tokens up to each position, both (T, D).
+
+        Position t adds two terms to the sum of squares: the deviations of its tokens from their mean m_t, and
+        (t - 1) / t (m_t - mean_{t-1})^2 per token. All terms are positive, so no digits cancel.
+        """
+        position_TD, within_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
+        mean_TD = past_average(position_TD)
+        count_T1 = torch.arange(2, len(position_TD) + 1, device=x_TND.device, dtype=x_TND.dtype).unsqueeze(1)
+        between_TD = (position_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)
+        return mean_TD, past_average(within_TD + F.pad(between_TD, (0, 0, 1, 0)))
+
+    def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the batch normalised at each position, and mean and biased variance over all tokens, both (D,)."""
+        x_TND = time_first(x_D)
+        mean_TD, var_TD = self.statistics(x_TND)
+        y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
+        return time_back(y_TND, x_D), mean_TD[-1], var_TD[-1]
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class BatchNormPastConfig(BatchNormConfig):
+    """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over all tokens of the batch at positions up to t.
+
+    Unlike batchnorm it is causal in training, but its statistics are noisy at the first positions. Evaluation uses
+    running statistics of the whole batch at every position, as batchnorm does, and reports the gap. The second axis is
+    time.
+    """
+
+    module = BatchNormPast
+    formula: ClassVar[str] = "(x - mean(x_1 ... x_t)) / sqrt(var(x_1 ... x_t) + eps) * gain + bias, over the batch too"
+    source: ClassVar[str] = (
+        "batch norm (arXiv:1502.03167) over the past, as Megalodon's timestep norm, arXiv:2404.08801"
+    )
+    verified_by: ClassVar[str] = "torch's batch_norm of every prefix of the batch, at its last position"
+    reference_kind: ClassVar[str] = "identity"
+    equals: ClassVar[str] = "batchnorm at the last position, and in evaluation"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Megalodon's norm averages over one sequence and a group of channels; this one over the batch, per channel.",
+        "mean(x^2) - mean(x)^2 of running sums loses digits if the mean is large, and can be negative.",
+        "With one sequence in the batch the first position has no variance: its output is the bias.",
+    )
+    causal: ClassVar[bool] = True
+
+    name: str = "batchnorm_past"
+    running_var: str = option("unbiased", choices=("unbiased", "biased"))
+    """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's batch_norm for each position; the operator, because the function rejects a batch of one token."""
+        time = 1 if x_D.dim() > 2 else 0
+        positions = []
+        for t in range(x_D.shape[time]):
+            past_D = x_D.narrow(time, 0, t + 1)
+            tokens_D = past_D.reshape(-1, past_D.shape[-1])
+            y_D = torch.batch_norm(tokens_D, None, None, None, None, True, 0.0, self.eps, False)
+            positions.append(y_D.view(past_D.shape).select(time, t))
+        return self.reference_affine(torch.stack(positions, time), weights)
+
+
+class BatchNormPosition(BatchNorm):
+    """The module of `BatchNormPositionConfig`. Maps (*batch, D) to the same shape and dtype."""
+
+    def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the batch normalised per position, and mean and biased variance over all tokens, both (D,)."""
+        x_TND = time_first(x_D)
+        mean_TD, var_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
+        y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
+        # The variance over all tokens is that within positions plus that of their means.
+        return time_back(y_TND, x_D), mean_TD.mean(0), var_TD.mean(0) + mean_TD.var(0, unbiased=False)
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class BatchNormPositionConfig(BatchNormConfig):
+    """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over the tokens of the batch at position t.
+
+    In training no position depends on another, but each sequence depends on the others of its batch. Evaluation uses
+    running statistics of the whole batch at every position, as batchnorm does, so the sequence length is free; it
+    reports the gap. The second axis is time.
+    """
+
+    module = BatchNormPosition
+    formula: ClassVar[str] = "(x - mean_batch(x_t)) / sqrt(var_batch(x_t) + eps) * gain + bias, for each position t"
+    source: ClassVar[str] = "batch norm (arXiv:1502.03167, algorithm 1), each position and channel one feature"
+    verified_by: ClassVar[str] = "torch's batch_norm of T * D features, sequences as its batch"
+    reference_kind: ClassVar[str] = "external"
+    equals: ClassVar[str] = "batchnorm where there is one position, and in evaluation"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "With one sequence in the batch no position has a variance: every output is the bias.",
+        "Statistics of a few sequences are noisy, and each sequence depends on the others of its batch.",
+        "Running statistics per position would fix the context length; this norm keeps those of all tokens.",
+    )
+    causal: ClassVar[bool] = True
+
+    name: str = "batchnorm_position"
+    running_var: str = option("unbiased", choices=("unbiased", "biased"))
+    """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Torch's batch_norm with positions and channels as features; the operator, which accepts one sequence."""
+        x_TND = time_first(x_D)
+        features_NF = x_TND.transpose(0, 1).flatten(1)
+        y_NF = torch.batch_norm(features_NF, None, None, None, None, True, 0.0, self.eps, False)
+        y_TND = y_NF.unflatten(1, (len(x_TND), -1)).transpose(0, 1)
+        return self.reference_affine(time_back(y_TND, x_D), weights)

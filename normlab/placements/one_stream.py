@@ -1,0 +1,167 @@
+"""Placements of one stream with their own wiring: B2T, GPAS and parallel sub-layers.
+
+Shapes: B batch, T time, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.placements.base import MakeNorm, Placement, register_placement
+from normlab.placements.wiring import Branch, TwoNorms
+
+
+@dataclass(kw_only=True, slots=True)
+class BottomToTop(Placement):
+    """h = N(x + A(x)), x <- N(x + h + M(h)): the input of the block is added again before its last norm.
+
+    There is no norm before the head, because the last block ends in one.
+    """
+
+    formula: ClassVar[str] = "h = N(x + A(x)); x = N(x + h + M(h))"
+    source: ClassVar[str] = "Takase et al. 2022, arXiv:2206.00330 (B2T connection)"
+    init: ClassVar[str] = "xavier_scaled"
+
+    name: str = "b2t"
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the wiring of one block."""
+        return B2TWiring(width, make_norm)
+
+
+class B2TWiring(TwoNorms):
+    """The wiring of `BottomToTop`."""
+
+    def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
+        """Return the stream after the block."""
+        h_BTD = self.attn_norm(x_BTD + attn(x_BTD))
+        return self.mlp_norm(x_BTD + h_BTD + mlp(h_BTD))
+
+
+register_placement(BottomToTop())
+
+
+@dataclass(kw_only=True, slots=True)
+class GPAS(Placement):
+    """Pre-norm with x <- x - silu(g) stop(x) after each of the block's two additions.
+
+    The forward pass multiplies the stream by 1 - silu(g), the backward pass by 1: stop(x) is x without a gradient.
+    Each block has one number g, shared by its two sub-layers as in the authors' code. It starts at 0, where the
+    placement equals `pre`. There is a norm before the head.
+    """
+
+    formula: ClassVar[str] = (
+        "x = x + A(N(x)); x = x - silu(gate) * stop(x); x = x + M(N(x)); x = x - silu(gate) * stop(x)"
+    )
+    head_formula: ClassVar[str] = "x = N(x)"
+    source: ClassVar[str] = "Chen et al. 2025, arXiv:2506.22049 (Pre + GPAS; one gate a block as in dandingsky/GPAS)"
+    parameters: ClassVar[str] = "L"
+    equals: ClassVar[str] = "pre where every gate is 0, as they start"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Its authors start embeddings with deviation sqrt(2 / 5) in all variants; of pre at 350M parameters they note "
+        "perplexity 20.49 with 0.02, where LayerNorm Scaling's table, made with the larger, has 19.58.",
+        "At 1B and 7B parameters they clip the gates' gradients at 0.01, which is not done here.",
+    )
+    init: ClassVar[str] = "gpt2"
+    initial_values: ClassVar[Mapping[str, str]] = {"wiring.gate": "0"}
+
+    name: str = "gpas"
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the wiring of one block."""
+        return GPASWiring(width, make_norm)
+
+
+class GPASWiring(TwoNorms):
+    """The wiring of `GPAS`."""
+
+    def __init__(self, width: int, make_norm: MakeNorm):
+        super().__init__(width, make_norm)
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def scale(self, x_BTD: Tensor) -> Tensor:
+        """(1 - silu(g)) x, with the gradient of x."""
+        return x_BTD - F.silu(self.gate) * x_BTD.detach()
+
+    def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
+        """Return the stream after the block."""
+        x_BTD = self.scale(x_BTD + attn(self.attn_norm(x_BTD)))
+        return self.scale(x_BTD + mlp(self.mlp_norm(x_BTD)))
+
+
+register_placement(GPAS())
+
+
+@dataclass(kw_only=True, slots=True)
+class Parallel(Placement):
+    """x + A(n) + M(n), n = N(x): attention and the MLP share one norm.
+
+    Their matrix products could be computed together; here they are computed one after the other. There is a norm
+    before the head.
+    """
+
+    formula: ClassVar[str] = "n = N(x); x = x + A(n) + M(n)"
+    head_formula: ClassVar[str] = "x = N(x)"
+    source: ClassVar[str] = "Wang & Komatsuzaki 2021, GPT-J (kingoflolz/mesh-transformer-jax); PaLM, arXiv:2204.02311"
+    equals: ClassVar[str] = "parallel_two_norms where a block's two norms are the same"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Code calls both parallel: litgpt's parallel_residual has two norms unless shared_attention_norm is set.",
+    )
+    init: ClassVar[str] = "gpt2_scaled"
+    note: ClassVar[str] = "GPT-NeoX means by parallel the form with a norm for each sub-layer: parallel_two_norms here."
+
+    name: str = "parallel"
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the wiring of one block."""
+        return ParallelWiring(width, make_norm)
+
+
+@dataclass(kw_only=True, slots=True)
+class ParallelTwoNorms(Parallel):
+    """x + A(N(x)) + M(N(x)): attention and the MLP have one norm each.
+
+    With norms without parameters it equals `parallel`. There is a norm before the head.
+    """
+
+    formula: ClassVar[str] = "x = x + A(N(x)) + M(N(x))"
+    source: ClassVar[str] = "Black et al. 2022, arXiv:2204.06745 (GPT-NeoX-20B)"
+    equals: ClassVar[str] = "parallel where a block's two norms are the same"
+    note: ClassVar[str] = "GPT-J and PaLM mean by parallel the form with one norm for both sub-layers: parallel here."
+
+    name: str = "parallel_two_norms"
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the wiring of one block."""
+        return ParallelTwoNormsWiring(width, make_norm)
+
+
+class ParallelWiring(nn.Module):
+    """The wiring of `Parallel`."""
+
+    def __init__(self, width: int, make_norm: MakeNorm):
+        super().__init__()
+        self.norm = make_norm(width)
+
+    def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
+        """Return the stream after the block."""
+        normed_BTD = self.norm(x_BTD)
+        return x_BTD + attn(normed_BTD) + mlp(normed_BTD)
+
+
+class ParallelTwoNormsWiring(TwoNorms):
+    """The wiring of `ParallelTwoNorms`."""
+
+    def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
+        """Return the stream after the block."""
+        return x_BTD + attn(self.attn_norm(x_BTD)) + mlp(self.mlp_norm(x_BTD))
+
+
+register_placement(Parallel())
+register_placement(ParallelTwoNorms())

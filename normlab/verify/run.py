@@ -141,23 +141,20 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
         ]
         for field in option_fields(placement)
     }
-    checks: list[Check] = []
-    for check in _formula_checks(small, [model for models in changed.values() for model in models], subject, thorough):
-        checks.append(check)
-        if not check.passed:
-            yield check
+    others = [model for models in changed.values() for model in models]
+    checks = list(_formula_checks(small, others, subject, thorough))
+    yield from (check for check in checks if not check.passed)
     if all(check.passed for check in checks):
         yield dataclasses.replace(checks[0], result=f"{len(checks)} models, each of them: {checks[0].result}")
     block = fingerprint(small.config)
     if options := [name for name in changed if placement.has_switches or name not in SWITCHES]:
-        unused = [
-            name
-            for name in options
-            if not any(
+
+        def has_effect(name: str) -> bool:
+            return any(
                 m.initial_values != small.initial_values or fingerprint(m.config) != block for m in changed[name]
             )
-        ]
-        yield options_have_effect(subject, options, unused)
+
+        yield options_have_effect(subject, options, [name for name in options if not has_effect(name)])
     yield from _structure_checks(placement, subject)
     yield from placements.ends_check(placement, subject)
     yield placements.norms_check(small, subject)

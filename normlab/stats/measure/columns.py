@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import product
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from normlab.errors import StatisticsError
 from normlab.model.gpt import GPT
 from normlab.stats.instrument import InstrumentedNorm, Selection
 from normlab.stats.profiles import Column
-from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import OF
 
 
 class Measurement(NamedTuple):
@@ -65,9 +66,13 @@ def check_segments(model: GPT, selection: Selection, columns: Collection[Column]
         sites |= {"resid": [""] * (layer > 0), "head": [""] * (layer > depth)}
         sites["norm"] = [module.site for module in segment.modules() if isinstance(module, InstrumentedNorm)]
         for kind, statistics in selection.items():
-            for column in (Column(name, site, layer) for name, _ in statistics for site in sites.get(kind, ())):
-                if column not in columns:
-                    raise _missing(column)
+            for (name, _), site in product(statistics, sites.get(kind, ())):
+                if Column(name, site, layer) not in columns:
+                    of = f"{name} at {site}" if site else name
+                    raise StatisticsError(
+                        f"statistic {of}, layer {layer}: was not measured, since the model never computed "
+                        f"{OF[kind]}; fix the placement, or train with stats.without=[{name}]"
+                    )
 
 
 def check_statistics(names: Iterable[str], columns: Iterable[Column]) -> None:
@@ -78,19 +83,3 @@ def check_statistics(names: Iterable[str], columns: Iterable[Column]) -> None:
     """
     for name in sorted(set(names) - {column.statistic for column in columns}):
         raise StatisticsError(f"statistic {name}: was not measured; train with stats.without=[{name}]")
-
-
-def _missing(column: Column) -> StatisticsError:
-    never = "the placement's wiring never called"
-    reason = {
-        "attn": f"{never} attention",
-        "mlp": f"{never} the MLP",
-        "attention": f"{never} attention",
-        "hidden": f"{never} the MLP",
-        "norm": "the norm was built and never called",
-    }.get(STATISTICS[column.statistic].of, "the model never observed it")
-    site = f" at {column.site}" if column.site else ""
-    return StatisticsError(
-        f"statistic {column.statistic}{site}, layer {column.layer}: was not measured ({reason}); fix the placement, or "
-        f"train with stats.without=[{column.statistic}]"
-    )

@@ -65,10 +65,8 @@ class StatisticsSchedule:
                 notify(f"not measured: {', '.join(missing)} (needs two independent examples)")
         self._probe_steps = probe_steps(config)
         if probe and not self._probe_steps:
-            notify(
-                f"no probe fits into stats.probe_share={config.stats.probe_share} of {config.train.steps} steps; "
-                f"{INSPECT}"
-            )
+            share = f"stats.probe_share={config.stats.probe_share}"
+            notify(f"no probe fits into {share} of {config.train.steps} steps; {INSPECT}")
 
     def is_measured(self, step: int) -> bool:
         """Return whether the step after `step` updates is measured."""

@@ -13,8 +13,7 @@ import numpy as np
 from normlab.config.schema import RunConfig
 from normlab.errors import notify
 from normlab.model.runner import ModelRunner
-from normlab.stats.measure.columns import Measurement, parameter_families
-from normlab.stats.measure.core import CoreStatistics
+from normlab.stats.measure.core import CoreStatistics, Measurement, parameter_families
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
 from normlab.stats.measure.probe import JACOBIAN_VECTORS, MOST_PRODUCTS, Probe, adam_preconditioner
 from normlab.stats.profiles import Column, Layout, Profiles

@@ -1,4 +1,4 @@
-"""Hydra's flags and ways to choose configs work in `train`, `sweep`, `verify` and `probe`, and write no files."""
+"""Hydra's flags and ways to choose configs work in `train`, `sweep`, `verify` and `propagation`, and write no files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("normlab.train.run", "train"),
     "sweep": ("normlab.sweep.plan", "make_plan"),
     "verify": ("normlab.verify.run", "checks_of_run"),
-    "probe": ("normlab.train.signal_propagation", "measure_rows"),
+    "propagation": ("normlab.train.signal_propagation", "measure_rows"),
 }
 """For each command the function that receives the config or configs."""
 
@@ -104,14 +104,14 @@ def test_every_command_composes_the_same_run(
     assert files_below(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "probe"])
+@pytest.mark.parametrize("command", ["train", "sweep", "propagation"])
 def test_results_dir_is_a_flag_too(command: str, run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     configs = collect_configs(command, monkeypatch)
     assert run_command(command, "--results-dir", "kept")[0] == 0
     assert [config.results_dir for config in configs] == ["kept"]
 
 
-@pytest.mark.parametrize("command", ["sweep", "probe"])
+@pytest.mark.parametrize("command", ["sweep", "propagation"])
 def test_a_grid_of_configs_in_config_dir(
     command: str, run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +189,7 @@ def test_folders_of_hydra_are_rejected(option: str, command: str, run_command: C
     assert files_below(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", ["sweep", "verify", "probe"])
+@pytest.mark.parametrize("command", ["sweep", "verify", "propagation"])
 @pytest.mark.parametrize(
     "argument", ["hydra/launcher=basic", "hydra.job.chdir=true", "--hydra-help", "--run", "--config-path=x", "--nope"]
 )

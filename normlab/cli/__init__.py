@@ -17,8 +17,8 @@ from normlab.openmp import limit_spinning
 from normlab.plugins import plugin_line
 
 COMMANDS = (
-    *("train", "sweep", "summarize", "compare", "list", "verify", "probe", "explain", "inspect", "sample", "doctor"),
-    "completion",
+    *("train", "sweep", "summarize", "compare", "list", "verify", "propagation", "explain", "inspect", "sample"),
+    *("doctor", "completion"),
 )
 """The modules that define the commands, in the order of `normlab --help`."""
 

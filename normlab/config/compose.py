@@ -1,8 +1,8 @@
 """Compose the validated RunConfigs of a command line with Hydra.
 
-`train`, `sweep`, `verify` and `probe` parse their arguments and compose in the same way. Every run is composed and
-validated before the first one starts, so that an error leaves no files behind. Whatever is wrong with a command line
-is raised as a ConfigError with the override, the value and what to do. Only this module, `hydra_flags.py` and
+`train`, `sweep`, `verify` and `propagation` parse their arguments and compose in the same way. Every run is composed
+and validated before the first one starts, so that an error leaves no files behind. Whatever is wrong with a command
+line is raised as a ConfigError with the override, the value and what to do. Only this module, `hydra_flags.py` and
 `override_errors.py` import Hydra.
 """
 
@@ -168,7 +168,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
 
 
 def parse_command_line_without_job(arguments: Sequence[str]) -> CommandLine:
-    """Parse the arguments of `sweep`, `verify` or `probe`, and reject what concerns only the jobs of `train`."""
+    """Parse the arguments of `sweep`, `verify` or `propagation`, and reject what concerns only the jobs of `train`."""
     line = parse_command_line(arguments)
     unused = [f"--{flag.replace('_', '-')}" for flag in ("run", "hydra_help") if getattr(line.flags, flag)]
     if unused := [*unused, *line.hydra_overrides]:

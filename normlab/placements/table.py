@@ -52,11 +52,11 @@ def quarter(depth: int) -> int:
 
 SMALL_POST = (
     "branches of this size are negligible next to the normed stream: gradients are small and flat, and the comparison "
-    "with pre of arXiv:2002.04745 is reversed (see `normlab probe placement=pre,post init=gpt2,xavier`)"
+    "with pre of arXiv:2002.04745 is reversed (see `normlab propagation placement=pre,post init=gpt2,xavier`)"
 )
 NORMED_BRANCH = (
     "the norm after the branch undoes the smaller weights and divides gradients by them: the first gradients grow with "
-    "depth (see `normlab probe placement=peri,res_post init=gpt2,gpt2_scaled`)"
+    "depth (see `normlab propagation placement=peri,res_post init=gpt2,gpt2_scaled`)"
 )
 DAMPED_TWICE = (
     "1 / sqrt(l) already scales the branch, and the authors' code scales no residual init (arXiv:2502.05795, README)"

@@ -3,7 +3,7 @@
 The record holds the loss, gradient norm and clip factor of every step, so a report can apply any rule. A rule leaves
 out the steps whose window is not full.
 
-Shapes: S steps.
+Shapes: S steps with a full window, W values of a window.
 """
 
 from __future__ import annotations
@@ -22,13 +22,6 @@ CHUNK = 2000
 """Windows per chunk, which bounds the memory of their copies."""
 
 
-class Judgement(NamedTuple):
-    """Masks of the steps with a full window, and of the spikes among them; (S,) each."""
-
-    scored: Mask
-    spikes: Mask
-
-
 @dataclass(frozen=True, kw_only=True)
 class SpikeRule:
     """One definition of a spike."""
@@ -38,90 +31,69 @@ class SpikeRule:
     """The series that it applies to: loss, grad_norm or clip."""
     formula: str
     source: str
-    judge: Callable[[Series], Judgement]
+    window: int
+    """W, the number of values that a judgement needs."""
+    position: int
+    """The index of the judged value in its window."""
+    judge: Callable[[Series], Mask]
+    """Finds the spikes of windows: maps (S, W) to (S,). Each window is summed by itself: after a spike, a running sum
+    loses the small values."""
+    fills_window: bool = False
+    """Whether the first steps have the missing values of their windows filled with NaN; step 0 is never judged."""
 
 
-def trailing_moments(values: Series, window: int) -> tuple[Series, Series]:
-    """Return mean and standard deviation (over n) of the `window` values before each one; NaN where there are fewer.
-
-    Each window is summed by itself: after a spike, a running sum loses the small values.
-    """
-    mean, deviation = (np.full(len(values), np.nan) for _ in range(2))
-    for start in range(window, len(values), CHUNK):
-        chunk = values[start - window : min(start + CHUNK, len(values)) - 1]
-        windows = np.lib.stride_tricks.sliding_window_view(chunk, window)
-        steps = slice(start, start + len(windows))
-        mean[steps], deviation[steps] = windows.mean(axis=1), windows.std(axis=1)
-    return mean, deviation
+def deviates(windows: Series, *, deviations: float, both_sides: bool) -> Mask:
+    """Find values further than `deviations` standard deviations (over n) from the mean of the values before."""
+    before, values = windows[:, :-1], windows[:, -1]
+    distance, deviation = values - before.mean(axis=1), before.std(axis=1)
+    return ((np.abs(distance) if both_sides else distance) > deviations * deviation) & (deviation > 1e-10)
 
 
-def deviates(values: Series, *, window: int, deviations: float, both_sides: bool) -> Judgement:
-    """Find values further than `deviations` standard deviations from the mean of the window before."""
-    if len(values) <= window:
-        return Judgement(*np.zeros((2, len(values)), dtype=bool))
-    mean, deviation = trailing_moments(values, window)
-    scored = ~np.isnan(mean)
-    distance = np.abs(values - mean) if both_sides else values - mean
-    with np.errstate(invalid="ignore"):
-        return Judgement(scored, scored & (distance > deviations * deviation) & (deviation > 1e-10))
+def triples(windows: Series) -> Mask:
+    """Find values at least twice the mean of the values before above that mean, and above the value before."""
+    before, values = windows[:, :-1], windows[:, -1]
+    mean = np.nanmean(before, axis=1)
+    return (values > before[:, -1]) & (np.abs(values - mean) >= np.abs(2 * mean))
 
 
-def triples(values: Series) -> Judgement:
-    """Find values at least twice the mean of the last ten above that mean, and above the value before."""
-    count, mean = np.arange(len(values)), np.full(len(values), np.nan)
-    for step in range(1, min(10, len(values))):
-        mean[step] = values[:step].mean()
-    if len(values) > 10:  # each window by itself, as in `trailing_moments`
-        mean[10:] = np.lib.stride_tricks.sliding_window_view(values[:-1], 10).mean(axis=1)
-    rises = np.concatenate([[False], values[1:] > values[:-1]])
-    return Judgement(count >= 1, (count >= 1) & rises & (np.abs(values - mean) >= np.abs(2 * mean)))
+def exceeds_median(windows: Series) -> Mask:
+    """Find values more than 0.1 above the median of the window around them."""
+    return windows[:, windows.shape[1] // 2] > np.median(windows, axis=1) + 0.1
 
-
-def exceeds_median(values: Series, *, window: int = 201, margin: float = 0.1) -> Judgement:
-    """Find values more than `margin` above the median of the window around them."""
-    half = window // 2
-    scored, spikes = np.zeros((2, len(values)), dtype=bool)
-    if len(values) >= window:
-        for start in range(0, len(values) - window + 1, CHUNK):
-            chunk = values[start : start + CHUNK + window - 1]
-            medians = np.median(np.lib.stride_tricks.sliding_window_view(chunk, window), axis=1)
-            steps = slice(start + half, start + half + len(medians))
-            scored[steps], spikes[steps] = True, values[steps] > medians + margin
-    return Judgement(scored, spikes)
-
-
-OLMO_2 = partial(deviates, window=1000, deviations=7, both_sides=True)
-OLMO_CORE = partial(deviates, window=128, deviations=6, both_sides=False)
 
 # fmt: off
 RULES = (
     *(
         SpikeRule(
-            name=f"{of}_olmo_core", of=of, judge=OLMO_CORE, formula="above mean + 6 SD of the 128 before",
+            name=f"{of}_olmo_core", of=of, window=129, position=128,
+            judge=partial(deviates, deviations=6, both_sides=False),
+            formula="above mean + 6 SD of the 128 before",
             source="allenai/OLMo-core, stability_monitor.py, which counts either series",
         )
         for of in ("loss", "grad_norm")
     ),
     *(
         SpikeRule(
-            name=f"{of}_olmo_2", of=of, judge=OLMO_2, formula="further than 7 SD from the mean of the 1000 before",
+            name=f"{of}_olmo_2", of=of, window=1001, position=1000,
+            judge=partial(deviates, deviations=7, both_sides=True),
+            formula="further than 7 SD from the mean of the 1000 before",
             source="OLMo 2, arXiv:2501.00656, section 3.2",
         )
         for of in ("loss", "grad_norm")
     ),
     SpikeRule(
-        name="loss_lightning", of="loss", judge=triples,
+        name="loss_lightning", of="loss", window=11, position=10, judge=triples, fills_window=True,
         formula="|x - m| >= 2 |m|, m the mean of the 10 before, and above the one before: three times m",
         source="Lightning-AI/pytorch-lightning, fabric/utilities/spike.py",
     ),
     SpikeRule(
-        name="loss_median", of="loss", judge=exceeds_median,
+        name="loss_median", of="loss", window=201, position=100, judge=exceeds_median,
         formula="more than 0.1 nats above the median of the 201 around it",
         source="after published reports of the Qwen team's stress tests",
     ),
     SpikeRule(
         name="clipped", of="clip", formula="the gradient was clipped: factor below 1", source="normlab",
-        judge=lambda values: Judgement(np.ones(len(values), dtype=bool), values < 1),
+        window=1, position=0, judge=lambda windows: windows[:, 0] < 1,
     ),
 )
 # fmt: on
@@ -154,6 +126,13 @@ def count_spikes(series: Mapping[str, Series], rules: Sequence[SpikeRule] = RULE
     nonfinite = np.flatnonzero(~np.isfinite(np.stack([*arrays.values()])).all(axis=0))
     for rule in rules:
         values = arrays[rule.of][: nonfinite[0]] if len(nonfinite) else arrays[rule.of]
-        scored, spikes = rule.judge(values)
-        counts.append(SpikeCount(rule, np.flatnonzero(spikes).tolist(), int(scored.sum())))
+        first = rule.position
+        if rule.fills_window:
+            values, first = np.concatenate([np.full(first - 1, np.nan), values]), 1
+        windows = np.empty((0, rule.window))
+        if len(values) >= rule.window:
+            windows = np.lib.stride_tricks.sliding_window_view(values, rule.window)
+        chunks = (windows[start : start + CHUNK] for start in range(0, len(windows), CHUNK))
+        spikes = [np.flatnonzero(rule.judge(chunk)) + first + CHUNK * index for index, chunk in enumerate(chunks)]
+        counts.append(SpikeCount(rule, np.concatenate(spikes).tolist() if spikes else [], len(windows)))
     return counts

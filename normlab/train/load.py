@@ -27,7 +27,7 @@ from normlab.norms import base as norms
 from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
-from normlab.stats.measure.columns import parameter_families
+from normlab.stats.measure.core import parameter_families
 from normlab.stats.measure.probe import Probe, adam_preconditioner
 from normlab.stats.measure.schedule import probe_examples
 from normlab.stats.profiles import Layout, Profiles

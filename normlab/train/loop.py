@@ -26,7 +26,7 @@ from normlab.errors import NormlabError
 from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.placements.base import projects
-from normlab.stats.measure.columns import Measurement
+from normlab.stats.measure.core import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE

@@ -1,4 +1,4 @@
-"""Signal propagation at initialisation (`normlab probe`): one forward and backward pass and one update.
+"""Signal propagation at initialisation (`normlab propagation`): one forward and backward pass and one update.
 
 The forward pass is the training step's. Norms are computed in float64, unlike in the core statistics: this command
 looks for signals that vanish or explode, whose squares leave the range of float32.

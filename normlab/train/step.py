@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from normlab.model.runner import ModelRunner
-from normlab.stats.measure.columns import Measurement
-from normlab.stats.measure.core import CoreStatistics, MicroBatch
+from normlab.stats.measure.core import CoreStatistics, Measurement, MicroBatch
 from normlab.train.optim import Hyperparameters, Optimizer, tensor_norms
 
 

@@ -1,12 +1,16 @@
-"""The result of one check, and the largest of many errors."""
+"""The result of one check, and the ways to make one. A failed check says what was expected and what was found."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """One line of `normlab verify`."""
 
@@ -16,7 +20,7 @@ class Check:
     """The property that must hold."""
     passed: bool
     result: str
-    """The largest error and its tolerance, or what differs."""
+    """The largest error and its tolerance; after a failure what was expected and what was found."""
     reference_kind: str = ""
     """For a comparison: external, identity or self (`norms.base.NormConfig.reference_kind`)."""
 
@@ -32,35 +36,55 @@ class Check:
         }  # fmt: skip
 
 
+def check_equal(subject: str, claim: str, expected: object, found: object, note: str = "") -> Check:
+    """Return the check that two values are equal; the note follows either result."""
+    result = str(found) if found == expected else f"expected {expected}, found {found}"
+    return Check(subject, claim, found == expected, f"{result} ({note})" if note else result)
+
+
+def check_no_problems(subject: str, claim: str, problems: Sequence[str], result: str = "") -> Check:
+    """Return the check that there are no problems; the result is that of a check that passes."""
+    return Check(subject, claim, not problems, "; ".join(problems) or result)
+
+
 @dataclass(slots=True)
 class LargestError:
-    """The largest error of many comparisons, and where it occurs."""
+    """The largest error of many comparisons, where it occurs, and the two numbers there."""
 
     tolerance: float
-    error: float = 0.0
-    location: str = ""
     count: int = 0
+    error: float = 0.0
+    failure: str = ""
+    """What differs most, if that is more than the tolerance."""
 
-    def add(self, error: float, location: str) -> None:
-        """Count one more comparison; NaN counts as infinite."""
+    def compare(self, found: Tensor, expected: Tensor, location: str, scale: float = 1.0) -> None:
+        """Count one more comparison: the largest |found - expected| / scale. NaN counts as infinite."""
+        if found.shape != expected.shape:
+            self.fail(f"expected shape {list(expected.shape)}, found {list(found.shape)}, for {location}")
+            return
         self.count += 1
-        if error != error:
-            error = float("inf")
-        if error > self.error:
-            self.error, self.location = error, location
+        found, expected = found.detach().double().flatten(), expected.detach().double().flatten()
+        difference = (found - expected).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        index = int(difference.argmax())
+        error = float(difference[index]) / scale
+        if error > self.error and not math.isinf(self.error):
+            self.error = error
+            if error > self.tolerance:
+                self.failure = (
+                    f"expected {float(expected[index]):.9g}, found {float(found[index]):.9g} for {location} "
+                    f"(error {error:.1e}, tolerance {self.tolerance:.0e})"
+                )
 
-    @property
-    def passed(self) -> bool:
-        """Whether there was a comparison and every error is within the tolerance."""
-        return self.count > 0 and self.error <= self.tolerance
-
-    def __str__(self) -> str:
-        """Return the error, the number of comparisons and the tolerance; after a failure also the location."""
-        if self.count == 0:
-            return "nothing was compared"
-        text = f"largest error {self.error:.1e} of {self.count} comparisons, tolerance {self.tolerance:.0e}"
-        return text if self.passed else f"{text}, at {self.location}"
+    def fail(self, failure: str) -> None:
+        """Count a comparison that has no error to measure, such as another shape; the first such failure is shown."""
+        self.count += 1
+        if not math.isinf(self.error):
+            self.error, self.failure = math.inf, failure
 
     def check(self, subject: str, claim: str, reference_kind: str = "") -> Check:
-        """Return the check that all errors are within the tolerance."""
-        return Check(subject=subject, claim=claim, reference_kind=reference_kind, passed=self.passed, result=str(self))
+        """Return the check that there was a comparison and that every error is within the tolerance."""
+        passed = self.count > 0 and self.error <= self.tolerance
+        result = f"largest error {self.error:.1e} of {self.count} comparisons, tolerance {self.tolerance:.0e}"
+        if not passed:
+            result = self.failure or "expected a comparison, found none"
+        return Check(subject, claim, passed, result, reference_kind)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normlab.norms.base import NORMS
-from normlab.verify.check import Check
+from normlab.verify.check import Check, check_no_problems
 from normlab.verify.variants import option_fields
 
 PLAIN = "our choice: no gain and no bias, a plain normalisation; eps small beside channels of size 1"
@@ -73,7 +73,6 @@ def default_check(name: str) -> Iterator[Check]:
     expected = dict(option.split("=", 1) for option in text.split())
     values = {field.name: str(getattr(norm, field.name)) for field in option_fields(norm)}
     differing = [option for option in expected | values if values.get(option) != expected.get(option)]
-    wrong = ", ".join(f"{option}={values.get(option)}, not {expected.get(option)}" for option in differing)
-    result = f"{wrong} ({source})" if differing else source
-    claim = "has the defaults of its source"
-    yield Check(subject=f"norm {name}", claim=claim, passed=not differing, result=result)
+    problems = [f"expected {name}={expected.get(name)}, found {name}={values.get(name)}" for name in differing]
+    problems = [f"{'; '.join(problems)} ({source})"] if problems else []
+    yield check_no_problems(f"norm {name}", "has the defaults of its source", problems, source)

@@ -100,10 +100,10 @@ def law_checks(placement: str) -> Iterator[Check]:
         value = law.statistic([profile(placement, law.init, depth) for depth in law.depths])
         depths = ", ".join(map(str, law.depths))
         yield Check(
-            subject=f"placement {placement}",
-            claim=f"with layernorm at init={law.init}, {law.claim}",
+            f"placement {placement}",
+            f"with layernorm at init={law.init}, {law.claim}",
             passed=law.at_least <= value <= law.at_most,
-            result=f"{value:.3f} at L = {depths}, expected {law.at_least:g} to {law.at_most:g}",
+            result=f"expected {law.at_least:g} to {law.at_most:g}, found {value:.3f} at L = {depths}",
         )
 
 

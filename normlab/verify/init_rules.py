@@ -20,7 +20,7 @@ from normlab.model.small import VOCAB, small_config
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS, Placement
 from normlab.placements.init_rules import standard_deviations
-from normlab.verify.check import Check, LargestError
+from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
 
 XAVIER = "(2 / (I + O)) ** 0.5"
 CLOSED_FORMS = {
@@ -74,9 +74,7 @@ def placement_init_check(placement: Placement) -> Iterator[Check]:
     if placement.name not in INIT_OF_PLACEMENT:
         return
     rule, source = INIT_OF_PLACEMENT[placement.name]
-    passed = placement.init == rule
-    result = source if passed else f"{placement.init}, not {rule} ({source})"
-    yield Check(subject=f"placement {placement.name}", claim=f"has init={rule}", passed=passed, result=result)
+    yield check_equal(f"placement {placement.name}", f"has init={rule}", rule, placement.init, source)
 
 
 def rule_checks(rule: str) -> Iterator[Check]:
@@ -105,8 +103,8 @@ def rule_checks(rule: str) -> Iterator[Check]:
             generator = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, name)))
             numbers = generator.standard_normal(weight.numel(), dtype=np.float32)
             expected = std * torch.from_numpy(numbers).view_as(weight)
-            error = float((weight.detach() - expected).abs().max() / expected.abs().max())
-            largest.add(error, f"{name} of {depth} blocks of width {width}")
+            location = f"{name} of {depth} blocks of width {width}"
+            largest.compare(weight, expected, location, float(expected.abs().max()))
     parts = "token embedding, positions and head, queries and keys, values and MLP, outputs"
     yield largest.check(f"init {rule}", f"draws {parts} with {', '.join(CLOSED_FORMS[rule])}", "self")
 
@@ -119,6 +117,6 @@ def _standard_deviation_check(rule: str) -> Check:
         for std in standard_deviations(rule, depth=depth, width=width, mlp_width=3 * width, vocab_size=VOCAB)
     ]
     wrong = [std for std in stds if not (isinstance(std, (int, float)) and math.isfinite(std) and std >= 0)]
-    result = f"not so: {wrong[0]!r}" if wrong else f"{len(stds)} numbers; no closed form is known to compare with"
-    claim = "gives each matrix a standard deviation"
-    return Check(subject=f"init {rule}", claim=claim, passed=not wrong, result=result)
+    problems = [f"expected a finite number, 0 or more, found {std!r}" for std in wrong[:1]]
+    result = f"{len(stds)} numbers; no closed form is known to compare with"
+    return check_no_problems(f"init {rule}", "gives each matrix a standard deviation", problems, result)

@@ -22,7 +22,7 @@ from normlab.norms.base import NormConfig
 from normlab.options import plain_tree
 from normlab.placements.base import PLACEMENTS
 from normlab.plugins import initial_values_line
-from normlab.verify.check import Check, LargestError
+from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
 from normlab.verify.norms import TOLERANCES, Size, batch_size, input_of, module_of, parameters_and_buffers
 from normlab.verify.variants import is_valid, label_of, option_fields, other_values, variants
 
@@ -53,9 +53,9 @@ def causality_check(norm: NormConfig, subject: str, width: int, sizes: Sequence[
     changes = {location: _change_by_last_token(variant, size) for location, variant, size in cases}
     wrong = [location for location, change in changes.items() if (change == 0) != norm.causal]
     claim = "no output depends on a later token" if norm.causal else "outputs depend on later tokens in training"
-    result = f"largest change {max(changes.values()):.1e}"
-    result += f"; not so: {', '.join(wrong)}" if wrong else ""
-    return Check(subject=subject, claim=claim, passed=not wrong, result=result)
+    expected = "a change" if not norm.causal else "no change"
+    problems = [f"expected {expected} of earlier outputs, found {changes[name]:.1e} for {name}" for name in wrong[:1]]
+    return check_no_problems(subject, claim, problems, f"largest change {max(changes.values()):.1e}")
 
 
 def _change_by_last_token(norm: NormConfig, size: Size) -> float:
@@ -77,8 +77,7 @@ def parameter_check(norm: NormConfig, subject: str) -> Check:
         declared = eval(norm.parameters, {"__builtins__": {}}, {"D": width})  # noqa: S307
     except Exception as error:  # a plugin's expression may raise anything
         declared = error
-    result = f"{count} at D = {width}" + ("" if declared == count else f", not {declared}")
-    return Check(subject=subject, claim=f"learns {norm.parameters} numbers", passed=count == declared, result=result)
+    return check_equal(subject, f"learns {norm.parameters} numbers", declared, count, f"at D = {width}")
 
 
 def options_check(norm: NormConfig, subject: str, width: int) -> Check:
@@ -88,8 +87,13 @@ def options_check(norm: NormConfig, subject: str, width: int) -> Check:
     """
     fields = option_fields(norm)
     unused = [f.name for f in fields if not any(_has_effect(norm, f, width) for width in (width, 3 * width))]
-    result = f"without effect: {', '.join(unused)}" if unused else ", ".join(field.name for field in fields)
-    return Check(subject=subject, claim="every option has an effect", passed=not unused, result=result)
+    return options_have_effect(subject, [field.name for field in fields], unused)
+
+
+def options_have_effect(subject: str, names: Sequence[str], unused: Sequence[str]) -> Check:
+    """Return the check that none of a norm's or placement's options is without effect."""
+    problems = [f"expected an effect, found none, for {', '.join(unused)}"] if unused else []
+    return check_no_problems(subject, "every option has an effect", problems, ", ".join(names))
 
 
 def _has_effect(norm: NormConfig, field: dataclasses.Field[Any], width: int) -> bool:
@@ -138,14 +142,15 @@ def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
             y = module(size * x)
             change = float((module(size * changed) - y).abs().max() / y.abs().max())
             if name in norm.invariant_to:
-                wrong += [] if change <= 1e-9 else [f"changes by {change:.1e} with the {name}"]
+                if not change <= 1e-9:
+                    wrong.append(f"expected no change with the {name}, found {change:.1e} (tolerance 1e-09)")
                 break
             if not change < 1e-6:
                 break
         else:
             wrong.append(f"{name} is not in `invariant_to`")
     claim = f"is invariant to {' and '.join(norm.invariant_to) or 'nothing'}"
-    return Check(subject=subject, claim=claim, passed=not wrong, result="; ".join(wrong))
+    return check_no_problems(subject, claim, wrong)
 
 
 def start_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
@@ -159,14 +164,14 @@ def start_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
             if missing := {name: _expression(value, width) for name, value in starting.items() if name not in declared}:
                 line = initial_values_line({**vars(type(norm)).get("initial_values", {}), **missing})
                 result = f"{', '.join(missing)}: not in `initial_values`; write in class {type(norm).__name__}: {line}"
-                yield Check(subject=subject, claim="declares where it starts", passed=False, result=result)
+                yield Check(subject, "declares where it starts", passed=False, result=result)
                 return
             for name, value in starting.items():
-                error, reason = start_error(value.detach(), declared[name], {**plain_tree(variant), "D": width})
-                largest.add(error, f"{name} of {label_of(variant)}{reason}")
+                location = f"{name} of {label_of(variant)}"
+                compare_start(largest, value, declared[name], {**plain_tree(variant), "D": width}, location)
             seen |= starting.keys()
     for absent in declared.keys() - seen:
-        largest.add(math.inf, f"{absent}, which no options give it")
+        largest.fail(f"expected {absent}, which is in `initial_values`, found no options that give the norm one")
     if declared:
         yield largest.check(subject, "starts where it declares")
 
@@ -178,20 +183,16 @@ def _expression(value: Tensor, width: int) -> str:
     return number if value.dim() == 0 else f"[{number}] * D" if value.shape == (width,) and same else "..."
 
 
-def start_error(value: Tensor, text: str, known: Mapping[str, Any]) -> tuple[float, str]:
-    """Return the largest error against an expression of `initial_values`, relative to the expression's largest number.
-
-    The error is infinite, with the reason, if the expression cannot be evaluated or gives another shape.
-    """
+def compare_start(largest: LargestError, value: Tensor, text: str, known: Mapping[str, Any], location: str) -> None:
+    """Compare a starting value with an expression of `initial_values`, relative to the expression's largest number."""
     names = {"sqrt": math.sqrt, "max": max, "normal": torch.randn, **known}
     try:
         start = torch.as_tensor(eval(text, {"__builtins__": {}}, names), dtype=torch.float64)  # noqa: S307
     except Exception as error:  # a plugin's expression may raise anything
-        reason = f"`{text}` cannot be evaluated ({type(error).__name__}: {error}); it may use {', '.join(names)}"
-        return math.inf, f": {reason}"
-    if value.shape != start.shape:
-        return math.inf, f": `{text}` has shape {list(start.shape)}, the parameter {list(value.shape)}"
-    return float((value - start).abs().max() / (start.abs().max() or 1.0)), ""
+        reason = f"cannot be evaluated ({type(error).__name__}: {error}); it may use {', '.join(names)}"
+        largest.fail(f"`{text}` of {location} {reason}")
+        return
+    largest.compare(value, start, location, float(start.abs().max()) or 1.0)
 
 
 def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
@@ -212,11 +213,9 @@ def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iter
                 location = f"{name} of {label_of(variant)}"
                 expected = (1 - options["momentum"]) * start + options["momentum"] * value
                 buffer = module.get_buffer(name)
-                largest.add(float((buffer - expected).abs().max()), location)
-                if buffer.shape != expected.shape:
-                    largest.add(math.inf, f"the shape of {location}")
+                largest.compare(buffer, expected, location)
                 if buffer.requires_grad:
-                    largest.add(math.inf, f"{location} keeps the graph of every batch")
+                    largest.fail(f"{location} keeps the graph of every batch")
     if largest.count:
         yield largest.check(subject, "updates its running statistics from the batch")
 
@@ -235,13 +234,12 @@ def pack_check(norm: NormConfig, subject: str, width: int) -> Check:
         try:
             packed_RBTD = _outputs_of_pack(modules, x_RBTD)
         except RuntimeError as error:  # torch cannot batch an operation of the module
-            largest.add(math.inf, f"{label_of(variant)}: {' '.join(str(error).split()).partition('.')[0]}")
+            largest.fail(f"{label_of(variant)}: {' '.join(str(error).split()).partition('.')[0]}")
             continue
         for run, module in enumerate(modules):
-            error = float((packed_RBTD[run] - module(x_RBTD[run])).detach().abs().max())
-            largest.add(error, label_of(variant))
+            largest.compare(packed_RBTD[run], module(x_RBTD[run]), label_of(variant))
         if not torch.equal(x_RBTD, before):
-            largest.add(math.inf, f"the input, which {label_of(variant)} changes")
+            largest.fail(f"expected the input unchanged, found it changed by {label_of(variant)}")
     return largest.check(subject, "trains in a pack as it does alone, and leaves its input unchanged")
 
 

@@ -32,8 +32,8 @@ from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import Placement, projects
 from normlab.placements.table import ROWS
 from normlab.placements.wiring import Branch
-from normlab.verify.check import Check, LargestError
-from normlab.verify.norm_contract import start_error
+from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
+from normlab.verify.norm_contract import compare_start
 from normlab.verify.norms import with_gradients
 from normlab.verify.reference_model import FormulaMismatch, ReferenceModel, record_norm_order
 
@@ -56,13 +56,13 @@ def formula_check(small: SmallModel, subject: str) -> Check:
     try:
         expected = _logits_and_gradients(ReferenceModel(small.config, model, norm_order), model)
     except FormulaMismatch as error:
-        return Check(subject=subject, claim=claim, reference_kind=reference_kind, passed=False, result=str(error))
+        return Check(subject, claim, passed=False, result=str(error), reference_kind=reference_kind)
     largest = LargestError(TOLERANCE)
     # Some gradients are zero up to rounding (key biases, which the softmax cancels): their scale is the largest one's.
     least_scale = 1e-3 * max(float(value.abs().max()) for value in expected.values())
     for name, value in expected.items():
         scale = max(float(value.abs().max()), least_scale)
-        largest.add(float((model_results[name] - value).abs().max()) / scale, name)
+        largest.compare(model_results[name], value, name, scale)
     return largest.check(subject, claim, reference_kind)
 
 
@@ -75,10 +75,12 @@ def _logits_and_gradients(forward: Callable[[Tensor], Tensor], model: nn.Module)
 
 def norms_check(small: SmallModel, subject: str) -> Check:
     """Check that the model has a norm exactly if the placement declares one."""
-    declared = small.config.placement.has_norms(small.config.model.depth)
+    depth = small.config.model.depth
+    declared = small.config.placement.has_norms(depth)
     claim = f"has {'norms' if declared else 'no norm of the run'}"
-    result = f"{len(small.norms)} at depth {small.config.model.depth}"
-    return Check(subject=subject, claim=claim, passed=bool(small.norms) == declared, result=result)
+    result = f"{len(small.norms)} at depth {depth}"
+    problems = [] if bool(small.norms) == declared else [f"expected {'norms' if declared else 'none'}, found {result}"]
+    return check_no_problems(subject, claim, problems, result)
 
 
 @torch.no_grad()
@@ -94,12 +96,13 @@ def logits_checks(small: SmallModel, subject: str) -> Iterator[Check]:
     after[:, -1] = (after[:, -1] + 1) % VOCAB
     logits = _logits_of(small.gpt, before)
     change = float((logits - _logits_of(small.gpt, after))[:, :-1].abs().max())
-    passed = (change > 1e-12) != norm.causal
-    yield Check(subject=subject, claim=claim, passed=passed, result=f"largest change {change:.1e}")
+    expected = "no change of earlier logits" if norm.causal else "a change of earlier logits"
+    problems = [f"expected {expected}, found {change:.1e} (tolerance 1e-12)"] if (change > 1e-12) == norm.causal else []
+    yield check_no_problems(subject, claim, problems, f"largest change {change:.1e}")
     if not norm.batch_statistics:
         change = float((logits - _logits_of(small.gpt, before, training=False)).abs().max())
-        claim = "computes the same in evaluation"
-        yield Check(subject=subject, claim=claim, passed=change == 0, result=f"largest difference {change:.1e}")
+        problems = [] if change == 0 else [f"expected the logits of training, found a difference of {change:.1e}"]
+        yield check_no_problems(subject, "computes the same in evaluation", problems, "largest difference 0.0e+00")
 
 
 def _logits_of(model: nn.Module, tokens_BT: Tensor, *, training: bool = True) -> Tensor:
@@ -120,13 +123,12 @@ def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
         names: set[str] = set()
         for layer, name, value in extra_parameters(small.gpt):
             if name in declared:
-                error, reason = start_error(value.detach(), declared[name], {**known, "l": layer})
-                largest.add(error, f"{name}, block {layer} of {depth}{reason}")
+                location = f"{name}, block {layer} of {depth}"
+                compare_start(largest, value, declared[name], {**known, "l": layer}, location)
             if name in declared or value not in of_norms:
                 names.add(name)
         if names != declared.keys():
-            result = ", ".join(sorted(names ^ declared.keys()))
-            yield Check(subject=subject, claim="learns what it declares", passed=False, result=result)
+            yield check_equal(subject, "learns what it declares", sorted(declared), sorted(names))
             return
     if declared:
         yield largest.check(subject, "starts where it declares")
@@ -151,8 +153,7 @@ def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
                         wrong.append(f"{part}.{name} of block {layer} of {depth}")
             if wiring(x_BTD, Branch(torch.neg), Branch(torch.neg)).dtype != x_BTD.dtype:
                 wrong.append(f"the stream's dtype after block {layer} of {depth}")
-    claim = "has a factor where it is not 1"
-    yield Check(subject=subject, claim=claim, passed=not wrong, result=", ".join(wrong[:4]))
+    yield check_no_problems(subject, "has a factor where it is not 1", wrong[:4])
 
 
 def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
@@ -175,7 +176,9 @@ def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
         allowed = roundings / 256 * expected.abs()
         passed = y.dtype == x.dtype and bool(((y - expected).abs() <= allowed).all())
         claim = f"keeps bfloat16 in the {name}, and rounds no more than necessary"
-        yield Check(subject=subject, claim=claim, passed=passed, result=f"{y.dtype}".removeprefix("torch."))
+        result = str(y.dtype).removeprefix("torch.")
+        problems = [f"expected bfloat16 numbers next to those of float64, found others in {result}"]
+        yield check_no_problems(subject, claim, [] if passed else problems, result)
 
 
 def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
@@ -187,10 +190,11 @@ def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
         return
     last = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
     needed = "N(" in placement.formula and not last.startswith("N(")
-    passed = bool(placement.head_formula) == needed and not placement.embedding_formula
     claim = f"has {'a' if needed else 'no'} norm before the head, and none on the embeddings"
     result = f"{placement.embedding_formula or 'nothing'}, {placement.head_formula or 'nothing'}"
-    yield Check(subject=subject, claim=claim, passed=passed, result=result)
+    passed = bool(placement.head_formula) == needed and not placement.embedding_formula
+    problems = [f"expected nothing, {'x = N(x)' if needed else 'nothing'}; found {result}"]
+    yield check_no_problems(subject, claim, [] if passed else problems, result)
 
 
 def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
@@ -207,7 +211,7 @@ def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
         last = name.removesuffix(".weight").rpartition(".")[2]
         axes = [AXES[which] for which, names in placement.unit_length.items() if last in names.split()]
         length = torch.linalg.vector_norm(weight, dim=axes[0], keepdim=True) if axes else 1.0
-        largest.add(float((projected[name] - weight / length).abs().max()), name)
+        largest.compare(projected[name], weight / length, name)
     yield largest.check(subject, "keeps its matrices on the sphere")
 
 

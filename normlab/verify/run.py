@@ -19,7 +19,7 @@ from normlab.verify.check import Check
 from normlab.verify.defaults import default_check
 from normlab.verify.init_laws import law_checks
 from normlab.verify.init_rules import placement_init_check, rule_checks
-from normlab.verify.norm_contract import contract_checks
+from normlab.verify.norm_contract import contract_checks, options_have_effect
 from normlab.verify.norms import large_sizes, oracle_checks, reference_checks, size_of_run
 from normlab.verify.variants import LARGE_EPS, label_of, option_fields, other_values
 
@@ -67,7 +67,7 @@ def checks_of_run(config: RunConfig) -> Iterator[Check]:
     subject = f"block {label_of(norm)}, {label_of(placement)}"
     yield placements.formula_check(small, subject)
     yield from placements.logits_checks(small, subject)
-    yield Check(subject=subject, claim="has a fingerprint", passed=True, result=fingerprint(config))
+    yield Check(subject, "has a fingerprint", passed=True, result=fingerprint(config))
     plain = PLACEMENTS[placement.name]
     yield from checks_of_placement(plain)
     if placement != plain:
@@ -141,24 +141,20 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
         ]
         for field in option_fields(placement)
     }
-    checks: list[Check] = []
-    for check in _formula_checks(small, [model for models in changed.values() for model in models], subject, thorough):
-        checks.append(check)
-        if not check.passed:
-            yield check
+    others = [model for models in changed.values() for model in models]
+    checks = list(_formula_checks(small, others, subject, thorough))
+    yield from (check for check in checks if not check.passed)
     if all(check.passed for check in checks):
         yield dataclasses.replace(checks[0], result=f"{len(checks)} models, each of them: {checks[0].result}")
     block = fingerprint(small.config)
     if options := [name for name in changed if placement.has_switches or name not in SWITCHES]:
-        unused = [
-            name
-            for name in options
-            if not any(
+
+        def has_effect(name: str) -> bool:
+            return any(
                 m.initial_values != small.initial_values or fingerprint(m.config) != block for m in changed[name]
             )
-        ]
-        result = f"without effect: {', '.join(unused)}" if unused else ", ".join(options)
-        yield Check(subject=subject, claim="every option has an effect", passed=not unused, result=result)
+
+        yield options_have_effect(subject, options, [name for name in options if not has_effect(name)])
     yield from _structure_checks(placement, subject)
     yield from placements.ends_check(placement, subject)
     yield placements.norms_check(small, subject)

@@ -1,4 +1,4 @@
-"""`normlab probe`: its measurements, compared with hooks and with a step of torch's optimizer."""
+"""`normlab propagation`: its measurements, compared with hooks and with a step of torch's optimizer."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ def test_weights_of_zero_have_no_relative_update(
 ) -> None:
     monkeypatch.setitem(INIT_RULES, "zeros", lambda weight: 0.0)
     overrides = [*SMALL, "init=zeros"]
-    code, out, err = run_command("probe", *overrides, "--json")
+    code, out, err = run_command("propagation", *overrides, "--json")
     (row,) = json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
     assert (code, err) == (0, "")
     assert row["update"] == row["attn_ratio"] == row["mlp_ratio"] == [None] * 3
     assert row["stream"] == row["gradient"] == [0.0] * 3
-    code, out, err = run_command("probe", *overrides, "-o", str(tmp_path / "page.html"))
+    code, out, err = run_command("propagation", *overrides, "-o", str(tmp_path / "page.html"))
     assert (code, err) == (0, "")
     assert "update, last" in out
     assert "not finite" in out
@@ -142,12 +142,12 @@ def test_the_slope_is_the_exponent() -> None:
 def test_a_grid_is_every_combination(run_command: Command) -> None:
     overrides = [*SMALL[1:], "placement=pre,post", "model.depth=1,2,4", "init=xavier"]
     assert len(compose_grid(overrides)) == 6
-    code, out, err = run_command("probe", *overrides, "--json")
+    code, out, err = run_command("propagation", *overrides, "--json")
     rows = json.loads(out)
     assert (code, err) == (0, "")
     assert [(row["placement"], row["depth"]) for row in rows] == [(p, d) for p in ("pre", "post") for d in (1, 2, 4)]
     assert all(len(row["stream"]) == row["depth"] for row in rows)
-    code, out, _ = run_command("probe", *overrides)
+    code, out, _ = run_command("propagation", *overrides)
     assert code == 0
     assert re.search(r"rmsnorm post \(init xavier\), L = 1, 2, 4: stream ~ L\^-?0.00, first gradient ~ L\^", out)
     assert [line.split(":")[0] for line in power_laws(rows)] == [line.split(":")[0] for line in out.splitlines()[-2:]]
@@ -196,8 +196,8 @@ def test_a_narrow_table_keeps_norm_placement_and_depth() -> None:
 
 def test_a_stream_that_overflows_is_reported_with_its_block(run_command: Command) -> None:
     overrides = [*SMALL[1:], "norm=none", "placement=keel", "model.depth=16", "init=smallinit"]
-    code, out, _ = run_command("probe", *overrides)
-    (row,) = json.loads(run_command("probe", *overrides, "--json")[1])
+    code, out, _ = run_command("propagation", *overrides)
+    (row,) = json.loads(run_command("propagation", *overrides, "--json")[1])
     (config,) = compose_grid(overrides)
     finite = [math.isfinite(size) for size in measure(config)[0].stream]
     block = finite.index(False) + 1
@@ -212,7 +212,7 @@ def test_a_stream_that_overflows_is_reported_with_its_block(run_command: Command
 
 def test_the_page_loads_no_other_files(run_command: Command, tmp_path: Path) -> None:
     page = tmp_path / "a folder" / "profiles.html"
-    code, _, err = run_command("probe", *SMALL, "placement=pre,peri", "-o", str(page))
+    code, _, err = run_command("propagation", *SMALL, "placement=pre,peri", "-o", str(page))
     assert (code, err) == (0, "")
     text = page.read_text()
     assert text.count("rmsnorm peri L=3 init=gpt2") >= 1
@@ -224,14 +224,14 @@ def test_the_page_loads_no_other_files(run_command: Command, tmp_path: Path) -> 
     "overrides", [["--seeds", "0"], ["placement=pre,pst"], ["model.depth=0"], ["-o", "/proc/x/y.html"]]
 )
 def test_an_error_is_one_line(overrides: list[str], run_command: Command) -> None:
-    code, _, err = run_command("probe", *SMALL[1:], *overrides)
+    code, _, err = run_command("propagation", *SMALL[1:], *overrides)
     assert code == 2
     assert err.startswith("error: ")
     assert err.count("\n") == 1
 
 
 def test_a_page_is_html_by_its_name(tmp_path: Path, run_command: Command) -> None:
-    code, out, err = run_command("probe", *SMALL, "-o", str(tmp_path / "page.png"))
+    code, out, err = run_command("propagation", *SMALL, "-o", str(tmp_path / "page.png"))
     assert code == 2
     assert "page.png: a page is HTML" in err
     assert not out

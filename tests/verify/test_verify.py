@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from normlab.config.compose import compose_run, norm_presets, register
 from normlab.config.schema import RunConfig, config_from_record
@@ -80,7 +82,7 @@ def test_a_wrong_default_fails_the_check(name: str, monkeypatch: pytest.MonkeyPa
             patch.setitem(kind.__init__.__kwdefaults__, field.name, getattr(other, field.name))
             (check,) = default_check(name)
             assert not check.passed, field.name
-            assert f"{field.name}={getattr(other, field.name)}, not " in check.result
+            assert f", found {field.name}={getattr(other, field.name)}" in check.result
 
 
 def test_the_table_of_defaults_has_every_norm_of_the_package() -> None:
@@ -316,7 +318,7 @@ def test_a_run_of_one_token_is_verified(run_command: Command) -> None:
 
 
 @pytest.mark.parametrize("where", ["build", "forward"])
-@pytest.mark.parametrize("command", ["verify", "probe", "train"])
+@pytest.mark.parametrize("command", ["verify", "propagation", "train"])
 def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Path, run_command: Command) -> None:
     source = NORM.replace('"halved"', f'"raises_in_{where}"')
     head = {"build": "def build(self, width):\n", "forward": "def forward(self, x_D):\n"}[where]
@@ -348,11 +350,11 @@ def row(**parts: object) -> Row:
     ("formula", "norms_at", "result"),
     [
         ("x = x + F(N(x))", ("in",), ""),
-        ("x = x + F(N(x))", ("out",), "largest error"),
-        ("x = N(x + F(x))", ("in",), "largest error"),
+        ("x = x + F(N(x))", ("out",), "expected "),
+        ("x = N(x + F(x))", ("in",), "expected "),
         ("x = x + F(x)", ("in",), "has 2 norms, its formula 0"),
         ("x = N(x + F(N(x)))", ("in",), "more norms than the model"),
-        ("x = x + 2 * F(N(x))", ("in",), "largest error"),
+        ("x = x + 2 * F(N(x))", ("in",), "expected "),
         ("x = x + G(N(x))", ("in",), "'G' is not defined"),
     ],
 )
@@ -385,7 +387,7 @@ def test_a_row_with_a_wrong_init_fails(name: str, wrong: str, monkeypatch: pytes
         if check.claim.startswith("has init=")
     ]
     assert [(check.passed, check.reference_kind) for check in (right, *checks)] == [(True, ""), (False, "")]
-    assert checks[0].result.startswith(f"{wrong}, not {right.claim.partition('=')[2]} (")
+    assert checks[0].result.startswith(f"expected {right.claim.partition('=')[2]}, found {wrong} (")
 
 
 def test_the_table_of_inits_has_every_placement_of_the_package() -> None:
@@ -405,12 +407,24 @@ def test_the_law_of_another_placement_fails(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_comparison_is_a_failure() -> None:
-    largest = LargestError(1e-9)
-    assert not largest.passed
-    assert str(largest) == "nothing was compared"
-    largest.add(float("nan"), "here")
-    assert "inf" in str(largest)
-    assert not largest.passed
+    check = LargestError(1e-9).check("subject", "claim")
+    assert (check.passed, check.result) == (False, "expected a comparison, found none")
+
+
+@pytest.mark.parametrize(
+    ("found", "result"),
+    [
+        ([1.0, 2.0], "largest error 0.0e+00 of 1 comparisons, tolerance 1e-02"),
+        ([1.5, 2.25], "expected 1, found 1.5 for here (error 5.0e-01, tolerance 1e-02)"),
+        ([1.0, math.nan], "expected 2, found nan for here (error inf, tolerance 1e-02)"),
+        ([1.0], "expected shape [2], found [1], for here"),
+    ],
+)
+def test_a_failed_comparison_says_what_was_expected_and_found(found: list[float], result: str) -> None:
+    largest = LargestError(1e-2)
+    largest.compare(torch.tensor(found), torch.tensor([1.0, 2.0]), "here")
+    check = largest.check("subject", "claim")
+    assert (check.passed, check.result) == (result.startswith("largest"), result)
 
 
 @pytest.mark.slow
@@ -472,7 +486,7 @@ def test_a_mistake_is_one_line(overrides: list[str], run_command: Command) -> No
     assert err.startswith("error: ")
 
 
-@pytest.mark.parametrize("command", ["verify", "probe"])
+@pytest.mark.parametrize("command", ["verify", "propagation"])
 @pytest.mark.parametrize(
     ("overrides", "fragments"),
     [

@@ -20,8 +20,13 @@ from normlab.config.schema import AdamW
 from normlab.model.gpt import GPT
 from normlab.model.runner import SingleRun
 from normlab.stats.instrument import select
-from normlab.stats.measure import columns
-from normlab.stats.measure.columns import Measurement, parameter_column
+from normlab.stats.measure.core import (
+    Measurement,
+    check_segments,
+    check_statistics,
+    parameter_column,
+    segment_columns,
+)
 from normlab.stats.profiles import Column
 from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 
@@ -73,24 +78,20 @@ class ExtendedPass:
         Raises:
             StatisticsError: A statistic was not measured.
         """
-        buffers = self._runner.buffers
+        selection, buffers = select(self.names), self._runner.buffers
         self._runner.train(True)
         try:
-            return self._measure()
+            with torch.no_grad(), self.autocast():
+                segments = self._runner.loss(self.tokens_BT, self.targets_BT, selection).statistics
+            of_parameters = [*self._gradient_statistics(), *self._adam_statistics()]
         finally:
             self._runner.set_buffers(buffers)
-
-    def _measure(self) -> Measurement:
-        selection = select(self.names)
-        with torch.no_grad(), self.autocast():
-            segments = self._runner.loss(self.tokens_BT, self.targets_BT, selection).statistics
-        found = columns.segment_columns(tuple(segment.names for segment in segments))
-        columns.check_segments(self.model, selection, set(found))
+        found = segment_columns(tuple(segment.names for segment in segments))
+        check_segments(self.model, selection, set(found))
         values = [segment.values for segment in segments]
-        of_parameters = [*self._gradient_statistics(), *self._adam_statistics()]
         selected = {column: value for column, value in of_parameters if column.statistic in self.names}
         found.extend(selected)
-        columns.check_statistics(self.names if self._adam() else self.names - set(ADAM_STATISTICS), found)
+        check_statistics(self.names if self._adam() else self.names - set(ADAM_STATISTICS), found)
         if selected:
             values.append(torch.stack(list(selected.values())))
         return Measurement(tuple(found), torch.cat(values))

@@ -24,7 +24,7 @@ from normlab.config.schema import AdamW, OptimConfig
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
 from normlab.stats.instrument import main_stream, tap
-from normlab.stats.measure.columns import Measurement, check_statistics, parameter_column
+from normlab.stats.measure.core import Measurement, check_statistics, parameter_column
 from normlab.stats.profiles import Column
 
 MOST_PRODUCTS = 20

@@ -13,8 +13,7 @@ import numpy as np
 from normlab.config.schema import RunConfig
 from normlab.errors import notify
 from normlab.model.runner import ModelRunner
-from normlab.stats.measure.columns import Measurement, parameter_families
-from normlab.stats.measure.core import CoreStatistics
+from normlab.stats.measure.core import CoreStatistics, Measurement, parameter_families
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
 from normlab.stats.measure.probe import JACOBIAN_VECTORS, MOST_PRODUCTS, Probe, adam_preconditioner
 from normlab.stats.profiles import Column, Layout, Profiles
@@ -65,10 +64,8 @@ class StatisticsSchedule:
                 notify(f"not measured: {', '.join(missing)} (needs two independent examples)")
         self._probe_steps = probe_steps(config)
         if probe and not self._probe_steps:
-            notify(
-                f"no probe fits into stats.probe_share={config.stats.probe_share} of {config.train.steps} steps; "
-                f"{INSPECT}"
-            )
+            share = f"stats.probe_share={config.stats.probe_share}"
+            notify(f"no probe fits into {share} of {config.train.steps} steps; {INSPECT}")
 
     def is_measured(self, step: int) -> bool:
         """Return whether the step after `step` updates is measured."""

@@ -1,4 +1,4 @@
-"""`normlab probe`."""
+"""`normlab propagation`, also accepted under its old name `normlab probe`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import typer
 from normlab.cli.app import HydraCommand, app, overrides_argument, show_progress
 
 
+@app.command("probe", cls=HydraCommand, context_settings={"ignore_unknown_options": True}, hidden=True)
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
-def probe(
+def propagation(
     overrides: Annotated[list[str] | None, overrides_argument("A grid: placement=pre,post model.depth=6,12")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of initialisations and batches to average over.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with all profiles over depth.")] = False,

@@ -57,10 +57,9 @@ from normlab.data.corpus import Corpus, open_corpus
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.store.runs import RunFolder
-from normlab.tracking.background import Background
 from normlab.tracking.base import Row
 from normlab.tracking.console import Console
-from normlab.tracking.wandb import WandbSink
+from normlab.tracking.wandb import WandbTracker
 from normlab.train.loop import Loop
 from normlab.train.machine import RuntimeSettings, apply, resolve
 from normlab.train.optim import hyperparameters_at, learning_rate
@@ -397,9 +396,7 @@ def bench_loop(overrides: Sequence[str], rounds: int, device: str, compiled: boo
             resolved.device == "cuda",
             warm_up,
         )
-        outcome = train(
-            run, sinks=[Console(Terminal()), Background(WandbSink(run.tracking, Path(folder) / "bench"), "W&B"), turns]
-        )
+        outcome = train(run, sinks=[Console(Terminal()), WandbTracker(run.tracking, Path(folder) / "bench"), turns])
     if outcome.state != "finished":
         raise SystemExit(f"the run is {outcome.state}, not finished: nothing was measured")
     helpers = turns.helpers

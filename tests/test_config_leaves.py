@@ -106,24 +106,23 @@ def run_folder(config: RunConfig) -> Any:
 
 
 def wandb_options(config: RunConfig) -> Any:
-    """Return the arguments of `wandb.init`, if the run has a W&B sink."""
-    from normlab.tracking.wandb import WandbSink
+    """Return the arguments of `wandb.init`, if the run has a W&B tracker."""
+    from normlab.tracking.wandb import WandbTracker
     from normlab.train.run import make_sinks
 
     outcome = train(config, sinks=[])
-    inner = [getattr(sink, "sink", sink) for sink in make_sinks(config, outcome.folder)]
-    sinks = [sink for sink in inner if isinstance(sink, WandbSink)]
+    sinks = [sink for sink in make_sinks(config, outcome.folder) if isinstance(sink, WandbTracker)]
     run = outcome.folder.run()
     return [sink.options(run) for sink in sinks]
 
 
 def wandb_keys(config: RunConfig) -> Any:
     """Return the keys of the statistics that are logged to W&B."""
-    from normlab.tracking.wandb import WandbSink
+    from normlab.tracking.wandb import WandbTracker
 
     folder = train(config, sinks=[]).folder
     (profiles,), _ = folder.statistics.read("core")
-    return sorted(WandbSink(config.tracking, folder.path).statistics_payload(profiles))
+    return sorted(WandbTracker(config.tracking, folder.path).statistics_payload(profiles))
 
 
 def resolved(config: RunConfig) -> Any:

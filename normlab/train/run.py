@@ -19,10 +19,9 @@ from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.runs import RunFolder
 from normlab.store.schema import COMPLETED_STATES
 from normlab.store.series import series
-from normlab.tracking.background import Background, abandon, wait_for_finish, wait_for_start
 from normlab.tracking.base import Sink
 from normlab.tracking.console import Console
-from normlab.tracking.wandb import WandbSink
+from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
 from normlab.train.loop import Loop
 from normlab.train.machine import apply, resolve
 from normlab.train.prepare import check_pack, open_runs, prepare_folders, status_if_completed
@@ -123,7 +122,7 @@ def make_sinks(config: RunConfig, folder: RunFolder, *, console: bool = True) ->
     """Return the configured sinks of a run; the runs of a pack have no console."""
     sinks: list[Sink] = [Console()] if console else []
     if config.tracking.wandb != "off":
-        sinks.append(Background(WandbSink(config.tracking, folder.path)))
+        sinks.append(WandbTracker(config.tracking, folder.path))
     return sinks
 
 
@@ -209,6 +208,6 @@ def _with_spikes(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
     return status
 
 
-def _mirrors(loop: Loop) -> list[Background]:
+def _mirrors(loop: Loop) -> list[WandbTracker]:
     """Return the sinks of all runs that may need time to finish."""
-    return [sink for run in loop.runs for sink in run.sinks if isinstance(sink, Background)]
+    return [sink for run in loop.runs for sink in run.sinks if isinstance(sink, WandbTracker)]

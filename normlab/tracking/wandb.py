@@ -19,11 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from normlab.config.schema import TrackingConfig
@@ -119,7 +118,8 @@ class WandbTracker:
             try:
                 self._calls.put_nowait((failure, call))
             except queue.Full:
-                abandon([self], NO_ANSWER, wait_s=0)
+                self.abandon(NO_ANSWER)
+                kill_service()
 
     def _work(self) -> None:
         """Make the calls until the run has finished or failed, or is abandoned."""
@@ -303,14 +303,14 @@ def wait_for_finish(trackers: Sequence[WandbTracker]) -> None:
     abandon(trackers, NO_ANSWER)
 
 
-def abandon(trackers: Sequence[WandbTracker], why: str = "is not waited for", *, wait_s: float | None = None) -> None:
-    """Abandon the active trackers, kill W&B's process, and give their threads `LAST_WAIT_S` or `wait_s` to end."""
+def abandon(trackers: Sequence[WandbTracker], why: str = "is not waited for") -> None:
+    """Abandon the active trackers, kill W&B's process, and give their threads `LAST_WAIT_S` to end."""
     active = [tracker for tracker in trackers if tracker.is_active]
     for tracker in active:
         tracker.abandon(why)
     if active:
         kill_service()
-        _wait([tracker.finished for tracker in active], LAST_WAIT_S if wait_s is None else wait_s)
+        _wait([tracker.finished for tracker in active], LAST_WAIT_S)
 
 
 def _wait(events: Sequence[threading.Event], seconds: float) -> int:
@@ -319,8 +319,7 @@ def _wait(events: Sequence[threading.Event], seconds: float) -> int:
     return sum(not event.wait(max(0.0, deadline - time.monotonic())) for event in events)
 
 
-@dataclass(frozen=True, slots=True)
-class WandbEnvironment:
+class WandbEnvironment(NamedTuple):
     """W&B's settings on this machine."""
 
     mode: str

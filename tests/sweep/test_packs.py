@@ -147,7 +147,7 @@ def test_runs_that_were_trained_differently_are_reported(
     plan: Callable[..., PlannedSweep], overrides: list[str], run_command: Command
 ) -> None:
     for config in configs_of(overrides, 0, 1, 2):
-        train(config, sinks=[])
+        train(config, trackers=[])
     grid = ("train.steps=2", "seed=range(12)", "sweep.pack=4")
     made = plan(*grid).plan
     note = (
@@ -210,7 +210,7 @@ def record_of(overrides: list[str], config: RunConfig, made: Plan, number: int) 
     elsewhere = compose_run(
         [*overrides, "train.steps=2", f"seed={config.seed}", f"results_dir={config.results_dir}_other"]
     )
-    run = train(elsewhere, sinks=[]).folder.run()
+    run = train(elsewhere, trackers=[]).folder.run()
     ids = [job.run_id for job in made.jobs_of(made.pack_of(number))]
     return {**run, "pack": {"sweep": made.name, "number": number, "runs": ids}}
 

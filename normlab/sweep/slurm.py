@@ -140,6 +140,8 @@ class SlurmExecutor:
                 plans.delete_task_outcome(self._folder, pack.number)
         except OSError as error:
             raise io_error(self._slurm_folder, "written", error) from error
+        parts = (option.partition("=") for option in options.extra)
+        extra = {name: value if equals else True for name, equals, value in parts}  # the value of a flag is True
         executor = AutoExecutor(self._slurm_folder, cluster=options.cluster, slurm_max_num_timeout=MOST_REQUEUES)
         executor.update_parameters(
             name=plan.name,
@@ -155,12 +157,7 @@ class SlurmExecutor:
             slurm_account=options.account,
             slurm_signal_delay_s=NOTICE_S,
             slurm_array_parallelism=self._options.jobs or MOST_IN_AN_ARRAY,
-            # The value of a flag is True.
-            slurm_additional_parameters={
-                name: value if equals else True
-                for name, equals, value in (option.partition("=") for option in options.extra)
-            }
-            or None,
+            slurm_additional_parameters=extra or None,
         )
         folder = str(self._folder.absolute())
         try:

@@ -134,7 +134,6 @@ class WandbTracker:
                     self.is_active = False
                     self._warn(f"{failure}: {_one_line(error)}")
             self.started.set()
-        self._run = None
         _SERVICE.leave(self, failed=self._failed)
         self.finished.set()
 

@@ -116,7 +116,7 @@ def train_many(results: Path, text: Path, count: int) -> None:
         run = copy.deepcopy(bases[number % len(bases)])
         run.seed = number // len(bases)
         run.optim.lr = 1e-3 * (1 + number % 7)
-        train(run, sinks=[])
+        train(run, trackers=[])
 
 
 def main() -> int:

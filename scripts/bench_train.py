@@ -13,10 +13,10 @@ same weights, in one process and one thread, in turns:
   kernels on a CPU) against a plain loop that draws random windows, sets the learning rate and prints the loss every 10
   steps. Both leave out evaluations and checkpoints.
 
-Timing of the loop. `train` gets one more sink after its own, which the loop calls every `log_every` = 10 steps. Inside
-that call the plain loop runs 10 steps; between two calls `train` runs 10 unpatched steps. The switch for deterministic
-kernels is global in torch, so it is off while the plain loop runs. W&B writes from a process of its own, whose CPU
-time is shown beside the ratio.
+Timing of the loop. `train` gets one more tracker after its own, which the loop calls every `log_every` = 10 steps.
+Inside that call the plain loop runs 10 steps; between two calls `train` runs 10 unpatched steps. The switch for
+deterministic kernels is global in torch, so it is off while the plain loop runs. W&B writes from a process of its own,
+whose CPU time is shown beside the ratio.
 
 Noise. Both sides run in short turns one after the other (the step: one step, ten pairs a round; the loop: 10 steps, one
 pair a round). Each pair gives a ratio; the table shows the median and the quartiles. Beside it are the ratio of CPU
@@ -57,10 +57,9 @@ from normlab.data.corpus import Corpus, open_corpus
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.store.runs import RunFolder
-from normlab.tracking.background import Background
 from normlab.tracking.base import Row
 from normlab.tracking.console import Console
-from normlab.tracking.wandb import WandbSink
+from normlab.tracking.wandb import WandbTracker
 from normlab.train.loop import Loop
 from normlab.train.machine import RuntimeSettings, apply, resolve
 from normlab.train.optim import hyperparameters_at, learning_rate
@@ -308,7 +307,7 @@ class Terminal(io.StringIO):
 
 
 class TakeTurns:
-    """The last sink of a run: runs the plain loop each time the training loop logs its rows."""
+    """The last tracker of a run: runs the plain loop each time the training loop logs its rows."""
 
     def __init__(self, plain: Callable[[], Plain], on_gpu: bool, warm_up: int) -> None:
         self.clocks = Clock(on_gpu), Clock(on_gpu)
@@ -397,9 +396,7 @@ def bench_loop(overrides: Sequence[str], rounds: int, device: str, compiled: boo
             resolved.device == "cuda",
             warm_up,
         )
-        outcome = train(
-            run, sinks=[Console(Terminal()), Background(WandbSink(run.tracking, Path(folder) / "bench"), "W&B"), turns]
-        )
+        outcome = train(run, trackers=[Console(Terminal()), WandbTracker(run.tracking, Path(folder) / "bench"), turns])
     if outcome.state != "finished":
         raise SystemExit(f"the run is {outcome.state}, not finished: nothing was measured")
     helpers = turns.helpers

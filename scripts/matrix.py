@@ -52,7 +52,7 @@ REFUSED = "-"
 
 
 class Interrupting:
-    """A sink that interrupts the run in the middle, as Ctrl-C does."""
+    """A tracker that interrupts the run in the middle, as Ctrl-C does."""
 
     def start(self, run: Any, first_step: int) -> None:
         """Do nothing."""
@@ -91,10 +91,10 @@ def pair(norm: str, placement: str) -> Cell:
         return Cell(REFUSED)
     with tempfile.TemporaryDirectory(prefix="normlab-matrix-") as folder:
         try:
-            complete = train(dataclasses.replace(base, results_dir=f"{folder}/complete"), sinks=[])
+            complete = train(dataclasses.replace(base, results_dir=f"{folder}/complete"), trackers=[])
             interrupted = dataclasses.replace(base, results_dir=f"{folder}/interrupted")
-            first = train(interrupted, sinks=[Interrupting()])
-            again = first if first.state == "diverged" else train(interrupted, sinks=[])
+            first = train(interrupted, trackers=[Interrupting()])
+            again = first if first.state == "diverged" else train(interrupted, trackers=[])
         except (NormlabError, RuntimeError) as error:
             return Cell("failed", f"{type(error).__name__}: {error}")
         resumed = first.state == "interrupted"

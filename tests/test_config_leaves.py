@@ -33,12 +33,12 @@ HERE = Path(__file__).parent
 
 def losses(config: RunConfig) -> Any:
     """Return the training losses of a short run."""
-    return [row["loss"] for row in train(config, sinks=[]).folder.rows().rows if "loss" in row]
+    return [row["loss"] for row in train(config, trackers=[]).folder.rows().rows if "loss" in row]
 
 
 def validation(config: RunConfig) -> Any:
     """Return the validation losses of a short run."""
-    return [row["loss"] for row in train(config, sinks=[]).folder.rows("eval").rows]
+    return [row["loss"] for row in train(config, trackers=[]).folder.rows("eval").rows]
 
 
 def weights(config: RunConfig) -> Any:
@@ -52,20 +52,20 @@ def shapes(config: RunConfig) -> Any:
 
 
 def eval_steps(config: RunConfig) -> Any:
-    return [row["step"] for row in train(config, sinks=[]).folder.rows("eval").rows]
+    return [row["step"] for row in train(config, trackers=[]).folder.rows("eval").rows]
 
 
 def checkpoints(config: RunConfig) -> Any:
-    return sorted(path.name for path in (train(config, sinks=[]).folder.path / "checkpoints").iterdir())
+    return sorted(path.name for path in (train(config, trackers=[]).folder.path / "checkpoints").iterdir())
 
 
 def paces(config: RunConfig) -> Any:
-    return [row["step"] for row in train(config, sinks=[]).folder.rows("pace").rows]
+    return [row["step"] for row in train(config, trackers=[]).folder.rows("pace").rows]
 
 
 def statistics(config: RunConfig) -> Any:
     """Return the measured statistics and their steps."""
-    arrays = train(config, sinks=[]).folder.statistics
+    arrays = train(config, trackers=[]).folder.statistics
     return [(part.names(), part.steps.tolist()) for tier in ("core", "extended") for part in arrays.read(tier)[0]]
 
 
@@ -75,7 +75,7 @@ def probed(config: RunConfig) -> Any:
 
 
 def corpus(config: RunConfig) -> Any:
-    run = train(config, sinks=[]).folder.run()["corpus"]
+    run = train(config, trackers=[]).folder.run()["corpus"]
     return run["sha256"], run["val_tokens"]
 
 
@@ -91,7 +91,7 @@ def record(key: str) -> Callable[[RunConfig], Any]:
     """Return a function that reads a value of run.json."""
 
     def read(config: RunConfig) -> Any:
-        tree: Any = train(config, sinks=[]).folder.run()
+        tree: Any = train(config, trackers=[]).folder.run()
         for part in key.split("."):
             tree = tree[part]
         return tree
@@ -100,30 +100,29 @@ def record(key: str) -> Callable[[RunConfig], Any]:
 
 
 def run_folder(config: RunConfig) -> Any:
-    train(config, sinks=[])
-    outcome: Outcome = train(config, sinks=[])
+    train(config, trackers=[])
+    outcome: Outcome = train(config, trackers=[])
     return str(outcome.folder.path)
 
 
 def wandb_options(config: RunConfig) -> Any:
-    """Return the arguments of `wandb.init`, if the run has a W&B sink."""
-    from normlab.tracking.wandb import WandbSink
-    from normlab.train.run import make_sinks
+    """Return the arguments of `wandb.init`, if the run has a W&B tracker."""
+    from normlab.tracking.wandb import WandbTracker
+    from normlab.train.run import make_trackers
 
-    outcome = train(config, sinks=[])
-    inner = [getattr(sink, "sink", sink) for sink in make_sinks(config, outcome.folder)]
-    sinks = [sink for sink in inner if isinstance(sink, WandbSink)]
+    outcome = train(config, trackers=[])
+    trackers = [tracker for tracker in make_trackers(config, outcome.folder) if isinstance(tracker, WandbTracker)]
     run = outcome.folder.run()
-    return [sink.options(run) for sink in sinks]
+    return [tracker.options(run) for tracker in trackers]
 
 
 def wandb_keys(config: RunConfig) -> Any:
     """Return the keys of the statistics that are logged to W&B."""
-    from normlab.tracking.wandb import WandbSink
+    from normlab.tracking.wandb import WandbTracker
 
-    folder = train(config, sinks=[]).folder
+    folder = train(config, trackers=[]).folder
     (profiles,), _ = folder.statistics.read("core")
-    return sorted(WandbSink(config.tracking, folder.path).statistics_payload(profiles))
+    return sorted(WandbTracker(config.tracking, folder.path).statistics_payload(profiles))
 
 
 def resolved(config: RunConfig) -> Any:

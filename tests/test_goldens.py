@@ -44,7 +44,7 @@ def environment() -> dict[str, object]:
 
 def losses(overrides: list[str]) -> list[str]:
     """Return the losses of a run in the order of its record, as exact hexadecimal floats."""
-    rows = train(compose_run(overrides), sinks=[]).folder.rows().rows
+    rows = train(compose_run(overrides), trackers=[]).folder.rows().rows
     return [row["loss"].hex() for row in rows if "loss" in row]
 
 

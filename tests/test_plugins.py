@@ -175,7 +175,9 @@ def test_two_versions_of_a_plugin_load_in_one_process(
     runs = []
     for version in (text, text.replace(before, after)):
         Path("mine.py").write_text(version)
-        runs.append(train(compose_run([*overrides, "plugins=[mine.py]", override, "train.steps=2"]), sinks=[]).folder)
+        runs.append(
+            train(compose_run([*overrides, "plugins=[mine.py]", override, "train.steps=2"]), trackers=[]).folder
+        )
     tokens = torch.zeros(1, 4, dtype=torch.long)
     logits = [normlab.load(run.path).model(tokens) for run in (*runs, *runs)]
     assert torch.equal(logits[0], logits[2])
@@ -186,7 +188,7 @@ def test_two_versions_of_a_plugin_load_in_one_process(
 def test_model_of_another_version_of_its_norm_loads_with_a_warning(
     overrides: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = train(compose_run([*overrides, "norm=rmsnorm", "train.steps=2"]), sinks=[]).folder
+    folder = train(compose_run([*overrides, "norm=rmsnorm", "train.steps=2"]), trackers=[]).folder
     assert normlab.load(folder.path).model
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(NORMS["rmsnorm"], "version", 2)
@@ -210,10 +212,10 @@ def test_run_recorded_before_versions_loads_and_is_not_resumed(
     overrides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = compose_run([*overrides, "train.steps=2"])
-    old = recorded_before_versions(train(config, sinks=[]).folder)
+    old = recorded_before_versions(train(config, trackers=[]).folder)
     assert normlab.load(old).model
     assert "was recorded before norms and placements had versions" in capsys.readouterr().err
-    new = train(config, sinks=[]).folder
+    new = train(config, trackers=[]).folder
     assert new.path != old
     assert f"run {old.name} has these settings, but was recorded before" in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ SMALL = {"depth": 3, "width": 32, "context": 32, "steps": 60, "batch_size": 4, "
 def test_columns_equal_those_of_a_real_run(overrides, norm, placement):
     chosen = [f"norm={norm}", f"placement={placement}", "model.depth=3", "train.steps=1", "stats.every=10"]
     config = compose_run([*overrides, *chosen])
-    real = train(config, sinks=[]).folder.statistics.read(CORE)[0][0].layout
+    real = train(config, trackers=[]).folder.statistics.read(CORE)[0][0].layout
     size = Size(
         norm=norm, placement=placement, depth=3, width=config.model.width, context=config.model.context
     )  # fmt: skip
@@ -42,7 +42,7 @@ def test_columns_equal_those_of_a_real_run(overrides, norm, placement):
 
 
 def test_files_and_keys_equal_those_of_a_real_run(overrides, tmp_path):
-    real = train(compose_run(overrides), sinks=[]).folder
+    real = train(compose_run(overrides), trackers=[]).folder
     made = write_run(tmp_path / "made", Record(**SMALL))
     assert {path.name for path in real.path.iterdir()} - {"checkpoints", "tokenizer.json"} == {
         path.name for path in made.path.iterdir()
@@ -57,7 +57,7 @@ def test_files_and_keys_equal_those_of_a_real_run(overrides, tmp_path):
 
 
 def test_without_statistics_files_equal_those_of_a_real_run(overrides, tmp_path):
-    real = train(compose_run([*overrides, "stats=off"]), sinks=[]).folder
+    real = train(compose_run([*overrides, "stats=off"]), trackers=[]).folder
     made = write_run(tmp_path / "made", Record(**SMALL, stats_every=None))
     assert made.run()["config"]["stats"] == real.run()["config"]["stats"]
     assert {path.name for path in real.path.iterdir()} - {"checkpoints", "tokenizer.json"} == {

@@ -73,7 +73,7 @@ def plugin_overrides(overrides: list[str]) -> list[str]:
 @pytest.fixture
 def foreign_run(plugin_overrides: list[str]) -> RunFolder:
     """Return a run whose copy of the plugin has additional code."""
-    folder = train(compose_run([*plugin_overrides, "run.name=mine"]), sinks=[]).folder
+    folder = train(compose_run([*plugin_overrides, "run.name=mine"]), trackers=[]).folder
     with copy_of(folder).open("a") as file:
         file.write(FOREIGN)
     return folder
@@ -141,7 +141,7 @@ def test_loading_in_python_needs_trust(foreign_run: RunFolder) -> None:
 
 @pytest.mark.slow
 def test_a_plugin_that_this_process_has_loaded_needs_no_trust(plugin_overrides: list[str]) -> None:
-    folder = train(compose_run(plugin_overrides), sinks=[]).folder
+    folder = train(compose_run(plugin_overrides), trackers=[]).folder
     assert normlab.load(folder.path).model
     code = "import sys, normlab; normlab.load(sys.argv[1]).model"
     done = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True)

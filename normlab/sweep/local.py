@@ -21,8 +21,6 @@ from normlab.sweep.worker import ERROR_PREFIX, GRACE_S, OUT_OF_MEMORY
 
 POLL_EVERY_S = 0.1
 """Seconds between two checks of a process."""
-GRACE_WHEN_HUNG_S = 5.0
-"""Seconds that a process which hangs may take to stop after it is asked to."""
 _STOPPED = plans.INTERRUPTED, "stopped; the same command resumes it"
 _STOP_CODES = tuple(code for number in (signal.SIGINT, signal.SIGTERM) for code in (128 + number, -number))
 """Exit codes of a run that was asked to stop."""
@@ -137,7 +135,7 @@ class PackProcess:
         if code is None:
             if self._stopped is None and (silent := self._seconds_silent()) > 60 * self._timeout_minutes:
                 detail = f"wrote nothing for {silent:.0f} s (sweep.timeout_minutes={self._timeout_minutes:.3g})"
-                self.stop(plans.HUNG, detail, GRACE_WHEN_HUNG_S)
+                self.stop(plans.HUNG, detail)
             if time.monotonic() > self._kill_at:
                 self.kill()
             return None
@@ -154,16 +152,10 @@ class PackProcess:
         seconds = round(time.monotonic() - self._started, 3)
         return PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time())
 
-    def stop(self, cause: str = _STOPPED[0], detail: str = _STOPPED[1], grace: float = GRACE_S) -> None:
-        """Ask the process to write a checkpoint and stop; after `grace` seconds `poll` kills it.
-
-        Args:
-            cause: Cause of its outcome.
-            detail: Detail of its outcome.
-            grace: Seconds.
-        """
+    def stop(self, cause: str = _STOPPED[0], detail: str = _STOPPED[1]) -> None:
+        """Ask the process to write a checkpoint and stop; `poll` kills it after `GRACE_S`."""
         if self._stopped is None:
-            self._stopped, self._kill_at = (cause, detail), time.monotonic() + grace
+            self._stopped, self._kill_at = (cause, detail), time.monotonic() + GRACE_S
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 

@@ -124,28 +124,21 @@ def _existing_run_notes(runs: Sequence[RunFolder], packs: Sequence[Sequence[int]
     Raises:
         StoreError: The record of a run cannot be read.
     """
-    sizes = Counter[tuple[int, int]]()
-    for pack in packs:
-        planned = {runs[index].run_id for index in pack}
-        for run in (runs[index] for index in pack if runs[index].exists()):
-            if (trained := set(run.last_pack())) != planned:
-                sizes[len(trained), len(planned)] += 1
-    if not sizes:
-        return []
-    counts = ", ".join(
-        f"{count} {_size_text(trained)} "
-        + ("with other runs" if trained == planned else f"instead of {_size_text(planned)}")
-        for (trained, planned), count in sizes.items()
-    )
-    off = "sweep.pack=off trains all alone, " if all(trained == 1 for trained, _ in sizes) else ""
-    return [
-        f"{sizes.total()} of {len(runs)} runs exist already and were trained differently ({counts}): they are not "
-        f"trained again, and have other rounding; {off}another results_dir trains all of them again"
+    trained = [
+        members
+        for pack in packs
+        for run in (runs[index] for index in pack)
+        if run.exists() and (members := set(run.last_pack())) != {runs[index].run_id for index in pack}
     ]
-
-
-def _size_text(runs: int) -> str:
-    return "alone" if runs == 1 else f"in a pack of {runs}"
+    if not trained:
+        return []
+    sizes = sorted({len(members) for members in trained})
+    off = "sweep.pack=off trains all alone, " if sizes == [1] else ""
+    return [
+        f"{len(trained)} of {len(runs)} runs exist already and were trained in other packs (of size "
+        f"{', '.join(map(str, sizes))}): they are not trained again, and have other rounding; {off}another results_dir "
+        "trains all of them again"
+    ]
 
 
 def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:

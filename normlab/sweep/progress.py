@@ -84,7 +84,7 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
         left = "failed" if index in failures else "left to train"
         states[state if state in (*OUTCOMES, schema.DAMAGED) else left] += 1
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    yield f"{plan.name}: {len(plan.jobs)} {'run' if len(plan.jobs) == 1 else 'runs'}, {counts}"
+    yield f"{plan.name}: {_count(len(plan.jobs), 'run')}, {counts}"
     for number, outcome in sorted(failed.items()):
         log = os.path.relpath(log_of(folder, number))
         label = plan.label(plan.pack_of(number))
@@ -128,41 +128,33 @@ class PackProgress:
         self.cost = sum(map(_cost, jobs))
         """Relative cost of the whole pack: tokens times weights, summed over its runs."""
         self.label = plan.label(pack)
-        self.state = state
         self._runs = [run_of(folder, job) for job in jobs]
-        self.update()
-        self._started, self._fraction_at_start = time.monotonic(), self.fraction
+        self.start(state)
 
-    def start(self) -> None:
-        """Mark the pack as running from now on."""
+    def start(self, state: str = RUNNING) -> None:
+        """Set the state, and measure the pace from now on."""
         self.update()
-        self.state, self._started, self._fraction_at_start = RUNNING, time.monotonic(), self.fraction
+        self.state, self._started, self._fraction_at_start = state, time.monotonic(), self.fraction
 
     def update(self) -> None:
         """Read the records of the runs."""
         progress = [_progress(run) for run in self._runs]
         self.outcomes = Counter(state for state, _, _ in progress if state in OUTCOMES)
         """Number of completed runs, by outcome."""
+        self.unusual = Counter({outcome: count for outcome, count in self.outcomes.items() if outcome != FINISHED})
+        """The same without finished runs."""
         steps = [self.steps if state in OUTCOMES else step for state, step, _ in progress]
         self.step = sum(steps) / len(steps)
         """Mean number of steps done; a completed run counts as having done all."""
+        self.fraction = self.step / self.steps
+        """Fraction of the work that is done, 0 to 1."""
         self.loss = progress[0][2] if len(progress) == 1 else None
         """Latest validation loss of a pack of one run that has not diverged, in nats/token."""
-
-    @property
-    def fraction(self) -> float:
-        """Fraction of the work that is done, 0 to 1."""
-        return self.step / self.steps
 
     @property
     def gained(self) -> float:
         """Fraction of the work done since the pack started."""
         return self.fraction - self._fraction_at_start
-
-    @property
-    def unusual(self) -> Counter[str]:
-        """Number of runs by outcome, without finished ones."""
-        return Counter({outcome: count for outcome, count in self.outcomes.items() if outcome != FINISHED})
 
     @property
     def status(self) -> str:
@@ -181,9 +173,7 @@ class PackProgress:
     @property
     def time_left(self) -> str:
         """Estimated time left of a running pack; empty where unknown."""
-        if self.state != RUNNING or self.gained <= 0:
-            return ""
-        return format_duration((1 - self.fraction) * (time.monotonic() - self._started) / self.gained)
+        return _time_left(self.gained, 1 - self.fraction, self._started) if self.state == RUNNING else ""
 
 
 class ProgressDisplay:
@@ -299,18 +289,21 @@ class ProgressDisplay:
         order = ("completed", RUNNING, "failed", STOPPED, WAITING)
         parts = [f"{states[state]} {state}" for state in order if states[state]]
         outcomes = sum((pack.unusual for pack in packs), Counter[str]())
-        parts += [f"{count} {'run' if count == 1 else 'runs'} {outcome}" for outcome, count in outcomes.items()]
-        number = self._completed_before + len(packs)
-        return f"{number} {'pack' if number == 1 else 'packs'}: " + ", ".join(parts) + self._time_left()
-
-    def _time_left(self) -> str:
-        """Return the estimated time left of all packs, at the pace since the start; empty where unknown."""
-        packs = self._packs.values()
+        parts += [f"{_count(count, 'run')} {outcome}" for outcome, count in outcomes.items()]
         gained = sum(pack.gained * pack.cost for pack in packs)
         left = sum((1 - pack.fraction) * pack.cost for pack in packs if pack.state in (WAITING, RUNNING))
-        if not gained or not left:
-            return ""
-        return f"; left {format_duration(left * (time.monotonic() - self._started) / gained)}"
+        if time_left := _time_left(gained, left, self._started):
+            parts[-1] += f"; left {time_left}"
+        return f"{_count(self._completed_before + len(packs), 'pack')}: " + ", ".join(parts)
+
+
+def _time_left(gained: float, left: float, started: float) -> str:
+    """Return the estimated time that the work left takes, at the pace since `started`; empty where unknown."""
+    return format_duration(left * (time.monotonic() - started) / gained) if gained > 0 and left else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _progress(run: RunFolder) -> tuple[str, float, float | None]:

@@ -113,9 +113,8 @@ class SlurmExecutor:
         for number, state in self._ended(0.0 if at_once else GONE_FOR_S).items():
             if number in packs:  # otherwise the pack was halved already
                 completed = all_completed(self._folder, plan.jobs_of(packs[number]))
-                yield plans.read_task_outcome(self._folder, number) or _outcome_of_state(
-                    number, state, completed=completed
-                )
+                written = plans.read_task_outcome(self._folder, number)
+                yield written or _outcome_of_state(number, state, completed=completed)
             del self._queue[number]
             self._not_started.discard(number)
             plans.write_queue(self._folder, self._queue)
@@ -141,6 +140,8 @@ class SlurmExecutor:
                 plans.delete_task_outcome(self._folder, pack.number)
         except OSError as error:
             raise io_error(self._slurm_folder, "written", error) from error
+        parts = (option.partition("=") for option in options.extra)
+        extra = {name: value if equals else True for name, equals, value in parts}  # the value of a flag is True
         executor = AutoExecutor(self._slurm_folder, cluster=options.cluster, slurm_max_num_timeout=MOST_REQUEUES)
         executor.update_parameters(
             name=plan.name,
@@ -156,12 +157,7 @@ class SlurmExecutor:
             slurm_account=options.account,
             slurm_signal_delay_s=NOTICE_S,
             slurm_array_parallelism=self._options.jobs or MOST_IN_AN_ARRAY,
-            # The value of a flag is True.
-            slurm_additional_parameters={
-                name: value if equals else True
-                for name, equals, value in (option.partition("=") for option in options.extra)
-            }
-            or None,
+            slurm_additional_parameters=extra or None,
         )
         folder = str(self._folder.absolute())
         try:
@@ -202,17 +198,14 @@ def _require_slurm(cluster: str) -> None:
 
 def _outcome_of_state(number: int, state: str, *, completed: bool) -> PackOutcome:
     """Return the outcome of a task that wrote none, by its final state in Slurm."""
-    cause, detail = CAUSES.get(state, plans.LOST), f"Slurm state {state}"
-    if completed:
-        cause, detail = plans.FINISHED, ""
-    elif cause == plans.LOST:
-        detail = "no longer in squeue, and it reported no outcome: cancelled or killed"
-    elif cause == plans.MEMORY:
-        detail += "; raise sweep.slurm.memory_gb"
-    elif cause == plans.INTERRUPTED:
-        detail += "; the same command resumes it"
-    elif cause == plans.EXITED:
-        detail = "its task ended and reported no outcome; the error is in its log in slurm/"
+    cause = plans.FINISHED if completed else CAUSES.get(state, plans.LOST)
+    detail = {
+        plans.FINISHED: "",
+        plans.LOST: "no longer in squeue, and it reported no outcome: cancelled or killed",
+        plans.EXITED: "its task ended and reported no outcome; the error is in its log in slurm/",
+        plans.MEMORY: f"Slurm state {state}; raise sweep.slurm.memory_gb",
+        plans.INTERRUPTED: f"Slurm state {state}; the same command resumes it",
+    }.get(cause, f"Slurm state {state}")
     return PackOutcome(number, cause, detail, None, 0.0, time.time())
 
 

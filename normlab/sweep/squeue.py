@@ -48,7 +48,8 @@ class Squeue:
         now = time.monotonic()
         if tasks and now - self._asked >= ASK_EVERY_S:
             self._asked = now
-            if (states := _squeue(tasks)) is not None:
+            states = _ask(tasks, "squeue", "--array", "--states=all", "--format=%i|%T")
+            if states is not None:
                 self._answered = now
                 for task in tasks:
                     state = states.get(task, "")
@@ -63,37 +64,23 @@ class Squeue:
             if task in tasks and self._answered - since >= min_seconds
         }
         if unknown := [task for task, state in gone.items() if not state]:
-            gone |= _sacct(unknown)
+            # None without accounting.
+            final = _ask(unknown, "sacct", "--allocations", "--parsable2", "--format=JobID,State") or {}
+            gone |= {task: state for task, state in final.items() if state in CAUSES}
         return gone
 
 
-def _squeue(tasks: Collection[str]) -> dict[str, str] | None:
-    """Return the states of the tasks that squeue knows, or None if it does not answer."""
-    answer = _ask(tasks, "squeue", "--array", "--states=all", "--format=%i|%T")
-    # "Invalid job id" means that it knows none of them.
-    if answer is None or (answer.returncode and "Invalid job id" not in answer.stderr):
-        return None
-    return _states(answer.stdout)
-
-
-def _sacct(tasks: Collection[str]) -> dict[str, str]:
-    """Return the final states of the tasks that accounting knows; empty without accounting."""
-    answer = _ask(tasks, "sacct", "--allocations", "--parsable2", "--format=JobID,State")
-    states = {} if answer is None or answer.returncode else _states(answer.stdout)
-    return {task: state for task, state in states.items() if task in tasks and state in CAUSES}
-
-
-def _ask(tasks: Collection[str], program: str, *options: str) -> subprocess.CompletedProcess[str] | None:
-    """Return the answer of one of Slurm's programs about tasks; None if it fails to run or takes too long."""
+def _ask(tasks: Collection[str], program: str, *options: str) -> dict[str, str] | None:
+    """Return the states of the tasks that one of Slurm's programs knows, or None if it does not answer."""
     jobs = ",".join(sorted({task.partition("_")[0] for task in tasks}))  # one name for all tasks of an array
     command = [program, "--noheader", *options, f"--jobs={jobs}"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_WITHIN_S, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_WITHIN_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-
-
-def _states(text: str) -> dict[str, str]:
-    """Parse lines of `TASK|STATE`; "CANCELLED by 1000" is CANCELLED."""
-    rows = (line.strip().partition("|") for line in text.splitlines())
-    return {task: state.split()[0] for task, _, state in rows if state.split()}
+    # "Invalid job id" means that squeue knows none of them.
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        return None
+    rows = (line.strip().partition("|") for line in answer.stdout.splitlines())
+    # "CANCELLED by 1000" is CANCELLED.
+    return {task: state.split()[0] for task, _, state in rows if task in tasks and state.split()}

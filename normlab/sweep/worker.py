@@ -48,27 +48,24 @@ def main(folder: Path, number: int) -> int:
 
 
 def _train(folder: Path, number: int) -> int:
-    from normlab.config.schema import RunConfig, config_from_record
+    from normlab.config.schema import config_from_record
     from normlab.norms import base as norms
     from normlab.placements import base as placements
     from normlab.plugins import load_plugins
-    from normlab.store.plans import Job, read_plan, run_of
+    from normlab.store.plans import read_plan, run_of
     from normlab.train import run as training
 
     plan = read_plan(folder)
     jobs = plan.jobs_of(plan.pack_of(number))
     norms.load_all()
     placements.load_all()
-    results = folder.parent.parent
-
-    def config_of(job: Job) -> RunConfig:
+    results, configs = folder.parent.parent, []
+    for job in jobs:
         load_plugins(job.config["plugins"])
         config = config_from_record(job.config)
         if os.path.realpath(config.results_dir) != os.path.realpath(results):  # the folder was moved
             config.results_dir = str(results)
-        return config
-
-    configs = [config_of(job) for job in jobs]
+        configs.append(config)
     _wait_until_inactive([run_of(folder, job) for job in jobs])
     pack = {"sweep": plan.name, "number": number, "runs": [job.run_id for job in jobs]}
     outcomes = training.train_pack(configs, pack=pack, ends_process=True)

@@ -1,1 +1,1 @@
-"""Sinks: the console and W&B. They mirror the record of a run, which is the source of truth."""
+"""Trackers: the console and W&B. They mirror the record of a run, which is the source of truth."""

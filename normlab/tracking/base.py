@@ -1,4 +1,4 @@
-"""The interface of a sink. A sink receives a run's numbers and never changes the run."""
+"""The interface of a tracker. A tracker receives a run's numbers and never changes the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 """One line of the record: `kind` (train, eval, pace), `step`, and plain numbers by name."""
 
 
-class Sink(Protocol):
+class Tracker(Protocol):
     """Receives the start of a run, its rows and statistics in order, and its end."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:

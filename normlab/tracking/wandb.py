@@ -1,7 +1,8 @@
 """Weights & Biases: a best-effort mirror of the record. Its failures never stop a run.
 
-W&B is imported when a run starts. The sink prints its first failure in one line on stderr and is silent afterwards; the
-local record has everything.
+W&B is imported when a run starts. A tracker works on a thread of its own, so that training waits for W&B at most ten
+seconds at the start and at the end, whatever W&B's process, its server or the disk do. It prints its first failure in
+one line on stderr and is silent afterwards; the local record has everything.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import glob
 import math
 import netrc
 import os
+import queue
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from normlab.config.schema import TrackingConfig
@@ -28,6 +31,13 @@ from normlab.store.outcome import final_losses
 from normlab.tracking.base import Row
 from normlab.tracking.step_metrics import SUMMARIZED_BY_MAX, step_metrics
 
+WAIT_S = 9.0
+"""Longest wait for all trackers of a process to start, and to finish, in seconds."""
+LAST_WAIT_S = 1.0
+"""Longest further wait, in seconds, once W&B's process has been killed."""
+NO_ANSWER = "does not answer and is abandoned"
+MAX_CALLS = 10_000
+"""Most calls that wait for a tracker; a tracker that falls further behind is abandoned."""
 SETTINGS: dict[str, Any] = {
     "silent": True,
     "console": "off",
@@ -43,12 +53,15 @@ SETTINGS: dict[str, Any] = {
     "x_transaction_log_flush_interval": 2.0,
 }
 """No output, no data about the machine, and bounded waits: 8 s for W&B's server at the end, and 2 s of rows that are
-not yet on disk. At the start `background.WAIT_S` ends before `init_timeout`, so that the two never coincide. Settings
-that the installed version lacks are left out."""
+not yet on disk. `WAIT_S` ends before `init_timeout`, so that the two never coincide. Settings that the installed
+version lacks are left out."""
 
 
-class WandbSink:
+class WandbTracker:
     """Mirrors a run to W&B, in `folder`/wandb and, online, to its server.
+
+    No call waits for W&B or raises: a thread makes the calls in order. `wait_for_start` and `wait_for_finish` wait for
+    all trackers of a process together.
 
     Args:
         tracking: Mode, project and labels. The mode `auto` is W&B's own setting (WANDB_MODE), or else online
@@ -57,40 +70,129 @@ class WandbSink:
     """
 
     def __init__(self, tracking: TrackingConfig, folder: Path) -> None:
+        self.started, self.finished = threading.Event(), threading.Event()
+        """Set by the thread, also after a failure. A join that Ctrl-C interrupts may return too early."""
+        self.starts_online = False
+        """Whether the run is starting online at this moment."""
+        self.is_active = False
+        """Whether the tracker has neither finished, failed nor been abandoned."""
         self._tracking = tracking
         self._folder = folder.absolute()  # the printed command works from any folder
         self._earlier: list[Path] = []
         """W&B's folders of earlier offline parts."""
         self._run: Any = None
         self._tokens_per_step = 0
-        self._cut_off = False
-        self._tries_online = False
+        self._failed = False
         self._sync_printed = False
         """Whether the command that uploads an offline run was printed."""
-        self._closed = False
-        """Whether the sink has nothing more to do or to print."""
+        self._calls: queue.Queue[tuple[str, Callable[[], None]]] = queue.Queue(MAX_CALLS)
+        """The calls to make, each with the text of its failure."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
         """Start a W&B run, or resume the one of this id; offline each part is a W&B run of its own."""
-        config = run["config"]
-        self._tokens_per_step = config["train"]["batch_size"] * config["model"]["context"]
-        with _SERVICE.init, self._guarded("did not start"), _no_error_reports():
-            self._earlier = self._parts("offline-run", "*")
-            self._run = self._init(run, first_step)
-            self._closed = self._closed or self._run is None
+        self.is_active = True
+        self._call("did not start", partial(self._start, run, first_step))
+        threading.Thread(target=self._work, name="normlab W&B", daemon=True).start()
 
     def log(self, rows: Sequence[Row]) -> None:
         """Send an interval's rows: one W&B row for each step of `payloads`."""
-        if self._run is not None:
-            with self._guarded("stopped"):
-                for payload in payloads(rows, self._tokens_per_step):
-                    self._run.log(payload)
+        self._call("stopped", lambda: self._send(payloads(rows, self._tokens_per_step)))
 
     def log_statistics(self, profiles: Profiles) -> None:
         """Send the statistics of a step."""
-        if self._run is not None:
-            with self._guarded("stopped"):
-                self._run.log(self.statistics_payload(profiles))
+        self._call("stopped", lambda: self._send([self.statistics_payload(profiles)]))
+
+    def finish(self, status: Mapping[str, Any]) -> None:
+        """Write the summary and end the run; the exit code is 1 for a failed run, 0 for every other state."""
+        self._call("did not finish", partial(self._finish, status))
+
+    def abandon(self, why: str) -> None:
+        """Print `why` and drop all waiting calls. The caller then kills W&B's process, so that the thread ends."""
+        self.is_active, self._failed = False, True
+        self._warn(why)
+        with suppress(queue.Full):  # wakes a thread that waits for a call
+            self._calls.put_nowait(("", lambda: None))
+
+    def _call(self, failure: str, call: Callable[[], None]) -> None:
+        if self.is_active:
+            try:
+                self._calls.put_nowait((failure, call))
+            except queue.Full:
+                self.abandon(NO_ANSWER)
+                kill_service()
+
+    def _work(self) -> None:
+        """Make the calls until the run has finished or failed, or is abandoned."""
+        while self.is_active:
+            failure, call = self._calls.get()
+            try:
+                if self.is_active:
+                    call()
+            except Exception as error:
+                self._failed = True
+                if self.is_active:
+                    self.is_active = False
+                    self._warn(f"{failure}: {_one_line(error)}")
+            self.started.set()
+        _SERVICE.leave(self, failed=self._failed)
+        self.finished.set()
+
+    def _start(self, run: Mapping[str, Any], first_step: int) -> None:
+        config = run["config"]
+        self._tokens_per_step = config["train"]["batch_size"] * config["model"]["context"]
+        with _SERVICE.init, _no_error_reports():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._earlier = self._parts("offline-run", "*")
+            environment = wandb_environment()
+            mode: Any = environment.mode if self._tracking.wandb == "auto" else self._tracking.wandb
+            if mode == "disabled":
+                self.is_active = False
+                return
+            _SERVICE.users.add(self)
+            # Computed first, because an attempt to start online leaves a folder.
+            offline_options = self.options(run, self._part(run, first_step, online=False))
+            if mode != "online":
+                self._run = _start_run(mode=mode, **offline_options)
+                return
+            try:
+                # Checked here, because W&B would prompt for a key on the terminal and wait.
+                if not environment.has_login:
+                    raise PermissionError("no login for W&B; `wandb login` makes one")
+                if _SERVICE.refusal:
+                    raise ConnectionError(_SERVICE.refusal)
+                self.starts_online = True
+                options = self.options(run, self._part(run, first_step, online=True))
+                self._run = _start_run(mode="online", resume="allow", **options)
+            except Exception as error:
+                if not self.is_active:
+                    raise
+                _SERVICE.refusal = _SERVICE.refusal or _one_line(error)
+                # W&B's process reserves the id of a run that failed to start.
+                if self.starts_online and _SERVICE.users == {self}:
+                    _SERVICE.end()
+                elif self.starts_online:
+                    offline_options = self.options(run, self._part(run, first_step, online=False))
+                self.starts_online = False
+                self._run = _start_run(mode="offline", **offline_options)
+                self._warn(f"continues offline: {_SERVICE.refusal}")
+                self._sync_printed = True
+            self.starts_online = False
+
+    def _send(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for row in rows:
+            self._run.log(row)
+
+    def _finish(self, status: Mapping[str, Any]) -> None:
+        summary = {key: status.get(key) for key in ("state", "outcome", "best_val_loss")}
+        summary["val_loss"], summary["last_val_loss"] = final_losses(status["state"], status.get("val_loss"))
+        summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in status.get("spikes", {}).items()}
+        self._run.summary.update({key: value for key, value in summary.items() if value is not None})
+        self._run.finish(exit_code=int(status["state"] == "failed"))
+        if self.is_active:
+            self.is_active = False
+            hint = self._sync_hint(with_this=self._run.offline)
+            if hint and not self._sync_printed:
+                _print(f"W&B was offline: {hint}")
 
     def statistics_payload(self, profiles: Profiles) -> dict[str, Any]:
         """Return a measured step's payload: numbers, and each profile as a histogram with a bin per layer."""
@@ -104,75 +206,6 @@ class WandbSink:
             histograms[key] = Histogram(np_histogram=bins)
         axis = {"train/step": step, "train/tokens": step * self._tokens_per_step}
         return {**axis, **metrics.numbers, **histograms}
-
-    def finish(self, status: Mapping[str, Any]) -> None:
-        """Write the summary and end the run; the exit code is 1 for a failed run, 0 for every other state."""
-        if self._run is not None:
-            with self._guarded("did not finish"):
-                summary = {key: status.get(key) for key in ("state", "outcome", "best_val_loss")}
-                summary["val_loss"], summary["last_val_loss"] = final_losses(status["state"], status.get("val_loss"))
-                summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in status.get("spikes", {}).items()}
-                self._run.summary.update({key: value for key, value in summary.items() if value is not None})
-                self._run.finish(exit_code=int(status["state"] == "failed"))
-                hint = self._sync_hint(with_this=self._run.offline)
-                if hint and not self._sync_printed and not self._closed:
-                    _print(f"W&B was offline: {hint}")
-                self._run, self._closed = None, True
-                _SERVICE.leave(self)
-
-    def cut_off(self) -> bool:
-        """Return whether the run is starting online; if so, it starts offline once W&B's process is killed."""
-        self._cut_off = self._tries_online
-        return self._tries_online
-
-    def abandon(self, why: str) -> None:
-        """Print `why` unless the run has finished, and print nothing more."""
-        if not self._closed:
-            self._closed = True
-            self._warn(why)
-
-    def release(self) -> None:
-        """Discard W&B's killed process; called from the sink's own thread."""
-        self._run = None
-        _SERVICE.leave(self)
-        _SERVICE.end()
-
-    def _init(self, run: Mapping[str, Any], first_step: int) -> Any:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        environment = wandb_environment()
-        mode: Any = environment.mode if self._tracking.wandb == "auto" else self._tracking.wandb
-        if mode == "disabled":
-            return None
-        _SERVICE.enter(self)
-        # Computed first, because an attempt to start online leaves a folder.
-        offline_options = self.options(run, self._part(run, first_step, online=False))
-        if mode != "online":
-            return _start_run(mode=mode, **offline_options)
-        try:
-            # Checked here, because W&B would prompt for a key on the terminal and wait.
-            if not environment.has_login:
-                raise PermissionError("no login for W&B; `wandb login` makes one")
-            if _SERVICE.refusal:
-                raise ConnectionError(_SERVICE.refusal)
-            self._tries_online = True
-            options = self.options(run, self._part(run, first_step, online=True))
-            self._run = _start_run(mode="online", resume="allow", **options)
-        except Exception as error:
-            if self._closed:
-                raise
-            reason = self._reason(error)
-            why = _SERVICE.refusal = _SERVICE.refusal or reason
-            if self._tries_online:
-                # W&B's process reserves the id of a run that failed to start.
-                if _SERVICE.is_used_only_by(self):
-                    _SERVICE.end()
-                else:
-                    offline_options = self.options(run, self._part(run, first_step, online=False))
-            self._run = _start_run(mode="offline", **offline_options)
-            self._warn(f"continues offline: {why}")
-            self._sync_printed = True
-        self._tries_online = False
-        return self._run
 
     def _part(self, run: Mapping[str, Any], first_step: int, *, online: bool) -> str:
         """Return the suffix of the run's id for this part; empty where the id is free.
@@ -249,24 +282,43 @@ class WandbSink:
             "reinit": "create_new",
         }
 
-    @contextmanager
-    def _guarded(self, problem: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if not self._closed:
-                self._warn(f"{problem}: {self._reason(error)}")
-            self._run, self._closed = None, True
-            _SERVICE.leave(self, failed=True)
 
-    def _reason(self, error: Exception) -> str:
-        """Return the error as text; an error that `cut_off` caused means that W&B did not answer."""
-        cut_off, self._cut_off = self._cut_off, False
-        return "it does not answer" if cut_off else _one_line(error)
+def wait_for_start(trackers: Sequence[WandbTracker]) -> None:
+    """Return when all trackers have started, or after `WAIT_S` and `LAST_WAIT_S` at most.
+
+    If no tracker has started and one waits for the server, kill W&B's process; all then start offline. If some have
+    started, the server answers: the others continue to start in the background, within W&B's own timeouts.
+    """
+    started = [tracker.started for tracker in trackers]
+    if _wait(started, WAIT_S) == len(trackers) and any(tracker.starts_online for tracker in trackers):
+        _SERVICE.refusal = "it does not answer"
+        kill_service()
+        _wait(started, LAST_WAIT_S)
 
 
-@dataclass(frozen=True, slots=True)
-class WandbEnvironment:
+def wait_for_finish(trackers: Sequence[WandbTracker]) -> None:
+    """Return when all trackers have finished, or after `WAIT_S` and `LAST_WAIT_S` at most; abandon the others."""
+    _wait([tracker.finished for tracker in trackers if tracker.is_active], WAIT_S)
+    abandon(trackers, NO_ANSWER)
+
+
+def abandon(trackers: Sequence[WandbTracker], why: str = "is not waited for") -> None:
+    """Abandon the active trackers, kill W&B's process, and give their threads `LAST_WAIT_S` to end."""
+    active = [tracker for tracker in trackers if tracker.is_active]
+    for tracker in active:
+        tracker.abandon(why)
+    if active:
+        kill_service()
+        _wait([tracker.finished for tracker in active], LAST_WAIT_S)
+
+
+def _wait(events: Sequence[threading.Event], seconds: float) -> int:
+    """Wait for all events, `seconds` in all; return how many are missing."""
+    deadline = time.monotonic() + seconds
+    return sum(not event.wait(max(0.0, deadline - time.monotonic())) for event in events)
+
+
+class WandbEnvironment(NamedTuple):
     """W&B's settings on this machine."""
 
     mode: str
@@ -391,44 +443,34 @@ def _no_error_reports() -> Iterator[None]:
 
 
 class _Service:
-    """W&B's process, wandb-core, which all sinks of this process share."""
+    """W&B's process, wandb-core, which all trackers of this process share."""
 
     def __init__(self) -> None:
         self.init = threading.Lock()
         """Held while a run starts: W&B starts its process and its runs one at a time."""
         self.refusal = ""
         """Why the server rejected a run; the other runs that share the process then start offline."""
+        self.users: set[WandbTracker] = set()
         self._lock = threading.Lock()
-        self._users: set[WandbSink] = set()
         self._failed = False
 
-    def enter(self, sink: WandbSink) -> None:
-        """Add a user."""
-        with self._lock:
-            self._users.add(sink)
-
-    def is_used_only_by(self, sink: WandbSink) -> bool:
-        """Whether no other sink uses the process."""
-        with self._lock:
-            return self._users <= {sink}
-
-    def leave(self, sink: WandbSink, *, failed: bool = False) -> None:
+    def leave(self, tracker: WandbTracker, *, failed: bool) -> None:
         """Remove a user; end the process after the last one if one of them failed.
 
         Otherwise W&B's exit hook would wait for the unsent rows of a failed run, and a later run would reuse the
         process.
         """
         with self._lock:
-            self._users.discard(sink)
+            self.users.discard(tracker)
             self._failed |= failed
-            if not self._users:
+            if not self.users:
                 if self._failed:
                     self.end()
                 self._failed, self.refusal = False, ""
 
     def end(self) -> None:
         """Kill the process and make W&B discard it, which ends every W&B run of this process."""
-        end_service()
+        kill_service()
         if "wandb" in sys.modules:
             # teardown raises if the process is gone, and may call sys.exit; by then it has released everything.
             with suppress(Exception, SystemExit):
@@ -440,7 +482,7 @@ class _Service:
 _SERVICE = _Service()
 
 
-def end_service() -> None:
+def kill_service() -> None:
     """Kill the processes that W&B started from this one, on Linux; what they wrote stays.
 
     Calls that wait for them then fail. W&B offers no public handle on them.

@@ -19,10 +19,9 @@ from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.runs import RunFolder
 from normlab.store.schema import COMPLETED_STATES
 from normlab.store.series import series
-from normlab.tracking.background import Background, abandon, wait_for_finish, wait_for_start
-from normlab.tracking.base import Sink
+from normlab.tracking.base import Tracker
 from normlab.tracking.console import Console
-from normlab.tracking.wandb import WandbSink
+from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
 from normlab.train.loop import Loop
 from normlab.train.machine import apply, resolve
 from normlab.train.prepare import check_pack, open_runs, prepare_folders, status_if_completed
@@ -44,35 +43,35 @@ class Outcome:
     """Whether the run had ended before the call."""
 
 
-def train(config: RunConfig, sinks: Sequence[Sink] | None = None, *, ends_process: bool = False) -> Outcome:
+def train(config: RunConfig, trackers: Sequence[Tracker] | None = None, *, ends_process: bool = False) -> Outcome:
     """Train the run of a validated config, or resume it, or return the outcome that it has already.
 
     Args:
         config: The run's config.
-        sinks: Receivers of the record besides the run's folder; by default the console and W&B, as configured.
+        trackers: Receivers of the record besides the run's folder; by default the console and W&B, as configured.
         ends_process: Whether the second SIGINT or SIGTERM may end the whole process in the middle of a step.
 
     Raises:
         ConfigError, DataError, StoreError: The message says what to do.
     """
-    return train_pack([config], None if sinks is None else [sinks], ends_process=ends_process)[0]
+    return train_pack([config], None if trackers is None else [trackers], ends_process=ends_process)[0]
 
 
 def train_pack(
     configs: Sequence[RunConfig],
-    sinks: Sequence[Sequence[Sink]] | None = None,
+    trackers: Sequence[Sequence[Tracker]] | None = None,
     *,
     pack: Mapping[str, Any] | None = None,
     ends_process: bool = False,
 ) -> list[Outcome]:
     """Train runs as one stacked computation, or resume them, or return the outcomes that all have already.
 
-    Each run has its own folder, status and sinks. They resume together, from the newest step of which each has an
+    Each run has its own folder, status and trackers. They resume together, from the newest step of which each has an
     intact checkpoint; a run that has diverged stays frozen in the stack.
 
     Args:
         configs: Validated configs that differ in numbers only: seeds, learning rates and the like (`sweep.packs`).
-        sinks: The sinks of each run.
+        trackers: The trackers of each run.
         pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
         ends_process: As for `train`.
 
@@ -110,8 +109,10 @@ def train_pack(
                 run.folder.statistics.set_cadence(
                     run.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every}
                 )
-                run.sinks = (
-                    make_sinks(run.config, run.folder, console=loop.is_single) if sinks is None else sinks[index]
+                run.trackers = (
+                    make_trackers(run.config, run.folder, console=loop.is_single)
+                    if trackers is None
+                    else trackers[index]
                 )
             # After all errors, which stay a single line.
             for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
@@ -119,23 +120,23 @@ def train_pack(
             return _run(loop, stop)
 
 
-def make_sinks(config: RunConfig, folder: RunFolder, *, console: bool = True) -> list[Sink]:
-    """Return the configured sinks of a run; the runs of a pack have no console."""
-    sinks: list[Sink] = [Console()] if console else []
+def make_trackers(config: RunConfig, folder: RunFolder, *, console: bool = True) -> list[Tracker]:
+    """Return the configured trackers of a run; the runs of a pack have no console."""
+    trackers: list[Tracker] = [Console()] if console else []
     if config.tracking.wandb != "off":
-        sinks.append(Background(WandbSink(config.tracking, folder.path)))
-    return sinks
+        trackers.append(WandbTracker(config.tracking, folder.path))
+    return trackers
 
 
 def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
     try:
         for run in loop.runs:
             first = run.progress.step
-            for sink in run.sinks:
-                sink.start(run.stored, first)
+            for tracker in run.trackers:
+                tracker.start(run.stored, first)
                 if run.stored.get("continued_from", {}).get("step") == first and first > 0:
-                    sink.log(run.folder.rows().rows)  # those of the parent run
-        wait_for_start(_mirrors(loop))
+                    tracker.log(run.folder.rows().rows)  # those of the parent run
+        wait_for_start(_wandb_trackers(loop))
         with _convert_torch_errors():
             state = loop.run(stop)
     except BaseException as error:
@@ -174,24 +175,24 @@ def _convert_torch_errors() -> Iterator[None]:
 def _finish(
     loop: Loop, stop: StopRequest, statuses: Sequence[dict[str, Any]], error: BaseException | None = None
 ) -> list[dict[str, Any]]:
-    """Write the last statuses and finish the sinks; return the statuses that the sinks received."""
-    final, mirrors, at_once = list(statuses), _mirrors(loop), isinstance(error, KeyboardInterrupt)
+    """Write the last statuses and finish the trackers; return the statuses that the trackers received."""
+    final, wandb_trackers, at_once = list(statuses), _wandb_trackers(loop), isinstance(error, KeyboardInterrupt)
     try:
         for run, status in zip(loop.runs, statuses, strict=True):
             run.folder.write_status(status)
     finally:
-        stop.end()  # no step is left to stop at: from here Ctrl-C ends the wait for the sinks
+        stop.end()  # no step is left to stop at: from here Ctrl-C ends the wait for the trackers
         try:
             if at_once:
-                abandon(mirrors)
+                abandon(wandb_trackers)
             for index, run in enumerate(loop.runs):
                 if not at_once:
                     final[index] = _with_spikes(run.folder, final[index])
-                for sink in run.sinks:
-                    sink.finish(final[index])
-            wait_for_finish(mirrors)
+                for tracker in run.trackers:
+                    tracker.finish(final[index])
+            wait_for_finish(wandb_trackers)
         except KeyboardInterrupt:
-            abandon(mirrors)
+            abandon(wandb_trackers)
             raise
     return final
 
@@ -209,6 +210,6 @@ def _with_spikes(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
     return status
 
 
-def _mirrors(loop: Loop) -> list[Background]:
-    """Return the sinks of all runs that may need time to finish."""
-    return [sink for run in loop.runs for sink in run.sinks if isinstance(sink, Background)]
+def _wandb_trackers(loop: Loop) -> list[WandbTracker]:
+    """Return the trackers of all runs that may need time to finish."""
+    return [tracker for run in loop.runs for tracker in run.trackers if isinstance(tracker, WandbTracker)]

@@ -1,4 +1,4 @@
-"""A training run: its config, its folder, its sinks and its progress. A loop trains one, or those of a pack."""
+"""A training run: its config, its folder, its trackers and its progress. A loop trains one, or those of a pack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normlab.config.schema import RunConfig
 from normlab.errors import StoreError, notify
 from normlab.stats.profiles import Profiles
 from normlab.store.runs import RunFolder
-from normlab.tracking.base import Row, Sink
+from normlab.tracking.base import Row, Tracker
 from normlab.train import checkpoint
 from normlab.train.optim import branch_step, learning_rate
 
@@ -51,7 +51,7 @@ class TrainingRun:
     """The run.json that a start today would write."""
     stored: dict[str, Any] = field(default_factory=dict)
     """The run.json that the folder holds: `record`, or that of the first start."""
-    sinks: Sequence[Sink] = ()
+    trackers: Sequence[Tracker] = ()
     progress: Progress = field(default_factory=Progress)
     diverged: dict[str, Any] | None = None
     """The step that diverged, its loss and gradient norm, and the last finite step."""
@@ -102,16 +102,16 @@ class TrainingRun:
         self.record_rows([{"kind": "eval", "step": progress.step, **losses}])
 
     def record_rows(self, rows: Sequence[Row]) -> None:
-        """Write rows to the record and the sinks."""
+        """Write rows to the record and the trackers."""
         self.folder.append(rows)
-        for sink in self.sinks:
-            sink.log(rows)
+        for tracker in self.trackers:
+            tracker.log(rows)
 
     def record_statistics(self, tier: str, profiles: Profiles) -> None:
-        """Write statistics to the record and the sinks."""
+        """Write statistics to the record and the trackers."""
         self.folder.statistics.append(tier, profiles)
-        for sink in self.sinks:
-            sink.log_statistics(profiles)
+        for tracker in self.trackers:
+            tracker.log_statistics(profiles)
 
     def status(self, state: str, peak_memory_bytes: int | None) -> dict[str, Any]:
         """Return the content of status.json."""

@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         "placement=peri", "model.depth=3", "train.steps=21", "train.batch_size=4", "eval.sequences=4",
         f"results_dir={tmp_path_factory.mktemp('inspect')}", "run.name=it's peri",
     ]  # fmt: skip
-    return train(compose_run(overrides), sinks=[]).folder
+    return train(compose_run(overrides), trackers=[]).folder
 
 
 @pytest.fixture
@@ -126,12 +126,12 @@ def test_unknown_statistic_and_option_are_errors(
 
 
 def test_run_without_statistics_is_an_error(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
-    folder = train(compose_run([*overrides, "stats=off"]), sinks=[]).folder
+    folder = train(compose_run([*overrides, "stats=off"]), trackers=[]).folder
     code, _, err = run_command("inspect", str(folder.path))
     assert code == 2
     assert err.startswith(f"error: run {folder.run_id} has no statistics: it was trained with stats=off, or has not ")
     overrides += ["stats=off", "stats.also=[adj_cos]", "run.fresh=true"]
-    folder = train(compose_run(overrides), sinks=[]).folder
+    folder = train(compose_run(overrides), trackers=[]).folder
     assert {row["statistic"] for row in inspect(folder)} == {"adj_cos"}
     code, _, err = run_command("inspect", str(folder.path), "resid_crest")
     assert (code, err) == (2, "error: resid_crest: is derived from resid_absmax, which was not measured\n")
@@ -143,7 +143,7 @@ def test_run_without_statistics_is_an_error(overrides: list[str], run_command: C
 
 
 def test_damaged_rows_are_left_out_with_a_warning(overrides: list[str], run_command: Command) -> None:
-    folder = train(compose_run([*overrides, "stats.every=2"]), sinks=[]).folder
+    folder = train(compose_run([*overrides, "stats.every=2"]), trackers=[]).folder
     path = folder.path / "stats" / "core.bin"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -164,9 +164,9 @@ def test_overview_names_statistics_measured_at_other_steps() -> None:
 def test_changed_statistics_of_a_finished_run_have_no_effect(
     measured: tuple[RunFolder, int], overrides: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train(compose_run([*overrides, "stats.every=2"]), sinks=[])
+    train(compose_run([*overrides, "stats.every=2"]), trackers=[])
     assert "no effect" not in capfd.readouterr().err
-    train(compose_run([*overrides, "stats=full"]), sinks=[])
+    train(compose_run([*overrides, "stats=full"]), trackers=[])
     (expected,) = [line for line in capfd.readouterr().err.splitlines() if "no effect" in line]
     assert expected.startswith(
         "normlab: stats.tiers, stats.every, stats.extended_every, stats.probe_share: no effect, "
@@ -196,7 +196,7 @@ def truncate_rows(folder: RunFolder, size: int) -> None:
 @pytest.fixture
 def measured(overrides: list[str]) -> tuple[RunFolder, int]:
     """A run measured at steps 0, 2, ..., 10, and the bytes of a row."""
-    folder = train(compose_run([*overrides, "stats.every=2"]), sinks=[]).folder
+    folder = train(compose_run([*overrides, "stats.every=2"]), trackers=[]).folder
     return folder, (folder.path / "stats" / "core.bin").stat().st_size // 6
 
 
@@ -222,17 +222,17 @@ def test_resumed_run_warns_of_lost_rows_and_not_of_unmeasured_steps(
 ) -> None:
     """The run stops at step 6 of 12 and is resumed with another cadence."""
     overrides = [*overrides, "train.log_every=1"]
-    folder = train(compose_run([*overrides, "stats.every=1"]), sinks=[StopAfterSixUpdates()]).folder
+    folder = train(compose_run([*overrides, "stats.every=1"]), trackers=[StopAfterSixUpdates()]).folder
     length = (folder.path / "stats" / "core.bin").stat().st_size // 6
     went_on = shutil.copytree(folder.path, folder.path.with_name("kept"))
-    train(compose_run([*overrides, "stats.every=4"]), sinks=[])
+    train(compose_run([*overrides, "stats.every=4"]), trackers=[])
     assert run_command("inspect", str(folder.path), "logz")[2] == ""
     assert inspect(folder, "logz")[0]["steps"] == [0, 1, 2, 3, 4, 5, 8]
     shutil.rmtree(folder.path)
     shutil.move(went_on, folder.path)
     truncate_rows(folder, 2 * length)
     capfd.readouterr()
-    train(compose_run([*overrides, "stats.every=1"]), sinks=[])
+    train(compose_run([*overrides, "stats.every=1"]), trackers=[])
     expected = "rows of core statistics are missing, of 4 measured steps from 2 to 5; put back a copy"
     assert expected in capfd.readouterr().err
     assert expected in run_command("inspect", str(folder.path), "logz")[2]
@@ -262,7 +262,7 @@ def test_run_without_its_metrics_is_an_error(measured: tuple[RunFolder, int], ru
 
 def test_noise_scale_averages_across_the_parts_of_a_run(overrides: list[str], run_command: Command) -> None:
     """Adam's statistics start a new part after the first update; the averages continue across it."""
-    folder = train(compose_run([*overrides, "stats=full", "stats.extended_every=2"]), sinks=[]).folder
+    folder = train(compose_run([*overrides, "stats=full", "stats.extended_every=2"]), trackers=[]).folder
     parts, _ = folder.statistics.read(EXTENDED)
     assert [part.steps.tolist() for part in parts] == [[0], [2, 4, 6, 8, 10]]
     trace, square = (

@@ -162,7 +162,7 @@ def test_norm_that_runs_twice_has_two_sites(tmp_path: Path) -> None:
     body = "x = x + attn(self.norm(x)); return x + mlp(self.other(self.norm(x)))"
     plugin.write_text(HALF.replace("NAME", "twice").replace("BODY", body))
     overrides = [*OVERRIDES[1:], f"plugins=[{plugin}]", "placement=twice", f"results_dir={tmp_path / 'results'}"]
-    (profiles,), _ = train(compose_run(overrides), sinks=[]).folder.statistics.read(CORE)
+    (profiles,), _ = train(compose_run(overrides), trackers=[]).folder.statistics.read(CORE)
     assert set(profiles.get("norm_in_rms")) == {"norm", "norm#2", "other"}
 
 

@@ -24,7 +24,7 @@ CADENCES = {"always": ["stats.every=1"], "now and then": [], "never": ["stats=of
 
 
 def trained(results: Path, *overrides: str) -> RunFolder:
-    return train(compose_run([*OVERRIDES, f"results_dir={results}", *overrides]), sinks=[]).folder
+    return train(compose_run([*OVERRIDES, f"results_dir={results}", *overrides]), trackers=[]).folder
 
 
 def bits(folder: RunFolder) -> tuple[Any, str]:

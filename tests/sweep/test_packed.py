@@ -47,7 +47,7 @@ def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
         for job in plan.jobs_of(pack):
             pack_record = runs[job.run_id].run().get("pack")
             assert pack_record == ({"sweep": "packed", "number": pack.number, "runs": ids} if len(ids) > 1 else None)
-            alone = train(compose_run([*overrides, *job.overrides, f"results_dir={tmp_path / 'alone'}"]), sinks=[])
+            alone = train(compose_run([*overrides, *job.overrides, f"results_dir={tmp_path / 'alone'}"]), trackers=[])
             assert runs[job.run_id].state() == alone.state
             rows, expected = runs[job.run_id].rows("train").rows, alone.folder.rows("train").rows
             losses, wanted = ([row["loss"] for row in of] for of in (rows, expected))

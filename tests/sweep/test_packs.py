@@ -147,13 +147,12 @@ def test_runs_that_were_trained_differently_are_reported(
     plan: Callable[..., PlannedSweep], overrides: list[str], run_command: Command
 ) -> None:
     for config in configs_of(overrides, 0, 1, 2):
-        train(config, sinks=[])
+        train(config, trackers=[])
     grid = ("train.steps=2", "seed=range(12)", "sweep.pack=4")
     made = plan(*grid).plan
     note = (
-        "3 of 12 runs exist already and were trained differently (3 alone instead of in a pack of 4): they are not "
-        "trained again, and have other rounding; sweep.pack=off trains all alone, another results_dir trains all of "
-        "them again"
+        "3 of 12 runs exist already and were trained in other packs (of size 1): they are not trained again, and have "
+        "other rounding; sweep.pack=off trains all alone, another results_dir trains all of them again"
     )
     assert (made.notes, sizes_of(made)) == ([note], [3, 3, 3])
     assert f"note    {note}\n" in run_command("sweep", *overrides, *grid, "--dry-run")[1]
@@ -173,11 +172,11 @@ def test_runs_of_other_packs_are_reported_and_those_of_the_same_are_not(
     train_pack(configs_of(overrides, 0, 1), [[], []], pack={"sweep": "before", "number": 1})
     assert plan("train.steps=2", "seed=range(4)", "sweep.pack=2").plan.notes == []
     (note,) = plan("train.steps=2", "seed=1,0,2,3", "sweep.pack=4").plan.notes
-    assert "2 of 4 runs exist already and were trained differently (2 in a pack of 2 instead of in a pack of 4)" in note
+    assert "2 of 4 runs exist already and were trained in other packs (of size 2)" in note
     (note,) = plan("train.steps=2", "seed=0,2,1,3", "sweep.pack=2").plan.notes
-    assert "(2 in a pack of 2 with other runs)" in note
+    assert "2 of 4 runs exist already and were trained in other packs (of size 2)" in note
     (note,) = plan("train.steps=2", "seed=0,1", "sweep.pack=off").plan.notes
-    assert "(2 in a pack of 2 instead of alone)" in note
+    assert "2 of 2 runs exist already and were trained in other packs (of size 2)" in note
     assert "sweep.pack=off" not in note
 
 
@@ -211,7 +210,7 @@ def record_of(overrides: list[str], config: RunConfig, made: Plan, number: int) 
     elsewhere = compose_run(
         [*overrides, "train.steps=2", f"seed={config.seed}", f"results_dir={config.results_dir}_other"]
     )
-    run = train(elsewhere, sinks=[]).folder.run()
+    run = train(elsewhere, trackers=[]).folder.run()
     ids = [job.run_id for job in made.jobs_of(made.pack_of(number))]
     return {**run, "pack": {"sweep": made.name, "number": number, "runs": ids}}
 

@@ -106,8 +106,8 @@ def test_two_jobs_of_one_run_are_trained_once(plan: Callable[..., PlannedSweep])
 def test_completed_runs_get_no_pack_and_interrupted_ones_their_own(
     plan: Callable[..., PlannedSweep], overrides: list[str]
 ) -> None:
-    completed = train(compose_run([*overrides, "seed=1"]), sinks=[]).folder
-    interrupted = train(compose_run([*overrides, "seed=2"]), sinks=[]).folder
+    completed = train(compose_run([*overrides, "seed=1"]), trackers=[]).folder
+    interrupted = train(compose_run([*overrides, "seed=2"]), trackers=[]).folder
     interrupted.write_status({**interrupted.status(), "state": "interrupted", "step": 3})
     made = plan("seed=range(4)", "sweep.pack=8").plan
     assert completed.run_id == made.jobs[1].run_id

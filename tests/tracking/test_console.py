@@ -1,4 +1,4 @@
-"""The console sink, with a terminal and without."""
+"""The console tracker, with a terminal and without."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def status(state: str = "finished", step: int = 1000, val_loss: float | None = 2
 
 def whole_run(stream: io.StringIO, first: int = 0) -> list[str]:
     """Lines of a run of 1000 steps with an evaluation every 250."""
-    sink = Console(stream)
-    sink.start(RUN, first)
+    tracker = Console(stream)
+    tracker.start(RUN, first)
     for last in range(first + 10, 1001, 10):
-        sink.log(interval(last, val=2.5 if last % 250 == 0 else None))
-    sink.finish(status())
+        tracker.log(interval(last, val=2.5 if last % 250 == 0 else None))
+    tracker.finish(status())
     return plain(stream).splitlines()
 
 
@@ -85,9 +85,9 @@ def plain(stream: io.StringIO) -> str:
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["plain", "terminal"])
 def test_header(stream: io.StringIO) -> None:
-    sink = Console(stream)
-    sink.start(RUN, 340)
-    sink.finish(status())
+    tracker = Console(stream)
+    tracker.start(RUN, 340)
+    tracker.finish(status())
     assert plain(stream).splitlines()[:5] == [
         "run     rmsnorm-pre-3fa9c1 ([red]mine[/red])",
         "norm    llama, placement pre",
@@ -112,11 +112,11 @@ def test_plain_output_is_about_twenty_lines_and_one_per_evaluation() -> None:
 
 def test_plain_output_shows_evaluations_between_its_lines() -> None:
     stream = io.StringIO()
-    sink = Console(stream)
-    sink.start(RUN, 0)
-    sink.log([{"kind": "eval", "step": 0, "loss": 5.5}])
-    sink.log(interval(10))
-    sink.log([*interval(15, steps=5, val=2.5), *interval(20, steps=5, val=math.nan)])
+    tracker = Console(stream)
+    tracker.start(RUN, 0)
+    tracker.log([{"kind": "eval", "step": 0, "loss": 5.5}])
+    tracker.log(interval(10))
+    tracker.log([*interval(15, steps=5, val=2.5), *interval(20, steps=5, val=math.nan)])
     assert [line.split("  lr")[0] for line in stream.getvalue().splitlines()[4:]] == [
         "step 0/1000  val 5.5000",
         "step 15/1000  loss 2.2500  val 2.5000",
@@ -127,12 +127,12 @@ def test_plain_output_shows_evaluations_between_its_lines() -> None:
 def test_plain_output_has_one_line_for_a_step_with_an_evaluation() -> None:
     """As the loop has it: the evaluation comes after the step's own rows, or not at all."""
     stream = io.StringIO()
-    sink = Console(stream)
-    sink.start(RUN, 490)
+    tracker = Console(stream)
+    tracker.start(RUN, 490)
     for last, val in ((500, 2.5), (750, None), (800, None), (1000, 2.4)):
-        sink.log(interval(last))
+        tracker.log(interval(last))
         if val is not None:
-            sink.log([{"kind": "eval", "step": last, "loss": val}])
+            tracker.log([{"kind": "eval", "step": last, "loss": val}])
     assert [line.split("  lr")[0] for line in stream.getvalue().splitlines()[5:]] == [
         "step 500/1000  loss 2.2500  val 2.5000",
         "step 750/1000  loss 2.2500",
@@ -143,10 +143,10 @@ def test_plain_output_has_one_line_for_a_step_with_an_evaluation() -> None:
 
 def test_plain_output_ends_with_the_last_step() -> None:
     stream = io.StringIO()
-    sink = Console(stream)
-    sink.start(RUN, 490)
-    sink.log(interval(500))
-    sink.finish(status("diverged", 500, diverged={"step": 500}))
+    tracker = Console(stream)
+    tracker.start(RUN, 490)
+    tracker.log(interval(500))
+    tracker.finish(status("diverged", 500, diverged={"step": 500}))
     assert [line.split("  ")[0] for line in stream.getvalue().splitlines()[5:]] == [
         "step 500/1000",
         "diverged at step 500/1000",
@@ -166,17 +166,17 @@ def test_terminal_has_one_moving_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bar_is_drawn_rarely_and_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "REFRESH_SECONDS", 3600.0)
     stream = Terminal()
-    sink = Console(stream)
+    tracker = Console(stream)
     threads = threading.active_count()
-    sink.start(RUN, 0)
+    tracker.start(RUN, 0)
     assert threading.active_count() == threads
-    sink.log(interval(10))
+    tracker.log(interval(10))
     drawn = stream.getvalue()
     assert "step 10/1000" in drawn
     for last in range(20, 500, 10):
-        sink.log(interval(last))
+        tracker.log(interval(last))
     assert stream.getvalue() == drawn
-    sink.finish(status("interrupted", step=490))
+    tracker.finish(status("interrupted", step=490))
     assert "step 490/1000" in plain(stream).splitlines()[-2], "the last drawing is up to date"
 
 
@@ -184,12 +184,12 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
     clock = iter([10.0, 100.0, 110.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
-    sink = Console(stream)
-    sink.start(RUN, 0)
-    sink.log([{"kind": "eval", "step": 0, "loss": 5.5}])
-    sink.log(interval(100))
+    tracker = Console(stream)
+    tracker.start(RUN, 0)
+    tracker.log([{"kind": "eval", "step": 0, "loss": 5.5}])
+    tracker.log(interval(100))
     assert "left" not in stream.getvalue()
-    sink.log(interval(150))
+    tracker.log(interval(150))
     assert "left 2:50" in stream.getvalue()  # 850 steps at 5 a second
 
 
@@ -229,18 +229,18 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
 )
 def test_last_line(end: dict[str, Any], line: str) -> None:
     stream = io.StringIO()
-    sink = Console(stream)
-    sink.start(RUN, 0)
-    sink.finish(end)
+    tracker = Console(stream)
+    tracker.start(RUN, 0)
+    tracker.finish(end)
     assert stream.getvalue().splitlines()[-1] == line
 
 
 def test_baselines_of_an_older_record_are_named() -> None:
     stream = io.StringIO()
-    sink = Console(stream)
+    tracker = Console(stream)
     old = {name: value for name, value in RUN["corpus"]["baselines"].items() if name != "targets"}
-    sink.start(RUN | {"corpus": {"name": "stdlib", "baselines": old}}, 0)
-    sink.finish(status())
+    tracker.start(RUN | {"corpus": {"name": "stdlib", "baselines": old}}, 0)
+    tracker.finish(status())
     of_all = "(baselines of the whole validation text)"
     assert stream.getvalue().splitlines()[3].endswith(f"nats/token {of_all}")
     assert stream.getvalue().splitlines()[-1].endswith(f"0.1046 below bigram 2.5046 {of_all}")
@@ -249,12 +249,12 @@ def test_baselines_of_an_older_record_are_named() -> None:
 def test_default_stream_is_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    sink = Console()
-    sink.start(RUN, 0)
-    sink.log(interval(10))
+    tracker = Console()
+    tracker.start(RUN, 0)
+    tracker.log(interval(10))
     print("a result")
     print("a [bold]warning[/bold]", file=sys.stderr)
-    sink.finish(status())
+    tracker.finish(status())
     assert sys.stderr is terminal
     assert capsys.readouterr().out == "a result\n"
     assert "\na [bold]warning[/bold]\n" in plain(terminal)
@@ -274,9 +274,9 @@ def test_closed_pipe_is_ignored(tmp_path: Path) -> None:
     """The real thing: stderr is a pipe whose other end closes after the header."""
     script = (
         "import sys; from test_console import *\n"
-        "sink = Console(); sink.start(RUN, 0); sys.stdin.readline()\n"
-        "for last in range(10, 1001, 10): sink.log(interval(last))\n"
-        "sink.finish(status()); print('trained')\n"
+        "tracker = Console(); tracker.start(RUN, 0); sys.stdin.readline()\n"
+        "for last in range(10, 1001, 10): tracker.log(interval(last))\n"
+        "tracker.finish(status()); print('trained')\n"
     )
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     with subprocess.Popen(
@@ -297,10 +297,10 @@ def test_closed_pipe_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_log_call_takes_less_than_a_millisecond(kind: type[io.StringIO]) -> None:
-    sink = Console(kind())
-    sink.start(RUN, 0)
+    tracker = Console(kind())
+    tracker.start(RUN, 0)
     rows = [interval(last) for last in range(10, 10010, 10)]
     started = time.process_time()
     for batch in rows:
-        sink.log(batch)
+        tracker.log(batch)
     assert (time.process_time() - started) / len(rows) < 0.5e-3

@@ -25,7 +25,7 @@ COMMON = [
 
 def measured(results: Path, *overrides: str) -> Profiles:
     overrides = (*COMMON, "train.steps=1", f"results_dir={results}", *overrides)
-    (profiles,), _ = train(compose_run(overrides), sinks=[]).folder.statistics.read("core")
+    (profiles,), _ = train(compose_run(overrides), trackers=[]).folder.statistics.read("core")
     return profiles
 
 
@@ -83,7 +83,7 @@ def test_no_histogram_of_a_profile_with_non_finite_or_negative_values(tmp_path: 
 
 
 def test_finish_passes_the_spikes_of_the_record(tmp_path: Path) -> None:
-    class SpikeSink:
+    class SpikeTracker:
         def __init__(self) -> None:
             self.spikes: dict[str, Any] = {}
 
@@ -93,11 +93,11 @@ def test_finish_passes_the_spikes_of_the_record(tmp_path: Path) -> None:
         def finish(self, status: Any) -> None:
             self.spikes = status["spikes"]
 
-    sink = SpikeSink()
+    tracker = SpikeTracker()
     overrides = [*COMMON, "train.steps=12", "optim.clip=0.5", f"results_dir={tmp_path}"]
-    folder = train(compose_run(overrides), sinks=[sink]).folder
+    folder = train(compose_run(overrides), trackers=[tracker]).folder
     rows = spike_rows(folder)
-    assert sink.spikes == {row["rule"]: {"spikes": row["spikes"], "of_steps": row["of steps"]} for row in rows}
+    assert tracker.spikes == {row["rule"]: {"spikes": row["spikes"], "of_steps": row["of steps"]} for row in rows}
     clipped = [row for row in folder.rows("train").rows if row["clip"] < 1]
-    assert sink.spikes["clipped"]["spikes"] == len(clipped) > 0
-    assert folder.status()["spikes"] == sink.spikes
+    assert tracker.spikes["clipped"]["spikes"] == len(clipped) > 0
+    assert folder.status()["spikes"] == tracker.spikes

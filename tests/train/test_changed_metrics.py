@@ -23,7 +23,7 @@ CONSTANT = ("optim.schedule=constant", "optim.warmup_steps=2")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results folder of a finished run."""
     results = tmp_path_factory.mktemp("changed") / "results"
-    train(compose_run([*OVERRIDES, *CONSTANT, f"results_dir={results}"]), sinks=[])
+    train(compose_run([*OVERRIDES, *CONSTANT, f"results_dir={results}"]), trackers=[])
     return results
 
 
@@ -104,7 +104,7 @@ def test_resumed_branched_and_old_runs_are_not_reported(run: RunFolder, run_comm
     assert run.metrics_problem() == ""
     assert run.status()["metrics"]["rows"] == len(run.rows().rows)
     assert "spikes" in run.status()
-    longer = train(compose_run([*OVERRIDES, *CONSTANT, "train.steps=20", f"results_dir={results}"]), sinks=[]).folder
+    longer = train(compose_run([*OVERRIDES, *CONSTANT, "train.steps=20", f"results_dir={results}"]), trackers=[]).folder
     assert longer.run()["continued_from"]["run_id"] == run.run_id
     assert longer.metrics_problem() == ""
     before = {name: value for name, value in run.status().items() if name != "metrics"}

@@ -49,7 +49,7 @@ def test_evaluation_with_batch_statistics_keeps_the_running_ones() -> None:
 
 @pytest.mark.parametrize(("norm", "gap"), [("batchnorm", True), ("rmsnorm", False)])
 def test_batch_statistics_loss_is_recorded_for_norms_that_have_it(norm: str, gap: bool, overrides: list[str]) -> None:
-    folder = train(compose_run([*overrides, f"norm={norm}", "train.steps=2"]), sinks=[]).folder
+    folder = train(compose_run([*overrides, f"norm={norm}", "train.steps=2"]), trackers=[]).folder
     assert all(("loss_batch_statistics" in row) == gap for row in folder.rows("eval").rows)
     assert (folder.status()["val_loss_batch_statistics"] is not None) == gap
 
@@ -58,9 +58,9 @@ def test_batch_statistics_loss_is_recorded_for_norms_that_have_it(norm: str, gap
 def test_bf16_and_compile_train_the_same_model(overrides: list[str]) -> None:
     """Other precision or compilation is another run with nearly the same losses."""
     torch.compiler.reset()
-    plain = train(compose_run([*overrides, "train.steps=6"]), sinks=[])
+    plain = train(compose_run([*overrides, "train.steps=6"]), trackers=[])
     for override, tolerance in (("precision=bf16", 0.02), ("compile=on", 1e-4)):
-        other = train(compose_run([*overrides, "train.steps=6", override]), sinks=[])
+        other = train(compose_run([*overrides, "train.steps=6", override]), trackers=[])
         assert other.folder.run_id != plain.folder.run_id
         pairs = zip(other.folder.rows("train").rows, plain.folder.rows("train").rows, strict=True)
         assert all(a["loss"] == pytest.approx(b["loss"], abs=tolerance) for a, b in pairs)
@@ -81,5 +81,5 @@ def test_bf16_and_compile_train_the_same_model(overrides: list[str]) -> None:
     ids=lambda extra: " ".join(extra),
 )
 def test_corner_cases_train(extra: list[str], overrides: list[str]) -> None:
-    outcome = train(compose_run([*overrides, "train.steps=3", *extra]), sinks=[])
+    outcome = train(compose_run([*overrides, "train.steps=3", *extra]), trackers=[])
     assert outcome.state == "finished"

@@ -32,14 +32,14 @@ def test_auto_settings_are_gpu_bf16_compiled(overrides: list[str]) -> None:
 
 def test_gpu_and_cpu_have_the_same_losses(overrides: list[str], gpu_words: list[str]) -> None:
     same = ["precision=fp32", "compile=off"]
-    cpu, gpu = (train(compose_run([*some, *same]), sinks=[]) for some in (overrides, gpu_words))
+    cpu, gpu = (train(compose_run([*some, *same]), trackers=[]) for some in (overrides, gpu_words))
     pairs = zip(cpu.folder.rows().rows, gpu.folder.rows().rows, strict=True)
     assert all(a["loss"] == pytest.approx(b["loss"], abs=1e-3) for a, b in pairs if "loss" in a)
 
 
 @pytest.mark.parametrize("extra", [[], ["norm=batchnorm"], ["placement=post"]], ids=["default", "batchnorm", "post"])
 def test_the_default_run_trains(extra: list[str], gpu_words: list[str]) -> None:
-    outcome = train(compose_run([*gpu_words, *extra, "train.steps=60", "optim.lr=3e-3"]), sinks=[])
+    outcome = train(compose_run([*gpu_words, *extra, "train.steps=60", "optim.lr=3e-3"]), trackers=[])
     losses = [row["loss"] for row in outcome.folder.rows("eval").rows]
     assert losses[-1] < losses[0] - 0.5
 
@@ -48,7 +48,7 @@ def test_resume_is_bit_identical(gpu_words: list[str], monkeypatch: pytest.Monke
     from normlab.train import loop as loop_module
 
     every = [*gpu_words, "deterministic=true", "train.checkpoint_every=5", "norm=batchnorm"]
-    whole = train(compose_run([*every, "run.fresh=true"]), sinks=[])
+    whole = train(compose_run([*every, "run.fresh=true"]), trackers=[])
     real, seen = loop_module.Loop.take_step, []
 
     def stopping(self: Loop, step: int):
@@ -63,9 +63,9 @@ def test_resume_is_bit_identical(gpu_words: list[str], monkeypatch: pytest.Monke
     ]
     monkeypatch.setattr(loop_module.Loop, "take_step", stopping)
     with pytest.raises(KeyboardInterrupt):
-        train(compose_run(split), sinks=[])
+        train(compose_run(split), trackers=[])
     monkeypatch.setattr(loop_module.Loop, "take_step", real)
-    rest = train(compose_run(split), sinks=[])
+    rest = train(compose_run(split), trackers=[])
     rows = [[row for row in out.folder.rows().rows if row["kind"] != "pace"] for out in (whole, rest)]
     assert rows[0] == rows[1]
 

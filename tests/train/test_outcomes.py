@@ -41,8 +41,8 @@ def test_message_of_a_short_run_says_what_it_has_not_learned(
 
 def test_run_has_the_same_outcome_in_a_pack_and_single(overrides: list[str], tmp_path: Path) -> None:
     configs = [compose_run([*overrides, "optim.clip=null", f"optim.lr={lr}"]) for lr in (1e-3, 10)]
-    finished, diverged = train_pack(configs, sinks=[[], []])
-    single = train(compose_run([*overrides, *BAD, f"results_dir={tmp_path / 'single'}"]), sinks=[])
+    finished, diverged = train_pack(configs, trackers=[[], []])
+    single = train(compose_run([*overrides, *BAD, f"results_dir={tmp_path / 'single'}"]), trackers=[])
     assert (finished.status["outcome"], finished.state) == ("finished", "finished")
     assert (diverged.status["outcome"], diverged.state, single.state) == ("diverged", "diverged", "diverged")
     for outcome in (diverged, single):
@@ -53,11 +53,11 @@ def test_run_has_the_same_outcome_in_a_pack_and_single(overrides: list[str], tmp
             outcome.status["val_loss"],
         )
         assert divergence["val_loss"] > 7
-    assert [outcome.already_ended for outcome in train_pack(configs, sinks=[[], []])] == [True, True]
+    assert [outcome.already_ended for outcome in train_pack(configs, trackers=[[], []])] == [True, True]
 
 
 def test_baselines_use_the_targets_of_the_evaluation(overrides: list[str]) -> None:
     record = train(
-        compose_run([*overrides, "train.steps=1", "model.context=32", "eval.sequences=5"]), sinks=[]
+        compose_run([*overrides, "train.steps=1", "model.context=32", "eval.sequences=5"]), trackers=[]
     ).folder.run()
     assert record["corpus"]["baselines"]["targets"] == 5 * 32

@@ -131,7 +131,7 @@ def test_placements_from_a_file_train_at_depth_12_compiled(placement: str, overr
     ]
     config = compose_run([*overrides, *extra, "train.steps=60", "optim.lr=3e-3", "optim.warmup_steps=2"])
     torch._dynamo.utils.counters.clear()
-    outcome = train(config, sinks=[])
+    outcome = train(config, trackers=[])
     assert outcome.state == "finished"
     losses = [row["loss"] for row in outcome.folder.rows("eval").rows]
     assert losses[-1] < losses[0] - 2

@@ -45,8 +45,8 @@ def run_differences(one: RunFolder, other: RunFolder) -> list[str]:
     return differences(one.path, other.path)
 
 
-class SignallingSink:
-    """A sink that sends this process a signal, or raises, after the row of a step."""
+class SignallingTracker:
+    """A tracker that sends this process a signal, or raises, after the row of a step."""
 
     def __init__(self, step: int, error: BaseException | None = None) -> None:
         self.step, self.error = step, error
@@ -73,7 +73,7 @@ def test_run_has_the_same_record_in_a_pack_and_single(overrides: tuple[str, ...]
     """Rows, statistics and weights agree to 1e-5 over ten steps in float32."""
     # No biases: those of keys and before batch norm have rounding errors as gradients, which Adam enlarges.
     overrides = (*overrides, "train.steps=10", "stats.every=2", "model.bias=false")
-    singles = [train(config, sinks=[]).folder for config in configs_of(tmp_path / "single", *overrides)]
+    singles = [train(config, trackers=[]).folder for config in configs_of(tmp_path / "single", *overrides)]
     packed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "packed", *overrides))]
     assert [folder.run_id for folder in packed] == [folder.run_id for folder in singles]
     for single, in_pack in zip(singles, packed, strict=True):
@@ -112,7 +112,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
 
 
 def test_interrupted_pack_resumes_bit_identical(undisturbed: list[RunFolder], tmp_path: Path) -> None:
-    stopped = train_pack(configs_of(tmp_path), [[], [SignallingSink(5)], []], pack=PACK)
+    stopped = train_pack(configs_of(tmp_path), [[], [SignallingTracker(5)], []], pack=PACK)
     assert [outcome.state for outcome in stopped] == ["interrupted"] * 3
     assert {outcome.signal for outcome in stopped} == {signal.SIGTERM}
     folders = [outcome.folder for outcome in pack_of(configs_of(tmp_path))]
@@ -145,7 +145,7 @@ def test_pack_killed_between_checkpoints_of_a_step_resumes_bit_identical(
 def test_damaged_checkpoint_of_one_run_rewinds_the_pack(
     undisturbed: list[RunFolder], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stopped = train_pack(configs_of(tmp_path), [[], [SignallingSink(9)], []], pack=PACK)
+    stopped = train_pack(configs_of(tmp_path), [[], [SignallingTracker(9)], []], pack=PACK)
     (newest,) = {steps_of(outcome.folder)[-1] for outcome in stopped}
     state = stopped[1].folder.path / "checkpoints" / f"step_{newest:08d}" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-8])
@@ -167,7 +167,7 @@ def test_diverged_run_is_frozen_and_the_others_keep_their_bits(tmp_path: Path) -
         assert one.folder.rows("train").rows == other.folder.rows("train").rows
     wild = outcomes[2].folder
     divergence = wild.status()["diverged"]
-    single = train(configs_of(tmp_path / "single", numbers=DIVERGING)[2], sinks=[])
+    single = train(configs_of(tmp_path / "single", numbers=DIVERGING)[2], trackers=[])
     assert single.state == "diverged"
     assert divergence["step"] == single.status["diverged"]["step"] == wild.status()["step"]
     assert wild.rows("train").rows[-1]["step"] == divergence["step"]
@@ -180,7 +180,7 @@ def test_diverged_run_is_frozen_and_the_others_keep_their_bits(tmp_path: Path) -
 def test_pack_with_a_diverged_run_resumes_bit_identical(at: int, tmp_path: Path) -> None:
     undisturbed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "whole", numbers=DIVERGING))]
     configs = configs_of(tmp_path / "stopped", numbers=DIVERGING)
-    train_pack(configs, [[SignallingSink(at)], [], []], pack=PACK)
+    train_pack(configs, [[SignallingTracker(at)], [], []], pack=PACK)
     outcomes = pack_of(configs)
     assert [outcome.state for outcome in outcomes] == ["finished", "finished", "diverged"]
     assert [run_differences(*pair) for pair in zip(undisturbed, (o.folder for o in outcomes), strict=True)] == [[]] * 3
@@ -188,8 +188,8 @@ def test_pack_with_a_diverged_run_resumes_bit_identical(at: int, tmp_path: Path)
 
 def test_error_after_a_divergence_keeps_the_diverged_status(tmp_path: Path) -> None:
     configs = configs_of(tmp_path, numbers=DIVERGING)
-    with pytest.raises(ValueError, match="sink failed"):
-        train_pack(configs, [[SignallingSink(13, ValueError("sink failed"))], [], []], pack=PACK)
+    with pytest.raises(ValueError, match="tracker failed"):
+        train_pack(configs, [[SignallingTracker(13, ValueError("tracker failed"))], [], []], pack=PACK)
     states = [RunFolder(path).state() for path in (tmp_path / "runs").iterdir()]
     assert sorted(states) == ["diverged", "failed", "failed"]
 
@@ -219,10 +219,10 @@ def test_finished_run_is_not_rewound_with_its_pack(tmp_path: Path) -> None:
 
 def test_run_of_a_pack_resumes_in_its_sweep_only(tmp_path: Path) -> None:
     configs = configs_of(tmp_path)
-    stopped = train_pack(configs, [[SignallingSink(5)], [], []], pack=PACK)
+    stopped = train_pack(configs, [[SignallingTracker(5)], [], []], pack=PACK)
     before = json.dumps(stopped[0].folder.status())
     with pytest.raises(StoreError, match="one of a pack of 3 that trains together in sweep some; start that sweep"):
-        train(configs[0], sinks=[])
+        train(configs[0], trackers=[])
     with pytest.raises(StoreError, match="in sweep some"):
         train_pack(configs[:2], pack={"sweep": "another", "number": 0})
     assert json.dumps(stopped[0].folder.status()) == before
@@ -234,14 +234,14 @@ def test_run_of_a_pack_resumes_in_its_sweep_only(tmp_path: Path) -> None:
 
 def test_single_run_cannot_join_a_pack(tmp_path: Path) -> None:
     configs = configs_of(tmp_path)
-    train(configs[1], sinks=[SignallingSink(5)])
+    train(configs[1], trackers=[SignallingTracker(5)])
     with pytest.raises(StoreError, match="was started as a single run and cannot join a pack"):
         pack_of(configs)
-    assert train(configs[1], sinks=[]).state == "finished"
+    assert train(configs[1], trackers=[]).state == "finished"
 
 
 def test_checkpoint_in_a_pack_has_the_layout_of_a_single_run(undisturbed: list[RunFolder], tmp_path: Path) -> None:
-    single = train(configs_of(tmp_path)[0], sinks=[]).folder
+    single = train(configs_of(tmp_path)[0], trackers=[]).folder
     for step in steps_of(single):
         expected, saved = (checkpoint.read(folder.path / "checkpoints", step) for folder in (single, undisturbed[0]))
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in expected.tensors.items()}

@@ -39,7 +39,7 @@ def test_wiring_trains_at_depth_4(name: str, overrides: list[str]) -> None:
         "optim.lr=3e-3",
         norm_in(name, "rmsnorm"),
     )
-    outcome = training.train(compose_run([*overrides, *extra]), sinks=[])
+    outcome = training.train(compose_run([*overrides, *extra]), trackers=[])
     assert outcome.state == "finished"
     rows = outcome.folder.rows("train").rows
     assert rows[-1]["step"] == 19

@@ -108,7 +108,7 @@ def test_is_in_the_record_and_in_wandb(overrides: list[str], tmp_path: Path) -> 
     from normlab.tracking.wandb import flat_config
 
     config = compose_run([*overrides, "train.steps=1"])
-    run = train(config, sinks=[]).folder.run()
+    run = train(config, trackers=[]).folder.run()
     assert run["fingerprint"] == flat_config(run)["fingerprint"] == fingerprint(config)
     assert flat_config(run)["causal"] is True
     assert json.loads(json.dumps(run))["doubts"] == []

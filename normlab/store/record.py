@@ -26,11 +26,11 @@ Setting = str | int | float | bool | None
 """The value of an option."""
 
 KNOWN_FIELDS = frozenset({
-    "command", "config", "continued_from", "corpus", "created", "doubts", "fingerprint", "git", "identity", "name",
-    "norm", "pack", "placement", "resolved", "run_id", "trunk", "version", "versions",
-    "best_val_loss", "best_val_step", "checkpoint", "diverged", "elsewhere", "error", "initial_val_loss", "metrics",
-    "outcome", "peak_memory_bytes", "seconds", "spikes", "state", "step", "steps", "tokens", "tokens_per_s",
-    "train_loss", "updated", "val_loss",
+    "command", "config", "continued_from", "corpus", "created", "fingerprint", "git", "identity", "name",
+    "norm", "pack", "placement", "resolved", "run_id", "prefix_hash", "version", "versions", "warnings",
+    "best_val_loss", "best_val_step", "checkpoint", "diverged", "changes_at_resume", "error", "initial_val_loss",
+    "metrics", "outcome", "peak_memory_bytes", "seconds", "spikes", "state", "step", "steps", "tokens",
+    "tokens_per_s", "train_loss", "updated", "val_loss",
     "val_loss_batch_statistics",
 })  # fmt: skip
 """Fields of run.json and status.json. Readers report fields that a newer normlab added under the same version."""
@@ -249,7 +249,7 @@ class Status:
     peak_memory_bytes: float | None = _field(finite)
     checkpoint: float | None = _field(finite)
     """Step of the newest checkpoint."""
-    elsewhere: tuple[str, ...] = _field(_texts)
+    changes_at_resume: tuple[str, ...] = _field(_texts)
     """Each resume with other code or on another machine: the step, and what differed."""
     diverged: Divergence = _part(Divergence)
     error: str | None = _field(_text)
@@ -281,7 +281,7 @@ class RunRecord:
     created: Setting
     """Unix time, seconds; a text in an older record."""
     given_name: str | None
-    trunk: str | None
+    prefix_hash: str | None
     """Hash that runs of other lengths with the same first steps share; None where the schedule depends on length."""
     is_branch: bool
     """Whether its first steps were copied from a parent run."""
@@ -309,7 +309,7 @@ class RunRecord:
             pack=parse_part(Pack, run.get("pack")),
             created=as_setting(run.get("created")),
             given_name=_text(run.get("name")),
-            trunk=_text(run.get("trunk")),
+            prefix_hash=_text(run.get("prefix_hash")),
             is_branch="continued_from" in run,
             status=parse_part(Status, status),
             unknown_fields=tuple(sorted({*run, *status} - KNOWN_FIELDS)),

@@ -26,7 +26,7 @@ from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error
 from normlab.store.reading import LARGEST_RECORD
-from normlab.store.schema import SEAL, decode, is_sealed, seal, to_json
+from normlab.store.schema import SEAL, decode, is_sealed, seal, to_json, with_new_names
 
 FOLDER = "checkpoints"
 """The name of the folder of checkpoints in a run's folder."""
@@ -155,7 +155,9 @@ def read(folder: Path, step: int) -> Checkpoint:
                 raise DamagedCheckpoint(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
             if length > memory.available_bytes():
                 raise MemoryError(f"{path / name}: has {length} bytes, more than this machine's memory")
-        meta = decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD)))
+        meta = with_new_names(decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD))))
+        if isinstance(meta.get("progress"), dict):
+            meta["progress"] = with_new_names(meta["progress"])
         return Checkpoint(step, load_file(path / "state.safetensors"), meta)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedCheckpoint(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error

@@ -29,7 +29,7 @@ def resume_from_checkpoint(loop: Loop) -> None:
     loop.restore(checkpoints)
     for run, saved in zip(loop.runs, checkpoints, strict=True):
         folder = run.folder
-        folder.truncate(saved.meta["record_bytes"])
+        folder.truncate(saved.meta["metrics_bytes"])
         # At the last step, statistics with the step's own number were measured after the last update and stay.
         folder.statistics.truncate(saved.step + (saved.step == run.config.train.steps))
         for problem in folder.statistics.missing_warnings(saved.step):
@@ -107,12 +107,12 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> checkpoi
 
 def report_changes(run: TrainingRun) -> None:
     """Warn of and record other code, threads, instructions or hardware than at the run's start: bits will differ."""
-    old, new = _environment(run.stored), _environment(run.record)
+    old, new = _environment(run.run_json), _environment(run.new_run_json)
     # A record from before a field existed does not hold it.
     differences = [f"{name} was {old[name]} and is {new[name]}" for name in old if old[name] not in (None, new[name])]
     if differences:
         text = "; ".join(differences)
-        run.progress.elsewhere.append(f"from step {run.progress.step}: {text}")
+        run.progress.changes_at_resume.append(f"from step {run.progress.step}: {text}")
         print(f"warning: resuming where {text}; results will not be bit-identical", file=sys.stderr)
 
 

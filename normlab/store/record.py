@@ -202,6 +202,21 @@ class Pack:
     """The ids of its runs; empty for a run that trained alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Git:
+    """The checkout that the run was started from; empty where there was none."""
+
+    commit: str | None = _field(_text)
+    diff: str | None = _field(_text)
+    """SHA-256 of the uncommitted changes; empty without any."""
+
+    @property
+    def label(self) -> str:
+        """The beginnings of the commit and of the hash of its changes, as text."""
+        changes = f" with changes {self.diff[:10]}" if self.diff else ""
+        return f"{self.commit[:10]}{changes}" if self.commit else "unknown"
+
+
 # status.json
 
 
@@ -277,6 +292,9 @@ class RunRecord:
     """Versions of the norm, the placement and the init rule; in an older record the hashes of their source code."""
     versions: Mapping[str, Any]
     """Versions of normlab, Python and the libraries."""
+    git: Git
+    fingerprint: Setting
+    """Hash of what the block computes; None in an older record."""
     pack: Pack
     created: Setting
     """Unix time, seconds; a text in an older record."""
@@ -306,6 +324,8 @@ class RunRecord:
             identity=flatten(identity.get("config")),
             code_versions=_mapping(identity.get("versions")) or _mapping(identity.get("sources")),
             versions=_mapping(run.get("versions")),
+            git=parse_part(Git, run.get("git")),
+            fingerprint=as_setting(run.get("fingerprint")),
             pack=parse_part(Pack, run.get("pack")),
             created=as_setting(run.get("created")),
             given_name=_text(run.get("name")),

@@ -123,7 +123,7 @@ def row_of(run: RunRecord, rows: Callable[[], Rows] | None = None) -> Row:
     notes = [
         _state_note(run, row),
         unreadable,
-        *(f"resumed {text}" for text in status.elsewhere),
+        *(f"resumed {text}" for text in status.changes_at_resume),
         f"fields that this normlab does not know: {', '.join(run.unknown_fields)}" if run.unknown_fields else "",
     ]
     return row | {"note": "; ".join(filter(None, notes))}

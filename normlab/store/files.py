@@ -66,6 +66,15 @@ def write_all(descriptor: int, content: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir") -> None:
     """Make or replace a file; at any moment it holds the old content or the new.
 
@@ -95,11 +104,7 @@ def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir") ->
         raise
     # Without this sync a power cut may undo the rename. Some network disks refuse it; the file is complete anyway.
     with contextlib.suppress(OSError):
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path.parent)
 
 
 def delete_temporaries(folder: Path) -> list[str]:

@@ -26,11 +26,11 @@ Setting = str | int | float | bool | None
 """The value of an option."""
 
 KNOWN_FIELDS = frozenset({
-    "command", "config", "continued_from", "corpus", "created", "doubts", "fingerprint", "git", "identity", "name",
-    "norm", "pack", "placement", "resolved", "run_id", "trunk", "version", "versions",
-    "best_val_loss", "best_val_step", "checkpoint", "diverged", "elsewhere", "error", "initial_val_loss", "metrics",
-    "outcome", "peak_memory_bytes", "seconds", "spikes", "state", "step", "steps", "tokens", "tokens_per_s",
-    "train_loss", "updated", "val_loss",
+    "command", "config", "continued_from", "corpus", "created", "fingerprint", "git", "identity", "name",
+    "norm", "pack", "placement", "resolved", "run_id", "prefix_hash", "version", "versions", "warnings",
+    "best_val_loss", "best_val_step", "checkpoint", "diverged", "changes_at_resume", "error", "initial_val_loss",
+    "metrics", "outcome", "peak_memory_bytes", "seconds", "spikes", "state", "step", "steps", "tokens",
+    "tokens_per_s", "train_loss", "updated", "val_loss",
     "val_loss_batch_statistics",
 })  # fmt: skip
 """Fields of run.json and status.json. Readers report fields that a newer normlab added under the same version."""
@@ -202,6 +202,21 @@ class Pack:
     """The ids of its runs; empty for a run that trained alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Git:
+    """The checkout that the run was started from; empty where there was none."""
+
+    commit: str | None = _field(_text)
+    diff: str | None = _field(_text)
+    """SHA-256 of the uncommitted changes; empty without any."""
+
+    @property
+    def label(self) -> str:
+        """The beginnings of the commit and of the hash of its changes, as text."""
+        changes = f" with changes {self.diff[:10]}" if self.diff else ""
+        return f"{self.commit[:10]}{changes}" if self.commit else "unknown"
+
+
 # status.json
 
 
@@ -249,7 +264,7 @@ class Status:
     peak_memory_bytes: float | None = _field(finite)
     checkpoint: float | None = _field(finite)
     """Step of the newest checkpoint."""
-    elsewhere: tuple[str, ...] = _field(_texts)
+    changes_at_resume: tuple[str, ...] = _field(_texts)
     """Each resume with other code or on another machine: the step, and what differed."""
     diverged: Divergence = _part(Divergence)
     error: str | None = _field(_text)
@@ -277,11 +292,14 @@ class RunRecord:
     """Versions of the norm, the placement and the init rule; in an older record the hashes of their source code."""
     versions: Mapping[str, Any]
     """Versions of normlab, Python and the libraries."""
+    git: Git
+    fingerprint: Setting
+    """Hash of what the block computes; None in an older record."""
     pack: Pack
     created: Setting
     """Unix time, seconds; a text in an older record."""
     given_name: str | None
-    trunk: str | None
+    prefix_hash: str | None
     """Hash that runs of other lengths with the same first steps share; None where the schedule depends on length."""
     is_branch: bool
     """Whether its first steps were copied from a parent run."""
@@ -306,10 +324,12 @@ class RunRecord:
             identity=flatten(identity.get("config")),
             code_versions=_mapping(identity.get("versions")) or _mapping(identity.get("sources")),
             versions=_mapping(run.get("versions")),
+            git=parse_part(Git, run.get("git")),
+            fingerprint=as_setting(run.get("fingerprint")),
             pack=parse_part(Pack, run.get("pack")),
             created=as_setting(run.get("created")),
             given_name=_text(run.get("name")),
-            trunk=_text(run.get("trunk")),
+            prefix_hash=_text(run.get("prefix_hash")),
             is_branch="continued_from" in run,
             status=parse_part(Status, status),
             unknown_fields=tuple(sorted({*run, *status} - KNOWN_FIELDS)),

@@ -39,6 +39,7 @@ from normlab.store.schema import (
     decode,
     seal,
     to_json,
+    with_new_names,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class RunFolder:
         Raises:
             StoreError: The file is missing or damaged, or was written by a newer normlab.
         """
-        return read_record(self.path / RUN_FILE)
+        return with_new_names(read_record(self.path / RUN_FILE))
 
     def last_pack(self) -> list[str]:
         """Return the ids of the runs that the run last trained with in one pack, its own among them.
@@ -128,7 +129,7 @@ class RunFolder:
         path = self.path / STATUS_FILE
         if not path.exists():
             return {"state": RUNNING}
-        status = decode(read_record(path))
+        status = decode(with_new_names(read_record(path)))
         if not isinstance(status.get("state"), str):
             raise StoreError(f"{path}: is damaged (it names no state); {HOW_TO_FIX[STATUS_FILE]}")
         return status

@@ -45,6 +45,13 @@ KILLED = "killed"
 DAMAGED = "damaged"
 """State that readers give to a run whose run.json or status.json cannot be read."""
 
+_RENAMED = {
+    "doubts": "warnings",
+    "elsewhere": "changes_at_resume",
+    "record_bytes": "metrics_bytes",
+    "trunk": "prefix_hash",
+}
+"""Fields of run.json, status.json and a checkpoint's meta.json that older normlabs wrote under another name."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _TEXT_FIELDS = frozenset({"kind", "state", "error"})
 
@@ -72,6 +79,11 @@ def decode(value: Any) -> Any:
     if isinstance(value, list):
         return [decode(item) for item in value]
     return value
+
+
+def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record whose fields have today's names, where an older normlab wrote other ones."""
+    return {_RENAMED.get(name, name): value for name, value in record.items()}
 
 
 def number(value: Any) -> float | None:

@@ -24,9 +24,9 @@ from torch import Tensor
 from normlab.config import memory
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
-from normlab.store.files import io_error
+from normlab.store.files import io_error, sync
 from normlab.store.reading import LARGEST_RECORD
-from normlab.store.schema import SEAL, decode, is_sealed, seal, to_json
+from normlab.store.schema import SEAL, decode, is_sealed, seal, to_json, with_new_names
 
 FOLDER = "checkpoints"
 """The name of the folder of checkpoints in a run's folder."""
@@ -46,14 +46,6 @@ class Checkpoint:
     """Updates made."""
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(path: Path) -> dict[str, Any]:
@@ -96,10 +88,10 @@ def save(
         shutil.copymode(temporary / "meta.json", temporary / "state.safetensors")
         parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
-            _sync(temporary / name)
+            sync(temporary / name)
         (temporary / "manifest.json").write_bytes(seal({"step": step, "files": parts}, VERSION))
-        _sync(temporary / "manifest.json")
-        _sync(temporary)
+        sync(temporary / "manifest.json")
+        sync(temporary)
         if final.exists():
             # It is damaged: the loop saves no step twice, and resumes from the newest intact checkpoint.
             if final.is_dir():
@@ -107,7 +99,7 @@ def save(
             else:
                 final.unlink()
         temporary.rename(final)
-        _sync(folder)
+        sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         note = "older checkpoints are intact" if steps(folder) else ""
@@ -155,7 +147,9 @@ def read(folder: Path, step: int) -> Checkpoint:
                 raise DamagedCheckpoint(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
             if length > memory.available_bytes():
                 raise MemoryError(f"{path / name}: has {length} bytes, more than this machine's memory")
-        meta = decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD)))
+        meta = with_new_names(decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD))))
+        if isinstance(meta.get("progress"), dict):
+            meta["progress"] = with_new_names(meta["progress"])
         return Checkpoint(step, load_file(path / "state.safetensors"), meta)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedCheckpoint(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error

@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -70,7 +71,7 @@ def runs_before_versions(runs: Path, run_id: str, identity: dict[str, Any]) -> l
     return found
 
 
-def trunk_hash(identity: dict[str, Any]) -> str | None:
+def prefix_hash(identity: dict[str, Any]) -> str | None:
     """Return the hash of the identity without the number of steps, or None where the schedule depends on that number.
 
     Under a constant or a warm-up-stable-decay schedule a longer run starts with the same steps as a shorter one.
@@ -97,12 +98,12 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
         "run_id": run_id,
         "name": config.run.name or run_id,
         "config": plain_tree(config),
-        "resolved": resolved.record(),
+        "resolved": asdict(resolved),
         # The baselines and the run's evaluations use the same targets.
         "corpus": {**corpus.description, "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
         "identity": run_identity,
-        "trunk": trunk_hash(run_identity),
-        "doubts": config.warnings(),
+        "prefix_hash": prefix_hash(run_identity),
+        "warnings": config.warnings(),
         "norm": {name: getattr(config.norm, name) for name in ("formula", "source", "causal", "batch_statistics")},
         "placement": {"name": config.placement.name},
         "versions": {

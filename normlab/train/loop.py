@@ -258,18 +258,18 @@ class Loop:
 
     def _write_status(self) -> None:
         for run in self.runs:
-            run.settled = run.diverged is not None
+            run.divergence_written = run.diverged is not None
             run.folder.write_status(self.status(run, RUNNING))
 
     def status(self, run: TrainingRun, state: str) -> dict[str, Any]:
         """Return the content of a run's status.json; a run whose status says diverged keeps that state."""
-        return run.status(DIVERGED if run.settled else state, peak_memory(self.settings.device))
+        return run.status(DIVERGED if run.divergence_written else state, peak_memory(self.settings.device))
 
     def final_status(self, run: TrainingRun, state: str) -> dict[str, Any]:
         """Return the status after the last step of the loop, with the outcome of a completed run."""
         status = run.status(DIVERGED if run.diverged else state, peak_memory(self.settings.device))
         initial_loss = next((each.loss for each in evaluations(run.folder) if each.step == 0), None)
-        return _with_digest(run, final_status(run.stored, status, initial_loss, run.last_finite))
+        return _with_digest(run, final_status(run.run_json, status, initial_loss, run.last_finite))
 
     def status_after_error(self, run: TrainingRun, error: BaseException) -> dict[str, Any]:
         """Return the status of a run that an error ended; one that diverged before the error keeps its outcome."""

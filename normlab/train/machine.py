@@ -7,8 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -39,10 +38,6 @@ class RuntimeSettings:
     """How those threads wait for each other: changes the speed on a busy machine, never bits."""
     instructions: str
     """Widest vector instructions that torch uses on this CPU: AVX2 and AVX-512 give different bits."""
-
-    def record(self) -> dict[str, Any]:
-        """Return plain values for run.json."""
-        return asdict(self)
 
     @property
     def torch_device(self) -> torch.device:

@@ -37,23 +37,23 @@ class ParentRun:
     def branch(self, folder: RunFolder) -> None:
         """Copy the record and the checkpoint into a new run's folder, as if it had trained those steps itself."""
         saved = self.checkpoint
-        record = self.folder.metrics_path.read_bytes()[: saved.meta["record_bytes"]]
+        record = self.folder.metrics_path.read_bytes()[: saved.meta["metrics_bytes"]]
         meta = saved.meta
         if self.has_extra_evaluation:
             record, meta = _without_last_evaluation(record, saved)
         write_atomic(folder.metrics_path, record)
         self.folder.statistics.copy(folder.path, before=saved.step)
-        meta = {**meta, "record_bytes": len(record), "run_id": folder.run_id}
+        meta = {**meta, "metrics_bytes": len(record), "run_id": folder.run_id}
         checkpoint.save(folder.path / checkpoint.FOLDER, saved.step, saved.tensors, meta)
 
 
 def find_parent_run(runs: Path, run: Mapping[str, Any], config: RunConfig) -> ParentRun | None:
     """Return the finished run in the folder `runs` that shares the most steps with a new run, if there is one."""
-    if run["trunk"] is None:
+    if run["prefix_hash"] is None:
         return None
     best: ParentRun | None = None
     for entry in find_runs(runs):
-        if entry.trunk != run["trunk"] or entry.state != "finished":
+        if entry.prefix_hash != run["prefix_hash"] or entry.state != "finished":
             continue
         steps, every = int(entry.config.train.steps or 0), int(entry.config.eval.every or 0)
         if steps >= config.train.steps:
@@ -75,7 +75,7 @@ def _has_every_row(folder: RunFolder, saved: Checkpoint) -> bool:
     record = folder.rows()
     trained = [row.get("step") for row in record.rows if row.get("kind") == "train"]
     intact = not record.damaged and all("kind" in row and "step" in row for row in record.rows)
-    return intact and folder.size() >= saved.meta["record_bytes"] and trained[: saved.step] == list(range(saved.step))
+    return intact and folder.size() >= saved.meta["metrics_bytes"] and trained[: saved.step] == list(range(saved.step))
 
 
 def _without_last_evaluation(record: bytes, saved: Checkpoint) -> tuple[bytes, dict[str, Any]]:

@@ -77,7 +77,7 @@ def status_if_completed(run: TrainingRun) -> dict[str, Any] | None:
     Raises:
         StoreError: The record in the folder is damaged, or that of another run.
     """
-    config, folder, record = run.config, run.folder, run.record
+    config, folder, record = run.config, run.folder, run.new_run_json
     if not folder.exists():
         return None
     old, status = folder.run(), folder.status()
@@ -114,7 +114,7 @@ def check_pack(run: TrainingRun) -> None:
     """
     if not run.folder.exists():
         return
-    old, record = run.folder.run(), run.record
+    old, record = run.folder.run(), run.new_run_json
     size = len(pack_run_ids(old))
     if size > 1 and old["pack"].get("sweep") != record.get("pack", {}).get("sweep"):
         raise StoreError(
@@ -134,7 +134,7 @@ def prepare_folders(runs: Sequence[TrainingRun], corpus: Corpus) -> None:
     for run in runs:
         if not run.folder.exists():
             _create(run)
-        run.stored = run.folder.run()
+        run.run_json = run.folder.run()
         (run.folder.path / UNFINISHED).unlink(missing_ok=True)
         write_atomic(run.folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
 
@@ -181,7 +181,7 @@ def _is_record_of_run(old: Mapping[str, Any], record: Mapping[str, Any]) -> bool
 
 def _create(run: TrainingRun) -> None:
     """Fill a new folder; run.json comes last, so that a kill in between leaves a folder that is no run yet."""
-    folder, record, config = run.folder, run.record, run.config
+    folder, record, config = run.folder, run.new_run_json, run.config
     marker = folder.path / UNFINISHED
     if not marker.exists() and (remains := _remains(folder)):
         raise StoreError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from normlab.errors import StoreError, notify
-from normlab.store.schema import COMPLETED_STATES, DIVERGED, FINISHED, STATUS_FILE
+from normlab.store.record import RunRecord, Setting
+from normlab.store.schema import COMPLETED_STATES, DIVERGED, FINISHED, RUNNING, STATUS_FILE
 from normlab.train import checkpoint
 from normlab.train.loop import Loop
 from normlab.train.training_run import FRESH, Progress, TrainingRun
@@ -29,7 +29,7 @@ def resume_from_checkpoint(loop: Loop) -> None:
     loop.restore(checkpoints)
     for run, saved in zip(loop.runs, checkpoints, strict=True):
         folder = run.folder
-        folder.truncate(saved.meta["record_bytes"])
+        folder.truncate(saved.meta["metrics_bytes"])
         # At the last step, statistics with the step's own number were measured after the last update and stay.
         folder.statistics.truncate(saved.step + (saved.step == run.config.train.steps))
         for problem in folder.statistics.missing_warnings(saved.step):
@@ -107,25 +107,27 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> checkpoi
 
 def report_changes(run: TrainingRun) -> None:
     """Warn of and record other code, threads, instructions or hardware than at the run's start: bits will differ."""
-    old, new = _environment(run.stored), _environment(run.record)
+    old, new = (
+        _environment(RunRecord.parse(run.folder, content, {}, RUNNING)) for content in (run.run_json, run.new_run_json)
+    )
     # A record from before a field existed does not hold it.
     differences = [f"{name} was {old[name]} and is {new[name]}" for name in old if old[name] not in (None, new[name])]
     if differences:
         text = "; ".join(differences)
-        run.progress.elsewhere.append(f"from step {run.progress.step}: {text}")
+        run.progress.changes_at_resume.append(f"from step {run.progress.step}: {text}")
         print(f"warning: resuming where {text}; results will not be bit-identical", file=sys.stderr)
 
 
-def _environment(run: dict[str, Any]) -> dict[str, Any]:
+def _environment(run: RunRecord) -> dict[str, Setting]:
     """Return what a run's bits depend on besides its identity."""
-    git = run["git"] or {}
-    commit = f"{git['commit'][:10]}{' with changes ' + git['diff'][:10] if git['diff'] else ''}" if git else "unknown"
-    resolved = ("threads", "instructions", "device_name", "deterministic")
     return {
-        **{name: run["resolved"].get(name) for name in resolved},
-        "the size of its pack": len(run["pack"]["runs"]) if "pack" in run else 1,
-        "the block's fingerprint": run.get("fingerprint"),
-        "torch": run["versions"].get("torch"),
-        "normlab": run["versions"].get("normlab"),
-        "normlab's commit": commit,
+        "threads": run.machine.threads,
+        "instructions": run.machine.instructions,
+        "device_name": run.machine.device_name,
+        "deterministic": run.machine.deterministic,
+        "the size of its pack": len(run.pack.runs) or 1,
+        "the block's fingerprint": run.fingerprint,
+        "torch": run.versions.get("torch"),
+        "normlab": run.versions.get("normlab"),
+        "normlab's commit": run.git.label,
     }

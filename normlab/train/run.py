@@ -93,7 +93,7 @@ def train_pack(
             ]
         for run in runs:
             check_pack(run)
-            run.record["fingerprint"] = runs[0].record.get("fingerprint") or fingerprint(configs[0])
+            run.new_run_json["fingerprint"] = runs[0].new_run_json.get("fingerprint") or fingerprint(configs[0])
         # The loop comes before the folders: a config that cannot be trained leaves nothing behind.
         with _convert_torch_errors():
             loop = Loop(runs, settings, corpus)
@@ -133,8 +133,8 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
         for run in loop.runs:
             first = run.progress.step
             for tracker in run.trackers:
-                tracker.start(run.stored, first)
-                if run.stored.get("continued_from", {}).get("step") == first and first > 0:
+                tracker.start(run.run_json, first)
+                if run.run_json.get("continued_from", {}).get("step") == first and first > 0:
                     tracker.log(run.folder.rows().rows)  # those of the parent run
         wait_for_start(_wandb_trackers(loop))
         with _convert_torch_errors():

@@ -33,11 +33,11 @@ class Progress:
     best_val_step: int | None = None
     seconds: float = 0.0
     """Time in steps, without evaluations and checkpoints, over all processes of the run."""
-    elsewhere: list[str] = field(default_factory=list)
+    changes_at_resume: list[str] = field(default_factory=list)
     """Each resume with other code or on another machine: the step, and what differed."""
 
 
-META = ("progress", "last_finite", "diverged", "record_bytes", "run_id")
+META = ("progress", "last_finite", "diverged", "metrics_bytes", "run_id")
 """The fields of a checkpoint's meta.json."""
 
 
@@ -47,15 +47,15 @@ class TrainingRun:
 
     config: RunConfig
     folder: RunFolder
-    record: dict[str, Any] = field(default_factory=dict)
+    new_run_json: dict[str, Any] = field(default_factory=dict)
     """The run.json that a start today would write."""
-    stored: dict[str, Any] = field(default_factory=dict)
-    """The run.json that the folder holds: `record`, or that of the first start."""
+    run_json: dict[str, Any] = field(default_factory=dict)
+    """The run.json that the folder holds: `new_run_json`, or that of the first start."""
     trackers: Sequence[Tracker] = ()
     progress: Progress = field(default_factory=Progress)
     diverged: dict[str, Any] | None = None
     """The step that diverged, its loss and gradient norm, and the last finite step."""
-    settled: bool = False
+    divergence_written: bool = False
     """Whether status.json says diverged already: the fate of the pack's other runs no longer matters."""
     saved_step: int | None = None
     """The step of the newest checkpoint that this process wrote or resumed from."""
@@ -125,7 +125,7 @@ class TrainingRun:
             "tokens_per_s": tokens / progress.seconds if progress.seconds else None,
             "peak_memory_bytes": peak_memory_bytes,
             "checkpoint": self.saved_step,
-            **({"pack": self.record["pack"]} if "pack" in self.record else {}),
+            **({"pack": self.new_run_json["pack"]} if "pack" in self.new_run_json else {}),
             **({"diverged": self.diverged} if self.diverged else {}),
         }
 
@@ -138,7 +138,7 @@ class TrainingRun:
             "progress": asdict(self.progress),
             "last_finite": self.last_finite,
             "diverged": self.diverged,
-            "record_bytes": self.folder.size(),
+            "metrics_bytes": self.folder.size(),
             "run_id": self.folder.run_id,
         }
         # The previous checkpoint is intact: this process wrote it, or resumed from it.

@@ -32,6 +32,6 @@ def test_warning_is_printed_once_and_recorded(overrides: list[str], run_command:
     code, _, err = run_command("train", *overrides, "norm=batchnorm", "train.steps=2")
     assert (code, err.splitlines()[0], err.count("later tokens")) == (0, f"warning: {line}", 1)
     (record,) = tmp_path.rglob("run.json")
-    assert json.loads(record.read_text())["doubts"] == [line]
+    assert json.loads(record.read_text())["warnings"] == [line]
     err = run_command("sweep", *overrides, "norm=batchnorm,rmsnorm", "seed=0,1", "--dry-run")[2]
     assert err == f"warning: {line}\n"

@@ -98,7 +98,7 @@ def test_unfinished_runs_have_a_state_and_a_note(make_run, tmp_path):
 
 
 def test_unknown_fields_and_changed_environments_are_noted(make_run, tmp_path):
-    make_run("a", run={"mood": "fine", "speed": 3}, status={"elsewhere": ["from step 7: torch was 1 and is 2"]})
+    make_run("a", run={"mood": "fine", "speed": 3}, status={"changes_at_resume": ["from step 7: torch was 1 and is 2"]})
     (row,) = summarize(tmp_path)
     assert row["state"] == "finished"
     assert (

@@ -14,7 +14,8 @@ from normlab.store.runs import RunFolder
 FOLDER = RunFolder("runs/abc")
 STATUS = {
     "state": "diverged", "step": 40, "steps": 100, "val_loss": "nan", "best_val_loss": 2.5, "initial_val_loss": 5.5,
-    "checkpoint": 20, "elsewhere": ["from step 7: torch was 1 and is 2"], "spikes": {"loss_olmo_core": {"spikes": 1}},
+    "checkpoint": 20, "changes_at_resume": ["from step 7: torch was 1 and is 2"],
+    "spikes": {"loss_olmo_core": {"spikes": 1}},
     "diverged": {
         "step": 40, "loss": "nan", "grad_norm": "inf", "last_finite": {"step": 39, "loss": 7.0, "grad_norm": 3.0},
     },
@@ -63,3 +64,11 @@ def test_absurd_fields_are_no_error(odd):
             run = RunRecord.parse(FOLDER, changed["run"], changed["status"], state)
             assert run.outcome in (None, "finished", "stuck", "regressed", "diverged")
             assert isinstance(f"{run.name} {run.divergence} {run.references.start}", str)
+
+
+def test_a_record_with_older_names_of_fields_is_read(tmp_path):
+    folder = RunFolder.create(tmp_path / "abc", {"trunk": "1f", "doubts": []})
+    folder.write_status({"state": "finished", "elsewhere": ["from step 7: torch was 1 and is 2"]})
+    run = RunRecord.read(folder)
+    assert (run.prefix_hash, run.status.changes_at_resume) == ("1f", ("from step 7: torch was 1 and is 2",))
+    assert run.unknown_fields == ()

@@ -367,6 +367,8 @@ def test_unknown_meta_fields_are_reported_and_missing_ones_fail(
     path = folder.path / "checkpoints" / "step_00000011"
     meta = json.loads((path / "meta.json").read_text())
     more = {**meta, "mood": "fine", "progress": {**meta["progress"], "speed": 1}}
+    more["record_bytes"] = more.pop("metrics_bytes")  # the names of an older normlab
+    more["progress"]["elsewhere"] = more["progress"].pop("changes_at_resume")
     for content, code in (({**meta, "progress": {}}, 2), ({"progress": 3}, 2), (more, 0)):
         (path / "meta.json").write_text(json.dumps(content))
         _write_manifest(path)

@@ -270,9 +270,9 @@ def test_resume_with_other_versions_warns_and_is_recorded(
     assert code == 0
     message = f"torch was 1.0 and is {run['versions']['torch']}; normlab's commit was 0000000000 and is "
     assert f"warning: resuming where {message}" in err.splitlines()[0]
-    (noted,) = folder.status()["elsewhere"]
+    (noted,) = folder.status()["changes_at_resume"]
     assert noted.startswith(f"from step 11: {message}")
-    assert RunFolder(reference).status()["elsewhere"] == []
+    assert RunFolder(reference).status()["changes_at_resume"] == []
 
 
 def test_fresh_skips_a_run_of_another_process(train: Train) -> None:

@@ -111,4 +111,4 @@ def test_is_in_the_record_and_in_wandb(overrides: list[str], tmp_path: Path) -> 
     run = train(config, trackers=[]).folder.run()
     assert run["fingerprint"] == flat_config(run)["fingerprint"] == fingerprint(config)
     assert flat_config(run)["causal"] is True
-    assert json.loads(json.dumps(run))["doubts"] == []
+    assert json.loads(json.dumps(run))["warnings"] == []

@@ -35,6 +35,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 CORPUS = Path(__file__).with_name("corpus.txt")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that uses the browser."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _isolated_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the user's cache and W&B login out of the tests; all tests of a worker share one cache."""

@@ -184,7 +184,7 @@ def test_train_resume_summarize_list_and_sample_a_run(
     assert out.startswith("The norm")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("unreadable", "arguments", "message"),
     [
@@ -221,7 +221,7 @@ def test_an_unreadable_file_is_a_one_line_error(
     assert message in err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_unreadable_checkpoints_are_a_one_line_error(
     overrides: list[str], run_command: Command, run_bound: Command, tmp_path: Path
 ) -> None:
@@ -259,7 +259,7 @@ def test_sampling_errors_are_one_line(
         assert "logits are not finite, because the run diverged" in err
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_run_finishes_with_closed_streams(closed: str, overrides: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "normlab", "train", *overrides, "train.steps=1"]
@@ -269,7 +269,7 @@ def test_a_run_finishes_with_closed_streams(closed: str, overrides: list[str], t
     assert [entry.state for entry in find_runs(tmp_path / "results")] == ["finished"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("command", [["doctor"], ["list", "norms"], ["train", "--help"]])
 def test_output_that_cannot_be_written_is_one_line(command: list[str], tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
@@ -283,7 +283,7 @@ def test_output_that_cannot_be_written_is_one_line(command: list[str], tmp_path:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_closed_pipe_does_not_fail_a_run(overrides: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "normlab", "train", *overrides, "--multirun", "seed=0,1", "train.steps=2"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -311,7 +311,7 @@ def test_a_number_in_a_config_file_is_not_a_boolean(run_command: Command, tmp_pa
     assert "norm/mine.yaml: gain=1000 is not a boolean; set true or false" in err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_failure_of_a_multirun_is_printed(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
     for seed in (1, 2):
         run = compose_run([*overrides, f"seed={seed}"])
@@ -325,7 +325,7 @@ def test_every_failure_of_a_multirun_is_printed(overrides: list[str], run_comman
     assert [entry.state for entry in find_runs(tmp_path / "results")].count("finished") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_hydra_flag_works(
     overrides: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,7 +420,7 @@ def test_quotes_and_interpolations_keep_hydras_meaning(text: str, value: str | N
     assert compose_run([f"run.name={text}"]).run.name == value
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("what", ["norms", "placements", "models", "data", "optim"])
 def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) -> None:
 
@@ -442,7 +442,7 @@ def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) 
     assert all(entry["name"] in table for entry in entries)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_init_rule_is_listed_as_it_is_defined(run_command: Command) -> None:
     listed = {entry["name"]: entry for entry in json.loads(run_command("list", "init", "--json")[1])}
     configs = {of: compose_run(placement_overrides(of)) for of in INIT_OF_PLACEMENT}
@@ -465,7 +465,7 @@ def placement_overrides(placement: str) -> list[str]:
     return [f"placement={placement}", *([] if load_placements()[placement].has_norms(4) else ["norm=none"])]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "name", "entries"),
     [
@@ -494,7 +494,7 @@ def test_a_name_that_means_several_things_is_explained(
     assert named & known.keys() == entries
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "arguments", [["placements", "pree"], ["placements", "ln"], ["placements", "hybrid", "--json"]]
 )
@@ -504,7 +504,7 @@ def test_an_unknown_name_is_answered_with_the_choices(arguments: list[str], run_
     assert "choose one of b2t, " in err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "name", "kinds"),
     [("placements", "layernorm", ["norms"]), ("norms", "peri", ["placements"]), ("models", "xavier", ["init"])],
@@ -536,7 +536,7 @@ def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
     assert causal["rmsnorm"] == causal["rmsnorm_llama"] == {"yes"}
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -565,7 +565,7 @@ def test_light_commands_load_no_heavy_package(arguments: list[str], tmp_path: Pa
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_run_without_compile_loads_no_compiler(overrides: list[str]) -> None:
     """Loading the compiler takes as long as loading the rest of torch."""
     code = (

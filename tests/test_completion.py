@@ -36,7 +36,7 @@ def candidates(line: str) -> list[str]:
     return completion.candidates(line, COMMANDS)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -85,10 +85,10 @@ def test_every_registered_name_is_offered() -> None:
         assert {f"{group}={name}" for name in built_in} <= set(candidates(f"normlab train {group}="))
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     "overrides",
-    [[], pytest.param(["norm=batchnorm", "optim=sgd", "data=files", "data.path=x"], marks=pytest.mark.slow)],
+    [[], pytest.param(["norm=batchnorm", "optim=sgd", "data=files", "data.path=x"], marks=pytest.mark.process)],
 )
 def test_every_option_is_offered(overrides: list[str]) -> None:
     """Without overrides this also compares the defaults with conf/train.yaml."""
@@ -110,7 +110,7 @@ SHELLS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [

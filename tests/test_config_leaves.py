@@ -394,7 +394,7 @@ def write_texts(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(kind, "hub", {"name": "a_dataset"})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("choice", "option", "row"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in rows()])
 def test_option_has_an_effect(
     choice: str, option: str, row: Row, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -119,7 +119,7 @@ def test_more_threads_than_cores() -> None:
     assert f"OMP_NUM_THREADS={cores}" in result["do"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
@@ -174,7 +174,7 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_compiler_that_fails_is_a_one_line_error(tmp_path: Path, overrides: list[str]) -> None:
     """A compiler that exists and fails is only found by torch, at the first step."""
     broken = tmp_path / "c++"

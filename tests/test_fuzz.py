@@ -23,7 +23,7 @@ def fuzz_inputs() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "count", "seed"),
     [

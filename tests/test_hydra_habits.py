@@ -90,7 +90,7 @@ def value_of(config: RunConfig, option: str) -> Any:
     return config
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("habit", HABITS)
 def test_every_command_composes_the_same_run(
@@ -121,7 +121,7 @@ def test_a_grid_of_configs_in_config_dir(
     assert composed == [(norm, "peri", 3, seed) for norm in ("mine", "none") for seed in (0, 1)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_train_multirun_over_configs_in_config_dir(run_command: Command, overrides: list[str], tmp_path: Path) -> None:
     short = [*overrides, "train.steps=1", f"results_dir={tmp_path / 'kept'}"]
     code, _, err = run_command("train", "-m", "-cd=own", "-cn=myrun", *short, "norm=mine,none", "+experiment=deep")
@@ -150,7 +150,7 @@ def test_a_launcher_of_hydra_starts_the_jobs(run_command: Command, overrides: li
     assert {path.name for path in tmp_path.iterdir()} == {"own", "other", "results"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", COMMANDS)
 def test_cfg_job_prints_the_config_without_running(command: str, run_command: Command, tmp_path: Path) -> None:
     before = files_below(tmp_path)

@@ -56,7 +56,7 @@ def test_only_selects_and_no_argument_selects_all(script: ModuleType) -> None:
     assert {"pre", "ngpt"} < set(placements)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_trained_pair_is_a_failure(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["matrix.py", "--only", "norm=dyt", "placement=rezero"])
     assert script.main() == 1

@@ -18,7 +18,7 @@ def catalogue() -> dict[str, Any]:
     return entries.catalogue()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
@@ -48,7 +48,7 @@ def test_mutants_are_detected(catalogue: dict[str, Any], entry: str, text: str) 
     assert all(judging.judge([(mutant, checks) for mutant in chosen]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_placement_has_one_mutant_with_a_wrong_init(catalogue: dict[str, Any]) -> None:
     texts = [(entry, mutant.text) for entry, (mutants, _) in catalogue.items() for mutant in mutants]
     found = [
@@ -57,7 +57,7 @@ def test_each_placement_has_one_mutant_with_a_wrong_init(catalogue: dict[str, An
     assert sorted(found) == sorted(INIT_OF_PLACEMENT)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_mutant_changes_only_its_own_process(catalogue: dict[str, Any]) -> None:
     mutants, checks = catalogue["crmsnorm"]
     unchanged = Mutant("crmsnorm", "nothing", lambda: None)

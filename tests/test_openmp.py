@@ -16,7 +16,7 @@ assert torch.__version__  # loads torch, so that /proc/self/maps lists its OpenM
 HAS_LIBGOMP = sys.platform == "linux" and "libgomp" in Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.skipif(not HAS_LIBGOMP, reason="torch uses another OpenMP")
 @pytest.mark.parametrize(
     ("variables", "setting", "value"),

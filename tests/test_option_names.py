@@ -51,7 +51,7 @@ def test_meanings() -> None:
     assert hint("modle.depth", options) == " (did you mean 'model.depth'?)"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", ["train", "sweep"])
 @pytest.mark.parametrize("override", NEAR)
 def test_an_unknown_option_gets_the_right_hint(override: str, command: str, run_command: Command) -> None:

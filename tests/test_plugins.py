@@ -328,7 +328,7 @@ def test_starts_of_a_wrong_type_in_a_row_is_rejected(run_command: Command, tmp_p
     assert "placement 'strs': initial_values is '0.5', but must map" in err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) -> None:
     override = learned(tmp_path, "listed", 'initial_values: ClassVar = {"gain": "[2] * D", "shift": "0"}')
     assert "listed" not in run_command("list", "norms")[1]

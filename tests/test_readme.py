@@ -77,7 +77,7 @@ def test_there_are_commands() -> None:
     assert len(commands()) >= 16
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_commands_one_after_the_other_then_the_python_block(folder: Path, run_command: Command) -> None:
     for command in commands():
         small = SMALL if command[1] in ("train", "sweep") else []
@@ -97,7 +97,7 @@ def test_a_norm_and_a_row_are_added_in_few_lines() -> None:
         assert len(code) < fewer_than
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_same_file_and_row_inside_the_package(tmp_path: Path) -> None:
     """In a copy of the package: what the README says of plugins holds of a file and a row of its own."""
     shutil.copytree(ROOT / "normlab", tmp_path / "normlab")
@@ -122,7 +122,7 @@ def test_the_same_file_and_row_inside_the_package(tmp_path: Path) -> None:
             assert "scale=1.0: Where it turns flat, unit of x." in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_demo(folder: Path) -> None:
     """The script itself, on runs of seconds; its install step finds everything there."""
     done = subprocess.run(

@@ -139,7 +139,7 @@ def test_loading_in_python_needs_trust(foreign_run: RunFolder) -> None:
     assert MARKER.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_plugin_that_this_process_has_loaded_needs_no_trust(plugin_overrides: list[str]) -> None:
     folder = train(compose_run(plugin_overrides), trackers=[]).folder
     assert normlab.load(folder.path).model
@@ -168,7 +168,7 @@ def test_trust_without_a_model_is_refused(foreign_run: RunFolder, run_command: C
     assert "--trust: has no effect without --probe" in err
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_sweep_executes_the_plugins_of_its_command_but_not_of_its_plan(
     plugin_overrides: list[str], run_command: Command
 ) -> None:

@@ -21,7 +21,7 @@ def call(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess
     return done
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_wheel_trains_a_run(tmp_path: Path, overrides: list[str]) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path / "wheel")]

@@ -473,7 +473,7 @@ KILLS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("damaged", [False, True])
 def test_killed_build_leaves_no_trace(damaged: bool, files: Files, cache: Path) -> None:
     """After a kill at any moment, the next open builds the same corpus, and the next build removes the remains."""

@@ -339,7 +339,7 @@ def test_parquet_with_large_strings_and_dictionaries(files: Files, read: Read, t
     assert read(config) == ["x", "y", "u", "v", "u"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_line_of_25_million_characters(files: Files, read: Read) -> None:
     enormous = "0123456789" * 2_500_000
     texts = read(files({"a.txt": enormous, "b.jsonl": lines({"text": "before"}, {"text": enormous})}))

@@ -118,7 +118,7 @@ def decode_documents(result: dict[str, Any]) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_streamed_documents_equal_those_on_the_hub(hub: Any, opened: Any, cache: Path, tmp_path: Path) -> None:
     """This holds for Parquet in two files, JSONL, and several splits of a subset."""
     served = hub()
@@ -138,7 +138,7 @@ def test_streamed_documents_equal_those_on_the_hub(hub: Any, opened: Any, cache:
     assert not list(tmp_path.rglob("*.arrow")), "a copy of the dataset was kept"
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_second_open_sends_no_request(hub: Any, opened: Any) -> None:
     served = hub()
     overrides = {"name": "org/jsonl", "column": "body", "tokenizer": "bpe", "vocab_size": 300}
@@ -153,7 +153,7 @@ def test_second_open_sends_no_request(hub: Any, opened: Any) -> None:
     assert not second["datasets"]
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_max_tokens_limits_the_download(hub: Any, opened: Any) -> None:
     served = hub()
     _, some = opened(served.endpoint, {"name": "org/parquet"}, {"name": "org/parquet", "max_tokens": 2000})
@@ -167,7 +167,7 @@ def test_max_tokens_limits_the_download(hub: Any, opened: Any) -> None:
     assert sum(first in request for request in gets) >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_errors_of_datasets_say_what_to_do(hub: Any, opened: Any, cache: Path) -> None:
     served = hub(gated=("datasets/org/gated",))
     cases: dict[str, dict[str, Any]] = {
@@ -193,7 +193,7 @@ def test_errors_of_datasets_say_what_to_do(hub: Any, opened: Any, cache: Path) -
     assert list((cache / "tokens").iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_tokenizer_is_downloaded_once(hub: Any, opened: Any, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -252,7 +252,7 @@ def silent_endpoint() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.slow
+@pytest.mark.network
 @pytest.mark.parametrize("failure", ["refused", "silent", "no such name", "offline", "portal", "in trouble"])
 @pytest.mark.parametrize("options", [{}, {"tokenizer": "org/pretrained"}], ids=["dataset", "tokenizer"])
 def test_error_without_hub_and_cache(
@@ -275,7 +275,7 @@ def test_error_without_hub_and_cache(
     assert "is not in the local cache, nor a path here;" in result["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_silent_hub_fails_within_five_seconds(silent_endpoint: str, tmp_path: Path) -> None:
     """The error is one line that names the timeout."""
     overrides = ["train", "data=tinystories", "tracking.wandb=off", f"results_dir={tmp_path / 'results'}"]
@@ -339,7 +339,7 @@ def test_timeout_must_be_a_positive_number(what: str, seconds: str, monkeypatch:
         open_corpus(config)
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_timeout_is_as_long_as_it_is_set(silent_endpoint: str, opened: Any) -> None:
     """It does not depend on the variable of the libraries."""
     (result,) = opened(silent_endpoint, {"name": "org/x"}, NORMLAB_HUB_PATIENCE="2.5", HF_HUB_ETAG_TIMEOUT="7")
@@ -367,7 +367,7 @@ def test_error_of_a_named_corpus_has_its_override(name: str) -> None:
         open_corpus(DATA[name]())  # pyright: ignore[reportCallIssue]
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_cache_of_datasets_is_read_without_hub(hub: Any, opened: Any) -> None:
     served = hub()
     load = "import datasets; datasets.load_dataset('org/subsets', 'two'); datasets.load_dataset('org/parquet')"
@@ -389,9 +389,9 @@ QUICK = "time.sleep = lambda seconds: None\n"
 """Skips the 58 seconds that the libraries wait between their retries."""
 
 
-@pytest.mark.slow
+@pytest.mark.network
 @pytest.mark.parametrize("name", ["jsonl", "parquet"])
-@pytest.mark.parametrize("before", [QUICK, pytest.param("", marks=pytest.mark.slow)], ids=["quick", "real"])
+@pytest.mark.parametrize("before", [QUICK, pytest.param("", marks=pytest.mark.network)], ids=["quick", "real"])
 def test_hub_that_fails_within_a_file(name: str, before: str, hub: Any, opened: Any, cache: Path) -> None:
     overrides = {"name": f"org/{name}"} | ({"column": "body"} if name == "jsonl" else {})
     size = sum(map(len, DATASETS[f"datasets/org/{name}"].values()))

@@ -92,7 +92,7 @@ def test_encoding_in_pieces_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatc
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bpe_of_a_line_of_8_mb(files: Callable[..., FilesData]) -> None:
     """The line has no space, so it is one word for a pattern without limits."""
     draw = random.Random(0)

@@ -130,7 +130,6 @@ def check_statistics(open_page: Page, selector: str, x: np.ndarray) -> None:
         assert float(cell["value"]) == pytest.approx(expected, rel=1e-6, abs=1e-12 * scale + 1e-300), (selector, cell)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("which", MATRICES)
 def test_live_norms_equal_the_modules(open_page: Page, which: str) -> None:
     x = MATRICES[which]
@@ -226,7 +225,6 @@ def test_every_live_norm_has_a_card_with_its_source_and_eps(open_page: Page) -> 
         assert f"{eps:.0e}".replace("-0", "\N{MINUS SIGN}") in card
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", load_norms())
 def test_every_norm_shows_its_modules_output(open_page: Page, name: str) -> None:
     details = open_page.locator(f"details#norm-{name}")
@@ -324,7 +322,6 @@ def test_diagram_has_the_norms_of_the_formula(open_page: Page, name: str) -> Non
         assert text in card
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("open_all", [False, True])
 def test_nothing_is_cut_on_a_phone(browser: Browser, written: Path, theme: str, open_all: bool) -> None:

@@ -154,7 +154,7 @@ def test_group_kind_of_each_norm(name: str) -> None:
     assert norms.group_kind(norms.dependencies(name)) == KINDS[name]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", load_norms())
 def test_dependencies_equal_finite_differences(name: str) -> None:
     """Compare the Jacobian's nonzero entries with finite differences at random matrices."""

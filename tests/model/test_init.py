@@ -347,7 +347,7 @@ def losses_gradients(model: GPT, vocab: int, context: int) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm", "batchnorm", "none"])

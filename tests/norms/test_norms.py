@@ -36,7 +36,8 @@ each_norm = pytest.mark.parametrize("options", DEFAULTS, ids=label)
 each_variant = pytest.mark.parametrize("options", ALL, ids=label)
 # Where a variant takes long: all but the defaults are slow; test_references.py holds each to its formula in any case.
 mainly_defaults = pytest.mark.parametrize(
-    "options", [pytest.param(one, marks=[] if one in DEFAULTS else pytest.mark.slow, id=label(one)) for one in ALL]
+    "options",
+    [pytest.param(one, marks=[] if one in DEFAULTS else pytest.mark.exhaustive, id=label(one)) for one in ALL],
 )
 
 
@@ -57,7 +58,7 @@ def assert_same(actual: tuple, expected: tuple, **tolerance: float) -> None:
 # What is kept
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @each_variant
 @pytest.mark.parametrize("shape", [(5, WIDTH), (2, 3, WIDTH), (2, 3, 4, WIDTH), (2, 3, 1)], ids=str)
 def test_shape_and_dtype_are_kept_and_the_input_is_unchanged(options: NormConfig, shape: tuple[int, ...]) -> None:
@@ -182,7 +183,7 @@ def test_one_graph_equals_eager(options: NormConfig) -> None:
     assert_same(outcome(norm, x), expected, rtol=0, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @IMPORTS_INDUCTOR
 def test_compiled_norm_is_as_accurate_as_eager() -> None:
     # Where a gradient is a small difference of large terms, neither is near the other.
@@ -219,7 +220,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @each_variant
 @pytest.mark.parametrize("kind", INPUTS)
 def test_values_and_gradients_are_finite(options: NormConfig, kind: str) -> None:

@@ -372,7 +372,7 @@ def test_running_variances_differ_by_n_over_n_minus_one() -> None:
 FILES = sorted((config_dir() / "norm").glob("*.yaml"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_preset_composes_and_carries_its_name(path: Path) -> None:
     norm = preset(f"norm={path.stem}")
@@ -385,7 +385,7 @@ def test_every_preset_composes_and_carries_its_name(path: Path) -> None:
     assert f"# normlab train norm={path.stem}" in comments
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", load_all())
 def test_a_norm_without_a_preset_is_its_defaults(name: str) -> None:
     assert preset(f"norm={name}") == load_all()[name]()  # pyright: ignore[reportCallIssue]

@@ -78,7 +78,7 @@ def test_export_inside_a_running_event_loop(browser, write):
     assert list(export_images(write(DRAWING_SCRIPT, sizes=[["one", 3, 5]]))) == ["one"]
 
 
-@pytest.mark.slow
+@pytest.mark.browser
 def test_browser_has_no_network(tmp_path):
     executable()
     requests: list[str] = []
@@ -108,7 +108,7 @@ def test_browser_has_no_network(tmp_path):
     assert requests == ["/by-the-test"]
 
 
-@pytest.mark.slow
+@pytest.mark.browser
 def test_page_without_figures(write):
     executable()
     assert "has no figures to export" in refused(write("const other = 1;"))
@@ -125,7 +125,7 @@ def test_missing_page(tmp_path):
     assert "ERR_FILE_NOT_FOUND" in refused(tmp_path / "none.html")
 
 
-@pytest.mark.slow
+@pytest.mark.browser
 @pytest.mark.parametrize("body", ["for (;;) {}", "return new Promise(() => {});"])
 def test_page_that_never_finishes(write, monkeypatch, body):
     executable()

@@ -141,7 +141,7 @@ def test_simulated_coverage_and_rejection_rates_are_nominal():
         assert np.mean([test.p < 0.05 for test in shifted]) > 0.15
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_simulated_rejection_rate_with_divergence_is_at_most_nominal():
     """Each side diverges in one of ten runs. The largest attainable rate of 10 pairs below 5 % is 4.9 %."""
     draw, n = np.random.default_rng(2), 10
@@ -231,7 +231,7 @@ def test_uncrossed_replicates_are_equal_to_independent_values():
         assert (found.design.fixed, str(found.design)) == (factor, "5")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("deviations", [(1, 1, 0), (0.2, 1, 0.5), (1, 0, 0), (0, 1, 0), (1, 0.3, 0), (0, 0, 1)])
 @pytest.mark.parametrize(("a", "b"), [(6, 6), (2, 6), (3, 3)])
 def test_simulated_coverage_over_crossed_seeds_is_at_least_nominal(a, b, deviations):

@@ -68,7 +68,6 @@ def test_plotly_is_optional():
     assert len(page("t", "", {}, [])) > 1e6 > len(page("t", "", {}, [], plotly=False))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", INJECTED)
 def test_injected_script_does_not_run(browser, asset, tmp_path, how):
     text = page("t", "", ATTACK, [asset(INJECTED[how])], plotly=False)

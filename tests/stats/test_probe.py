@@ -164,7 +164,7 @@ def test_probe_must_fit_its_time_share() -> None:
     assert not fits_share(0.03, 1000, 100, 10.0, [1.6])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_probe_beyond_its_time_share_is_skipped_and_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +209,7 @@ def test_as_many_probes_as_fit_are_scheduled(overrides: list[str], moments: set[
     assert share is None or len(moments) * probe_cost(4, 8) <= share * config.train.steps
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_probes_do_not_change_the_bits_of_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain = ("train.steps=120", "model.depth=2", "train.batch_size=8", "norm=batchnorm")
     folder = trained(tmp_path / "probed", "stats=full", "stats.probe_share=1", *plain)
@@ -224,7 +224,7 @@ def test_probes_do_not_change_the_bits_of_a_run(tmp_path: Path, capfd: pytest.Ca
     assert all(("sharpness_pre" in part) == (0 not in part.steps) for part in parts)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_diverging_run_diverges_with_probes_too(tmp_path: Path, run_command: Any) -> None:
     overrides = ("stats=full", "stats.probe_share=1", "train.steps=60", "train.log_every=60", "optim.lr=1e30")
     folder = trained(tmp_path, *overrides, "train.batch_size=8")
@@ -246,7 +246,7 @@ def test_probe_of_another_tiers_statistic_fails(tmp_path: Path, run_command: Any
         assert err.startswith(f"error: --probe: does not measure {name}; choose one of angular") or "sharpness" in err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sharpness_pre_needs_adam_and_an_update(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sharpness_pre: has no effect with optim=sgd"):
         compose_run(["optim=sgd", "stats.also=[sharpness_pre]"])
@@ -268,7 +268,7 @@ def test_run_too_short_for_a_probe_reports_that(tmp_path: Path, capfd: pytest.Ca
     assert "no probe fits into stats.probe_share=0.03 of 3 steps" in capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_inspect_probes_the_checkpoints_of_a_finished_run(
     tmp_path: Path, run_command: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

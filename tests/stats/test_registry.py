@@ -131,7 +131,7 @@ OVERRIDES = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "body", "missing"),
     [

@@ -62,7 +62,7 @@ def series(steps: int) -> dict[str, np.ndarray]:
     return {"loss": loss, "grad_norm": grad_norm, "clip": np.minimum(1, 3 / grad_norm)}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("steps", [1, 2, 11, 128, 129, 200, 201, 202, 1000, 1001, 2500])
 def test_every_rule_equals_a_loop_over_steps(steps: int) -> None:
     given = series(steps)

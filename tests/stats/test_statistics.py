@@ -24,8 +24,8 @@ def test_every_statistic_equals_the_reference(placement: str, accumulation: int,
     compare(setup.measured(3), setup.expected(3, placement), 1e-10 if dtype == torch.float64 else 1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.slow), 3], ids=["single", "stacked"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.exhaustive), 3], ids=["single", "stacked"])
 def test_every_compiled_statistic_equals_the_reference(runs: int) -> None:
     torch.compiler.reset()
     setup = case(

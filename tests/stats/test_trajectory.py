@@ -31,12 +31,12 @@ CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("overrides", "compiled"),
     [
         # Half a minute to a minute each where they are compiled.
-        pytest.param(overrides, compiled, marks=[pytest.mark.slow] if compiled == "on" else [])
+        pytest.param(overrides, compiled, marks=[pytest.mark.exhaustive] if compiled == "on" else [])
         for name, overrides in CASES.items()
         for compiled in ("off", "on")
     ],
@@ -59,10 +59,10 @@ def test_statistics_do_not_change_eager_bfloat16_steps(tmp_path: Path) -> None:
     assert found == [found[0]] * 3
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("post", "peri")]
+SLOW = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("post", "peri")]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("placement", ["pre", *SLOW])
 def test_statistics_change_compiled_bfloat16_steps_by_rounding_only(placement: str) -> None:
     """The compiler may keep rounded values for the backward pass or recompute them unrounded, unlike in float32.

@@ -76,7 +76,7 @@ class Faulty(torch.nn.Module):
 '''
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_failures_of_five_of_eight_runs_leave_the_others_alone(
     overrides: list[str], tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +118,7 @@ def test_failures_of_five_of_eight_runs_leave_the_others_alone(
     assert "8 finished" in out
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_dead_supervisor_and_ctrl_c_leave_no_process_and_lose_no_step(overrides: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "normlab", "sweep", *overrides, "seed=0,1", "sweep.name=x", "sweep.jobs=2"]
     command += ["train.steps=100000", "train.log_every=1", "eval.every=0", "stats=off"]

@@ -32,7 +32,7 @@ def runs_of(results: Path) -> dict[str, RunFolder]:
     return {folder.name: RunFolder(folder) for folder in sorted((results / "runs").glob("*"))}
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
     overrides: list[str], run_command: Command, tmp_path: Path
 ) -> None:
@@ -65,7 +65,7 @@ def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
 KILLS = 10
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_killed_at_any_time_with_all_its_processes_it_ends_as_if_undisturbed(
     overrides: list[str], tmp_path: Path
 ) -> None:

@@ -142,7 +142,7 @@ def configs_of(overrides: list[str], *seeds: int) -> list[RunConfig]:
     return [compose_run([*overrides, "train.steps=2", f"seed={seed}"]) for seed in seeds]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs_that_were_trained_differently_are_reported(
     plan: Callable[..., PlannedSweep], overrides: list[str], run_command: Command
 ) -> None:
@@ -218,7 +218,7 @@ def record_of(overrides: list[str], config: RunConfig, made: Plan, number: int) 
 # Plans of older normlabs.
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., PlannedSweep], overrides: list[str]) -> None:
     """An older normlab timed packs: the packs stay, and the plan notes how they were chosen."""
     grid = ("train.steps=2", "seed=range(4)", "sweep.name=x")

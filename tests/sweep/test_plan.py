@@ -45,7 +45,7 @@ def plan(overrides: list[str]) -> Callable[..., PlannedSweep]:
     return lambda *more: make_plan(*compose_sweep([*overrides, *more]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "grid",
     [

@@ -55,7 +55,7 @@ def run_sweep(
 # With submitit's processes on this machine.
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("pack", ["off", "2"])
 def test_preempted_task_resumes_bit_for_bit(overrides: list[str], tmp_path: Path, pack: str) -> None:
     """It is queued again, resumes from the step that all its runs have, and ends bit for bit the same."""
@@ -92,7 +92,7 @@ def test_preempted_task_resumes_bit_for_bit(overrides: list[str], tmp_path: Path
     assert read_queue(folder) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_supervisor_may_stop_and_continue_to_watch(
     overrides: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -402,7 +402,7 @@ def test_outcomes_without_a_supervisor_are_recorded_later(
     assert len(cluster.scripts) == 2, "the second pack was not submitted again"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_sweep_continues_here_once_slurm_has_no_pack_of_it(
     overrides: list[str], tmp_path: Path, cluster: Cluster, run_command: Command
 ) -> None:

@@ -29,7 +29,7 @@ def measured(results: Path, *overrides: str) -> Profiles:
     return profiles
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("placement", ["pre", "peri", "siamese"])
 def test_number_of_keys_does_not_depend_on_depth(placement: str, tmp_path: Path) -> None:
     shallow, deep = (

@@ -399,7 +399,7 @@ def test_the_summary_has_the_outcome_and_no_final_loss_of_a_diverged_run(tmp_pat
     assert summary_of(state="finished", outcome="stuck") == stuck
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_run_continues_after_its_process_is_killed(tmp_path: Path) -> None:
     body = """
     tracker = begin("offline")
@@ -436,7 +436,7 @@ def test_waits_are_ten_seconds_at_most() -> None:
     assert tracking.SETTINGS["init_timeout"] > tracking.WAIT_S, "W&B's own timeout would come first"
 
 
-@pytest.mark.slow
+@pytest.mark.network
 @pytest.mark.parametrize("when", ["begun", "beginning"])
 def test_run_continues_after_its_process_is_stopped(when: str, tmp_path: Path) -> None:
     """It neither answers nor dies: the run waits `WAIT_S` and `LAST_WAIT_S` at either end, and never for W&B itself.
@@ -479,7 +479,7 @@ def test_run_continues_after_its_process_is_stopped(when: str, tmp_path: Path) -
         assert line.endswith("; W&B got nothing")
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_unreachable_server_makes_the_run_offline(tmp_path: Path) -> None:
     body = """
     SETTINGS |= {"a_setting_of_another_version": 1, "init_timeout": 2.0}
@@ -497,7 +497,7 @@ def test_unreachable_server_makes_the_run_offline(tmp_path: Path) -> None:
     assert ([row["train/step"] for row in rows], exit_code) == ([10, 20, 30, 40], 0)
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_online_and_resumed(tmp_path: Path, server: Server) -> None:
     assert quiet(drive(tmp_path, "mirror('online')", **server.login))
     run = server.runs[RUN["run_id"]]
@@ -512,7 +512,7 @@ def test_online_and_resumed(tmp_path: Path, server: Server) -> None:
     assert not [path for path in server.paths if "/otel/" in path], "W&B reported about itself"
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_server_lost_during_the_run(tmp_path: Path, server: Server) -> None:
     body = """
     import urllib.request
@@ -562,7 +562,7 @@ def wandb_processes(server: Server) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_pack_with_a_hanging_server_waits_once_and_runs_offline(tmp_path: Path, server: Server) -> None:
     """One member asks the server; what the members then start offline is complete."""
     server.hangs = "/"
@@ -579,7 +579,7 @@ def test_pack_with_a_hanging_server_waits_once_and_runs_offline(tmp_path: Path, 
         assert (rows[-1]["train/step"], summary["state"], exit_code) == (20, "finished", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_pack_with_a_server_that_hangs_at_the_end(tmp_path: Path, server: Server) -> None:
     """Each run names the command that sends it, and why; none reports the end of the process that they share."""
     server.hangs = "file_stream"
@@ -594,7 +594,7 @@ def test_pack_with_a_server_that_hangs_at_the_end(tmp_path: Path, server: Server
     assert len(sent) == len(lines) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_pack_interrupted_twice_while_its_server_hangs(tmp_path: Path, server: Server) -> None:
     server.hangs = "file_stream"
     body = """
@@ -614,7 +614,7 @@ def test_pack_interrupted_twice_while_its_server_hangs(tmp_path: Path, server: S
     assert [run.status()["state"] for run in runs] == ["interrupted"] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_pack_with_a_slow_server_is_mirrored_completely(tmp_path: Path, server: Server) -> None:
     server.delay_s = 0.2
     body = "SETTINGS['init_timeout'] = SETTINGS['finish_timeout'] = 90.0; train_pack(configs('train.steps=20'))"
@@ -632,7 +632,7 @@ end(tracker, "interrupted")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.network
 @pytest.mark.parametrize("sent", ["each", "only the last"])
 def test_two_offline_parts_are_both_uploaded(sent: str, tmp_path: Path, server: Server) -> None:
     first = drive(tmp_path, "mode = 'offline'\n" + FIRST_20).stderr
@@ -644,7 +644,7 @@ def test_two_offline_parts_are_both_uploaded(sent: str, tmp_path: Path, server: 
     assert server.steps() == {"": [10, 20], "-from-20": [30, 40]}
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_offline_part_after_an_online_one(tmp_path: Path, server: Server) -> None:
     assert quiet(drive(tmp_path, "mode = 'online'\n" + FIRST_20, **server.login))
     unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}
@@ -656,7 +656,7 @@ def test_offline_part_after_an_online_one(tmp_path: Path, server: Server) -> Non
     assert server.steps() == {"": [10, 20, 40], "-from-20": [30, 40]}
 
 
-@pytest.mark.slow
+@pytest.mark.network
 @pytest.mark.parametrize("sent", ["before", "after"])
 def test_online_part_after_an_offline_one(sent: str, tmp_path: Path, server: Server) -> None:
     """What was not yet sent keeps the id, and is named at the end of the run that went online too."""
@@ -673,7 +673,7 @@ def test_online_part_after_an_offline_one(sent: str, tmp_path: Path, server: Ser
         assert server.steps() == {"": [10, 20], "-from-20": [30, 40]}
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_sync_command_names_a_killed_offline_part(tmp_path: Path, server: Server) -> None:
     body = """
     tracker = begin("offline")
@@ -706,7 +706,7 @@ def test_continued_run_has_all_rows_under_its_id(tmp_path: Path) -> None:
     assert [row["train/step"] for row in rows] == [10, 20, 30]
 
 
-@pytest.mark.slow
+@pytest.mark.network
 @pytest.mark.parametrize(
     ("variables", "login", "kinds"),
     [

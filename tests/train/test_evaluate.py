@@ -54,7 +54,7 @@ def test_batch_statistics_loss_is_recorded_for_norms_that_have_it(norm: str, gap
     assert (folder.status()["val_loss_batch_statistics"] is not None) == gap
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bf16_and_compile_train_the_same_model(overrides: list[str]) -> None:
     """Other precision or compilation is another run with nearly the same losses."""
     torch.compiler.reset()

@@ -106,7 +106,7 @@ def test_partial_record_without_run_json_fails(left: str, train: Train, command:
     assert contents(folder.path) == before
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("content", [b"[" * 200_000, b'{"x":' * 2000 + b"1" + b"}" * 2000], ids=["lists", "objects"])
 @pytest.mark.parametrize("place", ["manifest.json", "meta.json"])
 def test_deeply_nested_json_is_damage(
@@ -166,7 +166,7 @@ def test_old_manifest_without_a_seal_is_read(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path, 4).meta == {"a": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_unreadable_checkpoint_is_neither_damaged_nor_deleted(
     train: Train, run_bound: Command, interrupt: Callable[..., None]
 ) -> None:
@@ -260,7 +260,7 @@ class FileCreator:
         return open, (str(self.path), "w")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("dump", [pickle.dumps, _torch_file])
 @pytest.mark.parametrize(
     "place",
@@ -437,7 +437,7 @@ def test_file_instead_of_a_checkpoint_folder_is_replaced(
     assert differences(reference, folder.path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_out_of_memory_in_a_step_is_reported(tmp_path: Path) -> None:
     """The process may allocate 1 GiB after its start, and a step needs more."""
     script = """
@@ -461,7 +461,7 @@ main(sys.argv[1:])
     assert (entry.status.error or "").startswith("the memory ran out")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("command", ["train", "sample"])
 def test_out_of_memory_while_reading_a_checkpoint_is_not_damage(
     command: str, train: Train, interrupt: Callable[..., None]

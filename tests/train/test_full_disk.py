@@ -107,7 +107,7 @@ def test_disk_full_in_the_record(
     assert differences(reference, folder.path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("step", [0, 3])
 def test_disk_full_in_the_folder_of_wandb(
     step: int, disk: Path, reference: Path, run_command: Command, fill_at: Callable[[int], None], tmp_path: Path

@@ -31,7 +31,7 @@ OVERRIDES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("overrides", "compiled", "runs"),
     [
@@ -39,7 +39,7 @@ OVERRIDES = (
         *((overrides, False, 2) for overrides in OVERRIDES[1:]),
         # Compiled: the norm with buffers, a shared factor, blocks of two kinds; the others share their path.
         *(
-            pytest.param(overrides, True, 2, marks=pytest.mark.slow)
+            pytest.param(overrides, True, 2, marks=pytest.mark.exhaustive)
             for overrides in (OVERRIDES[0], OVERRIDES[3], OVERRIDES[5])
         ),
     ],
@@ -97,7 +97,7 @@ def test_diverged_run_is_frozen_and_the_others_continue() -> None:
         assert torch.equal(tensor[0], frozen[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_number_of_graphs_does_not_depend_on_depth() -> None:
     """Three graphs for a plain step and three for a measured one: embeddings, block, head."""
     graphs = []
@@ -117,7 +117,7 @@ def test_number_of_graphs_does_not_depend_on_depth() -> None:
     assert graphs == [[3, 6, 6, 6]] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("placement", ["hybrid", "hypersphere"])
 def test_placements_from_a_file_train_at_depth_12_compiled(placement: str, overrides: list[str]) -> None:
     norm = "norm=layernorm" if placement == "hybrid" else "norm=none"

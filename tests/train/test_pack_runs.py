@@ -67,7 +67,7 @@ class SignallingTracker:
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("overrides", [("norm=rmsnorm",), ("norm=batchnorm", "train.accumulation=2")])
 def test_run_has_the_same_record_in_a_pack_and_single(overrides: tuple[str, ...], tmp_path: Path) -> None:
     """Rows, statistics and weights agree to 1e-5 over ten steps in float32."""
@@ -119,7 +119,7 @@ def test_interrupted_pack_resumes_bit_identical(undisturbed: list[RunFolder], tm
     assert [run_differences(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("at", [4, 8, 16])
 def test_pack_killed_between_checkpoints_of_a_step_resumes_bit_identical(
     at: int, undisturbed: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +158,7 @@ def test_damaged_checkpoint_of_one_run_rewinds_the_pack(
 DIVERGING = (*NUMBERS[:2], ("seed=2", "optim.lr=1e30", "optim.warmup_steps=0"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_diverged_run_is_frozen_and_the_others_keep_their_bits(tmp_path: Path) -> None:
     calm = pack_of(configs_of(tmp_path / "calm"))
     outcomes = pack_of(configs_of(tmp_path / "wild", numbers=DIVERGING))
@@ -175,7 +175,7 @@ def test_diverged_run_is_frozen_and_the_others_keep_their_bits(tmp_path: Path) -
     assert all(row["step"] <= divergence["step"] for row in wild.rows().rows)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("at", [1, 6, 9])
 def test_pack_with_a_diverged_run_resumes_bit_identical(at: int, tmp_path: Path) -> None:
     undisturbed = [outcome.folder for outcome in pack_of(configs_of(tmp_path / "whole", numbers=DIVERGING))]

@@ -59,7 +59,7 @@ def losses(overrides: tuple[str, ...], steps: int, dtype: torch.dtype, *, nudge:
     return torch.stack(rows)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("overrides", PAIRS, ids=" ".join)
 def test_stacked_runs_equal_single_runs(overrides: tuple[str, ...]) -> None:
     """The losses agree to 1e-10 over ten steps in float64."""
@@ -68,7 +68,7 @@ def test_stacked_runs_equal_single_runs(overrides: tuple[str, ...]) -> None:
     assert (rows[:, 0] - rows[:, 1]).abs().max() > 1e-4, "the two runs are the same, so the comparison says nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("overrides", PAIRS, ids=" ".join)
 def test_stacked_runs_equal_single_runs_while_they_learn(overrides: tuple[str, ...]) -> None:
     """The losses agree to 1e-9 over fifty steps in float64, and fall below the unigram entropy."""
@@ -77,7 +77,7 @@ def test_stacked_runs_equal_single_runs_while_they_learn(overrides: tuple[str, .
     assert rows[-1].max() < math.log(VOCAB)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "overrides", [("norm=layernorm", "placement=pre"), ("norm=rmsnorm", "placement=post")], ids=" ".join
 )

@@ -82,7 +82,7 @@ def same_inside(found: Sequence[StepOutput], expected: Sequence[StepOutput]) -> 
     torch.testing.assert_close(*values, atol=1e-9, rtol=1e-8, equal_nan=True)
 
 
-@pytest.mark.slow  # half a minute each
+@pytest.mark.exhaustive  # half a minute each
 @pytest.mark.parametrize("name", OWN_WIRING)
 def test_compiled_equals_eager(name: str) -> None:
     torch.compiler.reset()

@@ -120,7 +120,7 @@ main()
 """A training script with a long call into torch, on matrices of size LARGE, in step 6."""
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
 def test_second_signal_stops_at_once_inside_a_call_into_torch(
     numbers: tuple[int, ...], train: Train, reference: Path, tmp_path: Path
@@ -146,7 +146,7 @@ def test_second_signal_stops_at_once_inside_a_call_into_torch(
     assert differences(reference, train().path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_first_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
     arguments = ["train", *OVERRIDES, f"results_dir={tmp_path / 'results'}"]
     with in_a_process("-c", LONG_STEP.replace("LARGE", "3_000"), *arguments) as process:  # seconds
@@ -164,7 +164,7 @@ def test_first_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
     assert steps_of(RunFolder(path))[-1] == 7
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_second_process_fails_and_sigterm_interrupts(tmp_path: Path, run_command: Command) -> None:
     arguments = ["train", *OVERRIDES, f"results_dir={tmp_path}", "train.steps=1000000"]
     with in_a_process("-m", "normlab", *arguments) as process:
@@ -186,7 +186,7 @@ def test_second_process_fails_and_sigterm_interrupts(tmp_path: Path, run_command
     assert RunFolder(path).state() == "interrupted"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_signal_while_the_corpus_is_prepared_stops_at_once(number: int, code: int, tmp_path: Path) -> None:
     text, cache = tmp_path / "text.txt", tmp_path / "cache"
@@ -304,7 +304,7 @@ def continuing(schedule: str) -> list[str]:
     return [f"optim.schedule={schedule}", "optim.warmup_steps=2"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("schedule", "steps", "branch"), [("constant", 8, 8), ("constant", 7, 7), ("wsd", 8, 6)])
 def test_longer_run_branches_from_the_shorter_one(schedule: str, steps: int, branch: int, train: Train) -> None:
     """Also from a run that ends between two evaluations: the longer run has no evaluation there."""
@@ -319,7 +319,7 @@ def test_longer_run_branches_from_the_shorter_one(schedule: str, steps: int, bra
     assert differences(never_split.path, longer.path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("damage", ["missing", "shorter", "no JSON", "another kind"])
 def test_longer_run_does_not_branch_from_a_damaged_record(damage: str, train: Train) -> None:
     overrides = continuing("constant")
@@ -459,7 +459,7 @@ def plugin(tmp_path: Path) -> Iterator[Path]:
     ConfigStore.instance().repo["norm"].pop("halved.yaml", None)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_norm_from_a_plugin_trains_resumes_and_loads(
     plugin: Path, train: Train, interrupt: Callable[..., None], tmp_path: Path
 ) -> None:

@@ -70,10 +70,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> float:
     return train(tmp_path_factory.mktemp("alone"), mode="off")[1]
 
 
-SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("silent", "no key", "stopped")]
+SLOW = [pytest.param(case, marks=pytest.mark.network) for case in ("silent", "no key", "stopped")]
 
 
-@pytest.mark.slow
+@pytest.mark.network
 @pytest.mark.parametrize("case", ["refused", "killed", *SLOW])
 def test_run_is_the_same_when_wandb_fails(case: str, reference: Path, alone: float, tmp_path: Path) -> None:
     results = tmp_path / "results"
@@ -117,7 +117,7 @@ main()
 """Trains, and stops W&B's process as soon as there is one."""
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_wandb_process_that_is_stopped_at_the_start(reference: Path, alone: float, tmp_path: Path) -> None:
     """The run waits once, and its one line promises no data that W&B never got."""
     output, seconds = train(tmp_path / "results", "-c", BEGINNING, mode="offline")
@@ -129,7 +129,7 @@ def test_wandb_process_that_is_stopped_at_the_start(reference: Path, alone: floa
     assert differences(reference, folder) == []
 
 
-@pytest.mark.slow
+@pytest.mark.network
 @pytest.mark.parametrize(
     ("signals", "awaited", "state"),
     [

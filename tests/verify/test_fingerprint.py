@@ -32,7 +32,7 @@ def test_is_equal_on_every_machine(overrides: str) -> None:
     assert fingerprint(compose_run(overrides.split())) == KNOWN[overrides]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_is_equal_in_another_process_with_more_threads() -> None:
     overrides = ["norm=layernorm", "placement=peri"]
     code = (
@@ -74,7 +74,7 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("first", "second"), SAME)
 def test_does_not_depend_on_names_and_sizes(first: list[str], second: list[str]) -> None:
     assert fingerprint(compose_run(first)) == fingerprint(compose_run(second))

@@ -52,19 +52,19 @@ def small_model(norm: str, placement: str) -> SmallModel:
 # The catalogue
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", load_all())
 def test_a_norm_passes_its_checks(name: str) -> None:
     assert failed(run.checks_of_norm(NORMS[name](), 16)) == []  # pyright: ignore[reportCallIssue]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", load_placements())
 def test_a_placement_passes_its_checks(name: str) -> None:
     assert failed(run.checks_of_placement(PLACEMENTS[name])) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_presets_pass_their_checks() -> None:
     for norm in norm_presets():
         assert failed(oracle_checks(norm, norm.label, [norm], 16)) == []
@@ -198,7 +198,7 @@ BREAKS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("broken", BREAKS)
 def test_a_broken_plugin_fails_the_matching_check(broken: str, tmp_path: Path, run_command: Command) -> None:
     before, after = BREAKS[broken]
@@ -216,7 +216,7 @@ def test_a_broken_plugin_fails_the_matching_check(broken: str, tmp_path: Path, r
         assert any(broken.startswith(check) for check in failed)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "start"), [("late", "0"), ("unread", "half of it"), ("unknown", "K"), ("zeroth", "1 / 0")]
 )
@@ -247,7 +247,7 @@ register_row(Row(name="{name}", formula="x = x + 0.5 * F(N(x))", source="the tes
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_row_that_is_wrong_in_late_blocks_fails(tmp_path: Path, run_command: Command) -> None:
     (tmp_path / "late.py").write_text(LATE.format(name="right_at_four", branch="0.5 if layer <= 4 else 0.7"))
     code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", "placement=right_at_four", "--json")
@@ -265,7 +265,7 @@ def test_a_placement_that_differs_in_evaluation_fails(monkeypatch: pytest.Monkey
     assert [check.passed for check in placements.logits_checks(small, "subject")] == [True, False]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_plugins_without_a_run_are_verified_with_all_that_they_register(tmp_path: Path, run_command: Command) -> None:
     (tmp_path / "norm.py").write_text(NORM.replace('"halved"', '"halved_alone"').replace("= 0.5", "= 0.25"))
     (tmp_path / "row.py").write_text(LATE.format(name="row_alone", branch="0.5"))
@@ -311,7 +311,7 @@ def test_an_override_without_effect_on_the_checks_is_refused(overrides: list[str
     assert err.startswith(f"error: {overrides[-1]}: has no effect on what is verified")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_of_one_token_is_verified(run_command: Command) -> None:
     code, out, err = run_command("verify", "norm=batchnorm_past", "placement=mix_ln", "model.context=1")
     assert (code, err) == (0, ""), out
@@ -334,7 +334,7 @@ def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Pa
     assert "Traceback" not in err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_incompatible_init_is_a_warning_of_verify(run_command: Command) -> None:
     code, _, err = run_command("verify", "placement=post", "init=gpt2")
     assert code == 0
@@ -371,7 +371,7 @@ def test_a_formula_that_differs_from_the_model_fails(
     assert result in check.result
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [("post", "gpt2"), ("sub_ln", "gpt2"), ("deepnorm", "xavier"), ("hybridnorm", "gpt2"), ("pre", "gpt2")],
@@ -427,7 +427,7 @@ def test_a_failed_comparison_says_what_was_expected_and_found(found: list[float]
     assert (check.passed, check.result) == (result.startswith("largest"), result)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("overrides", "width"),
     [
@@ -467,7 +467,7 @@ def test_a_norm_without_reference_fails_and_counts_for_no_oracle(monkeypatch: py
 # The command
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_is_verified_by_its_overrides(run_command: Command) -> None:
     code, out, err = run_command(
         "verify", "norm=rmsnorm_gemma", "placement=mix_ln", "placement.early_blocks=2", "model.depth=6"
@@ -588,7 +588,7 @@ def test_an_old_record_with_an_unused_switch_can_be_read() -> None:
     assert (before.norm.name, before.placement) == ("none", config.placement)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("overrides", "warning"),
     [
@@ -623,7 +623,7 @@ def test_an_incompatible_init_is_a_warning(overrides: list[str], warning: str | 
         assert re.search(warning, found.warnings()[0])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("placement", ["peri", "res_post"])
 @pytest.mark.parametrize(
     ("rule", "grows"), [("gpt2", 0.0), ("gpt2_scaled", 0.5), ("smallinit", 0.0), ("smallinit_scaled", 0.5)]
@@ -635,7 +635,7 @@ def test_first_gradients_grow_with_scaled_outputs_under_a_branch_norm(placement:
     assert slope(depths, first) == pytest.approx(grows, abs=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_norms_the_stream_explodes_under_xavier_exactly_where_a_warning_says_so() -> None:
     for placement in ("pre", "post", "mix_ln", "lns", "layerscale", "rezero"):
         overrides = ["norm=none", f"placement={placement}", "init=xavier", "model.depth=24", "train.batch_size=2"]

@@ -137,7 +137,7 @@ def test_run_without_settings_is_in_no_cell(trained, compare):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("file", ["run.json", "status.json"])
 @pytest.mark.parametrize("seed", range(4))
 def test_absurd_records(trained, tmp_path, file, seed):
@@ -218,7 +218,7 @@ def test_statistics_that_overflow(trained, compare):
     assert unit["steps"] == [0, 5, 6, 7, 8]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_hundred_runs(trained, tmp_path):
     """A page of 200 runs of 2,000 steps, measured every 10 steps, has less than 12 MB."""
     rng = np.random.default_rng(0)

@@ -20,7 +20,7 @@ def printed(run_command, *arguments):
     return json.loads(out)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("by", ["norm", "norm,placement", "placement,model.depth,norm", "optim.lr", "seed,norm"])
 def test_cells_equal_those_of_summarize(grid, compare, run_command, tmp_path, by):
     grid()

@@ -163,7 +163,6 @@ def test_losses_equal_the_cells_of_summarize(browser, path, cells):
         assert "Of 24 runs, 1 diverged" in page.locator("#sentences").inner_text()
 
 
-@pytest.mark.slow
 def test_tables_equal_summarize(browser, path, cells, runs):
     with opened(browser, path) as page:
         ready(page)
@@ -186,7 +185,6 @@ def test_tables_equal_summarize(browser, path, cells, runs):
         assert page.locator("#runs tbody tr", has_text="stuck").count() == 1
 
 
-@pytest.mark.slow
 def test_rates_equal_summarize(browser, path, sweep, cells):
     by_rate = json.loads(normlab("summarize", str(sweep), "--by", f"{BY},optim.lr", "--format", "json"))
     with opened(browser, path) as page:
@@ -212,7 +210,6 @@ def test_rates_equal_summarize(browser, path, sweep, cells):
     assert crossed["x"] == [1e-2]
 
 
-@pytest.mark.slow
 def test_matrix_equals_summarize(browser, path, cells):
     with opened(browser, path) as page:
         figure = drawn(ready(page), "matrix")
@@ -229,7 +226,6 @@ def test_matrix_equals_summarize(browser, path, cells):
     assert sum(" and<" in text for text in texts) == len(expected)  # the losses of both seeds
 
 
-@pytest.mark.slow
 def test_curves_equal_the_records(browser, path, results):
     with opened(browser, path) as page:
         ready(page).locator("#group").select_option("runs")
@@ -249,7 +245,6 @@ def test_curves_equal_the_records(browser, path, results):
             assert list(zip(line["x"], line["y"], strict=True)) == evaluations
 
 
-@pytest.mark.slow
 def test_line_and_band_are_mean_and_range_over_seeds(browser, path, results):
     with opened(browser, path) as page:
         ready(page).locator("#smooth").fill("0")
@@ -264,7 +259,6 @@ def test_line_and_band_are_mean_and_range_over_seeds(browser, path, results):
     assert band["y"][STEPS:][::-1] == pytest.approx([min(pair) for pair in zip(*losses, strict=True)], rel=1e-6)
 
 
-@pytest.mark.slow
 def test_marks_of_divergence_and_spikes(browser, path):
     with opened(browser, path) as page:
         ready(page).locator("#group").select_option("runs")
@@ -279,7 +273,6 @@ def test_marks_of_divergence_and_spikes(browser, path):
         assert not [trace for trace in drawn(page, "curves")["data"] if trace.get("mode") == "markers"]
 
 
-@pytest.mark.slow
 def test_smoothing_is_a_local_linear_fit(browser, path):
     with opened(browser, path) as page:
         ready(page).locator("#group").select_option("runs")
@@ -298,7 +291,6 @@ def test_smoothing_is_a_local_linear_fit(browser, path):
         assert smooth["y"][at] == pytest.approx(fitted, rel=1e-6)
 
 
-@pytest.mark.slow
 def test_axes_of_the_curves(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -321,7 +313,6 @@ def test_axes_of_the_curves(browser, path):
         assert min(lines(page)[0]["x"]) == STEPS // 10
 
 
-@pytest.mark.slow
 def test_unticked_cell_is_hidden_in_every_figure_and_changes_no_number(browser, path, cells):
     with opened(browser, path) as page:
         ready(page)
@@ -343,7 +334,6 @@ def test_unticked_cell_is_hidden_in_every_figure_and_changes_no_number(browser, 
         assert {section: json.dumps(drawn(page, section)["data"]) for section in SECTIONS} == before
 
 
-@pytest.mark.slow
 def test_hidden_run_leaves_its_line_and_the_count(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -356,7 +346,6 @@ def test_hidden_run_leaves_its_line_and_the_count(browser, path):
         assert name not in [trace["name"] for trace in lines(page)]
 
 
-@pytest.mark.slow
 def test_filter_narrows_tables_and_figures(browser, path):
     with opened(browser, path) as page:
         ready(page).get_by_role("searchbox").fill("rmsnorm depth=8")
@@ -395,7 +384,6 @@ COMPARED = {
 }
 
 
-@pytest.mark.slow
 def test_filter_compares_options_by_short_names(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -417,7 +405,6 @@ INVALID = {
 }
 
 
-@pytest.mark.slow
 def test_filter_reports_invalid_terms(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -429,7 +416,6 @@ def test_filter_reports_invalid_terms(browser, path):
         assert page.locator("#filter-problem").inner_text() == ""
 
 
-@pytest.mark.slow
 def test_tables_are_sorted_by_a_click(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -453,7 +439,6 @@ def test_tables_are_sorted_by_a_click(browser, path):
         assert panels == sorted(panels, key=lambda label: label.split()[0])
 
 
-@pytest.mark.slow
 def test_lines_of_every_learning_rate(browser, path):
     with opened(browser, path) as page:
         ready(page).locator("#which-rates").select_option("all")
@@ -473,9 +458,9 @@ def inspected(results: Path, record: Record, statistic: str) -> list[dict[str, A
     return json.loads(normlab("inspect", record.run_id, statistic, "--json", "--results-dir", str(results)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "statistic", ["resid_rms", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dresid_rms", "attn_ratio"))]
+    "statistic",
+    ["resid_rms", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("dresid_rms", "attn_ratio"))],
 )
 def test_profiles_equal_those_of_inspect(browser, path, results, statistic):
     record = next(record for record in grid() if (record.norm, record.placement, record.depth) == ("rmsnorm", "pre", 8))
@@ -503,7 +488,6 @@ def test_profiles_equal_those_of_inspect(browser, path, results, statistic):
         assert len(panel["x"]) <= 32
 
 
-@pytest.mark.slow
 def test_slider_moves_the_last_panel(browser, path):
     with opened(browser, path) as page:
         ready(page)
@@ -520,7 +504,6 @@ def test_slider_moves_the_last_panel(browser, path):
         assert last() == end
 
 
-@pytest.mark.slow
 def test_every_core_statistic_is_drawn(browser, path):
     with opened(browser, path) as page:
         ready(page).get_by_role("searchbox").fill("rmsnorm pre depth=8")  # one cell is quicker to draw than eight
@@ -542,7 +525,6 @@ def test_every_core_statistic_is_drawn(browser, path):
         assert all(0 <= x <= 1 for values in xs for x in values)
 
 
-@pytest.mark.slow
 def test_downloads_equal_the_figures(browser, path, cells):
     with opened(browser, path) as page:
         ready(page)
@@ -564,7 +546,7 @@ def test_downloads_equal_the_figures(browser, path, cells):
         assert len(Path(download.value.path()).read_text().splitlines()) == 25
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_png_export_writes_every_figure(sweep, tmp_path):
     """`--format png` writes each figure as a file, none of them blank."""
     import struct
@@ -585,7 +567,6 @@ def test_png_export_writes_every_figure(sweep, tmp_path):
         assert len(set(zlib.decompress(pixels))) > 50, path.name
 
 
-@pytest.mark.slow
 def test_theme_changes_the_colours(browser, path):
     with opened(browser, path, theme="dark") as page:
         ready(page)
@@ -618,9 +599,8 @@ def crowded(tmp_path_factory) -> Path:
     return folder / "page.html"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-@pytest.mark.parametrize("which", ["path", pytest.param("crowded", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", ["path", pytest.param("crowded", marks=pytest.mark.exhaustive)])
 def test_no_text_is_cut_or_overlaps(browser, which, size, request):
     with opened(browser, request.getfixturevalue(which), size) as page:
         ready(page)
@@ -653,7 +633,6 @@ def test_no_text_is_cut_or_overlaps(browser, which, size, request):
         assert cut == []
 
 
-@pytest.mark.slow
 def test_every_control_works_by_keyboard(browser, path):
     """Tab reaches every control, and every control has a label."""
     with opened(browser, path) as page:
@@ -688,7 +667,7 @@ def test_every_control_works_by_keyboard(browser, path):
     [
         "<img src=x onerror=alert(1)>",
         *(
-            pytest.param(name, marks=pytest.mark.slow)
+            pytest.param(name, marks=pytest.mark.exhaustive)
             for name in ("a $x^2$ %{x} &lt; <b>b</b>", "</script>%{fullData.name}")
         ),
     ],
@@ -718,7 +697,6 @@ def test_run_name_is_never_markup(browser, tmp_path, name):
         assert any(name in text for text in drawings)
 
 
-@pytest.mark.slow
 def test_diverged_run_has_no_final_loss(browser, tmp_path):
     """A diverged seed at the best learning rate has no stroke, and the mark of the others is hollow."""
     records = [Record(steps=400, seed=seed, stats_every=None) for seed in (0, 1)]
@@ -735,7 +713,6 @@ def test_diverged_run_has_no_final_loss(browser, tmp_path):
         assert "diverged" in page.locator("#runs tbody tr", has_text="diverged").locator("td").all_inner_texts()
 
 
-@pytest.mark.slow
 def test_matrix_reports_mixed_options(browser, tmp_path):
     for width in (64, 128):
         write_run(tmp_path / RUNS_FOLDER, Record(steps=40, width=width, stats_every=None))
@@ -746,7 +723,6 @@ def test_matrix_reports_mixed_options(browser, tmp_path):
         assert any("*" in annotation["text"] for annotation in figure["layout"]["annotations"])
 
 
-@pytest.mark.slow
 def test_short_run_is_not_drawn_after_its_end(browser, tmp_path):
     """A run is in no panel and in no mean of a step beyond its last."""
     for steps, norm in ((100, "rmsnorm"), (400, "layernorm")):
@@ -759,7 +735,6 @@ def test_short_run_is_not_drawn_after_its_end(browser, tmp_path):
         assert (len(last), len([label for moment, label in labels if moment == "at init"])) == (1, 2)
 
 
-@pytest.mark.slow
 def test_page_without_any_result(browser, tmp_path):
     """A page of damaged and empty runs has a message in place of each figure."""
     broken = tmp_path / RUNS_FOLDER / "broken"

@@ -68,17 +68,6 @@ def test_an_option_of_sweep_gets_a_hint(run_command: Command) -> None:
     assert "did you mean 'sweep.pack'" in run_command("sweep", "pack=4")[2]
 
 
-@pytest.mark.parametrize(("name", "option"), [("lr", "optim.lr"), ("n_layer", "model.depth"), ("steps", "train.steps")])
-def test_by_and_where_give_the_same_hints(
-    name: str, option: str, make_run_at: Callable[..., Path], run_command: Command
-) -> None:
-    results = make_run_at("one")
-    for arguments in (["--by", name], ["--where", f"{name}=3"], ["--by", "norm", "--where", f"{name}>3"]):
-        code, _, err = run_command("summarize", str(results), *arguments)
-        assert (code, err.count("\n")) == (2, 1)
-        assert f"{name}: no run has such an option (did you mean '{option}'?)" in err
-
-
 @pytest.fixture
 def make_run_at(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes records of runs into a results folder and returns the folder."""

@@ -318,7 +318,10 @@ def test_starts_expression_that_fails_reports_the_reason(run_command: Command, t
     code, out, err = run_command("verify", learned(tmp_path, "wrong", initial_values))
     (failed,) = (line for line in out.splitlines() if "starts where it declares" in line)
     assert (code, err) == (1, "")
-    assert "`ones(D)` cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, " in failed
+    assert (
+        "`ones(D)` of gain of wrong cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, "
+        in failed
+    )
 
 
 def test_starts_of_a_wrong_type_in_a_row_is_rejected(run_command: Command, tmp_path: Path) -> None:

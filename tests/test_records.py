@@ -13,7 +13,7 @@ from records_inside import Size, layout
 from normlab.config.compose import compose_run
 from normlab.config.schema import AdamW
 from normlab.report.results import read_results
-from normlab.stats.spikes import OLMO_CORE
+from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
 from normlab.store.query import select_runs
 from normlab.store.record import RunRecord
@@ -118,8 +118,8 @@ def test_a_run_with_a_held_lock_is_running(tmp_path):
 
 def test_a_spike_is_at_the_requested_step(tmp_path):
     options = {**SMALL, "steps": 400, "spike_at": 300}
-    loss = series(write_run(tmp_path, Record(**options)))["loss"]
-    spikes = np.flatnonzero(OLMO_CORE(loss).spikes)
+    counts = count_spikes(series(write_run(tmp_path, Record(**options))))
+    (spikes,) = (count.spikes for count in counts if count.rule.name == "loss_olmo_core")
     assert spikes[0] == 300
     assert spikes[-1] < 320
 

@@ -49,8 +49,8 @@ def test_module_computes_its_formula(overrides: list[str], formula: str) -> None
     learned = {name.removeprefix("affine."): value.numpy() for name, value in norm.state_dict().items()}
     expected = eval(formula.replace("^", "**"), learned | names)  # noqa: S307  (a formula of the package)
     np.testing.assert_allclose(norm(torch.from_numpy(x)).detach().numpy(), expected, rtol=1e-9)
-    for override in ("gain", "bias"):
-        assert (override in learned) == (override in formula)
+    for name in ("gain", "bias"):
+        assert (name in learned) == (name in formula)
 
 
 def test_every_eps_mode_has_a_formula() -> None:

@@ -221,7 +221,7 @@ def test_run_recorded_before_versions_loads_and_is_not_resumed(
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("line", "message"),
     [
         ('init="gpt3"', "unknown init rule 'gpt3': choose one of deepnorm, .* \\(did you mean 'gpt2'\\?\\)"),
         ("init=2", "unknown init rule '2': choose one of deepnorm, "),
@@ -231,9 +231,9 @@ def test_run_recorded_before_versions_loads_and_is_not_resumed(
         ),
     ],
 )
-def test_row_with_an_unknown_init_rule_is_rejected_with_row_and_file(said: str, told: str) -> None:
-    Path("mine.py").write_text(ROW.replace('init="gpt2"', said))
-    with pytest.raises(ConfigError, match=rf"^plugins: mine\.py: placement scaled: {told}"):
+def test_row_with_an_unknown_init_rule_is_rejected_with_row_and_file(line: str, message: str) -> None:
+    Path("mine.py").write_text(ROW.replace('init="gpt2"', line))
+    with pytest.raises(ConfigError, match=rf"^plugins: mine\.py: placement scaled: {message}"):
         compose_run(["plugins=[mine.py]", "placement=scaled", "init=xavier"])
 
 

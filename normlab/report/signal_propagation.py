@@ -27,7 +27,7 @@ def table_row(row: Row) -> Row:
     first, last = row["gradient"][0], row["gradient"][-1]
     return {
         **{name: row[name] for name in ("norm", "placement", "depth")},
-        **{option: str(value) for option, value in row["words"].items()},
+        **{option: str(value) for option, value in row["overrides"].items()},
         **{name: row[name] for name in ("init", "seeds")},
         "loss": _number(row["loss"], ".3f"),
         "stream, last": _number(row["stream"][-1]),
@@ -80,7 +80,7 @@ def power_laws(rows: Sequence[Row]) -> Iterator[str]:
 
 def _label(row: Row) -> str:
     """Return the label of a row and of the rows that differ from it in depth only."""
-    options = "".join(f" {option}={value}" for option, value in row["words"].items())
+    options = "".join(f" {option}={value}" for option, value in row["overrides"].items())
     return f"{row['norm']} {row['placement']}{options} (init {row['init']})"
 
 
@@ -99,7 +99,7 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
     labels = list(dict.fromkeys(_label(row) for row in rows))
     depths = sorted({row["depth"] for row in rows})
     for row in rows:
-        options = {"L": row["depth"], "init": row["init"], **row["words"]}
+        options = {"L": row["depth"], "init": row["init"], **row["overrides"]}
         name = " ".join([row["norm"], row["placement"], *(f"{option}={value}" for option, value in options.items())])
         style = {
             "color": colours[labels.index(_label(row)) % len(colours)],

@@ -43,8 +43,8 @@ LARGEST_LOSS = 3.5e38
 """Just above the largest float32: a finite loss beyond it is not from training in float32."""
 
 RULES = {
-    STUCK: f"the final validation loss is within {BAND:.0%} of the unigram entropy, and no evaluation was below that "
-    "band: the run has learned how often tokens occur, and nothing of their context",
+    STUCK: f"the final validation loss is in the band around the unigram entropy ({BAND:.0%}), and no evaluation "
+    "was below that band: the run has learned how often tokens occur, and nothing of their context",
     REGRESSED: "an evaluation was below the band around the unigram entropy and the last one is not, or one was in the "
     f"band and the last one is above it, or the last one is more than {BAND:.0%} above the larger of ln V and the "
     "initial loss",
@@ -133,12 +133,13 @@ def explain_loss(outcome: str | None, final: float, best: float | None, referenc
     if outcome == REGRESSED and best is not None:
         text = f"up from a best of {best:.4f}: "
         text += "worse than the untrained model" if level == 3 else "it lost what it had learned"
-    elif outcome == STUCK and references.unigram is not None:
-        text = f"at unigram {references.unigram:.4f}: it has learned how often tokens occur, and nothing of context"
     elif level > 0 and band is not None and references.unigram is not None:
         side = "below" if final < references.unigram else "above"
         text = f"{abs(final - references.unigram):.4f} {side} unigram {references.unigram:.4f}"
-        text += ": it has not yet learned how often tokens occur" if level > 1 else ""
+        if outcome == STUCK:
+            text += ": it has learned how often tokens occur, and nothing of context"
+        elif level > 1:
+            text += ": it has not yet learned how often tokens occur"
     elif references.bigram is not None:
         side = "below" if final < references.bigram else "above"
         text = f"{abs(final - references.bigram):.4f} {side} bigram {references.bigram:.4f}"

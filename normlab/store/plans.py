@@ -174,8 +174,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
     Raises:
         StoreError: The system refused; the file is unchanged.
     """
-    jobs = [{"run_id": job.run_id, "words": job.overrides, "config": job.config} for job in plan.jobs]
-    write_atomic(folder / PLAN_FILE, seal(asdict(plan) | {"jobs": jobs}))
+    write_atomic(folder / PLAN_FILE, seal(asdict(plan)))
 
 
 def read_plan(folder: Path) -> Plan:
@@ -187,7 +186,8 @@ def read_plan(folder: Path) -> Plan:
     path = folder / PLAN_FILE
     record = read_record(path)
     try:
-        jobs = [Job(job["run_id"], job["words"], job["config"]) for job in record["jobs"]]
+        # An older plan has `words` in place of `overrides`.
+        jobs = [Job(job["run_id"], job.get("words") or job["overrides"], job["config"]) for job in record["jobs"]]
         # A run id is the name of a folder, never a path that leads out of the runs' folder.
         if invalid := [job.run_id for job in jobs if not job.run_id or Path(job.run_id).name != job.run_id]:
             raise ValueError(f"{invalid[0]!r} is not a run id")

@@ -132,7 +132,7 @@ def measure_rows(
             "depth": config.model.depth,
             "width": config.model.width,
             "init": config.init_rule,
-            "words": options,
+            "overrides": options,
             "seeds": seeds,
             **{name: _mean([sample[name] for sample in samples]) for name in samples[0]},
         }

@@ -457,7 +457,7 @@ def test_every_preset_of_a_model_has_its_oracle() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_preset_equals_the_norm_of_the_model(name: str, scale: float) -> None:
     norm, oracle = preset(name).build(WIDTH), MODELS[name](WIDTH)
-    theirs = [getattr(oracle, override, None) for override in ("weight", "bias")]
+    theirs = [getattr(oracle, name, None) for name in ("weight", "bias")]
     ours = [norm.affine.gain, norm.affine.bias]
     assert [p is None for p in ours] == [p is None for p in theirs]
     x = scale * draw(4, 5, WIDTH, dtype=torch.float32)

@@ -190,12 +190,23 @@ CASES: list[tuple[Callable[..., Array], NormConfig]] = [
 ]
 
 
-TOLD = ("unit_offset", "rank", "learn_lam", "function", "fraction", "count", "sigma", "groups", "radius", "eps")
+OPTIONS_IN_IDS = (
+    "unit_offset",
+    "rank",
+    "learn_lam",
+    "function",
+    "fraction",
+    "count",
+    "sigma",
+    "groups",
+    "radius",
+    "eps",
+)
 
 
 def called(options: NormConfig) -> str:
-    overrides = [str(getattr(options, override)) for override in TOLD if hasattr(options, override)]
-    return "-".join([options.name, *overrides])
+    values = [str(getattr(options, name)) for name in OPTIONS_IN_IDS if hasattr(options, name)]
+    return "-".join([options.name, *values])
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])

@@ -160,9 +160,9 @@ def test_the_proof_can_fail(ours: str, theirs: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_catalogue_entry_equals_the_declarations(name: str) -> None:
     placement, entry = PLACEMENTS[name], OURS[name]
-    told: Placement | object = placement.row if isinstance(placement, AlgebraPlacement) else placement
-    for override in ("formula", "source", "parameters", "equals", "note", "pitfalls"):
-        assert entry[override] == getattr(told, override)
+    declared: Placement | object = placement.row if isinstance(placement, AlgebraPlacement) else placement
+    for field in ("formula", "source", "parameters", "equals", "note", "pitfalls"):
+        assert entry[field] == getattr(declared, field)
     switches = {option["option"] for option in entry["options"]} & {"embedding_norm", "final_norm"}
     assert bool(switches) == placement.has_switches
     assert isinstance(placement, EarlyPlacement) == ("early_blocks" in {o["option"] for o in entry["options"]})

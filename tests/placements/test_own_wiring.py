@@ -234,8 +234,8 @@ def test_the_comparison_can_fail(name: str, wrong: Stream) -> None:
 def test_catalogue_has_the_formulas_of_the_wiring(name: str) -> None:
     placement = PLACEMENTS[name]
     (entry,) = [entry for entry in catalogue.placements() if entry["name"] == name]
-    for override in ("formula", "source", "init"):
-        assert entry[override] == getattr(placement, override)
+    for field in ("formula", "source", "init"):
+        assert entry[field] == getattr(placement, field)
     assert entry.get("embedding_formula", "") == placement.embedding_formula
     assert entry.get("head_formula", "") == placement.head_formula
 

@@ -20,7 +20,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def gpu_words(overrides: list[str]) -> list[str]:
+def gpu_overrides(overrides: list[str]) -> list[str]:
     return [*[override for override in overrides if override != "device=cpu"], "device=cuda"]
 
 
@@ -30,24 +30,24 @@ def test_auto_settings_are_gpu_bf16_compiled(overrides: list[str]) -> None:
     assert not resolved.deterministic
 
 
-def test_gpu_and_cpu_have_the_same_losses(overrides: list[str], gpu_words: list[str]) -> None:
+def test_gpu_and_cpu_have_the_same_losses(overrides: list[str], gpu_overrides: list[str]) -> None:
     same = ["precision=fp32", "compile=off"]
-    cpu, gpu = (train(compose_run([*some, *same]), trackers=[]) for some in (overrides, gpu_words))
+    cpu, gpu = (train(compose_run([*some, *same]), trackers=[]) for some in (overrides, gpu_overrides))
     pairs = zip(cpu.folder.rows().rows, gpu.folder.rows().rows, strict=True)
     assert all(a["loss"] == pytest.approx(b["loss"], abs=1e-3) for a, b in pairs if "loss" in a)
 
 
 @pytest.mark.parametrize("extra", [[], ["norm=batchnorm"], ["placement=post"]], ids=["default", "batchnorm", "post"])
-def test_the_default_run_trains(extra: list[str], gpu_words: list[str]) -> None:
-    outcome = train(compose_run([*gpu_words, *extra, "train.steps=60", "optim.lr=3e-3"]), trackers=[])
+def test_the_default_run_trains(extra: list[str], gpu_overrides: list[str]) -> None:
+    outcome = train(compose_run([*gpu_overrides, *extra, "train.steps=60", "optim.lr=3e-3"]), trackers=[])
     losses = [row["loss"] for row in outcome.folder.rows("eval").rows]
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_resume_is_bit_identical(gpu_words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_is_bit_identical(gpu_overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from normlab.train import loop as loop_module
 
-    every = [*gpu_words, "deterministic=true", "train.checkpoint_every=5", "norm=batchnorm"]
+    every = [*gpu_overrides, "deterministic=true", "train.checkpoint_every=5", "norm=batchnorm"]
     whole = train(compose_run([*every, "run.fresh=true"]), trackers=[])
     real, seen = loop_module.Loop.take_step, []
 
@@ -70,8 +70,8 @@ def test_resume_is_bit_identical(gpu_words: list[str], monkeypatch: pytest.Monke
     assert rows[0] == rows[1]
 
 
-def test_steps_do_not_synchronise_with_the_gpu(gpu_words: list[str], tmp_path) -> None:
-    config = compose_run([*gpu_words, "compile=off"])
+def test_steps_do_not_synchronise_with_the_gpu(gpu_overrides: list[str], tmp_path) -> None:
+    config = compose_run([*gpu_overrides, "compile=off"])
     resolved = resolve(config)
     apply(resolved)
     loop = Loop([TrainingRun(config, RunFolder(tmp_path / "run"))], resolved, open_corpus(config.data))

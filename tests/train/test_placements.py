@@ -62,9 +62,9 @@ def test_pack_equals_single_runs(name: str, norm: str) -> None:
         hypers = [hyperparameters_at(config.optim, 10, step) for config in configs]
         alone = [one(tokens[r], targets[r], hypers[r], measured=step == 9) for r, one in enumerate(lone)]
         together = pack(tokens, targets, hypers, measured=step == 9)
-        for override in ("loss", "grad_norm"):
-            expected = torch.stack([getattr(out, override) for out in alone], dim=-1)
-            torch.testing.assert_close(getattr(together, override), expected, atol=1e-9, rtol=0)
+        for name in ("loss", "grad_norm"):
+            expected = torch.stack([getattr(out, name) for out in alone], dim=-1)
+            torch.testing.assert_close(getattr(together, name), expected, atol=1e-9, rtol=0)
         if step == 9:
             same_inside([together], alone)
     for kind in ("params", "buffers"):
@@ -96,8 +96,8 @@ def test_compiled_equals_eager(name: str) -> None:
             step(tokens, targets, hyperparameters_at(config.optim, 50, number), measured=True)
             for step in (eager, compiled)
         ]
-        for override in ("loss", "grad_norm"):
-            torch.testing.assert_close(*(getattr(out, override) for out in outputs), atol=1e-12, rtol=1e-9)
+        for name in ("loss", "grad_norm"):
+            torch.testing.assert_close(*(getattr(out, name) for out in outputs), atol=1e-12, rtol=1e-9)
         same_inside(*([out] for out in outputs))
     # One graph for every layer, each way.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3

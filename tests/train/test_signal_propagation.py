@@ -166,8 +166,8 @@ def test_rows_show_the_option_that_differs(
     grid: list[str], option: str, values: list[float | None], tmp_path: Path
 ) -> None:
     rows = list(measure_rows(compose_grid([*SMALL[2:], "model.depth=1,2", "model.heads=2", *grid]), 1))
-    assert {tuple(row["words"]) for row in rows} == {(option,)}
-    assert {row["words"][option] for row in rows} == set(values)
+    assert {tuple(row["overrides"]) for row in rows} == {(option,)}
+    assert {row["overrides"][option] for row in rows} == set(values)
     assert {table_row(row)[option] for row in rows} == {str(value) for value in values}
     lines = list(power_laws(rows))
     assert len(lines) == len(rows) // 2
@@ -180,7 +180,7 @@ def test_rows_show_the_option_that_differs(
 def test_an_option_that_equals_its_default_at_one_depth() -> None:
     grid = [*SMALL[2:], "placement=mix_ln", "model.depth=4,8"]
     two, default = (list(measure_rows(compose_grid([*grid, *more]), 1)) for more in (["placement.early_blocks=2"], []))
-    assert [row["words"] for row in two] == [{}, {}]
+    assert [row["overrides"] for row in two] == [{}, {}]
     assert two[0] != default[0]
     assert two[1] == default[1]  # of eight blocks two are mix_ln's default
 

@@ -88,7 +88,7 @@ def test_every_registered_name_is_offered() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize(
     "overrides",
-    [[], pytest.param(["norm=batchnorm", "optim=sgd", "data=files", "data.path=x"], marks=pytest.mark.process)],
+    [[], ["norm=batchnorm", "optim=sgd", "data=files", "data.path=x"]],
 )
 def test_every_option_is_offered(overrides: list[str]) -> None:
     """Without overrides this also compares the defaults with conf/train.yaml."""

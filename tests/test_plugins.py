@@ -26,20 +26,8 @@ from normlab.store.schema import SEAL, seal
 from normlab.train.identity import describe
 from normlab.train.machine import resolve
 from normlab.train.run import train
+from support.plugins import NORM
 
-NORM = """
-from dataclasses import dataclass
-from torch import nn
-from normlab.norms.base import NormConfig, register_norm
-
-@register_norm
-@dataclass(kw_only=True, slots=True)
-class Mine(NormConfig):
-    name: str = "mine"
-
-    def build(self, width):
-        return nn.Tanh()
-"""
 ROW = """
 from normlab.placements.algebra import Row, SubLayer, register_row
 

@@ -22,22 +22,10 @@ from normlab.store.plans import has_plan, read_plan, sweep_folder, write_plan
 from normlab.store.runs import RunFolder
 from normlab.sweep.plan import make_plan
 from normlab.train.run import train
+from support.plugins import NORM
 
 Command = Callable[..., tuple[int, str, str]]
 
-PLUGIN = """
-from dataclasses import dataclass
-from torch import nn
-from normlab.norms.base import NormConfig, register_norm
-
-@register_norm
-@dataclass(kw_only=True, slots=True)
-class Mine(NormConfig):
-    name: str = "mine"
-
-    def build(self, width):
-        return nn.Tanh()
-"""
 FOREIGN = "\nfrom pathlib import Path\nPath('MARKER').write_text('executed')\n"
 """Foreign code; executing it leaves a file in the current folder."""
 MARKER = Path("MARKER")
@@ -59,7 +47,7 @@ def _unregister(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 @pytest.fixture
 def plugin_overrides(overrides: list[str]) -> list[str]:
     """Return the overrides of a short run with a plugin of the user's."""
-    Path("my_norm.py").write_text(PLUGIN)
+    Path("my_norm.py").write_text(NORM)
     return [
         *overrides,
         "results_dir=results",
@@ -152,7 +140,7 @@ def test_the_source_is_executed_and_never_a_cached_binary(foreign_run: RunFolder
     """Python would execute the compiled file beside a source without comparing them."""
     copy, other = copy_of(foreign_run), Path("other.py")
     other.write_text(copy.read_text())
-    copy.write_text(f"{PLUGIN}\n# read by a person\n")
+    copy.write_text(f"{NORM}\n# read by a person\n")
     cached = copy.parent / "__pycache__" / f"{copy.stem}.{sys.implementation.cache_tag}.pyc"
     cached.parent.mkdir()
     py_compile.compile(
@@ -172,7 +160,7 @@ def test_trust_without_a_model_is_refused(foreign_run: RunFolder, run_command: C
 def test_a_sweep_executes_the_plugins_of_its_command_but_not_of_its_plan(
     plugin_overrides: list[str], run_command: Command
 ) -> None:
-    Path("foreign.py").write_text(PLUGIN + FOREIGN)
+    Path("foreign.py").write_text(NORM + FOREIGN)
     command = [*plugin_overrides, "sweep.name=shared", "sweep.pack=off"]
     made = make_plan(*compose_sweep(command)).plan
     (job,) = made.jobs

@@ -391,7 +391,7 @@ QUICK = "time.sleep = lambda seconds: None\n"
 
 @pytest.mark.network
 @pytest.mark.parametrize("name", ["jsonl", "parquet"])
-@pytest.mark.parametrize("before", [QUICK, pytest.param("", marks=pytest.mark.network)], ids=["quick", "real"])
+@pytest.mark.parametrize("before", [QUICK, ""], ids=["quick", "real"])
 def test_hub_that_fails_within_a_file(name: str, before: str, hub: Any, opened: Any, cache: Path) -> None:
     overrides = {"name": f"org/{name}"} | ({"column": "body"} if name == "jsonl" else {})
     size = sum(map(len, DATASETS[f"datasets/org/{name}"].values()))

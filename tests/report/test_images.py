@@ -65,6 +65,7 @@ def pixel(png: bytes) -> tuple[int, int, bytes]:
     return width, height, zlib.decompress(body)[1:4]  # row filters do not change the first pixel
 
 
+@pytest.mark.browser
 def test_exported_images_equal_the_pages_figures(write):
     executable()
     images = export_images(write(DRAWING_SCRIPT, sizes=[["one", 3, 5], ["two, ü", 700, 400]]))
@@ -114,12 +115,14 @@ def test_page_without_figures(write):
     assert "has no figures to export" in refused(write("const other = 1;"))
 
 
+@pytest.mark.browser
 def test_page_whose_script_fails(write):
     executable()
     message = refused(write("async function exportFigures() { throw new Error('the canvas\\n is gone'); }"))
     assert "the canvas" in message
 
 
+@pytest.mark.browser
 def test_missing_page(tmp_path):
     executable()
     assert "ERR_FILE_NOT_FOUND" in refused(tmp_path / "none.html")
@@ -145,6 +148,7 @@ def test_browser_that_crashes(write, tmp_path, monkeypatch, rest):
     assert "no usable display" in message
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's Chromium reports that it has a sandbox")
 def test_sandbox_is_on_without_root(write, monkeypatch):
     executable()

@@ -34,12 +34,7 @@ CASES = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("overrides", "compiled"),
-    [
-        # Half a minute to a minute each where they are compiled.
-        pytest.param(overrides, compiled, marks=[pytest.mark.exhaustive] if compiled == "on" else [])
-        for name, overrides in CASES.items()
-        for compiled in ("off", "on")
-    ],
+    [(overrides, compiled) for overrides in CASES.values() for compiled in ("off", "on")],
     ids=[f"{name}-{compiled}" for name in CASES for compiled in ("off", "on")],
 )
 def test_statistics_do_not_change_the_bits_of_a_run(overrides: tuple[str, ...], compiled: str, tmp_path: Path) -> None:
@@ -59,11 +54,8 @@ def test_statistics_do_not_change_eager_bfloat16_steps(tmp_path: Path) -> None:
     assert found == [found[0]] * 3
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("post", "peri")]
-
-
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("placement", ["pre", *SLOW])
+@pytest.mark.parametrize("placement", ["pre", "post", "peri"])
 def test_statistics_change_compiled_bfloat16_steps_by_rounding_only(placement: str) -> None:
     """The compiler may keep rounded values for the backward pass or recompute them unrounded, unlike in float32.
 

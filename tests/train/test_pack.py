@@ -38,10 +38,7 @@ OVERRIDES = (
         (OVERRIDES[0], False, 4),
         *((overrides, False, 2) for overrides in OVERRIDES[1:]),
         # Compiled: the norm with buffers, a shared factor, blocks of two kinds; the others share their path.
-        *(
-            pytest.param(overrides, True, 2, marks=pytest.mark.exhaustive)
-            for overrides in (OVERRIDES[0], OVERRIDES[3], OVERRIDES[5])
-        ),
+        *((overrides, True, 2) for overrides in (OVERRIDES[0], OVERRIDES[3], OVERRIDES[5])),
     ],
 )
 def test_stacked_runs_equal_single_runs(overrides: tuple[str, ...], compiled: bool, runs: int) -> None:

@@ -241,7 +241,10 @@ def no_such_option(override: str, key: str, options: Sequence[str] = ()) -> Conf
     """
     section, _, name = key.rpartition(".")
     if not section:
-        return ConfigError(f"{override}: no such option{hint(key, all_options())}; normlab train --cfg job lists them")
+        known = all_options()
+        sections = sorted({option.partition(".")[0] for option in known if "." in option} & SECTIONS)
+        advice = hint(key, known) or f": options are in {', '.join(sections)}"
+        return ConfigError(f"{override}: no such option{advice}; normlab train --cfg job lists them")
     known = {option for option in all_options() if not option.startswith(f"{section}.")}
     known |= {f"{section}.{option}" for option in options}
     suggestion = hint(key, known) if meanings(key, known) else did_you_mean(name, options)

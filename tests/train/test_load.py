@@ -127,3 +127,11 @@ def test_huge_tokenizer_file_is_damage(folder: RunFolder) -> None:
     os.truncate(folder.path / "tokenizer.json", 2**40)
     with pytest.raises(StoreError, match=r"tokenizer.json: is damaged"):
         assert normlab.load(folder.path).tokenizer
+
+
+def test_sample_warns_of_an_empty_status(folder: RunFolder, run_command: Command) -> None:
+    (folder.path / "status.json").write_text("")
+    code, out, err = run_command("sample", str(folder.path), "--tokens=2")
+    assert (code, out.startswith("def ")) == (0, True)
+    assert err.count("\n") == 1
+    assert err.startswith(f"normlab: {folder.path / 'status.json'}: is damaged")

@@ -395,7 +395,8 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     """Return the config in a run's record; its norm and its placement must be registered.
 
     Raises:
-        ConfigError: A name, an option or a value is unknown: another version wrote it, or a plugin is missing.
+        ConfigError: A name or an option is unknown (another version wrote it, or a plugin is missing), or a value is
+            outside the limits of its option.
     """
     try:
         parts: dict[str, Any] = dict(tree)
@@ -409,7 +410,9 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
             parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), {**tree[group], "name": name})
         # A name that is not a corpus of normlab is a dataset of the hub.
         parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
-        return from_tree(RunConfig, parts)
+        config: RunConfig = from_tree(RunConfig, parts)
+        check(config)
+        return config
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"a part of the config is missing or damaged: {error}") from error
 

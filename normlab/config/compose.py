@@ -50,7 +50,7 @@ from normlab.config.override_errors import (
 )
 from normlab.config.schema import OPTIMIZERS, RunConfig
 from normlab.config.sweep import SweepOptions
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, no_effect
 from normlab.norms.base import NormConfig
 from normlab.norms.base import load_all as load_norms
 from normlab.paths import config_dir
@@ -213,7 +213,7 @@ def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
     assert isinstance(options, SweepOptions)
     options.validate()
     if options.on != "slurm" and (unused := [text for text in overrides if "sweep.slurm." in text.partition("=")[0]]):
-        raise ConfigError(f"{unused[0]}: has no effect with sweep.on={options.on}; leave it out, or set sweep.on=slurm")
+        raise no_effect(unused[0], f"sweep.on={options.on}")
     return options
 
 

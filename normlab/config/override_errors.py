@@ -63,9 +63,7 @@ def boolean_options() -> set[str]:
 def _normalize(text: str, texts: set[str], booleans: set[str]) -> str:
     key, equals, value = text.partition("=")
     option = key.lstrip("+").strip()
-    if key.startswith("~") and option != "~":
-        raise ConfigError(f"{text}: options of a run cannot be removed; set {option.lstrip('~')}=... instead")
-    if not equals or not option.lstrip("~"):
+    if not equals or not option or option.startswith("~"):  # no option of a run can be removed
         choices = [f"{group}={text}" for group, names in GROUPS.items() if text in names]
         shown = text if text.strip() else repr(text)
         raise ConfigError(f"{shown}: not an override option=value; write, for example, {(*choices, 'norm=rmsnorm')[0]}")
@@ -176,21 +174,16 @@ def explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
         raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error}); fix it") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"a config file is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EPIPE):  # raised for standard output, which the command line handles
-            raise
-        if error.errno is None:  # OmegaConf's error for a file that holds no config
-            raise ConfigError(f"{' '.join(overrides)}: {_first_line(error)}; {_FIX}") from error
-        raise ConfigError(
-            f"{error.filename}: {error.strerror}; choose a folder that can be created and read"
-        ) from error
-    except (ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         # Hydra raises these for some malformed sweeps and config files.
-        raise ConfigError(f"{' '.join(overrides)}: {_first_line(error)}; {_FIX}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or "Hydra cannot read this").splitlines()[0].rstrip(".")
+        if isinstance(error, OSError) and error.errno is not None:
+            if error.errno in (errno.ENOSPC, errno.EPIPE):  # of standard output, which the command line handles
+                raise
+            raise ConfigError(
+                f"{error.filename}: {error.strerror}; choose a folder that can be created and read"
+            ) from error
+        first = (str(error).strip() or "Hydra cannot read this").splitlines()[0].rstrip(".")
+        raise ConfigError(f"{' '.join(overrides)}: {first}; {_FIX}") from error
 
 
 def explain_error(error: Exception, overrides: Sequence[str]) -> ConfigError:

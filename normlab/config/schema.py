@@ -349,15 +349,11 @@ class RunConfig:
     def _check_inits_of_placement(self) -> None:
         """Check that the init rules that the placement declares exist; a plugin may misspell one."""
         placement = self.placement
-        for rule in (placement.init, *(rule for rule in placement.incompatible_inits if rule != "other")):
-            if str(rule) not in INIT_RULES:
+        for rule in map(str, {placement.init, *placement.incompatible_inits} - {"other"}):
+            if rule not in INIT_RULES:
                 file = plugin_file("placement", placement.name)
-                prefix = (
-                    f"placement={placement.name}: "
-                    if file is None
-                    else f"plugins: {file}: placement {placement.name}: "
-                )
-                raise ConfigError(prefix + unknown("init rule", str(rule), INIT_RULES))
+                where = f"plugins: {file}: " if file else ""
+                raise ConfigError(f"{where}placement={placement.name}: " + unknown("init rule", rule, INIT_RULES))
 
     def _norm_widths(self) -> set[int]:
         """Return the widths at which the placement builds norms."""

@@ -36,7 +36,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from normlab.config.corpora import DATA
-from normlab.config.flags import UNSUPPORTED, flag_parser
+from normlab.config.flags import flag_parser
 from normlab.config.override_errors import (
     GROUPS,
     SECTIONS,
@@ -117,9 +117,6 @@ class CommandLine:
 def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     """Parse the arguments of a command, register its plugins, and reject flags without effect."""
     flags = flag_parser().parse_intermixed_args(list(arguments))
-    for flag, remedy in UNSUPPORTED.items():
-        if (value := getattr(flags, flag[2:].replace("-", "_"))) is not None:
-            raise ConfigError(f"{flag}{value and '='}{value}: not supported; {remedy}")
     if flags.config_dir is not None and not os.path.isdir(flags.config_dir):
         raise ConfigError(f"--config-dir={flags.config_dir}: no such folder; choose the folder with your configs")
     if (flags.resolve or flags.package is not None) and not flags.cfg:

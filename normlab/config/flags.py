@@ -37,13 +37,6 @@ EXCLUSIVE_FLAGS: dict[tuple[str, ...], dict[str, Any]] = {
 TRAIN_ONLY = ("--hydra-help", "--run", "--multirun")
 """Flags that concern the jobs of `train`."""
 
-UNSUPPORTED = {
-    "--experimental-rerun": "repeat the command in the run's run.json",
-    "--config-path": "add a folder of your own configs with --config-dir",
-    "--shell-completion": "normlab completion bash prints the script, or add the name of another shell",
-}
-"""Flags of Hydra that normlab does not have, and what to do instead."""
-
 
 def flag_parser() -> argparse.ArgumentParser:
     """Return the parser of overrides and flags."""
@@ -53,8 +46,6 @@ def flag_parser() -> argparse.ArgumentParser:
     for group, flags in ((parser, FLAGS), (parser.add_mutually_exclusive_group(), EXCLUSIVE_FLAGS)):
         for names, settings in flags.items():
             group.add_argument(*names, **settings)
-    for name in UNSUPPORTED:
-        parser.add_argument(name, nargs="?", const="", help=argparse.SUPPRESS)
     return parser
 
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from normlab import __version__
-from normlab.config.flags import EXCLUSIVE_FLAGS, FLAGS, TRAIN_ONLY
+from normlab.config.flags import FLAGS, TRAIN_ONLY
 from normlab.errors import one_line
 
 ResultsDir = Annotated[str, typer.Option(help="Folder of the results.")]
@@ -35,7 +35,7 @@ class HydraCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments."""
-        long = {short[0]: name for name, *short in (FLAGS | EXCLUSIVE_FLAGS) if short}
+        long = {short[0]: name for name, *short in FLAGS if short}
         parts = [argument.partition("=") for argument in args]
         return super().parse_args(ctx, [long.get(flag, flag) + equals + value for flag, equals, value in parts])
 
@@ -45,7 +45,7 @@ class HydraCommand(TyperCommand):
             formatter.write_dl(
                 [
                     (f"{', '.join(names)} {settings.get('metavar', '')}".rstrip(), settings["help"])
-                    for names, settings in (FLAGS | EXCLUSIVE_FLAGS).items()
+                    for names, settings in FLAGS.items()
                     if names[0] not in ("--help", *TRAIN_ONLY)
                 ]
             )

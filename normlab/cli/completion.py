@@ -12,7 +12,7 @@ import typer
 
 from normlab import catalogue
 from normlab.cli.app import app
-from normlab.config.flags import EXCLUSIVE_FLAGS, FLAGS
+from normlab.config.flags import FLAGS
 from normlab.errors import ConfigError, unknown
 from normlab.options import option_fields
 from normlab.report.entries import ENTRIES
@@ -98,7 +98,7 @@ def candidates(line: str, flags: dict[str, list[str]]) -> list[str]:
 
 def _overrides(command: str, before: list[str], last: str) -> list[str]:
     if last.startswith("-"):
-        return ["--debug", *(names[0] for names in FLAGS | EXCLUSIVE_FLAGS)]
+        return ["--debug", *(names[0] for names in FLAGS)]
     if before[-1:] in (["--cfg"], ["-c"]):
         return ["job", "hydra", "all"]
     chosen = DEFAULTS | {key: value for key, _, value in (text.partition("=") for text in before) if value}

@@ -19,10 +19,6 @@ FLAGS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--results-dir",): {"metavar": "DIR", "help": "folder of the results, as results_dir=DIR"},
     ("--package", "-p"): {"metavar": "PART", "help": "with --cfg: the part to print, such as optim"},
     ("--resolve",): {"action": "store_true", "help": "with --cfg: replace interpolations by their values"},
-}
-"""The names of each flag, which have the same meaning in Hydra, and its settings in argparse."""
-
-EXCLUSIVE_FLAGS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--run", "-r"): {"action": "store_true", "help": "train one run, as without a flag"},
     ("--multirun", "-m"): {"action": "store_true", "help": "train each run of a grid, with hydra/launcher=..."},
     ("--cfg", "-c"): {
@@ -32,6 +28,9 @@ EXCLUSIVE_FLAGS: dict[tuple[str, ...], dict[str, Any]] = {
     },
     ("--info", "-i"): {"nargs": "?", "const": "all", "choices": _INFO, "help": "print how Hydra composes the config"},
 }
+"""The names of each flag, which have the same meaning in Hydra, and its settings in argparse."""
+
+_EXCLUSIVE = ("--run", "--multirun", "--cfg", "--info")
 """Flags of which a command takes one."""
 
 TRAIN_ONLY = ("--hydra-help", "--run", "--multirun")
@@ -43,9 +42,9 @@ def flag_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("normlab train", add_help=False)
     parser.error = _reject_flag
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="norm=rmsnorm")
-    for group, flags in ((parser, FLAGS), (parser.add_mutually_exclusive_group(), EXCLUSIVE_FLAGS)):
-        for names, settings in flags.items():
-            group.add_argument(*names, **settings)
+    exclusive = parser.add_mutually_exclusive_group()
+    for names, settings in FLAGS.items():
+        (exclusive if names[0] in _EXCLUSIVE else parser).add_argument(*names, **settings)
     return parser
 
 

@@ -236,7 +236,7 @@ def no_such_option(override: str, key: str, options: Sequence[str] = ()) -> Conf
 
 
 def _explain_value_error(error: OmegaConfBaseException, message: str, overrides: Sequence[str]) -> ConfigError:
-    key = str(error.full_key)
+    key = str(error.full_key).partition("[")[0]  # without the index of a list
     override = find_override(key, overrides)
     if error.object_type is not None and "not in" in message:
         return no_such_option(override, key, _options_of(error.object_type))

@@ -247,7 +247,7 @@ def _explain_value_error(error: OmegaConfBaseException, message: str, overrides:
     kind = dict(_option_types()).get(key)
     if kind is None:
         remedy = f"set its options one by one: {key}.option=value"
-    elif kind.startswith("list"):
+    elif kind.startswith("list") and "[" not in override:
         remedy = f"set a list: {key}=[{override.partition('=')[2]}]"
     else:
         remedy = f"set a value of type {kind}"

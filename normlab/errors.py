@@ -49,6 +49,11 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}: choose one of {', '.join(options)}{did_you_mean(name, options)}"
 
 
+def no_effect(setting: str, other: str) -> ConfigError:
+    """Return the error for a setting, `option=value`, that has no effect with another setting."""
+    return ConfigError(f"{setting}: has no effect with {other}; leave it out, or change {other.partition('=')[0]}")
+
+
 def one_line(message: object) -> str:
     """Return a message on one line, with control characters escaped and very long words shortened."""
     line = " ".join(str(message).split())

@@ -176,6 +176,8 @@ def test_version_and_help_are_normlabs(command: str, run_command: Command) -> No
         code, out, _ = run_command(command, flag)
         assert code == 0
         assert f"normlab {command}" in out
+        assert "--results-dir DIR" in out
+        assert "--multirun" not in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)

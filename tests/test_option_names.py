@@ -32,6 +32,9 @@ NEAR = {
     "optim.warmup=9": "optim.warmup_steps",
     "+lr=0.1": "optim.lr",
     "eps=1": "norm.eps' or 'optim.eps",
+    "ctx=128": "model.context",
+    "contxt=128": "model.context",
+    "precison=bf16": "precision",
 }
 
 
@@ -48,6 +51,8 @@ def test_meanings() -> None:
     assert meanings("eps", options) == ["norm.eps", "optim.eps"]
     assert meanings("d_model", options) == []  # there is no model.width among them
     assert hint("eps", options) == " (did you mean 'norm.eps' or 'optim.eps'?)"
+    assert hint("dpeth", options) == " (did you mean 'model.depth'?)"
+    assert hint("dropout", options) == ""
     assert hint("modle.depth", options) == " (did you mean 'model.depth'?)"
 
 
@@ -64,8 +69,27 @@ def test_an_experiment_is_added_not_set(run_command: Command) -> None:
     assert "experiment=mine: no such option (did you mean '+experiment'?)" in run_command("train", "experiment=mine")[2]
 
 
+def test_an_option_like_no_other_gets_the_sections(run_command: Command) -> None:
+    code, out, err = run_command("train", "dropout=0.1")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "dropout=0.1: no such option: options are in data, eval, model," in err
+
+
 def test_an_option_of_sweep_gets_a_hint(run_command: Command) -> None:
     assert "did you mean 'sweep.pack'" in run_command("sweep", "pack=4")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("train.lr", "optim.lr"), ("model.n_layer", "model.depth"), ("dpeth", "model.depth")]
+)
+def test_by_and_where_give_the_same_hints(
+    name: str, option: str, make_run_at: Callable[..., Path], run_command: Command
+) -> None:
+    results = make_run_at("one")
+    for arguments in (["--by", name], ["--where", f"{name}=3"], ["--by", "norm", "--where", f"{name}>3"]):
+        code, _, err = run_command("summarize", str(results), *arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"{name}: no run has such an option (did you mean '{option}'?)" in err
 
 
 @pytest.fixture

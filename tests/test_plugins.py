@@ -221,7 +221,7 @@ def test_run_recorded_before_versions_loads_and_is_not_resumed(
 )
 def test_row_with_an_unknown_init_rule_is_rejected_with_row_and_file(line: str, message: str) -> None:
     Path("mine.py").write_text(ROW.replace('init="gpt2"', line))
-    with pytest.raises(ConfigError, match=rf"^plugins: mine\.py: placement scaled: {message}"):
+    with pytest.raises(ConfigError, match=rf"^plugins: mine\.py: placement=scaled: {message}"):
         compose_run(["plugins=[mine.py]", "placement=scaled", "init=xavier"])
 
 

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from normlab import __version__
+from normlab.config.flags import FLAGS, TRAIN_ONLY
 from normlab.errors import one_line
 
 ResultsDir = Annotated[str, typer.Option(help="Folder of the results.")]
@@ -34,9 +35,20 @@ class HydraCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments."""
-        long = {"-cd": "--config-dir", "-cn": "--config-name", "-c": "--cfg", "-p": "--package", "-i": "--info"}
+        long = {short[0]: name for name, *short in FLAGS if short}
         parts = [argument.partition("=") for argument in args]
         return super().parse_args(ctx, [long.get(flag, flag) + equals + value for flag, equals, value in parts])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write Hydra's flags below the command's own."""
+        with formatter.section("Flags shared with train"):
+            formatter.write_dl(
+                [
+                    (f"{', '.join(names)} {settings.get('metavar', '')}".rstrip(), settings["help"])
+                    for names, settings in FLAGS.items()
+                    if names[0] not in ("--help", *TRAIN_ONLY)
+                ]
+            )
 
 
 app = typer.Typer(

@@ -12,15 +12,10 @@ import typer
 
 from normlab import catalogue
 from normlab.cli.app import app
+from normlab.config.flags import FLAGS
 from normlab.errors import ConfigError, unknown
 from normlab.options import option_fields
 from normlab.report.entries import ENTRIES
-
-FLAGS = [
-    *("--multirun", "--cfg", "--info", "--config-dir", "--config-name", "--results-dir", "--resolve", "--package"),
-    *("--help", "--debug"),
-]
-"""The flags of `train`: Hydra's and our own."""
 
 GROUPS = {
     "norm": catalogue.norms,
@@ -103,7 +98,7 @@ def candidates(line: str, flags: dict[str, list[str]]) -> list[str]:
 
 def _overrides(command: str, before: list[str], last: str) -> list[str]:
     if last.startswith("-"):
-        return FLAGS
+        return ["--debug", *(names[0] for names in FLAGS)]
     if before[-1:] in (["--cfg"], ["-c"]):
         return ["job", "hydra", "all"]
     chosen = DEFAULTS | {key: value for key, _, value in (text.partition("=") for text in before) if value}

@@ -85,13 +85,8 @@ def _device() -> tuple[str, str, str]:
         finding = f"CPU ({torch.backends.cpu.get_cpu_capability()}), fp32"
         if not (Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi")):
             return GOOD, f"{finding}; no GPU", ""
-        if torch.version.cuda is None and torch.version.hip is None:
-            return (
-                NOTE,
-                f"{finding}; the NVIDIA GPU is not used: torch is built without CUDA",
-                "install torch with CUDA",
-            )
-        return NOTE, f"{finding}; torch cannot use the NVIDIA GPU", "update the driver (nvidia-smi)"
+        finding = f"{finding}; torch {torch.__version__} cannot use the NVIDIA GPU"
+        return NOTE, finding, "install torch with CUDA, or update the driver (nvidia-smi)"
     precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     free, total = torch.cuda.mem_get_info()
     finding = f"{torch.cuda.get_device_name()}, {precision}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from normlab.cli.app import ResultsDir, Run, Trust, app
-from normlab.errors import ConfigError, one_line
+from normlab.errors import ConfigError, notify, one_line
 
 
 @app.command()
@@ -33,7 +33,7 @@ def inspect(
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
     if not probe and (problem := RunRecord.read(folder).problem):
-        typer.echo(f"normlab: {one_line(problem)}", err=True)
+        notify(one_line(problem))
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
         return typer.echo(render(spikes, "json") if json else render(statistics.spike_table(spikes)))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -35,8 +35,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from normlab import __version__
 from normlab.config.corpora import DATA
+from normlab.config.flags import flag_parser
 from normlab.config.override_errors import (
     GROUPS,
     SECTIONS,
@@ -50,7 +50,7 @@ from normlab.config.override_errors import (
 )
 from normlab.config.schema import OPTIMIZERS, RunConfig
 from normlab.config.sweep import SweepOptions
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, no_effect
 from normlab.norms.base import NormConfig
 from normlab.norms.base import load_all as load_norms
 from normlab.paths import config_dir
@@ -114,49 +114,9 @@ class CommandLine:
         return [text for text in self.typed if re.match(r"[+~]*hydra(?!\.searchpath)\b", text)]
 
 
-_UNSUPPORTED = {
-    "experimental-rerun": "repeat the command in the run's run.json",
-    "config-path": "add a folder of your own configs with --config-dir",
-    "shell-completion": "normlab completion bash prints the script, or add the name of another shell",
-}
-"""Flags of Hydra that normlab does not have, and what to do instead."""
-
-
-def flag_parser() -> argparse.ArgumentParser:
-    """Return the parser of Hydra's flags, which have the same names and meanings here."""
-    parser = argparse.ArgumentParser("normlab train", add_help=False)
-    parser.error = _reject_flag
-    add = parser.add_argument
-    add("overrides", nargs="*", metavar="OVERRIDE", help="norm=rmsnorm")
-    add("--help", "-h", action="store_true", help="print the choices, the options and their defaults")
-    add("--hydra-help", action="store_true", help="print this list of flags")
-    add("--version", action="version", version=f"normlab {__version__}", help="print the version")
-    add("--config-dir", "-cd", metavar="DIR", help="a folder of your own configs, searched after normlab's")
-    add("--config-name", "-cn", metavar="NAME", help="the primary config, instead of train")
-    add("--results-dir", metavar="DIR", help="folder of the results, as results_dir=DIR")
-    add("--package", "-p", metavar="PART", help="with --cfg: the part to print, such as optim")
-    add("--resolve", action="store_true", help="with --cfg: replace interpolations by their values")
-    add = parser.add_mutually_exclusive_group().add_argument
-    add("--run", "-r", action="store_true", help="train one run, as without a flag")
-    add("--multirun", "-m", action="store_true", help="train each run of a grid, with hydra/launcher=...")
-    add("--cfg", "-c", choices=("job", "hydra", "all"), help="print the config: of the run, of Hydra, or both")
-    parts = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-    add("--info", "-i", nargs="?", const="all", choices=parts, help="print how Hydra composes the config")
-    for flag in _UNSUPPORTED:
-        parser.add_argument(f"--{flag}", nargs="?", const="", help=argparse.SUPPRESS)
-    return parser
-
-
-def _reject_flag(message: str) -> NoReturn:
-    raise ConfigError(f"{message}; normlab train --hydra-help lists the flags")
-
-
 def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     """Parse the arguments of a command, register its plugins, and reject flags without effect."""
     flags = flag_parser().parse_intermixed_args(list(arguments))
-    for flag, remedy in _UNSUPPORTED.items():
-        if (value := getattr(flags, flag.replace("-", "_"))) is not None:
-            raise ConfigError(f"--{flag}{value and '='}{value}: not supported; {remedy}")
     if flags.config_dir is not None and not os.path.isdir(flags.config_dir):
         raise ConfigError(f"--config-dir={flags.config_dir}: no such folder; choose the folder with your configs")
     if (flags.resolve or flags.package is not None) and not flags.cfg:
@@ -250,7 +210,7 @@ def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
     assert isinstance(options, SweepOptions)
     options.validate()
     if options.on != "slurm" and (unused := [text for text in overrides if "sweep.slurm." in text.partition("=")[0]]):
-        raise ConfigError(f"{unused[0]}: has no effect with sweep.on={options.on}; leave it out, or set sweep.on=slurm")
+        raise no_effect(unused[0], f"sweep.on={options.on}")
     return options
 
 

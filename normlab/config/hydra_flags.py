@@ -18,7 +18,6 @@ from normlab.config.compose import (
     CommandLine,
     compose_jobs,
     expand_grid,
-    flag_parser,
     initialized_hydra,
     parse_command_line,
     parse_command_line_without_job,
@@ -28,6 +27,7 @@ from normlab.config.compose import (
     to_config,
     varied_overrides,
 )
+from normlab.config.flags import flag_parser
 from normlab.config.override_errors import explaining_errors
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError, NormlabError, one_line

@@ -74,12 +74,11 @@ def check_weights_fit(config: RunConfig, available: int, device: str) -> None:
     Raises:
         ConfigError: The message names the memory needed and the memory available.
     """
-    model, needed = config.model, 2 * 4 * num_weights(config)
+    needed = 2 * 4 * num_weights(config)
     if needed > available:
         raise ConfigError(
-            f"model.depth={model.depth} model.width={model.width} model.mlp_width={model.mlp_width} "
-            f"model.context={model.context}: needs about {_format_size(needed)} of memory for its weights, and "
-            f"{device} has {_format_size(available)}; use a machine with more memory"
+            f"the model needs about {_format_size(needed)} of memory for its weights, and {device} has "
+            f"{_format_size(available)}; use a machine with more memory"
         )
 
 

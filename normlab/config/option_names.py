@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
-
-from normlab.errors import did_you_mean
 
 ALIASES = {
     **dict.fromkeys(("n_layer", "n_layers", "num_layers", "num_hidden_layers", "layers", "blocks"), "model.depth"),
     **dict.fromkeys(("n_head", "n_heads", "num_heads", "num_attention_heads"), "model.heads"),
     **dict.fromkeys(("n_embd", "n_embed", "d_model", "hidden_size", "hidden_dim", "dim"), "model.width"),
-    **dict.fromkeys(("block_size", "context_length", "seq_len", "max_seq_len", "n_ctx"), "model.context"),
+    **dict.fromkeys(("block_size", "context_length", "seq_len", "max_seq_len", "n_ctx", "ctx"), "model.context"),
     **dict.fromkeys(("learning_rate", "max_lr"), "optim.lr"),
     **dict.fromkeys(("warmup", "warmup_iters"), "optim.warmup_steps"),
     **dict.fromkeys(("grad_clip", "max_grad_norm", "clip_grad"), "optim.clip"),
@@ -40,8 +39,13 @@ def meanings(name: str, options: Iterable[str]) -> list[str]:
 
 
 def hint(name: str, options: Iterable[str]) -> str:
-    """Return `" (did you mean 'optim.lr'?)"` with the options that a name may mean, or else the closest spelling."""
+    """Return `" (did you mean 'optim.lr'?)"` with the options that a name may mean, or else the closest spelling.
+
+    A name without a dot is compared with the last part of each option.
+    """
     options = list(options)
-    if found := meanings(name, options):
-        return f" (did you mean {' or '.join(map(repr, found))}?)"
-    return did_you_mean(name, options)
+    if not (found := meanings(name, options)):
+        names = options if "." in name else {option.rpartition(".")[2] for option in options}
+        close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.6)
+        found = meanings(close[0], options) if close else []
+    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""

@@ -18,7 +18,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from normlab.config.corpora import DATA, HubData
 from normlab.config.option_names import hint, meanings
@@ -27,7 +27,6 @@ from normlab.config.sweep import SweepOptions
 from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.norms.base import NORMS
 from normlab.options import option_fields
-from normlab.paths import config_dir
 from normlab.placements.base import PLACEMENTS
 
 GROUPS: dict[str, Mapping[str, Any]] = {
@@ -40,6 +39,7 @@ SECTIONS = frozenset(field.name for field in dataclasses.fields(RunConfig))
 """The top-level fields of a run's config. Any other key is Hydra's, or chooses from a config group of the user."""
 
 _FOLDERS_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.subdir", "hydra.output_subdir")
+_FIX = "fix the overrides or the config file"
 MOST_RUNS = 10_000
 """Most runs of one grid: every run is composed before the first one starts."""
 
@@ -63,9 +63,7 @@ def boolean_options() -> set[str]:
 def _normalize(text: str, texts: set[str], booleans: set[str]) -> str:
     key, equals, value = text.partition("=")
     option = key.lstrip("+").strip()
-    if key.startswith("~") and option != "~":
-        raise ConfigError(f"{text}: options of a run cannot be removed; set {option.lstrip('~')}=... instead")
-    if not equals or not option.lstrip("~"):
+    if not equals or not option or option.startswith("~"):  # no option of a run can be removed
         choices = [f"{group}={text}" for group, names in GROUPS.items() if text in names]
         shown = text if text.strip() else repr(text)
         raise ConfigError(f"{shown}: not an override option=value; write, for example, {(*choices, 'norm=rmsnorm')[0]}")
@@ -164,7 +162,6 @@ def find_override(key: str, overrides: Sequence[str]) -> str:
 @contextlib.contextmanager
 def explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
     """Raise what Hydra, OmegaConf or YAML raise as a ConfigError of one line, and hide Hydra's warnings."""
-    remedy = "fix the overrides or the config file"
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra")
@@ -177,58 +174,44 @@ def explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
         raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error}); fix it") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"a config file is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EPIPE):  # raised for standard output, which the command line handles
-            raise
-        if error.errno is None:  # OmegaConf's error for a file that holds no config
-            raise ConfigError(f"{' '.join(overrides)}: {_first_line(error)}; {remedy}") from error
-        raise ConfigError(
-            f"{error.filename}: {error.strerror}; choose a folder that can be created and read"
-        ) from error
-    except (ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         # Hydra raises these for some malformed sweeps and config files.
-        raise ConfigError(f"{' '.join(overrides)}: {_first_line(error)}; {remedy}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or "Hydra cannot read this").splitlines()[0].rstrip(".")
+        if isinstance(error, OSError) and error.errno is not None:
+            if error.errno in (errno.ENOSPC, errno.EPIPE):  # of standard output, which the command line handles
+                raise
+            raise ConfigError(
+                f"{error.filename}: {error.strerror}; choose a folder that can be created and read"
+            ) from error
+        first = (str(error).strip() or "Hydra cannot read this").splitlines()[0].rstrip(".")
+        raise ConfigError(f"{' '.join(overrides)}: {first}; {_FIX}") from error
 
 
 def explain_error(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Return an error of Hydra or OmegaConf as one line with the override, the choices and the nearest name."""
-    if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file:
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        return ConfigError(f"{group}={name}: " + unknown(group.split("/")[-1] or "config", name, error.options))
+        if not group:
+            return ConfigError(f"--config-name={name}: no such config; put {name}.yaml into --config-dir")
+        file = re.match(r"In '(.*?)': Could not load", str(error))
+        where = f"{file[1]}.yaml" if file else f"{group}={name}"
+        return ConfigError(f"{where}: " + unknown(group, name, error.options or GROUPS.get(group, ())))
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"{error.override}: not option=value; quote special characters: 'data.path=\"a, b.txt\"'")
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__
-    lines = [line.strip().rstrip(".:") for line in str(cause or error).strip().splitlines()] or [type(error).__name__]
-    first, second = lines[0], lines[1] if len(lines) > 1 else ""
+    first, *more = (line.strip().rstrip(".:") for line in str(cause or error).strip().splitlines() or [repr(error)])
     if match := re.match(r"In '(.*)': \w+ raised while composing config", first):
-        reason = second or "not a config of a run"
+        reason = more[0] if more else "not a config of a run"
         return ConfigError(f"{match[1]}.yaml: {reason}; fix this file (normlab train --cfg job prints a valid config)")
-    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+    if cause is not None and cause.full_key:
         return _explain_value_error(cause, first, overrides)
-    if isinstance(error, OverrideParseException):
-        reason = second or "not option=value"
-        return ConfigError(
-            f"{error.override}: cannot be parsed ({reason}); quote special characters, as in 'data.path=\"a, b.txt\"'"
-        )
-    if match := re.search(r"^(\S+) appears more than once in the final defaults list", first):
-        return ConfigError(
-            f"{find_override(match[1], overrides)}: {match[1]} is set already; write {match[1]}=... once"
-        )
-    if match := re.search(r"^In '(.*)': Could not load '(\w+)/(.*)'", first):
-        presets = (path.stem for path in (config_dir() / match[2]).glob("*.yaml"))
-        return ConfigError(f"{match[1]}.yaml: " + unknown(match[2], match[3], {*GROUPS.get(match[2], ()), *presets}))
-    if match := re.search(r"^Cannot find primary config '(.*?)'", first):
-        return ConfigError(f"--config-name={match[1]}: no such config; put {match[1]}.yaml into --config-dir")
     if match := re.search(r"Could not override '?([^'\s=]+)", first):
         override = find_override(match[1], overrides)
         if "To append to your default list" in str(error):
             return ConfigError(f"{override}: the defaults list has no {match[1]}; write +{override} to add it")
         return no_such_option(override, match[1])
-    return ConfigError(f"{first}; normlab train --cfg job lists the options")
+    return ConfigError(f"{' '.join(overrides)}: {first}; {_FIX}")
 
 
 def no_such_option(override: str, key: str, options: Sequence[str] = ()) -> ConfigError:
@@ -241,7 +224,10 @@ def no_such_option(override: str, key: str, options: Sequence[str] = ()) -> Conf
     """
     section, _, name = key.rpartition(".")
     if not section:
-        return ConfigError(f"{override}: no such option{hint(key, all_options())}; normlab train --cfg job lists them")
+        known = all_options()
+        sections = sorted({option.partition(".")[0] for option in known if "." in option} & SECTIONS)
+        advice = hint(key, known) or f": options are in {', '.join(sections)}"
+        return ConfigError(f"{override}: no such option{advice}; normlab train --cfg job lists them")
     known = {option for option in all_options() if not option.startswith(f"{section}.")}
     known |= {f"{section}.{option}" for option in options}
     suggestion = hint(key, known) if meanings(key, known) else did_you_mean(name, options)
@@ -249,30 +235,23 @@ def no_such_option(override: str, key: str, options: Sequence[str] = ()) -> Conf
     return ConfigError(f"{override}: {section} has no option {name!r}: {choices}{suggestion}")
 
 
-_REMEDIES = {
-    "converted to Integer": "set a whole number",
-    "converted to Float": "set a number",
-    "not a valid bool": "set true or false",
-    "is not a ListConfig": "set a list: {key}=[{value}]",
-    "is not a subclass of": "set its options one by one: {key}.option=value",
-    "missing mandatory value": "choose one: {key}=...",
-    "not found": "refer to an existing option, or leave out this override",
-    "Recursive interpolation": "set a value",
-    "is not Optional": "set a value, or leave out this override",
-}
-"""What to do, by a fragment of OmegaConf's message."""
-
-
 def _explain_value_error(error: OmegaConfBaseException, message: str, overrides: Sequence[str]) -> ConfigError:
-    key = str(error.full_key)
+    key = str(error.full_key).partition("[")[0]  # without the index of a list
     override = find_override(key, overrides)
     if error.object_type is not None and "not in" in message:
         return no_such_option(override, key, _options_of(error.object_type))
-    if "missing mandatory value: name" in message:
-        group = key.rpartition(".")[0]
-        return ConfigError(f"{find_override(group, overrides)}: sets no {group}; start its defaults list with one")
-    remedy = next((text for part, text in _REMEDIES.items() if part in message), "set another value, or leave it out")
-    return ConfigError(f"{override}: {message}; {remedy.format(key=key, value=override.partition('=')[2] or '...')}")
+    if isinstance(error, MissingMandatoryValue):
+        group = key.removesuffix(".name")
+        override = find_override(group, overrides)
+        return ConfigError(f"{override}: the config sets no {group}; add one to its defaults list")
+    kind = dict(_option_types()).get(key)
+    if kind is None:
+        remedy = f"set its options one by one: {key}.option=value"
+    elif kind.startswith("list") and "[" not in override:
+        remedy = f"set a list: {key}=[{override.partition('=')[2]}]"
+    else:
+        remedy = f"set a value of type {kind}"
+    return ConfigError(f"{override}: {message}; {remedy}")
 
 
 def _options_of(kind: Any) -> list[str]:

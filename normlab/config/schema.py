@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from normlab.config.corpora import DATA, DataConfig, HubData
-from normlab.errors import ConfigError, unknown
+from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import FORMER_NAMES, PLACEMENTS, Placement
@@ -74,10 +74,7 @@ class ModelConfig:
                     f"must be even, and it is {self.width // self.heads}; choose another number of heads"
                 )
         elif self.rope_theta is not None:
-            raise ConfigError(
-                f"model.rope_theta={self.rope_theta}: has no effect with model.positions=learned; "
-                "leave it out or set model.positions=rope"
-            )
+            raise no_effect(f"model.rope_theta={self.rope_theta}", "model.positions=learned")
         if self.mlp_width is None:
             self.mlp_width = 4 * self.width if self.mlp == "gelu" else -(-8 * self.width // 96) * 32
 
@@ -118,21 +115,15 @@ class OptimConfig:
             )
         if self.schedule == "constant":
             if self.final_lr_fraction is not None:
-                raise ConfigError(
-                    f"optim.final_lr_fraction={self.final_lr_fraction}: has no effect with "
-                    "optim.schedule=constant; leave it out or choose cosine, linear or wsd"
-                )
+                raise no_effect(f"optim.final_lr_fraction={self.final_lr_fraction}", "optim.schedule=constant")
         elif self.final_lr_fraction is None:
             self.final_lr_fraction = 0.0 if self.schedule == "wsd" else 0.1
         if self.schedule == "wsd":
             self.decay_fraction = 0.2 if self.decay_fraction is None else self.decay_fraction
         elif self.decay_fraction is not None:
-            raise ConfigError(
-                f"optim.decay_fraction={self.decay_fraction}: has no effect with "
-                f"optim.schedule={self.schedule}; leave it out or set optim.schedule=wsd"
-            )
+            raise no_effect(f"optim.decay_fraction={self.decay_fraction}", f"optim.schedule={self.schedule}")
         if self.decay == "all" and self.weight_decay == 0:
-            raise ConfigError("optim.decay=all: has no effect with optim.weight_decay=0; leave one of them out")
+            raise no_effect("optim.decay=all", "optim.weight_decay=0")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -172,7 +163,7 @@ class SGD(OptimConfig):
         """Also reject Nesterov without momentum."""
         super(SGD, self).resolve(steps)
         if self.nesterov and self.momentum == 0:
-            raise ConfigError("optim.nesterov=true: has no effect with optim.momentum=0; leave one of them out")
+            raise no_effect("optim.nesterov=true", "optim.momentum=0")
 
 
 OPTIMIZERS: dict[str, type[OptimConfig]] = {"adamw": AdamW, "sgd": SGD}
@@ -314,11 +305,11 @@ class RunConfig:
     def _check_statistics(self) -> None:
         selected = set(self.stats.also)
         for name in selected & set(ADAM_STATISTICS) if self.optim.name != "adamw" else ():
-            raise ConfigError(f"stats.also={name}: has no effect with optim={self.optim.name}; it needs optim=adamw")
+            raise no_effect(f"stats.also={name}", f"optim={self.optim.name}")
         if self.norm.batch_statistics or self.eval.sequences < 2:
             cause = f"norm={self.norm.label}" if self.norm.batch_statistics else f"eval.sequences={self.eval.sequences}"
             for name in selected & set(PER_EXAMPLE_STATISTICS):
-                raise ConfigError(f"stats.also={name}: has no effect with {cause}; it needs two independent examples")
+                raise no_effect(f"stats.also={name}", cause)
 
     def reject_unused_options(self) -> None:
         """Raise if an option of the norm or the placement has no effect in this model.
@@ -335,9 +326,7 @@ class RunConfig:
                 "has no effect; add norm=none"
             )
         if self.norm.name == "none" and self.model.qk_norm != "off":
-            raise ConfigError(
-                f"model.qk_norm={self.model.qk_norm}: has no effect with norm=none; leave it out or choose a norm"
-            )
+            raise no_effect(f"model.qk_norm={self.model.qk_norm}", "norm=none")
         self.placement.reject_unused_options(self.norm, self.model.depth)
 
     def warnings(self) -> list[str]:
@@ -360,15 +349,11 @@ class RunConfig:
     def _check_inits_of_placement(self) -> None:
         """Check that the init rules that the placement declares exist; a plugin may misspell one."""
         placement = self.placement
-        for rule in (placement.init, *(rule for rule in placement.incompatible_inits if rule != "other")):
-            if str(rule) not in INIT_RULES:
+        for rule in map(str, {placement.init, *placement.incompatible_inits} - {"other"}):
+            if rule not in INIT_RULES:
                 file = plugin_file("placement", placement.name)
-                prefix = (
-                    f"placement={placement.name}: "
-                    if file is None
-                    else f"plugins: {file}: placement {placement.name}: "
-                )
-                raise ConfigError(prefix + unknown("init rule", str(rule), INIT_RULES))
+                where = f"plugins: {file}: " if file else ""
+                raise ConfigError(f"{where}placement={placement.name}: " + unknown("init rule", rule, INIT_RULES))
 
     def _norm_widths(self) -> set[int]:
         """Return the widths at which the placement builds norms."""
@@ -395,7 +380,8 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     """Return the config in a run's record; its norm and its placement must be registered.
 
     Raises:
-        ConfigError: A name, an option or a value is unknown: another version wrote it, or a plugin is missing.
+        ConfigError: A name or an option is unknown (another version wrote it, or a plugin is missing), or a value is
+            outside the limits of its option.
     """
     try:
         parts: dict[str, Any] = dict(tree)
@@ -409,7 +395,9 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
             parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), {**tree[group], "name": name})
         # A name that is not a corpus of normlab is a dataset of the hub.
         parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
-        return from_tree(RunConfig, parts)
+        config: RunConfig = from_tree(RunConfig, parts)
+        check(config)
+        return config
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"a part of the config is missing or damaged: {error}") from error
 

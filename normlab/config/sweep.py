@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from normlab.config.memory import available_bytes
-from normlab.errors import ConfigError, did_you_mean
+from normlab.errors import ConfigError, did_you_mean, no_effect
 from normlab.options import check, option
 
 _RESERVED = (
@@ -49,9 +49,7 @@ class SlurmOptions:
             ConfigError: An option has an invalid value or no effect.
         """
         if self.gpu_type is not None and not self.gpus:
-            raise ConfigError(
-                f"sweep.slurm.gpu_type={self.gpu_type}: has no effect with sweep.slurm.gpus=0; leave it out"
-            )
+            raise no_effect(f"sweep.slurm.gpu_type={self.gpu_type}", "sweep.slurm.gpus=0")
         for text in self.extra:
             if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
                 raise ConfigError(
@@ -90,10 +88,7 @@ class SweepOptions:
         check(self, "sweep.")
         self.slurm.validate()
         if self.on == "slurm" and self.slurm.cluster == "local" and self.jobs is not None:
-            raise ConfigError(
-                f"sweep.jobs={self.jobs}: has no effect with sweep.slurm.cluster=local, which starts all packs at "
-                "once; leave it out, or use sweep.on=local"
-            )
+            raise no_effect(f"sweep.jobs={self.jobs}", "sweep.slurm.cluster=local")
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):
             raise ConfigError(f"sweep.name={self.name}: is not a folder name; use letters, digits and . _ + = - only")
         if self.pack in ("auto", "off"):

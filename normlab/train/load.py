@@ -20,7 +20,7 @@ from normlab.config.schema import RunConfig, config_from_record
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
 from normlab.data.tokenizers import Tokenizer, from_state
-from normlab.errors import ConfigError, DataError, StoreError, notify
+from normlab.errors import ConfigError, DataError, StoreError, notify, one_line
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, weight_shapes
 from normlab.norms import base as norms
@@ -36,6 +36,7 @@ from normlab.stats.statistic import PROBE
 from normlab.store.files import io_error
 from normlab.store.query import resolve_run
 from normlab.store.reading import LARGEST_TOKENIZER
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.schema import RUN_FILE
 from normlab.train import checkpoint
@@ -77,6 +78,8 @@ class LoadedRun:
         """Whether plugins in the folder may be executed."""
         self.record: dict[str, Any] = folder.run()
         """The content of run.json."""
+        if problem := RunRecord.read(folder).problem:
+            notify(one_line(problem))
 
     def __repr__(self) -> str:
         return f"LoadedRun({self.folder.run_id!r}, {self.status['state']})"

@@ -81,7 +81,11 @@ def status_if_completed(run: TrainingRun) -> dict[str, Any] | None:
     if not folder.exists():
         return None
     old, status = folder.run(), folder.status()
-    if not _is_record_of_run(old, record):
+    try:
+        is_record_of_run = _is_record_of_run(old, record)
+    except ConfigError as error:
+        raise StoreError(f"{folder.path / RUN_FILE}: is damaged ({error}); {HOW_TO_FIX[RUN_FILE]}") from error
+    if not is_record_of_run:
         raise StoreError(
             f"{folder.path / RUN_FILE}: is damaged (it is not the record of run {folder.run_id}); "
             f"{HOW_TO_FIX[RUN_FILE]}"
@@ -162,7 +166,11 @@ def _is_stopped_fresh_run(folder: RunFolder) -> bool:
 
 
 def _is_record_of_run(old: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Return whether a run.json describes the run of its folder's name, with every part of the right type."""
+    """Return whether a run.json describes the run of its folder's name, with every part of the right type.
+
+    Raises:
+        ConfigError: Its config has an unknown option, or a value outside the limits of its option.
+    """
     try:
         config, identity = config_from_record(old["config"]).identity(), old["identity"]
         same = canonical_hash([config, identity]) == canonical_hash([record["identity"]["config"], record["identity"]])
@@ -175,7 +183,7 @@ def _is_record_of_run(old: Mapping[str, Any], record: Mapping[str, Any]) -> bool
             and isinstance(old["config"]["run"]["fresh"], bool)
             and (pack is None or isinstance(pack["runs"], list))
         )
-    except (ConfigError, KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return False
 
 

@@ -137,7 +137,7 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
         ("sweep.pack=2,3", ["sweep.pack=2,3: a sweep has one value"]),
         ("sweep.on=slrm", ["sweep.on=slrm", "local, slurm", "did you mean 'slurm'?"]),
         ("sweep.jobs=0", ["sweep.jobs=0", "at least 1"]),
-        ("sweep.jobs=many", ["sweep.jobs=many", "whole number"]),
+        ("sweep.jobs=many", ["sweep.jobs=many", "set a value of type int"]),
         ("sweep.timeout_minutes=0", ["sweep.timeout_minutes=0", "greater than 0"]),
         ("sweep.name=../x", ["sweep.name=../x", "folder"]),
         ("sweep.name=", ["sweep.name="]),

@@ -75,26 +75,30 @@ def test_invalid_records_fail_in_one_line_before_building_a_model(
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("option", "value", "problem"),
     [
-        ("config.model.width", 2**17),
-        ("config", 3),
-        ("identity", None),
-        ("resolved", None),
-        ("versions", None),
-        ("git", 3),
-        ("run_id", 5),
-        ("corpus", 3),
-        ("pack", {}),
+        ("config.model.width", 2**17, ""),
+        ("config.model.width", 2**40, "model.width=1099511627776: must be at most 131072"),
+        ("config", 3, "a part of the config is missing or damaged"),
+        ("identity", None, ""),
+        ("resolved", None, ""),
+        ("versions", None, ""),
+        ("git", 3, ""),
+        ("run_id", 5, ""),
+        ("corpus", 3, ""),
+        ("pack", {}, ""),
     ],
 )
-def test_invalid_record_is_not_resumed(option: str, value: Any, trained: RunFolder, command: Command) -> None:
+def test_invalid_record_is_not_resumed(
+    option: str, value: Any, problem: str, trained: RunFolder, command: Command
+) -> None:
     rewrite(trained, option, value)
     before = contents(trained.path)
     code, out, err = command()
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert f"run.json: is damaged (it is not the record of run {trained.run_id}); put back a copy" in err
+    assert f"run.json: is damaged ({problem or f'it is not the record of run {trained.run_id}'}" in err
+    assert "); put back a copy" in err
     assert {name: content for name, content in contents(trained.path).items() if name != "lock"} == {
         name: content for name, content in before.items() if name != "lock"
     }
@@ -127,3 +131,11 @@ def test_huge_tokenizer_file_is_damage(folder: RunFolder) -> None:
     os.truncate(folder.path / "tokenizer.json", 2**40)
     with pytest.raises(StoreError, match=r"tokenizer.json: is damaged"):
         assert normlab.load(folder.path).tokenizer
+
+
+def test_sample_warns_of_an_empty_status(folder: RunFolder, run_command: Command) -> None:
+    (folder.path / "status.json").write_text("")
+    code, out, err = run_command("sample", str(folder.path), "--tokens=2")
+    assert (code, out.startswith("def ")) == (0, True)
+    assert err.count("\n") == 1
+    assert err.startswith(f"normlab: {folder.path / 'status.json'}: is damaged")

@@ -1,0 +1,52 @@
+"""The table of Hydra's flags that normlab's commands take, and their parser. Imports no Hydra."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from normlab import __version__
+from normlab.errors import ConfigError
+
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+FLAGS: dict[tuple[str, ...], dict[str, Any]] = {
+    ("--help", "-h"): {"action": "store_true", "help": "print the choices, the options and their defaults"},
+    ("--hydra-help",): {"action": "store_true", "help": "print this list of flags"},
+    ("--version",): {"action": "version", "version": f"normlab {__version__}", "help": "print the version"},
+    ("--config-dir", "-cd"): {"metavar": "DIR", "help": "a folder of your own configs, searched after normlab's"},
+    ("--config-name", "-cn"): {"metavar": "NAME", "help": "the primary config, instead of train"},
+    ("--results-dir",): {"metavar": "DIR", "help": "folder of the results, as results_dir=DIR"},
+    ("--package", "-p"): {"metavar": "PART", "help": "with --cfg: the part to print, such as optim"},
+    ("--resolve",): {"action": "store_true", "help": "with --cfg: replace interpolations by their values"},
+    ("--run", "-r"): {"action": "store_true", "help": "train one run, as without a flag"},
+    ("--multirun", "-m"): {"action": "store_true", "help": "train each run of a grid, with hydra/launcher=..."},
+    ("--cfg", "-c"): {
+        "choices": ("job", "hydra", "all"),
+        "metavar": "job|hydra|all",
+        "help": "print the config of the run, Hydra or both",
+    },
+    ("--info", "-i"): {"nargs": "?", "const": "all", "choices": _INFO, "help": "print how Hydra composes the config"},
+}
+"""The names of each flag, which have the same meaning in Hydra, and its settings in argparse."""
+
+_EXCLUSIVE = ("--run", "--multirun", "--cfg", "--info")
+"""Flags of which a command takes one."""
+
+TRAIN_ONLY = ("--hydra-help", "--run", "--multirun")
+"""Flags that concern the jobs of `train`."""
+
+
+def flag_parser() -> argparse.ArgumentParser:
+    """Return the parser of overrides and flags."""
+    parser = argparse.ArgumentParser("normlab train", add_help=False)
+    parser.error = _reject_flag
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="norm=rmsnorm")
+    exclusive = parser.add_mutually_exclusive_group()
+    for names, settings in FLAGS.items():
+        (exclusive if names[0] in _EXCLUSIVE else parser).add_argument(*names, **settings)
+    return parser
+
+
+def _reject_flag(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; normlab train --hydra-help lists the flags")

@@ -94,7 +94,7 @@ def test_invalid_record_is_not_resumed(option: str, value: Any, trained: RunFold
     code, out, err = command()
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert f"run.json: is damaged (it is not the record of run {trained.run_id}); put back a copy" in err
+    assert f"run.json: is damaged (it is not the record of run {trained.run_id}); restore a copy" in err
     assert {name: content for name, content in contents(trained.path).items() if name != "lock"} == {
         name: content for name, content in before.items() if name != "lock"
     }

@@ -24,7 +24,7 @@ _CONFIGS = ("config/schema.py", "config/corpora.py")
 
 Entry = dict[str, Any]
 
-CAUSAL = "as its norm is"
+CAUSAL = "if the norm is"
 """Causality of every placement: each works on one token at a time, which `normlab verify` checks."""
 
 

@@ -66,7 +66,7 @@ def version_of(kind: str, name: str, version: int) -> int | str:
 
 
 def check_initial_values(kind: str, name: str, initial_values: object) -> None:
-    """Reject a `initial_values` that does not map names of parameters to expressions.
+    """Reject an `initial_values` that does not map names of parameters to expressions.
 
     Raises:
         ConfigError: The message shows the value and a correct line.

@@ -80,7 +80,7 @@ def test_preset_has_the_properties_of_its_norm(run_command: Command) -> None:
     out = " ".join(run_command("list", "norms", "rmsnorm_paper")[1].split())
     for text in (
         "formula x / (sqrt(mean(x^2)) + eps) * gain learns D numbers", "starts at affine.gain",
-        "causal in training too",
+        "causal in training and evaluation",
         "preset of rmsnorm", "sets eps=1.0e-08, eps_mode=outside_rms", "pitfalls - x / (rms(x) + eps) written with pow",
     ):  # fmt: skip
         assert text in out

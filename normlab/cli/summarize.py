@@ -33,7 +33,8 @@ def summarize(
         float | None, typer.Option("--target", help="With --by: steps and seconds to this validation loss.")
     ] = None,
     spikes: Annotated[
-        bool, typer.Option("--spikes", help="With --by: count loss spikes of runs that have not counted them.")
+        bool,
+        typer.Option("--spikes", help="With --by: count loss spikes of older runs, whose records lack the counts."),
     ] = False,
     results_dir: ResultsDir = "results",
 ) -> None:
@@ -48,8 +49,8 @@ def summarize(
     lower. The band reaches from 5 % below the entropy (or from halfway to the bigram entropy, if that is closer) to 5 %
     above it. A run has regressed if an evaluation was below this band and the last one is not, if one was in it and the
     last is above, or if the last is more than 5 % above both ln V and the initial loss. It has diverged if the loss is
-    not finite, or more than 1 nat/token above both ln V and the initial loss. A diverged run is counted, ranks worse
-    than every finite loss, and loses its pair.
+    not finite, or more than 1 nat/token above both ln V and the initial loss. In paired tests a
+    diverged run counts as worse than any finite loss; it is never dropped.
     """
     from normlab.report.runs_table import summarize as rows_of
     from normlab.report.tables import render

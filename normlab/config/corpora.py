@@ -48,7 +48,7 @@ class DataConfig:
         """
         if not isinstance(self, HubData) and DATA.get(self.name) is not type(self):
             raise ConfigError(
-                f"data.name={self.name}: is not to be set; data=... chooses another, data=hub takes a dataset's name"
+                f"data.name={self.name}: cannot be set; choose a corpus with data=..., or data=hub for another dataset"
             )
         if self.tokenizer == "bpe":
             self.vocab_size = DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size

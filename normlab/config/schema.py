@@ -280,7 +280,7 @@ class RunConfig:
         ):
             part = getattr(self, group)
             if registered is not type(part):
-                raise ConfigError(f"{group}.name={part.name}: is not to be set; {group}=... chooses another")
+                raise ConfigError(f"{group}.name={part.name}: cannot be set; {group}=... chooses another")
         self.results_dir = os.path.expanduser(self.results_dir)  # a shell does not expand results_dir=~/x
         self.model.resolve()
         self.data.resolve()

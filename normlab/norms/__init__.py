@@ -1,1 +1,1 @@
-"""Norms, one file each; `base` has the contract and the registry."""
+"""Norms, each with its options; `base` has the contract and the registry."""

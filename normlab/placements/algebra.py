@@ -233,6 +233,15 @@ class AlgebraPlacement(Placement):
             mlp.scale = attn.scale
         return Sequential(attn, mlp)
 
+    # From the row's switches, so that `verify` compares two statements: the model and the formulas of its ends.
+    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        """Return the embedding norm, or None."""
+        return make_norm(width) if self.row.embedding_norm else None
+
+    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        """Return the final norm, or None."""
+        return make_norm(width) if self.row.final_norm else None
+
     def inner_sites(self, layer: int, depth: int) -> frozenset[str]:
         """Return the sites inside the sub-layers."""
         attn, mlp = self.sub_layers(layer + 1, depth)

@@ -107,7 +107,7 @@ def _comparison_texts(row: Row, prefix: str, suffix: str) -> Row:
         design = Design(n, (levels[0], levels[1]) if levels else (n, n))
         difference = f"{row[f'{prefix}difference']:+.4f}{interval} (n={design}{ranks})"
     p_text = "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
-    return {f"less baseline{suffix}": difference, f"p (Holm){suffix}": p_text}
+    return {f"vs baseline{suffix}": difference, f"p (Holm){suffix}": p_text}
 
 
 def _target_text(row: Row) -> Row:
@@ -159,7 +159,7 @@ def notes(table: CellsTable) -> list[str]:
     if any(row.get("baseline") for row in rows):
         m = sum(row.get("p") is not None for row in rows)
         lines.append(
-            "less baseline: loss minus that of the baseline, paired by seed and data order; negative is better. "
+            "vs baseline: loss minus that of the baseline, paired by seed and data order; negative is better. "
             f"p: of {m} comparisons with Holm's correction, by a paired t test, or by an exact signed-rank test if a "
             "run of a pair diverged; a diverged run has the highest rank"
         )

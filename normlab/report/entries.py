@@ -95,7 +95,7 @@ _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
     },
     "placements": {
         "placement": "name", "formula": "formula", "learns": "parameters", "equals": "equals", "init": "init",
-        "source": "source", "the name": "note",
+        "source": "source", "note": "note",
     },
     "models": {
         "model": "name",
@@ -144,7 +144,7 @@ HEADINGS = {
     "parameters": "learns", "initial_values": "starts at", "unit_length": "unit length", "causal": "causal",
     "invariant_to": "invariant to", "equals": "equals", "verified_by": "verified by", "init": "init rule",
     "placements": "placements", "wrong_for": "wrong for", "preset_of": "preset of", "sets": "sets",
-    "note": "about the name", "source": "source",
+    "note": "note", "source": "source",
 }  # fmt: skip
 """The heading of each key of an entry that is rendered in a line."""
 INDENT = 19
@@ -206,7 +206,7 @@ def _with_texts(kind: str, entry: Entry) -> Entry:
     """The entry with its structured values as text."""
     texts = dict(entry)
     if kind == "norms":
-        texts["causal"] = "in training too" if entry["causal"] else "not in training: it uses later tokens"
+        texts["causal"] = "in training and evaluation" if entry["causal"] else "not in training: it uses later tokens"
         texts["verified_by"] = f"{entry['verified_by']} ({entry['reference_kind']})" if "verified_by" in entry else ""
         texts["parameters"] = f"{entry['parameters']} numbers"
     if kind == "placements":

@@ -90,7 +90,7 @@ def design_of(replicates: Iterable[Replicate]) -> Design:
 def format_losses(losses: Mapping[Replicate, float]) -> str:
     """Return `2.2425 ± 0.0031`, the mean of one value or more and half of its interval, for every text and page.
 
-    Two values are returned themselves, `2.2412 and 2.2438`: their interval is 12.7 times as wide as they are apart.
+    Of two values both are shown, `2.2412 and 2.2438`: a t interval would be 12.7 times wider than their difference.
     """
     if len(losses) == 2:
         return " and ".join(f"{losses[replicate]:.4f}" for replicate in sorted(losses, key=str))

@@ -156,7 +156,7 @@ _SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus
 """Columns that are moved above the table where all runs have the same value."""
 _DROP_ORDER = (
     "update, last", "seeds", "attn/stream, last", "mlp/stream, last", "last/first", "loss", "grad profile",
-    "its profile", "memory", "spikes", "tok/s", "best val", "less baseline at shared lr", "p (Holm) at shared lr",
+    "its profile", "memory", "spikes", "tok/s", "best val", "vs baseline at shared lr", "p (Holm) at shared lr",
     "edge lr", "val loss at shared lr", "usable lr", "S", "seconds", "precision", "tokens_per_s", "device",
     "train_loss", "best_val_loss", "last_val_loss", "corpus", "width", "vs_bigram", "steps", "step", "seed", "lr",
     "init", "grad, last", "depth", "corpora", "created", "placement", "norm",

@@ -46,11 +46,11 @@ class StatsConfig:
                 raise ConfigError(f"stats.also={name}: has no effect, it is measured anyway; leave it out")
         measured = measured.union(*map(_inputs, self.also))
         for name in self.without:
-            if not _inputs(name) <= measured or not _exclusive_inputs(name):
-                raise ConfigError(
-                    f"stats.without={name}: has no effect, it is not measured or other statistics need "
-                    f"{', '.join(sorted(_inputs(name)))} too; leave it out"
-                )
+            if not _inputs(name) <= measured:
+                raise ConfigError(f"stats.without={name}: has no effect, it is not measured; leave it out")
+            if not _exclusive_inputs(name):
+                inputs = ", ".join(sorted(_inputs(name)))
+                raise ConfigError(f"stats.without={name}: other statistics need {inputs} too; leave those out instead")
         for field, tier, default in (
             ("every", CORE, 10), ("extended_every", EXTENDED, 200), ("probe_share", PROBE, 0.03)
         ):  # fmt: skip

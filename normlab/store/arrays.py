@@ -134,7 +134,7 @@ class StatisticsFiles:
             except StoreError as error:
                 problems.append(str(error))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                problems.append(f"{path}: is damaged (it names no columns: {error}); put back a copy")
+                problems.append(f"{path}: is damaged (it names no columns: {error}); restore a copy")
             else:
                 yield tier, Part(path.with_suffix(".bin"), layout)
 
@@ -204,7 +204,7 @@ class StatisticsFiles:
         """
         return [
             f"{self.path}: rows of {tier} statistics are missing, of {len(steps)} measured steps from {steps[0]} to "
-            f"{steps[-1]}; put back a copy"
+            f"{steps[-1]}; restore a copy"
             for tier, steps in self.missing_steps(before).items()
         ]
 

@@ -40,7 +40,7 @@ def io_error(path: Path, action: str, error: OSError, safe: str = "", *, setting
         right = "writable" if error.errno == errno.EROFS else _MISSING_RIGHT.get(action, "writable")
         remedy = f"make it {right}, or choose another {setting}"
     elif action == "read" and error.errno == errno.ENOENT:
-        remedy = "put back a copy"
+        remedy = "restore a copy"
     elif error.errno in _BAD_PATH:
         remedy = f"choose another {setting}"
     parts = [f"{path}: cannot be {action} ({error.strerror or error})", *filter(None, [safe]), remedy]
@@ -119,11 +119,11 @@ def delete_temporaries(folder: Path) -> list[str]:
 
 
 class AppendFile:
-    """A file that grows at its end; opened by the first `append`. A kill tears at most the last record.
+    """A file that grows at its end; opened by the first `append`. A kill tears at most the last row.
 
     Args:
         path: The file; its folder exists.
-        lines: Whether records are lines. A torn last line is then ended before the next append.
+        lines: Whether rows are lines. A torn last line is then ended before the next append.
     """
 
     def __init__(self, path: Path, *, lines: bool) -> None:
@@ -132,7 +132,7 @@ class AppendFile:
         self._descriptor: int | None = None
 
     def append(self, content: bytes) -> None:
-        """Append records in one system call.
+        """Append rows in one system call.
 
         Raises:
             StoreError: The system refused; the file holds none of the content.

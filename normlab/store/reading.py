@@ -19,7 +19,7 @@ from normlab.store.files import io_error
 from normlab.store.schema import PLAN_FILE, QUEUE_FILE, RECORD_VERSION, RUN_FILE, SEAL, STATUS_FILE, decode, is_sealed
 
 HOW_TO_FIX = {
-    RUN_FILE: "put back a copy, or delete the run's folder and run it again",
+    RUN_FILE: "restore a copy, or delete the run's folder and run it again",
     STATUS_FILE: (
         "delete this one file and the same `normlab train` resumes from the last checkpoint; "
         "where there is none, run.fresh=true starts another run beside this one"
@@ -71,7 +71,7 @@ def read_record(path: Path) -> dict[str, Any]:
         raise io_error(path, "read", error) from error
     # Check the seal first: one flipped bit of the version would make the file look like a newer normlab's.
     if not is_sealed(record):
-        raise _damaged(path, "its content is not what was written")
+        raise _damaged(path, "its checksum does not match")
     version = record.get("version")
     if type(version) is not int or version < 1:
         raise _damaged(path, f"there is no record version {version!r}")
@@ -179,4 +179,4 @@ def _damaged(path: Path, reason: object) -> StoreError:
 
 
 def _how_to_fix(path: Path) -> str:
-    return HOW_TO_FIX.get(path.name, "put back a copy; the numbers that it describes are left out")
+    return HOW_TO_FIX.get(path.name, "restore a copy; the numbers that it describes are left out")

@@ -278,8 +278,8 @@ class RunFolder:
         if current == recorded:
             return ""
         if current["rows"] == recorded.get("rows"):
-            return f"the metrics of run {self.run_id} are not those that were written; put back a copy"
+            return f"the metrics of run {self.run_id} are not those that were written; restore a copy"
         return (
             f"the metrics of run {self.run_id} have {current['rows']} rows where {recorded.get('rows')} were written; "
-            "put back a copy"
+            "restore a copy"
         )

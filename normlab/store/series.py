@@ -30,7 +30,7 @@ def series(folder: RunFolder) -> dict[str, NDArray[np.float64]]:
     if not rows:
         status = folder.status()
         if status.get("step") or status["state"] in COMPLETED_STATES:
-            raise StoreError(f"{folder.metrics_path}: the steps of run {folder.run_id} are gone; put back a copy")
+            raise StoreError(f"{folder.metrics_path}: the steps of run {folder.run_id} are gone; restore a copy")
         raise StoreError(f"run {folder.run_id} has taken no step yet; try again when it has")
     return series_of(rows)
 

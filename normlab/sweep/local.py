@@ -100,7 +100,7 @@ class PackProcess:
         self._folder, self._jobs = folder, plan.jobs_of(pack)
         self._timeout_minutes = timeout_minutes
         self._stopped: tuple[str, str] | None = None
-        """Cause and detail of the outcome if this side stopped the process."""
+        """Cause and detail of the outcome if the supervisor stopped the process."""
         self._kill_at = float("inf")
         self._started = self._last_change = time.monotonic()
         self._last_signs: list[tuple[int, int]] = []
@@ -201,7 +201,7 @@ def cause_of_exit(
         code: Exit code of the process; minus the number of the signal that ended it.
         log: The last lines of its log.
         completed: Whether each of its runs has finished or diverged.
-        stopped: The cause and the detail if the other side stopped the process.
+        stopped: The cause and the detail if the supervisor stopped the process.
         memory_kill: Whether the system has killed a process for lack of memory since this one started.
     """
     last = log[-1] if log else ""

@@ -33,7 +33,7 @@ SINGLE = {
 }
 """Statistics with one number per step or per site, and their keys."""
 LARGEST = {"update_ratio": ".weight", "gain_absmax": "", "resid_nonfinite": ""}
-"""Statistics of which the largest number is sent, and the ending of the sites that count."""
+"""Statistics logged as their maximum over sites, and the suffix of those sites."""
 SUMMARIZED_BY_MAX = ("out/logit_absmax", "stats/resid_crest/max", "stats/resid_nonfinite/max")
 """Keys whose largest value, not the last, is the summary of a run."""
 MOST_BINS = 512

@@ -130,7 +130,7 @@ def read(folder: Path, step: int) -> Checkpoint:
         manifest = from_json(read_at_most(path / "manifest.json", LARGEST_RECORD))
         # Old manifests have no seal and version 1: any other version without a seal is damage.
         if not is_sealed(manifest) and (SEAL in manifest or manifest["version"] != 1):
-            raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its content is not what was written)")
+            raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its checksum does not match)")
         if type(manifest["version"]) is not int or manifest["version"] < 1:
             raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its version is {manifest['version']!r})")
         if manifest["version"] > VERSION:
@@ -180,7 +180,7 @@ def read_newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | 
             problems.append(str(error))
     if problems:
         raise StoreError(
-            "every checkpoint of this run is damaged: " + "; ".join(problems) + "; put back a copy, or start "
+            "every checkpoint of this run is damaged: " + "; ".join(problems) + "; restore a copy, or start "
             "another run beside it with run.fresh=true"
         )
     return None, problems

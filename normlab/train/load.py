@@ -106,7 +106,7 @@ class LoadedRun:
         except ConfigError as error:
             raise StoreError(
                 f"{self.folder.path / RUN_FILE}: holds no config that this version of normlab knows "
-                f"({error}); update normlab, or put back a copy"
+                f"({error}); update normlab, or restore a copy"
             ) from error
         return config
 
@@ -156,7 +156,7 @@ class LoadedRun:
             raise io_error(path, "read", error) from error
         except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
-                f"{path}: is damaged (it holds no tokenizer); put back a copy from a run on the same corpus"
+                f"{path}: is damaged (it holds no tokenizer); restore a copy from a run on the same corpus"
             ) from error
 
     @cached_property
@@ -217,7 +217,7 @@ class LoadedRun:
         if values is None or values.shape != torch.Size(shape):
             raise StoreError(
                 f"the checkpoint of step {saved.step} of run {self.folder.run_id} has no {kind} {name} of "
-                f"shape {tuple(shape)}: it is of another run or another version of normlab; put back the run's own"
+                f"shape {tuple(shape)}: it is of another run or another version of normlab; restore the run's own"
             )
         return values
 
@@ -234,7 +234,7 @@ class LoadedRun:
         if not isinstance(trained, dict):
             raise StoreError(
                 f"{self.folder.path / RUN_FILE}: is damaged (it has no versions of its norm and placement); "
-                "put back a copy of the run"
+                "restore a copy of the run"
             )
         defined = versions(self.config)
         if other := [part for part in ("norm", "placement") if trained.get(part) != defined[part]]:

@@ -193,7 +193,7 @@ def _create(run: TrainingRun) -> None:
     marker = folder.path / UNFINISHED
     if not marker.exists() and (remains := _remains(folder)):
         raise StoreError(
-            f"{folder.path / RUN_FILE}: is missing, but the folder has {' and '.join(remains)} of a run; put back a "
+            f"{folder.path / RUN_FILE}: is missing, but the folder has {' and '.join(remains)} of a run; restore a "
             f"copy, or {FRESH}"
         )
     write_atomic(marker, b"")

@@ -111,11 +111,13 @@ def report_changes(run: TrainingRun) -> None:
         _environment(RunRecord.parse(run.folder, content, {}, RUNNING)) for content in (run.run_json, run.new_run_json)
     )
     # A record from before a field existed does not hold it.
-    differences = [f"{name} was {old[name]} and is {new[name]}" for name in old if old[name] not in (None, new[name])]
+    differences = [
+        f"{name} changed from {old[name]} to {new[name]}" for name in old if old[name] not in (None, new[name])
+    ]
     if differences:
         text = "; ".join(differences)
         run.progress.changes_at_resume.append(f"from step {run.progress.step}: {text}")
-        print(f"warning: resuming where {text}; results will not be bit-identical", file=sys.stderr)
+        print(f"warning: since this run started, {text}; results will not be bit-identical", file=sys.stderr)
 
 
 def _environment(run: RunRecord) -> dict[str, Setting]:

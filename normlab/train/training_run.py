@@ -158,13 +158,13 @@ class TrainingRun:
         meta = _known_meta(saved)
         if meta["run_id"] != self.folder.run_id:
             raise StoreError(
-                f"the checkpoint of step {saved.step} is of run {meta['run_id']}; put back this run's own, or {FRESH}"
+                f"the checkpoint of step {saved.step} is of run {meta['run_id']}; restore this run's own, or {FRESH}"
             )
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         if shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}:
             raise StoreError(
                 f"the checkpoint of step {saved.step} holds other tensors than this run: it is of another version of "
-                f"normlab; put back the run's own, or {FRESH}"
+                f"normlab; restore the run's own, or {FRESH}"
             )
         for name, tensor in tensors.items():
             tensor.copy_(saved.tensors[name])
@@ -181,7 +181,7 @@ def _known_meta(saved: checkpoint.Checkpoint) -> dict[str, Any]:
     except (KeyError, TypeError) as error:
         raise StoreError(
             f"the checkpoint of step {saved.step} has no {error} in its meta.json: it is of another version of "
-            f"normlab; put back the run's own, or {FRESH}"
+            f"normlab; restore the run's own, or {FRESH}"
         ) from error
     if unknown := sorted({*saved.meta} - {*META} | {*meta["progress"]} - {*progress}):
         notify(f"the checkpoint of step {saved.step} has unknown fields: {', '.join(unknown)}")

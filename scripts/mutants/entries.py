@@ -38,9 +38,14 @@ def placement_checks(*names: str) -> Iterator[Check]:
         yield from run.checks_of_placement(PLACEMENTS[name], thorough=False)
 
 
-@cache
 def feature_rows() -> list[Row]:
     """Return rows that use every feature of a row, with a different number in every block."""
+    return _feature_rows(algebra.Row)
+
+
+@cache
+def _feature_rows(row: type[Row]) -> list[Row]:
+    """Return equal objects for one class of rows, because a name is registered once; a mutant has its own class."""
     sub = SubLayer(
         norms=("in", "out", "res"),
         skip=lambda layer, depth: depth / 16,
@@ -70,12 +75,11 @@ def feature_rows() -> list[Row]:
         "x = x + M(N(x)) if l <= L // 4 else N(x + M(x))",
     )
     return [
-        Row(
+        row(
             name="all_features", formula=formulas[0], source="", init="gpt2", attn=sub, mlp=vector,
-            initial_values=initial_values,
-            embedding_norm=True,
+            initial_values=initial_values, embedding_norm=True,
         ),
-        Row(name="early_blocks", formula=formulas[1], source="", init="gpt2", attn=post, mlp=post, early=early),
+        row(name="early_blocks", formula=formulas[1], source="", init="gpt2", attn=post, mlp=post, early=early),
     ]  # fmt: skip
 
 

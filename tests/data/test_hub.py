@@ -506,7 +506,7 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
         (["data.max_tokens=1"], r"data.max_tokens=1: must be at least 2"),
         (["data=hub"], r"data=hub needs a dataset's name; give data.name=roneneldan/TinyStories"),
         (["data=hub", "data.name=stdlib"], r"data.name=stdlib: is a corpus.*use data=stdlib"),
-        (["data=stdlib", "data.name=org/x"], r"data.name=org/x: is not to be set;.*data=hub"),
+        (["data=stdlib", "data.name=org/x"], r"data.name=org/x: cannot be set;.*data=hub"),
         (["data=hub", "data.nam=org/x"], r"did you mean 'name'"),
         (["data=tinystorys"], r"did you mean 'tinystories'"),
         (["data=tinystories"], r"data=tinystories: HF_HUB_OFFLINE is set.*data=stdlib.*data=files"),

@@ -236,7 +236,7 @@ def test_pair_with_a_diverged_run_counts_as_a_loss(make, tmp_path):
     assert row["p"] == pytest.approx(shifted.pvalue)
     assert "seeds with a result on one side of its comparison only: 1" in row["warnings"]
     assert "by ranks" in table_rows(summarize_by(tmp_path, ["norm"], against="norm=layernorm"))[2][
-        "less baseline"
+        "vs baseline"
     ]  # fmt: skip
 
 
@@ -464,7 +464,7 @@ def test_crossed_seeds_are_not_independent_runs(make, tmp_path):
     assert row["val_loss_high"] - row["val_loss"] > 2 * independent
     text = {row["norm"]: row for row in table_rows(report)}["rmsnorm"]
     assert text["val loss"].endswith("(n=6x6)")
-    assert text["less baseline"].endswith("(n=6x6)")
+    assert text["vs baseline"].endswith("(n=6x6)")
     assert sum("two random effects" in note for note in notes(report)) == 1
     assert "fixed" not in "".join(notes(report))
 

@@ -204,8 +204,7 @@ def test_lost_rows_are_a_warning(measured: tuple[RunFolder, int], run_command: C
     folder, length = measured
     stats = folder.path / "stats"
     expected = (
-        f"normlab: {stats}: rows of core statistics are missing, "
-        "of {} measured steps from {} to 10; put back a copy"
+        f"normlab: {stats}: rows of core statistics are missing, of {{}} measured steps from {{}} to 10; restore a copy"
     )
     truncate_rows(folder, 4 * length)
     assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [expected.format(2, 8)]
@@ -233,7 +232,7 @@ def test_resumed_run_warns_of_lost_rows_and_not_of_unmeasured_steps(
     truncate_rows(folder, 2 * length)
     capfd.readouterr()
     train(compose_run([*overrides, "stats.every=1"]), trackers=[])
-    expected = "rows of core statistics are missing, of 4 measured steps from 2 to 5; put back a copy"
+    expected = "rows of core statistics are missing, of 4 measured steps from 2 to 5; restore a copy"
     assert expected in capfd.readouterr().err
     assert expected in run_command("inspect", str(folder.path), "logz")[2]
 
@@ -255,7 +254,7 @@ def test_run_without_its_metrics_is_an_error(measured: tuple[RunFolder, int], ru
     folder, _ = measured
     os.truncate(folder.metrics_path, 0)
     code, _, err = run_command("inspect", str(folder.path), "spikes")
-    expected = f"error: {folder.metrics_path}: the steps of run {folder.run_id} are gone; put back a copy\n"
+    expected = f"error: {folder.metrics_path}: the steps of run {folder.run_id} are gone; restore a copy\n"
     assert code == 2
     assert err.endswith(expected)
 

@@ -162,7 +162,7 @@ def test_damaged_description_is_reported_and_its_rows_are_kept(
     (stored.path / "core.json").write_bytes(content)
     problems: list[str] = []
     assert [part.layout for _, part in stored.parts(problems)] == [other]
-    assert re.search(rf"core\.json: {message}.*put back a copy", *problems)
+    assert re.search(rf"core\.json: {message}.*restore a copy", *problems)
     stored.truncate(30)
     stored.append("core", measured(30))
     assert steps_of(stored) == [[], [30]]

@@ -104,7 +104,7 @@ def test_every_changed_byte_is_noticed(folder, name):
 
 def test_record_without_a_seal_is_damaged(folder):
     (folder.path / "status.json").write_text('{"version": 1, "state": "finished"}')
-    with pytest.raises(StoreError, match=r"its content is not what was written.*delete this one file"):
+    with pytest.raises(StoreError, match=r"its checksum does not match.*delete this one file"):
         folder.status()
 
 
@@ -129,7 +129,7 @@ def test_changed_bit_of_the_version_is_damage(folder, name):
     if name == "status.json":
         folder.write_status({"state": "finished"})
     path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
-    with pytest.raises(StoreError, match=rf"{name}: is damaged \(its content is not what was written\)"):
+    with pytest.raises(StoreError, match=rf"{name}: is damaged \(its checksum does not match\)"):
         read()
 
 

@@ -127,7 +127,7 @@ def test_message_of_a_full_disk(tmp_path, monkeypatch):
         ("written", errno.EACCES, "make it writable, or choose another results_dir"),
         ("made", errno.ENOTDIR, "choose another results_dir"),
         ("made", errno.ENOENT, "choose another results_dir"),
-        ("read", errno.ENOENT, "put back a copy"),
+        ("read", errno.ENOENT, "restore a copy"),
         ("read", errno.EIO, "check the disk and run the same command again"),
     ],
 )

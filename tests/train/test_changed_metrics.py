@@ -59,7 +59,7 @@ def rewrite(run: RunFolder, change: Callable[[list[bytes]], list[bytes]]) -> str
     assert change(lines) != lines
     run.metrics_path.write_bytes(b"".join(change(lines)))
     message = CHANGES[change].format(rows=len(lines), less=len(lines) - 2, more=len(lines) + 1)
-    return f"the metrics of run {run.run_id} {message}; put back a copy"
+    return f"the metrics of run {run.run_id} {message}; restore a copy"
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -129,7 +129,7 @@ def test_deeply_nested_json_is_damage(
     (folder.path / "tokenizer.json").write_bytes(content)
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "tokenizer.json: is damaged (it holds no tokenizer); put back a copy" in err
+    assert "tokenizer.json: is damaged (it holds no tokenizer); restore a copy" in err
 
 
 def test_flipped_version_of_a_manifest_is_damage(
@@ -141,7 +141,7 @@ def test_flipped_version_of_a_manifest_is_damage(
     path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
     code, _, err = command()
     assert code == 0
-    assert "manifest.json: damaged (its content is not what was written); resuming from the previous checkpoint" in err
+    assert "manifest.json: damaged (its checksum does not match); resuming from the previous checkpoint" in err
     assert differences(reference, folder.path) == []
 
 
@@ -240,7 +240,7 @@ def test_checkpoint_of_another_run_fails(
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"the checkpoint of step 11 is of run {other.run_id}; put back this run's own, or" in err
+    assert f"the checkpoint of step 11 is of run {other.run_id}; restore this run's own, or" in err
     assert contents(folder.path) == before
 
 
@@ -421,7 +421,7 @@ def test_unknown_config_in_a_record_fails(
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "run.json: holds no config that this version of normlab knows" in err
-    assert "update normlab, or put back a copy" in err
+    assert "update normlab, or restore a copy" in err
 
 
 def test_file_instead_of_a_checkpoint_folder_is_replaced(

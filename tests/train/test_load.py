@@ -98,7 +98,7 @@ def test_invalid_record_is_not_resumed(
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert f"run.json: is damaged ({problem or f'it is not the record of run {trained.run_id}'}" in err
-    assert "); put back a copy" in err
+    assert "); restore a copy" in err
     assert {name: content for name, content in contents(trained.path).items() if name != "lock"} == {
         name: content for name, content in before.items() if name != "lock"
     }

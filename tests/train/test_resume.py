@@ -268,8 +268,8 @@ def test_resume_with_other_versions_warns_and_is_recorded(
     (folder.path / "run.json").write_bytes(seal(was))
     code, _, err = command()
     assert code == 0
-    message = f"torch was 1.0 and is {run['versions']['torch']}; normlab's commit was 0000000000 and is "
-    assert f"warning: resuming where {message}" in err.splitlines()[0]
+    message = f"torch changed from 1.0 to {run['versions']['torch']}; normlab's commit changed from 0000000000 to "
+    assert f"warning: since this run started, {message}" in err.splitlines()[0]
     (noted,) = folder.status()["changes_at_resume"]
     assert noted.startswith(f"from step 11: {message}")
     assert RunFolder(reference).status()["changes_at_resume"] == []

@@ -133,7 +133,7 @@ def test_run_without_settings_is_in_no_cell(trained, compare):
     assert data["summary"][1] == "Of 2 runs, 1 in no cell: no settings on record (1)."
     assert data["warnings"] == [
         "run b is damaged and is left out: its run.json names no learning rate; "
-        "put back a copy, or delete the run's folder and run it again"
+        "restore a copy, or delete the run's folder and run it again"
     ]
 
 

@@ -34,7 +34,7 @@ class StatisticsError(NormlabError):
 
 def notify(line: str) -> None:
     """Print a line for the user on stderr."""
-    print(f"normlab: {line}", file=sys.stderr)
+    print(f"normlab: {line}\n", end="", file=sys.stderr)  # one write, so that lines of two threads do not mix
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

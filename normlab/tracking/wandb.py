@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from normlab.config.schema import TrackingConfig
+from normlab.errors import notify
 from normlab.stats.profiles import Profiles
 from normlab.store.outcome import final_losses
 from normlab.tracking.base import Row
@@ -501,7 +502,7 @@ def _needs_sync(folder: Path) -> bool:
 
 def _print(line: str) -> None:
     with suppress(OSError, ValueError):
-        print(f"normlab: {line}", file=sys.stderr)
+        notify(line)
 
 
 def _one_line(error: Exception) -> str:

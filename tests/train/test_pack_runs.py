@@ -229,7 +229,7 @@ def test_run_of_a_pack_resumes_in_its_sweep_only(tmp_path: Path) -> None:
     # A part of the pack, as after running out of memory, is reported.
     outcomes = train_pack(configs[:2], [[], []], pack={"sweep": "some", "number": 1})
     assert [outcome.state for outcome in outcomes] == ["finished"] * 2
-    assert "the size of its pack was 3 and is 2" in outcomes[0].status["changes_at_resume"][0]
+    assert "the size of its pack changed from 3 to 2" in outcomes[0].status["changes_at_resume"][0]
 
 
 def test_single_run_cannot_join_a_pack(tmp_path: Path) -> None:

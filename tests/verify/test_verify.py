@@ -520,7 +520,7 @@ def test_qk_norm_without_a_norm_is_refused(overrides: list[str]) -> None:
     from normlab.errors import ConfigError
 
     with pytest.raises(
-        ConfigError, match=f"^{overrides[0]}: has no effect with norm=none; leave it out or choose a norm"
+        ConfigError, match=f"^{overrides[0]}: has no effect with norm=none; leave it out, or change norm"
     ):
         compose_run(["norm=none", *overrides])
 

@@ -187,7 +187,8 @@ def read_plan(folder: Path) -> Plan:
     record = read_record(path)
     try:
         # An older plan has `words` in place of `overrides`.
-        jobs = [Job(job["run_id"], job.get("words") or job["overrides"], job["config"]) for job in record["jobs"]]
+        key = "overrides" if all("overrides" in job for job in record["jobs"]) else "words"
+        jobs = [Job(job["run_id"], job[key], job["config"]) for job in record["jobs"]]
         # A run id is the name of a folder, never a path that leads out of the runs' folder.
         if invalid := [job.run_id for job in jobs if not job.run_id or Path(job.run_id).name != job.run_id]:
             raise ValueError(f"{invalid[0]!r} is not a run id")

@@ -43,7 +43,7 @@ def train_one(config: RunConfig) -> None:
 
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # train stops at a signal by itself
     outcome = train(config, ends_process=True)
-    record = RunRecord.parse(outcome.folder, outcome.folder.run(), outcome.status, outcome.state)
+    record = RunRecord.read(outcome.folder)
     if outcome.already_ended:
         name = record.outcome or outcome.state
         loss, _ = final_losses(name, record.status.val_loss)

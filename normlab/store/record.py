@@ -1,8 +1,8 @@
 """The record of a run, typed: `RunRecord`. Readers use its attributes, `record.config.model.depth`, and never its JSON.
 
-Reports parse run.json and status.json here only; training reads back the JSON that it wrote. The parser accepts any
-content: a field that is missing, as in an older record, or of another type has its default, which is None where no
-other is given. A file that cannot be read at all makes the run damaged, and `problem` gives the reason.
+Training writes a `Status`, and everything else reads run.json and status.json through the parser below. The parser
+accepts any content: a field that is missing, as in an older record, or of another type has its default, which is None
+where no other is given. A file that cannot be read at all makes the run damaged, and `problem` gives the reason.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,16 +24,6 @@ from normlab.store.schema import DAMAGED, DIVERGED, FINISHED, number
 T = TypeVar("T")
 Setting = str | int | float | bool | None
 """The value of an option."""
-
-KNOWN_FIELDS = frozenset({
-    "command", "config", "continued_from", "corpus", "created", "fingerprint", "git", "identity", "name",
-    "norm", "pack", "placement", "resolved", "run_id", "prefix_hash", "version", "versions", "warnings",
-    "best_val_loss", "best_val_step", "checkpoint", "diverged", "changes_at_resume", "error", "initial_val_loss",
-    "metrics", "outcome", "peak_memory_bytes", "seconds", "spikes", "state", "step", "steps", "tokens",
-    "tokens_per_s", "train_loss", "updated", "val_loss",
-    "val_loss_batch_statistics",
-})  # fmt: skip
-"""Fields of run.json and status.json. Readers report fields that a newer normlab added under the same version."""
 
 
 def as_setting(value: Any) -> Setting:
@@ -70,13 +60,22 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _field(parse: Callable[[Any], Any]) -> Any:
-    """Declare a field that holds `parse` of the JSON value with the field's name, or of None without one."""
-    return field(default_factory=lambda: parse(None), metadata={"parse": parse})
+def _mapping_or_none(value: Any) -> Mapping[str, Any] | None:
+    return value if isinstance(value, Mapping) else None
 
 
-def _part(cls: type[Any]) -> Any:
-    return _field(lambda tree: parse_part(cls, tree))
+def _field(parse: Callable[[Any], Any], *, optional: bool = False) -> Any:
+    """Declare a field that holds `parse` of the JSON value with the field's name, or of None without one.
+
+    Args:
+        parse: Parses the value.
+        optional: Whether `to_json` leaves the field out while it has its default.
+    """
+    return field(default_factory=lambda: parse(None), metadata={"parse": parse, "optional": optional})
+
+
+def _part(cls: type[Any], *, optional: bool = False) -> Any:
+    return _field(lambda tree: parse_part(cls, tree), optional=optional)
 
 
 def parse_part(cls: type[T], tree: Any) -> T:
@@ -85,7 +84,24 @@ def parse_part(cls: type[T], tree: Any) -> T:
     return cls(**{each.name: each.metadata["parse"](_mapping(tree).get(each.name)) for each in declared})
 
 
+def to_json(part: Any) -> dict[str, Any]:
+    """Return a part of the record as JSON values, the inverse of `parse_part`."""
+    tree: dict[str, Any] = {}
+    for each in fields(part):
+        value = getattr(part, each.name)
+        if each.metadata["optional"] and value == each.metadata["parse"](None):
+            continue
+        tree[each.name] = to_json(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
+    return tree
+
+
 # run.json
+
+RUN_FIELDS = frozenset({
+    "command", "config", "continued_from", "corpus", "created", "fingerprint", "git", "identity", "name", "norm",
+    "pack", "placement", "prefix_hash", "resolved", "run_id", "version", "versions", "warnings",
+})  # fmt: skip
+"""Fields of run.json. Readers report fields that a newer normlab added under the same record version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +214,7 @@ class Pack:
     """The pack in which the run trained."""
 
     sweep: str | None = _field(_text)
+    number: float | None = _field(finite)
     runs: tuple[str, ...] = _field(_texts)
     """The ids of its runs; empty for a run that trained alone."""
 
@@ -237,9 +254,10 @@ class StepNumbers:
 class Divergence(StepNumbers):
     """The step that diverged."""
 
-    reason: str | None = _field(_text)
+    reason: str | None = _field(_text, optional=True)
     """None where the loss or the gradient was NaN or infinite."""
     last_finite: StepNumbers | None = _field(lambda tree: parse_part(StepNumbers, tree) if tree else None)
+    """The last step with finite loss and gradient norm."""
 
     def __str__(self) -> str:
         text = self.reason or StepNumbers.__str__(self)
@@ -249,27 +267,58 @@ class Divergence(StepNumbers):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The newest status. Losses are in nats/token."""
+    """The content of status.json. Losses are in nats/token."""
 
+    state: str | None = _field(_text)
+    """One of `schema.STATES`; a reader uses `RunRecord.state`, which knows killed runs too."""
     step: float | None = _field(finite)
     """Updates made."""
-    steps: float | None = _field(finite)
     train_loss: float | None = _field(number)
     val_loss: float | None = _field(number)
+    val_loss_batch_statistics: float | None = _field(number)
+    """Validation loss in training mode, for a norm that computes something else in that mode."""
     best_val_loss: float | None = _field(number)
-    initial_val_loss: float | None = _field(number)
-    """None in an older record."""
+    best_val_step: float | None = _field(finite)
     seconds: float | None = _field(finite)
+    """Time in steps, without evaluations and checkpoints, over all processes of the run."""
+    changes_at_resume: tuple[str, ...] = _field(_texts)
+    """Each resume with other code or on another machine: the step, and what differed."""
+    steps: float | None = _field(finite)
+    tokens: float | None = _field(finite)
     tokens_per_s: float | None = _field(finite)
     peak_memory_bytes: float | None = _field(finite)
     checkpoint: float | None = _field(finite)
     """Step of the newest checkpoint."""
-    changes_at_resume: tuple[str, ...] = _field(_texts)
-    """Each resume with other code or on another machine: the step, and what differed."""
-    diverged: Divergence = _part(Divergence)
-    error: str | None = _field(_text)
-    spikes: Mapping[str, Any] | None = _field(lambda value: value if isinstance(value, dict) else None)
+    pack: Pack = _part(Pack, optional=True)
+    """The pack in which the run last trained."""
+    diverged: Divergence = _part(Divergence, optional=True)
+    error: str | None = _field(_text, optional=True)
+    initial_val_loss: float | None = _field(number, optional=True)
+    """Validation loss before the first update; None before the run is completed, and in an older record."""
+    outcome: str | None = _field(_text, optional=True)
+    """None before the run is completed, and in an older record, whose outcome is `RunRecord.outcome`."""
+    metrics: Mapping[str, Any] | None = _field(_mapping_or_none, optional=True)
+    """Number of rows and SHA-256 of the metrics of a completed run, by which readers notice a changed file."""
+    spikes: Mapping[str, Any] | None = _field(_mapping_or_none, optional=True)
     """Spikes by rule; None in an older record."""
+    updated: float | None = _field(finite, optional=True)
+    """Unix time of the file, seconds."""
+
+    def completed(self, references: References, last_finite: StepNumbers | None) -> Status:
+        """Return the last status of a run with its outcome; a final loss that is a divergence makes it diverged.
+
+        Args:
+            references: The run's reference losses.
+            last_finite: The last training step with finite loss and gradient norm.
+        """
+        name = outcome_of(self.state, self, references)
+        if name is None:
+            return self
+        result = replace(self, initial_val_loss=references.initial, outcome=name)
+        if name == DIVERGED and self.state != DIVERGED:
+            divergence = replace(_divergence_at_end(self, references), last_finite=last_finite)
+            result = replace(result, state=DIVERGED, diverged=divergence)
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,7 +381,7 @@ class RunRecord:
             prefix_hash=_text(run.get("prefix_hash")),
             is_branch="continued_from" in run,
             status=parse_part(Status, status),
-            unknown_fields=tuple(sorted({*run, *status} - KNOWN_FIELDS)),
+            unknown_fields=tuple(sorted({*run, *status} - RUN_FIELDS - {each.name for each in fields(Status)})),
         )
 
     @classmethod
@@ -381,7 +430,7 @@ class RunRecord:
         return self.status.diverged if self.state == DIVERGED else _divergence_at_end(self.status, self.references)
 
 
-def outcome_of(state: str, status: Status, references: References) -> str | None:
+def outcome_of(state: str | None, status: Status, references: References) -> str | None:
     """Return the outcome of a run; None if it is not completed, or its status has no final loss."""
     final, best = loss_of(status.val_loss), loss_of(status.best_val_loss)
     if state == DIVERGED:
@@ -389,29 +438,6 @@ def outcome_of(state: str, status: Status, references: References) -> str | None
     if state != FINISHED or final is None:
         return None
     return outcome(final, final if best is None else min(best, final), references)
-
-
-def final_status(
-    run: Mapping[str, Any], status: Mapping[str, Any], initial: float | None, last_finite: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the last status of a run with its outcome; a final loss that is a divergence makes it diverged.
-
-    Args:
-        run: Its run.json.
-        status: Its last status.
-        initial: Validation loss before the first update, if known.
-        last_finite: The last training step with its loss and gradient norm.
-    """
-    result = {**status, "initial_val_loss": initial}
-    parsed, references = parse_part(Status, result), parse_part(Corpus, run.get("corpus")).references(initial)
-    name = outcome_of(status["state"], parsed, references)
-    if name is None:
-        return dict(status)
-    if name == DIVERGED and status["state"] != DIVERGED:
-        at_end = _divergence_at_end(parsed, references)
-        diverged = {"step": at_end.step, "loss": at_end.loss, "val_loss": parsed.val_loss, "reason": at_end.reason}
-        result |= {"state": DIVERGED, "diverged": {**diverged, "last_finite": last_finite}}
-    return result | {"outcome": name}
 
 
 def _divergence_at_end(status: Status, references: References) -> Divergence:

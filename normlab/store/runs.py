@@ -46,11 +46,6 @@ if TYPE_CHECKING:
     from normlab.store.arrays import StatisticsFiles
 
 
-def pack_run_ids(record: Mapping[str, Any]) -> list[str]:
-    """Return the ids of the runs in the pack that a run.json or status.json names; empty if it names no pack."""
-    return (record.get("pack") or {}).get("runs") or []
-
-
 class RunFolder:
     """A run's folder, with many readers and one writer."""
 
@@ -112,7 +107,10 @@ class RunFolder:
         Raises:
             StoreError: run.json or status.json is damaged, or was written by a newer normlab.
         """
-        return pack_run_ids(self.status()) or pack_run_ids(self.run()) or [self.run_id]
+        for record in (self.status(), self.run()):
+            if runs := (record.get("pack") or {}).get("runs"):
+                return runs
+        return [self.run_id]
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace status.json; `version` and `updated` (unix time, seconds) are added."""

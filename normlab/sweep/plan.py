@@ -16,7 +16,9 @@ from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.plans import Job, Pack, Plan, has_plan, read_plan, run_of, sweep_folder
-from normlab.store.runs import RunFolder, pack_run_ids
+from normlab.store.record import Pack as RecordedPack
+from normlab.store.record import parse_part
+from normlab.store.runs import RunFolder
 from normlab.store.schema import COMPLETED_STATES
 from normlab.sweep.packs import auto_pack_size, make_packs
 from normlab.train.identity import identity, run_id_of
@@ -219,12 +221,11 @@ def _default_name(options: SweepOptions, jobs: Sequence[Job]) -> str:
 def _check_not_in_another_pack(run: RunFolder, name: str) -> None:
     if not run.exists() or is_completed(run):
         return
-    record = run.run()
-    size = len(pack_run_ids(record))
-    if size > 1 and record["pack"].get("sweep") != name:
+    pack = parse_part(RecordedPack, run.run().get("pack"))
+    if len(pack.runs) > 1 and pack.sweep != name:
         raise ConfigError(
-            f"run {run.run_id}: trains in a pack of {size} runs of sweep {record['pack'].get('sweep')}, and is not "
-            "completed; complete that sweep first, or leave the run out"
+            f"run {run.run_id}: trains in a pack of {len(pack.runs)} runs of sweep {pack.sweep}, and is not completed; "
+            "complete that sweep first, or leave the run out"
         )
 
 

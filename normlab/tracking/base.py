@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from normlab.stats.profiles import Profiles
+from normlab.store.record import Status
 
 Row = Mapping[str, Any]
 """One line of the record: `kind` (train, eval, pace), `step`, and plain numbers by name."""
@@ -26,6 +27,6 @@ class Tracker(Protocol):
         """Log the statistics of a measured step, after the interval's rows."""
         ...
 
-    def finish(self, status: Mapping[str, Any]) -> None:
-        """Finish, with the content of status.json and `spikes`: by rule, their number and of how many steps."""
+    def finish(self, status: Status) -> None:
+        """Finish, with the run's last status."""
         ...

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from normlab.stats.profiles import Profiles
 from normlab.store.outcome import WHOLE_TEXT_NOTE, explain_loss, format_loss
-from normlab.store.record import Corpus, parse_part
+from normlab.store.record import Corpus, Status, parse_part
 from normlab.store.schema import DIVERGED
 from normlab.tracking.base import Row
 
@@ -86,21 +86,21 @@ class Console:
             if not self._line_waits:
                 self._print_line(now)
 
-    def finish(self, status: Mapping[str, Any]) -> None:
+    def finish(self, status: Status) -> None:
         """Stop the bar, and print the outcome and what the validation loss means."""
         if self._bar is not None:
             self._draw(self._bar, time.monotonic())
             self._bar.stop()
         elif self._line_waits:
             self._print_line(time.monotonic())
-        at = status["diverged"]["step"] if status.get("diverged") else status["step"]
-        outcome, loss = status.get("outcome"), status.get("val_loss")
-        line = f"{outcome or status['state']} at step {at}/{status['steps']}"
-        if status["state"] == DIVERGED:
+        outcome, loss = status.outcome, status.val_loss
+        at = status.step if status.diverged.step is None else status.diverged.step
+        line = f"{outcome or status.state} at step {at}/{status.steps}"
+        if status.state == DIVERGED:
             line += "" if loss is None else f"  last val {format_loss(loss)}"
         elif loss is not None:
-            references = parse_part(Corpus, self._run.get("corpus")).references(status.get("initial_val_loss"))
-            meaning = explain_loss(outcome, loss, status.get("best_val_loss"), references)
+            references = parse_part(Corpus, self._run.get("corpus")).references(status.initial_val_loss)
+            meaning = explain_loss(outcome, loss, status.best_val_loss, references)
             line += f"  val {format_loss(loss)}" + (f", {meaning}" if meaning and math.isfinite(loss) else "")
         self._print(line)
 

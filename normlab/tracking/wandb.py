@@ -29,6 +29,7 @@ from normlab.config.schema import TrackingConfig
 from normlab.errors import notify
 from normlab.stats.profiles import Profiles
 from normlab.store.outcome import final_losses
+from normlab.store.record import Status
 from normlab.tracking.base import Row
 from normlab.tracking.step_metrics import SUMMARIZED_BY_MAX, step_metrics
 
@@ -103,7 +104,7 @@ class WandbTracker:
         """Send the statistics of a step."""
         self._call("stopped", lambda: self._send([self.statistics_payload(profiles)]))
 
-    def finish(self, status: Mapping[str, Any]) -> None:
+    def finish(self, status: Status) -> None:
         """Write the summary and end the run; the exit code is 1 for a failed run, 0 for every other state."""
         self._call("did not finish", partial(self._finish, status))
 
@@ -183,12 +184,12 @@ class WandbTracker:
         for row in rows:
             self._run.log(row)
 
-    def _finish(self, status: Mapping[str, Any]) -> None:
-        summary = {key: status.get(key) for key in ("state", "outcome", "best_val_loss")}
-        summary["val_loss"], summary["last_val_loss"] = final_losses(status["state"], status.get("val_loss"))
-        summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in status.get("spikes", {}).items()}
+    def _finish(self, status: Status) -> None:
+        summary: dict[str, Any] = {key: getattr(status, key) for key in ("state", "outcome", "best_val_loss")}
+        summary["val_loss"], summary["last_val_loss"] = final_losses(status.state, status.val_loss)
+        summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
         self._run.summary.update({key: value for key, value in summary.items() if value is not None})
-        self._run.finish(exit_code=int(status["state"] == "failed"))
+        self._run.finish(exit_code=int(status.state == "failed"))
         if self.is_active:
             self.is_active = False
             hint = self._sync_hint(with_this=self._run.offline)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,8 @@ from normlab.stats.measure.core import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
-from normlab.store.record import final_status
+from normlab.store.record import Corpus as RecordedCorpus
+from normlab.store.record import Status, parse_part, to_json
 from normlab.store.schema import COMPLETED_STATES, DIVERGED, FAILED, INTERRUPTED, RUNNING
 from normlab.store.series import evaluations
 from normlab.train import checkpoint
@@ -244,7 +245,7 @@ class Loop:
     ) -> Iterator[Profiles]:
         """Yield the core statistics of a run's measured steps, up to the step that diverged."""
         for step, measurement in measured.items():
-            if run.diverged is None or step <= run.diverged["step"]:
+            if run.diverged is None or step <= run.progress.step:
                 yield self.schedule.profiles(step, measurement, values[: len(measurement.columns)])
             values = values[len(measurement.columns) :]
 
@@ -259,32 +260,33 @@ class Loop:
     def _write_status(self) -> None:
         for run in self.runs:
             run.divergence_written = run.diverged is not None
-            run.folder.write_status(self.status(run, RUNNING))
+            run.folder.write_status(to_json(self.status(run, RUNNING)))
 
-    def status(self, run: TrainingRun, state: str) -> dict[str, Any]:
-        """Return the content of a run's status.json; a run whose status says diverged keeps that state."""
+    def status(self, run: TrainingRun, state: str) -> Status:
+        """Return a run's status in a state; a run whose status.json says diverged keeps that state."""
         return run.status(DIVERGED if run.divergence_written else state, peak_memory(self.settings.device))
 
-    def final_status(self, run: TrainingRun, state: str) -> dict[str, Any]:
+    def final_status(self, run: TrainingRun, state: str) -> Status:
         """Return the status after the last step of the loop, with the outcome of a completed run."""
         status = run.status(DIVERGED if run.diverged else state, peak_memory(self.settings.device))
         initial_loss = next((each.loss for each in evaluations(run.folder) if each.step == 0), None)
-        return _with_digest(run, final_status(run.run_json, status, initial_loss, run.last_finite))
+        references = parse_part(RecordedCorpus, run.run_json.get("corpus")).references(initial_loss)
+        return _with_digest(run, status.completed(references, run.last_finite))
 
-    def status_after_error(self, run: TrainingRun, error: BaseException) -> dict[str, Any]:
+    def status_after_error(self, run: TrainingRun, error: BaseException) -> Status:
         """Return the status of a run that an error ended; one that diverged before the error keeps its outcome."""
         if isinstance(error, KeyboardInterrupt):
             status = self.status(run, INTERRUPTED)
         else:
             status = self.status(run, FAILED)
             reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
-            status |= {} if status["state"] == DIVERGED else {"error": reason}
+            status = status if status.state == DIVERGED else replace(status, error=reason)
         return _with_digest(run, status)
 
 
-def _with_digest(run: TrainingRun, status: dict[str, Any]) -> dict[str, Any]:
+def _with_digest(run: TrainingRun, status: Status) -> Status:
     """Return the status of a completed run with the digest of its rows, by which readers notice a changed record."""
-    return status | ({"metrics": run.folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {})
+    return replace(status, metrics=run.folder.metrics_digest()) if status.state in COMPLETED_STATES else status
 
 
 def peak_memory(device: str) -> int | None:

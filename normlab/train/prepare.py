@@ -17,7 +17,8 @@ from normlab.errors import ConfigError, StoreError, notify
 from normlab.store.arrays import STATISTICS_FOLDER
 from normlab.store.files import io_error, write_atomic
 from normlab.store.reading import HOW_TO_FIX
-from normlab.store.runs import RunFolder, pack_run_ids
+from normlab.store.record import Pack, RunRecord, Status, parse_part
+from normlab.store.runs import RunFolder
 from normlab.store.schema import (
     COMPLETED_STATES,
     METRICS_FILE,
@@ -71,7 +72,7 @@ def open_runs(
     ]
 
 
-def status_if_completed(run: TrainingRun) -> dict[str, Any] | None:
+def status_if_completed(run: TrainingRun) -> Status | None:
     """Return the status of a run that has completed before; print which options have no effect then.
 
     Raises:
@@ -94,20 +95,20 @@ def status_if_completed(run: TrainingRun) -> dict[str, Any] | None:
         return None
     if problem := folder.metrics_problem():
         notify(problem)
-    if config.run.name not in (None, old["name"]):
-        notify(f"run.name={config.run.name}: has no effect, the run has ended with the name {old['name']}")
-    old_stats, stats = (each["config"].get("stats", {}) for each in (old, record))
+    recorded, new = (RunRecord.parse(folder, each, status, status["state"]) for each in (old, record))
+    if config.run.name not in (None, recorded.given_name):
+        notify(f"run.name={config.run.name}: has no effect, the run has ended with the name {recorded.name}")
     changed = [
-        f"stats.{option}"
-        for option, value in stats.items()
-        if option != "preset" and old_stats.get(option, value) != value
+        option
+        for option, value in new.options.items()
+        if option.startswith("stats.") and option != "stats.preset" and recorded.options.get(option, value) != value
     ]
     if changed:
         notify(
             f"{', '.join(changed)}: no effect, the run has ended; `normlab inspect RUN --probe` measures its "
             "checkpoints, and run.fresh=true trains another run with these statistics"
         )
-    return status
+    return recorded.status
 
 
 def check_pack(run: TrainingRun) -> None:
@@ -118,18 +119,16 @@ def check_pack(run: TrainingRun) -> None:
     """
     if not run.folder.exists():
         return
-    old, record = run.folder.run(), run.new_run_json
-    size = len(pack_run_ids(old))
-    if size > 1 and old["pack"].get("sweep") != record.get("pack", {}).get("sweep"):
+    old, new = (parse_part(Pack, each.get("pack")) for each in (run.folder.run(), run.new_run_json))
+    if len(old.runs) > 1 and old.sweep != new.sweep:
         raise StoreError(
-            f"run {old['run_id']} is one of a pack of {size} that trains together in sweep "
-            f"{old['pack'].get('sweep')}; start that sweep again to resume it, or run.fresh=true starts another "
-            "beside it"
+            f"run {run.folder.run_id} is one of a pack of {len(old.runs)} that trains together in sweep {old.sweep}; "
+            "start that sweep again to resume it, or run.fresh=true starts another beside it"
         )
-    if size < 2 <= len(pack_run_ids(record)):
+    if len(old.runs) < 2 <= len(new.runs):
         raise StoreError(
-            f"run {old['run_id']} was started as a single run and cannot join a pack; resume it with `normlab train`, "
-            "or plan the sweep with sweep.pack=off"
+            f"run {run.folder.run_id} was started as a single run and cannot join a pack; resume it with "
+            "`normlab train`, or plan the sweep with sweep.pack=off"
         )
 
 
@@ -210,7 +209,7 @@ def _create(run: TrainingRun) -> None:
         write_atomic(copy, Path(path).expanduser().read_bytes())
     # The runs of a pack start together, at step 0.
     parent = None
-    if not config.run.fresh and len(pack_run_ids(record)) < 2:
+    if not config.run.fresh and len(parse_part(Pack, record.get("pack")).runs) < 2:
         parent = find_parent_run(folder.path.parent, record, config)
     if parent is not None:
         parent.branch(folder)

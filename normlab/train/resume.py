@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from normlab.errors import StoreError, notify
-from normlab.store.record import RunRecord, Setting
+from normlab.store.record import RunRecord, Setting, to_json
 from normlab.store.schema import COMPLETED_STATES, DIVERGED, FINISHED, RUNNING, STATUS_FILE
 from normlab.train import checkpoint
 from normlab.train.loop import Loop
@@ -45,12 +45,12 @@ def _refuse_rewinding_finished_runs(
     # A run that is diverged because of its final loss has made all its steps too.
     finished = [
         run
-        for run, status in ((run, run.folder.status()) for run in runs)
-        if status["state"] == FINISHED or (status["state"] == DIVERGED and status.get("step") == run.config.train.steps)
+        for run, status in ((run, run.recorded_status()) for run in runs)
+        if status.state == FINISHED or (status.state == DIVERGED and status.step == run.config.train.steps)
     ]
     step = min((saved.step for saved in checkpoints or () if saved.meta.get("diverged") is None), default=0)
     if finished and len(runs) > 1 and step < finished[0].config.train.steps:
-        others = [run.folder.run_id for run in runs if run.folder.status()["state"] not in COMPLETED_STATES]
+        others = [run.folder.run_id for run in runs if run.recorded_status().state not in COMPLETED_STATES]
         raise StoreError(
             f"run {finished[0].folder.run_id}: has finished, and its pack would go back to step {step}, because "
             f"{', '.join(others)} has no later checkpoint; put that checkpoint back, or move that run's folder away: "
@@ -83,12 +83,12 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> checkpoi
         StoreError: The run has saved a checkpoint, and there is none.
     """
     folder = run.folder
-    status = folder.status()
+    status = run.recorded_status()
     saved, problems = checkpoint.read_newest(folder.path / checkpoint.FOLDER, at_most)
     if at_most is None:
         for problem in problems:
             notify(f"{problem}; resuming from the previous checkpoint")
-        last = status.get("checkpoint")
+        last = status.checkpoint
         if last is not None and not problems and (saved is None or saved.step < last):
             missing = f"{folder.path / checkpoint.FOLDER}: the checkpoint of step {last} is missing"
             if saved is None:
@@ -99,9 +99,9 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> checkpoi
                 f"{folder.path}: the run took steps, and has neither {STATUS_FILE} nor a checkpoint; put them back, or "
                 f"{FRESH}"
             )
-    if saved is not None and status["state"] == DIVERGED and saved.step == status["step"]:
+    if saved is not None and status.state == DIVERGED and saved.step == status.step:
         # The checkpoint may have been written before the step that diverged.
-        return replace(saved, meta={**saved.meta, "diverged": status["diverged"]})
+        return replace(saved, meta={**saved.meta, "diverged": to_json(status.diverged)})
     return saved
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from normlab.errors import ConfigError, OutOfMemoryError, StoreError
 from normlab.model.fingerprint import fingerprint
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
+from normlab.store.record import Status, to_json
 from normlab.store.runs import RunFolder
-from normlab.store.schema import COMPLETED_STATES
+from normlab.store.schema import COMPLETED_STATES, INTERRUPTED
 from normlab.store.series import series
 from normlab.tracking.base import Tracker
 from normlab.tracking.console import Console
@@ -36,7 +37,7 @@ class Outcome:
     folder: RunFolder
     state: str
     """finished, diverged or interrupted."""
-    status: dict[str, Any]
+    status: Status
     signal: int | None = None
     """The signal that interrupted the run."""
     already_ended: bool = False
@@ -87,7 +88,7 @@ def train_pack(
         completed = [status_if_completed(run) for run in runs]
         if all(completed):
             return [
-                Outcome(run.folder, status["state"], status, already_ended=True)
+                Outcome(run.folder, status.state or "", status, already_ended=True)
                 for run, status in zip(runs, completed, strict=True)
                 if status
             ]
@@ -146,7 +147,7 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
         raise
     statuses = _finish(loop, stop, [loop.final_status(run, state) for run in loop.runs])
     return [
-        Outcome(run.folder, status["state"], status, stop.received if status["state"] == "interrupted" else None)
+        Outcome(run.folder, status.state or "", status, stop.received if status.state == INTERRUPTED else None)
         for run, status in zip(loop.runs, statuses, strict=True)
     ]
 
@@ -173,13 +174,13 @@ def _convert_torch_errors() -> Iterator[None]:
 
 
 def _finish(
-    loop: Loop, stop: StopRequest, statuses: Sequence[dict[str, Any]], error: BaseException | None = None
-) -> list[dict[str, Any]]:
+    loop: Loop, stop: StopRequest, statuses: Sequence[Status], error: BaseException | None = None
+) -> list[Status]:
     """Write the last statuses and finish the trackers; return the statuses that the trackers received."""
     final, wandb_trackers, at_once = list(statuses), _wandb_trackers(loop), isinstance(error, KeyboardInterrupt)
     try:
         for run, status in zip(loop.runs, statuses, strict=True):
-            run.folder.write_status(status)
+            run.folder.write_status(to_json(status))
     finally:
         stop.end()  # no step is left to stop at: from here Ctrl-C ends the wait for the trackers
         try:
@@ -197,16 +198,16 @@ def _finish(
     return final
 
 
-def _with_spikes(folder: RunFolder, status: dict[str, Any]) -> dict[str, Any]:
+def _with_spikes(folder: RunFolder, status: Status) -> Status:
     """Return the status with the number of spikes by each rule, and write it if the run has ended."""
     with contextlib.suppress(StoreError):  # the outcome stands without them: a report can count them again
         spikes = {
             each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored}
             for each in count_spikes(series(folder))
         }
-        status = {**status, "spikes": spikes}
-        if status["state"] in COMPLETED_STATES:
-            folder.write_status(status)
+        status = replace(status, spikes=spikes)
+        if status.state in COMPLETED_STATES:
+            folder.write_status(to_json(status))
     return status
 
 

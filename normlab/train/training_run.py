@@ -12,6 +12,7 @@ from torch import Tensor
 from normlab.config.schema import RunConfig
 from normlab.errors import StoreError, notify
 from normlab.stats.profiles import Profiles
+from normlab.store.record import Divergence, Pack, Status, StepNumbers, parse_part, to_json
 from normlab.store.runs import RunFolder
 from normlab.tracking.base import Row, Tracker
 from normlab.train import checkpoint
@@ -53,16 +54,19 @@ class TrainingRun:
     """The run.json that the folder holds: `new_run_json`, or that of the first start."""
     trackers: Sequence[Tracker] = ()
     progress: Progress = field(default_factory=Progress)
-    diverged: dict[str, Any] | None = None
-    """The step that diverged, its loss and gradient norm, and the last finite step."""
+    diverged: Divergence | None = None
     divergence_written: bool = False
     """Whether status.json says diverged already: the fate of the pack's other runs no longer matters."""
     saved_step: int | None = None
     """The step of the newest checkpoint that this process wrote or resumed from."""
-    last_finite: dict[str, Any] | None = None
-    """The last step with finite loss and gradient norm, with both."""
+    last_finite: StepNumbers | None = None
+    """The last step with finite loss and gradient norm."""
 
     # The record.
+
+    def recorded_status(self) -> Status:
+        """Return the status in the run's folder."""
+        return parse_part(Status, self.folder.status())
 
     def add_steps(self, first: int, scalars: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
         """Update the progress by some steps and return their rows, up to the step that diverged, if one did.
@@ -77,16 +81,11 @@ class TrainingRun:
             rows.append({"kind": "train", "step": step, "loss": loss, "grad_norm": grad_norm, "clip": clip, "lr": lr})
             if not alive:
                 # The update was not made: the state is that after `step` updates.
-                self.diverged = {
-                    "step": step,
-                    "loss": loss,
-                    "grad_norm": grad_norm,
-                    "last_finite": self.last_finite,
-                }
+                self.diverged = Divergence(step, loss, grad_norm, last_finite=self.last_finite)
                 self.progress.step = step
                 self.folder.statistics.truncate(step + 1)  # passes between later steps measured a run that had diverged
                 return rows
-            self.last_finite = {"step": step, "loss": loss, "grad_norm": grad_norm}
+            self.last_finite = StepNumbers(step, loss, grad_norm)
             self.progress.train_loss = loss
         self.progress.step = first + len(scalars)
         return rows
@@ -113,21 +112,21 @@ class TrainingRun:
         for tracker in self.trackers:
             tracker.log_statistics(profiles)
 
-    def status(self, state: str, peak_memory_bytes: int | None) -> dict[str, Any]:
-        """Return the content of status.json."""
+    def status(self, state: str, peak_memory_bytes: int | None) -> Status:
+        """Return the status in a state."""
         progress, train = self.progress, self.config.train
         tokens = progress.step * train.batch_size * self.config.model.context
-        return {
-            "state": state,
+        return Status(
+            state=state,
             **asdict(progress),
-            "steps": train.steps,
-            "tokens": tokens,
-            "tokens_per_s": tokens / progress.seconds if progress.seconds else None,
-            "peak_memory_bytes": peak_memory_bytes,
-            "checkpoint": self.saved_step,
-            **({"pack": self.new_run_json["pack"]} if "pack" in self.new_run_json else {}),
-            **({"diverged": self.diverged} if self.diverged else {}),
-        }
+            steps=train.steps,
+            tokens=tokens,
+            tokens_per_s=tokens / progress.seconds if progress.seconds else None,
+            peak_memory_bytes=peak_memory_bytes,
+            checkpoint=self.saved_step,
+            pack=parse_part(Pack, self.new_run_json.get("pack")),
+            diverged=self.diverged or Divergence(),
+        )
 
     # Checkpoints.
 
@@ -136,8 +135,8 @@ class TrainingRun:
         self.folder.sync()
         meta = {
             "progress": asdict(self.progress),
-            "last_finite": self.last_finite,
-            "diverged": self.diverged,
+            "last_finite": None if self.last_finite is None else to_json(self.last_finite),
+            "diverged": None if self.diverged is None else to_json(self.diverged),
             "metrics_bytes": self.folder.size(),
             "run_id": self.folder.run_id,
         }
@@ -170,7 +169,9 @@ class TrainingRun:
             tensor.copy_(saved.tensors[name])
         self.progress = Progress(**meta["progress"])
         self.saved_step = saved.step
-        self.last_finite, self.diverged = meta["last_finite"], meta["diverged"]
+        last_finite, diverged = meta["last_finite"], meta["diverged"]
+        self.last_finite = None if last_finite is None else parse_part(StepNumbers, last_finite)
+        self.diverged = None if diverged is None else parse_part(Divergence, diverged)
 
 
 def _known_meta(saved: checkpoint.Checkpoint) -> dict[str, Any]:

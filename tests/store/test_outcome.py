@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from normlab.store.outcome import (
     final_losses,
     outcome,
 )
-from normlab.store.record import Divergence, RunRecord, final_status, parse_part
+from normlab.store.record import Corpus, RunRecord, Status, StepNumbers, parse_part, to_json
 from normlab.store.runs import RunFolder
 
 STDLIB = References(uniform=math.log(257), unigram=3.24, bigram=2.43, initial=5.6)
@@ -105,28 +107,37 @@ def record(val_loss: float, best: float, **status) -> tuple[dict, dict]:
     }
 
 
-def test_final_status_of_a_run_whose_final_loss_is_a_divergence() -> None:
+def completed(
+    run: dict[str, Any], status: dict[str, Any], initial: float, last: StepNumbers | None = None
+) -> tuple[Status, Status]:
+    """Return a status, and the last one that a run with it writes."""
+    before = parse_part(Status, status)
+    return before, before.completed(parse_part(Corpus, run["corpus"]).references(initial), last)
+
+
+def test_last_status_of_a_run_whose_final_loss_is_a_divergence() -> None:
     run, status = record(2.3e9, 5.4)
-    last = {"step": 59, "loss": 7.0, "grad_norm": 3.0}
-    result = final_status(run, status, 5.62, last)
-    assert (result["state"], result["outcome"], result["initial_val_loss"]) == ("diverged", "diverged", 5.62)
-    diverged = result["diverged"]
-    assert (diverged["step"], diverged["loss"], diverged["val_loss"], diverged["last_finite"]) == (60, 7.0, 2.3e9, last)
-    assert str(parse_part(Divergence, diverged)) == (
+    last = StepNumbers(59, 7.0, 3.0)
+    _, result = completed(run, status, 5.62, last)
+    assert (result.state, result.outcome, result.initial_val_loss) == ("diverged", "diverged", 5.62)
+    diverged = result.diverged
+    assert (diverged.step, diverged.loss, result.val_loss, diverged.last_finite) == (60, 7.0, 2.3e9, last)
+    assert str(diverged) == (
         "its final validation loss is 2.3e+09, more than 1 nat above ln V 5.5500 and the initial loss 5.6200: "
         "worse than a uniform guess; last finite at step 59: loss 7.0000, gradient norm 3"
     )
-    assert final_losses(result["state"], result["val_loss"]) == (None, 2.3e9)
-    assert outcome_of(run, result["state"], result) == "diverged"
+    assert final_losses(result.state, result.val_loss) == (None, 2.3e9)
+    assert outcome_of(run, "diverged", to_json(result)) == "diverged"
 
 
-def test_every_other_final_status_has_its_outcome() -> None:
+def test_every_other_last_status_has_its_outcome() -> None:
     run, status = record(3.2, 3.2)
-    assert final_status(run, status, 5.6, None) == status | {"initial_val_loss": 5.6, "outcome": "stuck"}
-    interrupted = status | {"state": "interrupted"}
-    assert final_status(run, interrupted, 5.6, None) == interrupted
-    nan = final_status(*record(math.nan, 2.0), math.nan, None)
-    assert (nan["state"], nan["diverged"]["reason"]) == ("diverged", "its final validation loss is nan")
+    before, result = completed(run, status, 5.6)
+    assert result == replace(before, initial_val_loss=5.6, outcome="stuck")
+    before, result = completed(run, status | {"state": "interrupted"}, 5.6)
+    assert result == before
+    _, result = completed(*record(math.nan, 2.0), math.nan)
+    assert (result.state, result.diverged.reason) == ("diverged", "its final validation loss is nan")
 
 
 def test_old_records_follow_the_same_rules() -> None:

@@ -8,7 +8,7 @@ import math
 import pytest
 from records import Record
 
-from normlab.store.record import RunRecord
+from normlab.store.record import RunRecord, Status, parse_part, to_json
 from normlab.store.runs import RunFolder
 
 FOLDER = RunFolder("runs/abc")
@@ -40,6 +40,16 @@ def test_an_empty_record_has_the_defaults():
     run = RunRecord.parse(FOLDER, {}, {}, "running")
     assert (run.name, run.outcome, run.config.model.depth, run.status.step) == ("abc", None, None, None)
     assert (run.pack.runs, run.options, run.references.unigram, run.is_branch) == ((), {}, None, False)
+
+
+def test_a_status_is_written_as_it_is_read():
+    status = {**STATUS, "pack": {"sweep": "first", "number": 0, "runs": ["abc", "def"]}}
+    parsed = parse_part(Status, status)
+    assert parse_part(Status, to_json(parsed)) == parsed
+    assert {key: value for key, value in to_json(parsed).items() if key in status and key != "diverged"} == {
+        key: math.nan if value == "nan" else value for key, value in status.items() if key != "diverged"
+    }
+    assert not {"pack", "error", "outcome", "diverged", "metrics"} & {*to_json(Status(state="running"))}
 
 
 def paths(tree, path=()):

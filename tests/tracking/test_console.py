@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from normlab.store.record import Status, parse_part
 from normlab.tracking import console
 from normlab.tracking.console import Console
 
@@ -57,15 +58,9 @@ def interval(last: int, steps: int = 10, val: float | None = None, loss: float =
     return [*rows, {"kind": "pace", "step": last, "seconds": 0.1, "tokens_per_s": 12345.6}]
 
 
-def status(state: str = "finished", step: int = 1000, val_loss: float | None = 2.4, **more: Any) -> dict[str, Any]:
-    return {
-        "state": state,
-        "step": step,
-        "steps": 1000,
-        "val_loss": val_loss,
-        "best_val_loss": val_loss,
-        **more,
-    }
+def status(state: str = "finished", step: int = 1000, val_loss: float | None = 2.4, **more: Any) -> Status:
+    numbers = {"step": step, "steps": 1000, "val_loss": val_loss, "best_val_loss": val_loss}
+    return parse_part(Status, {"state": state, **numbers, **more})
 
 
 def whole_run(stream: io.StringIO, first: int = 0) -> list[str]:
@@ -202,7 +197,7 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
             "interrupted at step 340/1000  val 3.0000, 0.4954 above bigram 2.5046",
         ),
         (
-            status("diverged", 350, math.nan, diverged={"step": 347, "last_finite": {}}),
+            status("diverged", 350, math.nan, diverged={"step": 347}),
             "diverged at step 347/1000  last val nan",
         ),
         (
@@ -215,7 +210,7 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
             "and nothing of context",
         ),
         (
-            status(val_loss=3.3, outcome="regressed") | {"best_val_loss": 2.6},
+            status(val_loss=3.3, outcome="regressed", best_val_loss=2.6),
             "regressed at step 1000/1000  val 3.3000, up from a best of 2.6000: it lost what it had learned",
         ),
         (
@@ -223,11 +218,11 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
             "finished at step 1000/1000  val 4.9300, 1.7166 above unigram 3.2134: it has not yet learned how often "
             "tokens occur",
         ),
-        (status("failed", 3, None, diverged=None), "failed at step 3/1000"),
+        (status("failed", 3, None), "failed at step 3/1000"),
     ],
     ids=["finished", "interrupted", "nan", "diverged", "stuck", "regressed", "short", "failed"],
 )
-def test_last_line(end: dict[str, Any], line: str) -> None:
+def test_last_line(end: Status, line: str) -> None:
     stream = io.StringIO()
     tracker = Console(stream)
     tracker.start(RUN, 0)

@@ -91,7 +91,7 @@ def test_finish_passes_the_spikes_of_the_record(tmp_path: Path) -> None:
         def log(self, rows: Any) -> None: ...
         def log_statistics(self, profiles: Profiles) -> None: ...
         def finish(self, status: Any) -> None:
-            self.spikes = status["spikes"]
+            self.spikes = status.spikes
 
     tracker = SpikeTracker()
     overrides = [*COMMON, "train.steps=12", "optim.clip=0.5", f"results_dir={tmp_path}"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from normlab.config.schema import TrackingConfig
+from normlab.store.record import Status
 from normlab.tracking import wandb
 from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
 
@@ -74,7 +75,7 @@ def test_slow_run_may_start_late_when_others_have_started(calls: list[str], kill
 def test_pack_that_does_not_finish_is_abandoned(calls: list[str], killed: threading.Event) -> None:
     pack = start(*(Stuck(calls, killed, starts=True) for _ in range(4)))
     for tracker in pack:
-        tracker.finish({})
+        tracker.finish(Status())
     wait_for_finish(pack)
     assert calls[:5] == ["does not answer and is abandoned"] * 4 + ["kill"]
     assert all(tracker.finished.wait(20) for tracker in pack)

@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from normlab.config.schema import TrackingConfig
+from normlab.store.record import Status
 from normlab.store.runs import RunFolder
 from normlab.tracking import wandb as tracking
 from normlab.tracking.wandb import WandbTracker, flat_config, payloads
@@ -73,6 +74,7 @@ PREAMBLE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 from normlab.config.schema import TrackingConfig
+from normlab.store.record import Status, parse_part
 from normlab.tracking import wandb as tracking
 from normlab.tracking.wandb import SETTINGS, WandbTracker, wait_for_finish, wait_for_start
 
@@ -99,7 +101,7 @@ def begin(mode, first=0):
 def end(tracker, state="finished"):
     ended = {"state": state, "step": 40, "steps": 40, "val_loss": 2.7, "best_val_loss": 2.6}
     spikes = {"loss_lightning": {"spikes": 1, "of_steps": 9}, "clipped": {"spikes": 3, "of_steps": 9}}
-    tracker.finish({**ended, "spikes": spikes})
+    tracker.finish(parse_part(Status, {**ended, "spikes": spikes}))
     wait_for_finish([tracker])
 
 def mirror(mode, first=0, state="finished", odd_loss=9.0):
@@ -390,7 +392,7 @@ def test_the_summary_has_the_outcome_and_no_final_loss_of_a_diverged_run(tmp_pat
         tracker: Any = WandbTracker(TrackingConfig(wandb="offline"), tmp_path)
         tracker._run = SimpleNamespace(summary={}, finish=lambda exit_code: None, offline=False)
         kept = tracker._run.summary
-        tracker._finish({"val_loss": 7.5, "best_val_loss": 5.5} | status)
+        tracker._finish(Status(val_loss=7.5, best_val_loss=5.5, **status))
         return kept
 
     diverged = {"state": "diverged", "outcome": "diverged", "best_val_loss": 5.5, "last_val_loss": 7.5}

@@ -43,16 +43,13 @@ def test_run_has_the_same_outcome_in_a_pack_and_single(overrides: list[str], tmp
     configs = [compose_run([*overrides, "optim.clip=null", f"optim.lr={lr}"]) for lr in (1e-3, 10)]
     finished, diverged = train_pack(configs, trackers=[[], []])
     single = train(compose_run([*overrides, *BAD, f"results_dir={tmp_path / 'single'}"]), trackers=[])
-    assert (finished.status["outcome"], finished.state) == ("finished", "finished")
-    assert (diverged.status["outcome"], diverged.state, single.state) == ("diverged", "diverged", "diverged")
+    assert (finished.status.outcome, finished.state) == ("finished", "finished")
+    assert (diverged.status.outcome, diverged.state, single.state) == ("diverged", "diverged", "diverged")
     for outcome in (diverged, single):
-        divergence = outcome.status["diverged"]
-        assert (divergence["step"], divergence["last_finite"]["step"], divergence["val_loss"]) == (
-            12,
-            11,
-            outcome.status["val_loss"],
-        )
-        assert divergence["val_loss"] > 7
+        divergence = outcome.status.diverged
+        assert divergence.last_finite is not None
+        assert (divergence.step, divergence.last_finite.step) == (12, 11)
+        assert (outcome.status.val_loss or 0) > 7
     assert [outcome.already_ended for outcome in train_pack(configs, trackers=[[], []])] == [True, True]
 
 

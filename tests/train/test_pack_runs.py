@@ -169,7 +169,7 @@ def test_diverged_run_is_frozen_and_the_others_keep_their_bits(tmp_path: Path) -
     divergence = wild.status()["diverged"]
     single = train(configs_of(tmp_path / "single", numbers=DIVERGING)[2], trackers=[])
     assert single.state == "diverged"
-    assert divergence["step"] == single.status["diverged"]["step"] == wild.status()["step"]
+    assert divergence["step"] == single.status.diverged.step == wild.status()["step"]
     assert wild.rows("train").rows[-1]["step"] == divergence["step"]
     assert steps_of(wild)[-1] == divergence["step"]
     assert all(row["step"] <= divergence["step"] for row in wild.rows().rows)
@@ -229,7 +229,7 @@ def test_run_of_a_pack_resumes_in_its_sweep_only(tmp_path: Path) -> None:
     # A part of the pack, as after running out of memory, is reported.
     outcomes = train_pack(configs[:2], [[], []], pack={"sweep": "some", "number": 1})
     assert [outcome.state for outcome in outcomes] == ["finished"] * 2
-    assert "the size of its pack changed from 3 to 2" in outcomes[0].status["changes_at_resume"][0]
+    assert "the size of its pack changed from 3 to 2" in outcomes[0].status.changes_at_resume[0]
 
 
 def test_single_run_cannot_join_a_pack(tmp_path: Path) -> None:

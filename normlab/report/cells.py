@@ -17,7 +17,7 @@ from normlab.report.learning_rates import Losses, Ranking, arrange, badness, bes
 from normlab.report.results import UNFINISHED, RunResult, damage_of, damaged_run_warnings, mixed_settings
 from normlab.report.settings import LR, format_setting, setting
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.record import Setting
+from normlab.store.parts import Setting
 from normlab.store.schema import DAMAGED, DIVERGED, number
 
 

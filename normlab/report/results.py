@@ -20,9 +20,10 @@ from normlab.report.settings import (
     settings_of,
 )
 from normlab.store.outcome import OUTCOMES, loss_of
+from normlab.store.parts import Setting
 from normlab.store.query import NO_RUN_STATES, count_not_started
 from normlab.store.reading import HOW_TO_FIX
-from normlab.store.record import RunRecord, Setting
+from normlab.store.record import RunRecord
 from normlab.store.schema import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, STATUS_FILE
 
 UNFINISHED = "unfinished"

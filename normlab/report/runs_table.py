@@ -13,9 +13,10 @@ from normlab.errors import StoreError
 from normlab.report.settings import select_where
 from normlab.report.tables import Row
 from normlab.store.outcome import OUTCOMES, final_losses
+from normlab.store.parts import Setting, finite
 from normlab.store.query import select_runs
 from normlab.store.reading import HOW_TO_FIX, Rows
-from normlab.store.record import RunRecord, Setting, Status, finite, or_unknown
+from normlab.store.record import RunRecord
 from normlab.store.schema import (
     DAMAGED,
     DIVERGED,
@@ -27,6 +28,7 @@ from normlab.store.schema import (
     number,
 )
 from normlab.store.series import evaluations_of
+from normlab.store.status import Status, or_unknown
 
 COLUMNS = (
     "run", "id", "state", "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss",

@@ -14,7 +14,8 @@ from typing import Any
 
 from normlab.config.option_names import ALIASES, hint, meanings
 from normlab.errors import ConfigError, unknown
-from normlab.store.record import RunRecord, Setting, as_setting
+from normlab.store.parts import Setting, as_setting
+from normlab.store.record import RunRecord
 
 LR = "optim.lr"
 SEEDS = ("seed", "data.seed")

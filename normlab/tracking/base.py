@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from normlab.stats.profiles import Profiles
-from normlab.store.record import Status
+from normlab.store.status import Status
 
 Row = Mapping[str, Any]
 """One line of the record: `kind` (train, eval, pace), `step`, and plain numbers by name."""

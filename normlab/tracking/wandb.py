@@ -29,7 +29,7 @@ from normlab.config.schema import TrackingConfig
 from normlab.errors import notify
 from normlab.stats.profiles import Profiles
 from normlab.store.outcome import final_losses
-from normlab.store.record import Status
+from normlab.store.status import Status
 from normlab.tracking.base import Row
 from normlab.tracking.step_metrics import SUMMARIZED_BY_MAX, step_metrics
 

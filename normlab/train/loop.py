@@ -30,10 +30,11 @@ from normlab.stats.measure.core import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
+from normlab.store.parts import parse_part, part_to_json
 from normlab.store.record import Corpus as RecordedCorpus
-from normlab.store.record import Status, parse_part, to_json
 from normlab.store.schema import COMPLETED_STATES, DIVERGED, FAILED, INTERRUPTED, RUNNING
 from normlab.store.series import evaluations
+from normlab.store.status import Status
 from normlab.train import checkpoint
 from normlab.train.evaluate import Validation
 from normlab.train.machine import RuntimeSettings
@@ -260,7 +261,7 @@ class Loop:
     def _write_status(self) -> None:
         for run in self.runs:
             run.divergence_written = run.diverged is not None
-            run.folder.write_status(to_json(self.status(run, RUNNING)))
+            run.folder.write_status(part_to_json(self.status(run, RUNNING)))
 
     def status(self, run: TrainingRun, state: str) -> Status:
         """Return a run's status in a state; a run whose status.json says diverged keeps that state."""

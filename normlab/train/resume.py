@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from normlab.errors import StoreError, notify
-from normlab.store.record import RunRecord, Setting, to_json
+from normlab.store.parts import Setting, part_to_json
+from normlab.store.record import RunRecord
 from normlab.store.schema import COMPLETED_STATES, DIVERGED, FINISHED, RUNNING, STATUS_FILE
 from normlab.train import checkpoint
 from normlab.train.loop import Loop
@@ -101,7 +102,7 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> checkpoi
             )
     if saved is not None and status.state == DIVERGED and saved.step == status.step:
         # The checkpoint may have been written before the step that diverged.
-        return replace(saved, meta={**saved.meta, "diverged": to_json(status.diverged)})
+        return replace(saved, meta={**saved.meta, "diverged": part_to_json(status.diverged)})
     return saved
 
 

@@ -16,10 +16,11 @@ from normlab.errors import ConfigError, OutOfMemoryError, StoreError
 from normlab.model.fingerprint import fingerprint
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
-from normlab.store.record import Status, to_json
+from normlab.store.parts import part_to_json
 from normlab.store.runs import RunFolder
 from normlab.store.schema import COMPLETED_STATES, INTERRUPTED
 from normlab.store.series import series
+from normlab.store.status import Status
 from normlab.tracking.base import Tracker
 from normlab.tracking.console import Console
 from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
@@ -180,7 +181,7 @@ def _finish(
     final, wandb_trackers, at_once = list(statuses), _wandb_trackers(loop), isinstance(error, KeyboardInterrupt)
     try:
         for run, status in zip(loop.runs, statuses, strict=True):
-            run.folder.write_status(to_json(status))
+            run.folder.write_status(part_to_json(status))
     finally:
         stop.end()  # no step is left to stop at: from here Ctrl-C ends the wait for the trackers
         try:
@@ -207,7 +208,7 @@ def _with_spikes(folder: RunFolder, status: Status) -> Status:
         }
         status = replace(status, spikes=spikes)
         if status.state in COMPLETED_STATES:
-            folder.write_status(to_json(status))
+            folder.write_status(part_to_json(status))
     return status
 
 

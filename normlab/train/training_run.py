@@ -12,8 +12,9 @@ from torch import Tensor
 from normlab.config.schema import RunConfig
 from normlab.errors import StoreError, notify
 from normlab.stats.profiles import Profiles
-from normlab.store.record import Divergence, Pack, Status, StepNumbers, parse_part, to_json
+from normlab.store.parts import parse_part, part_to_json
 from normlab.store.runs import RunFolder
+from normlab.store.status import Divergence, Pack, Status, StepNumbers
 from normlab.tracking.base import Row, Tracker
 from normlab.train import checkpoint
 from normlab.train.optim import branch_step, learning_rate
@@ -135,8 +136,8 @@ class TrainingRun:
         self.folder.sync()
         meta = {
             "progress": asdict(self.progress),
-            "last_finite": None if self.last_finite is None else to_json(self.last_finite),
-            "diverged": None if self.diverged is None else to_json(self.diverged),
+            "last_finite": None if self.last_finite is None else part_to_json(self.last_finite),
+            "diverged": None if self.diverged is None else part_to_json(self.diverged),
             "metrics_bytes": self.folder.size(),
             "run_id": self.folder.run_id,
         }

@@ -16,8 +16,10 @@ from normlab.store.outcome import (
     final_losses,
     outcome,
 )
-from normlab.store.record import Corpus, RunRecord, Status, StepNumbers, parse_part, to_json
+from normlab.store.parts import parse_part, part_to_json
+from normlab.store.record import Corpus, RunRecord
 from normlab.store.runs import RunFolder
+from normlab.store.status import Status, StepNumbers
 
 STDLIB = References(uniform=math.log(257), unigram=3.24, bigram=2.43, initial=5.6)
 """The band is 3.078 to 3.402, the start 5.6."""
@@ -127,7 +129,7 @@ def test_last_status_of_a_run_whose_final_loss_is_a_divergence() -> None:
         "worse than a uniform guess; last finite at step 59: loss 7.0000, gradient norm 3"
     )
     assert final_losses(result.state, result.val_loss) == (None, 2.3e9)
-    assert outcome_of(run, "diverged", to_json(result)) == "diverged"
+    assert outcome_of(run, "diverged", part_to_json(result)) == "diverged"
 
 
 def test_every_other_last_status_has_its_outcome() -> None:

@@ -8,8 +8,10 @@ import math
 import pytest
 from records import Record
 
-from normlab.store.record import RunRecord, Status, parse_part, to_json
+from normlab.store.parts import parse_part, part_to_json
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
+from normlab.store.status import Status
 
 FOLDER = RunFolder("runs/abc")
 STATUS = {
@@ -45,11 +47,11 @@ def test_an_empty_record_has_the_defaults():
 def test_a_status_is_written_as_it_is_read():
     status = {**STATUS, "pack": {"sweep": "first", "number": 0, "runs": ["abc", "def"]}}
     parsed = parse_part(Status, status)
-    assert parse_part(Status, to_json(parsed)) == parsed
-    assert {key: value for key, value in to_json(parsed).items() if key in status and key != "diverged"} == {
+    assert parse_part(Status, part_to_json(parsed)) == parsed
+    assert {key: value for key, value in part_to_json(parsed).items() if key in status and key != "diverged"} == {
         key: math.nan if value == "nan" else value for key, value in status.items() if key != "diverged"
     }
-    assert not {"pack", "error", "outcome", "diverged", "metrics"} & {*to_json(Status(state="running"))}
+    assert not {"pack", "error", "outcome", "diverged", "metrics"} & {*part_to_json(Status(state="running"))}
 
 
 def paths(tree, path=()):

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from normlab.store.record import Status, parse_part
+from normlab.store.parts import parse_part
+from normlab.store.status import Status
 from normlab.tracking import console
 from normlab.tracking.console import Console
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from normlab.config.schema import TrackingConfig
-from normlab.store.record import Status
+from normlab.store.status import Status
 from normlab.tracking import wandb
 from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
 

@@ -26,8 +26,8 @@ from typing import Any
 import pytest
 
 from normlab.config.schema import TrackingConfig
-from normlab.store.record import Status
 from normlab.store.runs import RunFolder
+from normlab.store.status import Status
 from normlab.tracking import wandb as tracking
 from normlab.tracking.wandb import WandbTracker, flat_config, payloads
 from support.processes import wait_for
@@ -74,7 +74,8 @@ PREAMBLE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 from normlab.config.schema import TrackingConfig
-from normlab.store.record import Status, parse_part
+from normlab.store.parts import parse_part
+from normlab.store.status import Status
 from normlab.tracking import wandb as tracking
 from normlab.tracking.wandb import SETTINGS, WandbTracker, wait_for_finish, wait_for_start
 

@@ -1,0 +1,132 @@
+"""The status of a run, typed: `Status`. Training writes it to status.json; everything else reads it by attribute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normlab.store.outcome import MARGIN, References, format_loss, loss_of, outcome
+from normlab.store.parts import finite, json_field, json_part, mapping_or_none, number, parse_part, text, texts
+from normlab.store.schema import DIVERGED, FINISHED
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """The pack in which the run trained."""
+
+    sweep: str | None = json_field(text)
+    number: float | None = json_field(finite)
+    runs: tuple[str, ...] = json_field(texts)
+    """The ids of its runs; empty for a run that trained alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """A training step."""
+
+    step: float | None = json_field(finite)
+    loss: float | None = json_field(number)
+    grad_norm: float | None = json_field(number)
+
+    def __str__(self) -> str:
+        grad_norm = "?" if self.grad_norm is None else f"{self.grad_norm:.4g}"
+        return f"loss {format_loss(self.loss)}, gradient norm {grad_norm}"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence(StepNumbers):
+    """The step that diverged."""
+
+    reason: str | None = json_field(text, optional=True)
+    """None where the loss or the gradient was NaN or infinite."""
+    last_finite: StepNumbers | None = json_field(lambda tree: parse_part(StepNumbers, tree) if tree else None)
+    """The last step with finite loss and gradient norm."""
+
+    def __str__(self) -> str:
+        text = self.reason or StepNumbers.__str__(self)
+        last = self.last_finite
+        return text if last is None else f"{text}; last finite at step {or_unknown(last.step)}: {last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The content of status.json. Losses are in nats/token."""
+
+    state: str | None = json_field(text)
+    """One of `schema.STATES`; a reader uses `RunRecord.state`, which knows killed runs too."""
+    step: float | None = json_field(finite)
+    """Updates made."""
+    train_loss: float | None = json_field(number)
+    val_loss: float | None = json_field(number)
+    val_loss_batch_statistics: float | None = json_field(number)
+    """Validation loss in training mode, for a norm that computes something else in that mode."""
+    best_val_loss: float | None = json_field(number)
+    best_val_step: float | None = json_field(finite)
+    seconds: float | None = json_field(finite)
+    """Time in steps, without evaluations and checkpoints, over all processes of the run."""
+    changes_at_resume: tuple[str, ...] = json_field(texts)
+    """Each resume with other code or on another machine: the step, and what differed."""
+    steps: float | None = json_field(finite)
+    tokens: float | None = json_field(finite)
+    tokens_per_s: float | None = json_field(finite)
+    peak_memory_bytes: float | None = json_field(finite)
+    checkpoint: float | None = json_field(finite)
+    """Step of the newest checkpoint."""
+    pack: Pack = json_part(Pack, optional=True)
+    """The pack in which the run last trained."""
+    diverged: Divergence = json_part(Divergence, optional=True)
+    error: str | None = json_field(text, optional=True)
+    initial_val_loss: float | None = json_field(number, optional=True)
+    """Validation loss before the first update; None before the run is completed, and in an older record."""
+    outcome: str | None = json_field(text, optional=True)
+    """None before the run is completed, and in an older record, whose outcome is `RunRecord.outcome`."""
+    metrics: Mapping[str, Any] | None = json_field(mapping_or_none, optional=True)
+    """Number of rows and SHA-256 of the metrics of a completed run, by which readers notice a changed file."""
+    spikes: Mapping[str, Any] | None = json_field(mapping_or_none, optional=True)
+    """Spikes by rule; None in an older record."""
+    updated: float | None = json_field(finite, optional=True)
+    """Unix time of the file, seconds."""
+
+    def completed(self, references: References, last_finite: StepNumbers | None) -> Status:
+        """Return the last status of a run with its outcome; a final loss that is a divergence makes it diverged.
+
+        Args:
+            references: The run's reference losses.
+            last_finite: The last training step with finite loss and gradient norm.
+        """
+        name = outcome_of(self.state, self, references)
+        if name is None:
+            return self
+        result = replace(self, initial_val_loss=references.initial, outcome=name)
+        if name == DIVERGED and self.state != DIVERGED:
+            divergence = replace(divergence_at_end(self, references), last_finite=last_finite)
+            result = replace(result, state=DIVERGED, diverged=divergence)
+        return result
+
+
+def outcome_of(state: str | None, status: Status, references: References) -> str | None:
+    """Return the outcome of a run; None if it is not completed, or its status has no final loss."""
+    final, best = loss_of(status.val_loss), loss_of(status.best_val_loss)
+    if state == DIVERGED:
+        return DIVERGED
+    if state != FINISHED or final is None:
+        return None
+    return outcome(final, final if best is None else min(best, final), references)
+
+
+def divergence_at_end(status: Status, references: References) -> Divergence:
+    """Return the step, the training loss and the reason of a final validation loss that is a divergence."""
+    final = status.val_loss
+    reason = f"its final validation loss is {format_loss(final)}"
+    if final is not None and math.isfinite(final):
+        losses = {"ln V": references.uniform, "the initial loss": references.initial}
+        start = " and ".join(f"{name} {value:.4f}" for name, value in losses.items() if value is not None)
+        reason += f", more than {MARGIN:g} nat above {start}: worse than a uniform guess"
+    return Divergence(status.step, status.train_loss, reason=reason)
+
+
+def or_unknown(value: float | None) -> str:
+    """Return a number as text, and a question mark for None."""
+    return "?" if value is None else f"{value}"

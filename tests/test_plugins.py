@@ -281,7 +281,7 @@ def test_verify_prints_the_missing_starts_line(run_command: Command, tmp_path: P
     line = failed.partition("class nowhere: ")[2]
     assert line == 'initial_values: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'
     out = run_command("verify", learned(tmp_path, "somewhere", line))[1]  # as it was copied
-    assert "ok    norm somewhere: starts where it declares" in out
+    assert "ok    norm somewhere: has its declared initial values" in out
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_initial_values_of_a_wrong_type_is_rejected_with_the_syntax(
 def test_starts_expression_that_fails_reports_the_reason(run_command: Command, tmp_path: Path) -> None:
     initial_values = 'initial_values: ClassVar[dict[str, str]] = {"gain": "ones(D)", "shift": "0"}'
     code, out, err = run_command("verify", learned(tmp_path, "wrong", initial_values))
-    (failed,) = (line for line in out.splitlines() if "starts where it declares" in line)
+    (failed,) = (line for line in out.splitlines() if "has its declared initial values" in line)
     assert (code, err) == (1, "")
     assert (
         "`ones(D)` of gain of wrong cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, "
@@ -327,7 +327,12 @@ def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) 
     assert "x * gain" in next(line for line in out.splitlines() if line.startswith("listed"))
     assert "rmsnorm" in out
     whole = run_command("list", "norms", "listed", override)[1]
-    for part in ("D + 1 numbers", "gain [2] * D; shift 0", "gentle=0.5: How gentle it is.", "x times a gain."):
+    for part in (
+        "parameters       D + 1\n",
+        "gain: [2] * D; shift: 0",
+        "gentle=0.5: How gentle it is.",
+        "x times a gain.",
+    ):
         assert part in whole
     (entry,) = (entry for entry in json.loads(run_command("list", "norms", override, "--json")[1])
                 if entry["name"] == "listed")  # fmt: skip

@@ -32,7 +32,7 @@ from normlab.stats.profiles import Array
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
 from normlab.store.outcome import STUCK
-from normlab.store.plans import Job, Pack, Plan, sweep_folder, write_plan
+from normlab.store.plans import Pack, Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.runs import RunFolder
 from normlab.store.schema import COMPLETED_STATES, DIVERGED, FAILED, FINISHED, RUNS_FOLDER
 
@@ -345,7 +345,7 @@ def write_sweep(results: Path, name: str, records: Sequence[Record]) -> Path:
     """Write a sweep's plan and its runs, and return the sweep's folder."""
     folder = sweep_folder(results, name)
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = [Job(record.run_id, record.overrides(), record.complete_config()) for record in records]
+    jobs = [PlannedRun(record.run_id, record.overrides(), record.complete_config()) for record in records]
     write_plan(folder, Plan(name, "1", jobs, [Pack(index, [index]) for index in range(len(jobs))]))
     for record in records:
         write_run(results / RUNS_FOLDER, record)

@@ -11,7 +11,7 @@ import pytest
 
 from normlab.report.compare.write import write_compare
 from normlab.stats.profiles import Profiles
-from normlab.store.plans import Job, Plan, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.query import select_runs
 from normlab.store.runs import RunFolder
 from normlab.store.schema import seal
@@ -55,7 +55,7 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     lines[5], lines[8] = b"\xff\x00[", b'{"kind": "train", "step": "x", "loss": [1]}'
     torn.metrics_path.write_bytes(b"\n".join(lines))
     names = ("good", "bare", "hollow", "killed", "running", "torn", "new")
-    jobs = [Job(run_id, [], good.run()["config"]) for run_id in names]
+    jobs = [PlannedRun(run_id, [], good.run()["config"]) for run_id in names]
     sweep_folder(tmp_path, "mine").mkdir(parents=True)
     write_plan(sweep_folder(tmp_path, "mine"), Plan("mine", "1", jobs, []))
     with running.lock():
@@ -119,7 +119,7 @@ def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
     path.mkdir(parents=True)
     config = {"norm": {"name": "\x1b[2J"}}
     for name in ("\ud800\x1b[2J", 5, None):
-        write_plan(path, Plan(name, "1", [Job(run_id, [], config) for run_id in "abc"], []))  # pyright: ignore
+        write_plan(path, Plan(name, "1", [PlannedRun(run_id, [], config) for run_id in "abc"], []))  # pyright: ignore
         code, out, err = run_command("compare", str(path))
         assert code == 0
         assert "\x1b" not in out + err

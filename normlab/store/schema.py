@@ -30,6 +30,9 @@ STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = "lock"
 
+CLIP_FACTOR_KEY = "clip"
+"""The key of the clip factor in a training row of metrics.jsonl; `optim.clip` is the limit, not the factor."""
+
 RUNNING = "running"
 FINISHED = "finished"
 DIVERGED = "diverged"

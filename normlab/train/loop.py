@@ -220,7 +220,7 @@ class Loop:
         """Copy the measurements of the pending steps from the device, at once, and write them to the record."""
         first, run_count, step_count = self.step_count - len(self._pending), len(self.runs), len(self._pending)
         scalars = [
-            torch.stack([out.loss, out.grad_norm, out.clip, out.alive.to(out.loss.dtype)]).flatten()
+            torch.stack([out.loss, out.grad_norm, out.clip_factor, out.alive.to(out.loss.dtype)]).flatten()
             for out in self._pending
         ]
         measured = {step: out.measured for step, out in enumerate(self._pending, first) if out.measured is not None}

@@ -22,7 +22,7 @@ from normlab.placements.algebra import ROWS_BY_NAME
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.init_rules import INIT_RULES
 from normlab.store.runs import RunFolder
-from normlab.store.schema import SEAL, seal
+from normlab.store.schema import CHECKSUM_KEY, with_checksum
 from normlab.train.identity import describe
 from normlab.train.machine import resolve
 from normlab.train.run import train
@@ -187,12 +187,12 @@ def test_model_of_another_version_of_its_norm_loads_with_a_warning(
 def recorded_before_versions(folder: RunFolder) -> Path:
     """Rewrite a run as one whose identity holds hashes of source code, under another id."""
     run = json.loads((folder.path / "run.json").read_text())
-    del run["identity"]["versions"], run[SEAL]
+    del run["identity"]["versions"], run[CHECKSUM_KEY]
     run["identity"]["sources"] = {"norm": "a" * 64, "placement": "b" * 64, "init": "c" * 64}
     run["run_id"] = f"{folder.run_id.rpartition('-')[0]}-0123456789"
     path = folder.path.with_name(run["run_id"])
     folder.path.rename(path)
-    (path / "run.json").write_bytes(seal(run))
+    (path / "run.json").write_bytes(with_checksum(run))
     return path
 
 

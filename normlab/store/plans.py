@@ -20,7 +20,7 @@ from normlab.errors import StoreError
 from normlab.store.files import AppendFile, io_error, write_atomic
 from normlab.store.reading import HOW_TO_FIX, read_record, read_rows
 from normlab.store.runs import RunFolder
-from normlab.store.schema import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, SWEEPS_FOLDER, seal, to_json
+from normlab.store.schema import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, SWEEPS_FOLDER, to_json, with_checksum
 
 _TIMED_NOTE = "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
 """The note of a plan with rows of timing trials."""
@@ -177,7 +177,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
     record = asdict(plan)
     for part in (record, *record["packs"]):
         part["jobs"] = part.pop("runs")  # the stored name
-    write_atomic(folder / PLAN_FILE, seal(record))
+    write_atomic(folder / PLAN_FILE, with_checksum(record))
 
 
 def read_plan(folder: Path) -> Plan:
@@ -264,7 +264,7 @@ def write_queue(folder: Path, queue: Mapping[int, SubmittedPack]) -> None:
     """
     path = slurm_folder(folder) / QUEUE_FILE
     if queue:
-        write_atomic(path, seal({"packs": {str(number): asdict(pack) for number, pack in queue.items()}}))
+        write_atomic(path, with_checksum({"packs": {str(number): asdict(pack) for number, pack in queue.items()}}))
     else:
         path.unlink(missing_ok=True)
 
@@ -290,7 +290,7 @@ def write_task_outcome(folder: Path, outcome: PackOutcome) -> None:
     Raises:
         StoreError: The system refused.
     """
-    write_atomic(_task_outcome_file(folder, outcome.pack), seal(asdict(outcome)))
+    write_atomic(_task_outcome_file(folder, outcome.pack), with_checksum(asdict(outcome)))
 
 
 def read_task_outcome(folder: Path, number: int) -> PackOutcome | None:

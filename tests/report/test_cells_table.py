@@ -16,7 +16,7 @@ from normlab.report.cells_table import summarize_by
 from normlab.report.cells_text import notes, render_cells, table_rows
 from normlab.report.results import MAX_DAMAGED
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def test_damaged_runs_are_left_out_with_a_warning(make, tmp_path):
         lambda content: content[: len(content) // 2],
         lambda content: content.replace(b'"state": "finished"', b'"state": "finisied"'),
         lambda content: content.replace(b'"val_loss": 2.0', b'"val_loss": 1.0'),
-        lambda content: seal({"state": "finished", "step": 100}),
+        lambda content: with_checksum({"state": "finished", "step": 100}),
     ],
     ids=["empty", "cut", "flipped state", "flipped loss", "no loss"],
 )

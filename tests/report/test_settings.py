@@ -10,7 +10,7 @@ from normlab.report.cells_table import summarize_by
 from normlab.report.results import comparability_warnings, read_results
 from normlab.store.plans import Plan, PlannedRun, read_plan, sweep_folder, write_plan
 from normlab.store.record import RunRecord
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 
 OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]
 ACROSS_SWEEPS = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "second", "runs": ["d"]}]
@@ -53,5 +53,5 @@ def test_a_sweep_does_not_warn_of_pack_sizes_that_its_plan_has_reported(make_run
 def test_an_older_plan_is_read(tmp_path) -> None:
     """Its jobs have `words`, which are empty in a sweep of one run."""
     jobs = [{"run_id": "a", "words": [], "config": {}}]
-    (tmp_path / "plan.json").write_bytes(seal({"name": "old", "pack": "off", "jobs": jobs, "packs": []}))
+    (tmp_path / "plan.json").write_bytes(with_checksum({"name": "old", "pack": "off", "jobs": jobs, "packs": []}))
     assert read_plan(tmp_path).runs == [PlannedRun("a", [], {})]

@@ -17,7 +17,7 @@ from normlab.config.schema import RunConfig, config_from_record
 from normlab.config.sweep import SweepOptions
 from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
-from normlab.store.schema import PLAN_FILE, SEAL, seal
+from normlab.store.schema import CHECKSUM_KEY, PLAN_FILE, with_checksum
 from normlab.sweep.packs import auto_pack_size, split
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.sweep.supervisor import supervise
@@ -226,12 +226,12 @@ def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., Planned
     made.folder.mkdir(parents=True)
     write_plan(made.folder, made.plan)
     record = json.loads((made.folder / PLAN_FILE).read_text())
-    del record["notes"], record["memory_bytes"], record[SEAL]
+    del record["notes"], record["memory_bytes"], record[CHECKSUM_KEY]
     ids = [job.run_id for job in made.plan.runs]
     trial = {"runs": 2, "first_s": 10.0, "step_s": 0.1, "peak_bytes": None, "error": ""}
     record["tried"] = [{"runs": ids, "most": 2, "why": "all of them", "trials": [trial]}]
     record["packs"] = [{"number": n, "jobs": jobs, "halved_from": None} for n, jobs in ((1, [0, 1]), (2, [2, 3]))]
-    (made.folder / PLAN_FILE).write_bytes(seal(record))
+    (made.folder / PLAN_FILE).write_bytes(with_checksum(record))
     options, composed = compose_sweep([*overrides, *grid])
     again = make_plan(options, composed)
     assert sizes_of(again.plan) == [2, 2]

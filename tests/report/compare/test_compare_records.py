@@ -14,7 +14,7 @@ from normlab.stats.profiles import Profiles
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.query import select_runs
 from normlab.store.runs import RunFolder
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 
 IMG = "<img src=x onerror=alert(1)>"
 ODD = [
@@ -23,8 +23,8 @@ ODD = [
 ]  # fmt: skip
 
 
-def reseal(path, record):
-    path.write_bytes(seal({key: value for key, value in record.items() if key != "sha256"}))
+def rewrite(path, record):
+    path.write_bytes(with_checksum({key: value for key, value in record.items() if key != "sha256"}))
 
 
 def leaves(tree, path=()):
@@ -160,7 +160,7 @@ def test_absurd_records(trained, tmp_path, file, seed):
             except (TypeError, KeyError):
                 continue
             record = changed
-        reseal(folder.path / file, record)
+        rewrite(folder.path / file, record)
     for by in (None, "norm,placement", "optim.lr,init", "model.depth,precision"):
         _, files = write_compare([str(tmp_path)], by=by)
         assert files[-1].is_file()
@@ -200,7 +200,7 @@ def test_absurd_statistics(trained, compare, seed):
             rows.write_bytes(content[: draw.randrange(len(content))])
         else:
             record[what] = draw.choice([*ODD, 10**6, 3, 0])
-        reseal(path, record)
+        rewrite(path, record)
     trained("sound", measured=[0, 5, 10], seed=99)
     data = compare()
     assert len(data["runs"]) == 17

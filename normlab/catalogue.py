@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,27 @@ def norms() -> list[Entry]:
     for norm in sorted(registered, key=lambda norm: norm["name"]):
         of_norm = [preset for preset in presets if preset.get("preset_of") == norm["name"]]
         entries += [norm, *(preset | _properties_of_preset(norm, preset["sets"]) for preset in of_norm)]
+        norm["initial_values"] = existing_values(norm.get("initial_values", {}), default_options(norm))
     return entries
+
+
+def default_options(entry: Entry) -> dict[str, Any]:
+    """Return the default of each option of an entry."""
+    return {option["option"]: option["default"] for option in entry["options"]}
+
+
+def existing_values(initial_values: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the initial values of the parameters and buffers that a norm with these options has.
+
+    A norm has no parameter `p` where its option `p` or `learn_p` is false. An option in an expression becomes
+    `norm.<option>`, as in an override.
+    """
+    return {
+        name: re.sub(r"\b[a-z]\w*", lambda word: f"norm.{word[0]}" if word[0] in options else word[0], value)
+        for name, value in initial_values.items()
+        for last in [name.rpartition(".")[2]]
+        if options.get(last) is not False and options.get(f"learn_{last}") is not False
+    }
 
 
 def placements() -> list[Entry]:
@@ -261,7 +282,7 @@ def _preset(path: Path) -> Entry:
 
 def _properties_of_preset(norm: Entry, sets: dict[str, str]) -> Entry:
     """Return the formula, parameter count and properties of a norm's preset that sets the options in `sets`."""
-    defaults = {option["option"]: option["default"] for option in norm["options"]}
+    defaults = default_options(norm)
     overrides = [f"{name}={value}" for name, value in sets.items()]
     formula = next((other for override, other in norm["formulas"].items() if override in overrides), norm["formula"])
     added = 0
@@ -271,8 +292,13 @@ def _properties_of_preset(norm: Entry, sets: dict[str, str]) -> Entry:
             formula = formula.replace(term, "") + term * (sets[name] == "true")
     if sets.get("unit_offset") == "true":
         formula = formula.replace(" * gain", " * (1 + gain)")
-    inherited = {key: norm[key] for key in ("causal", "initial_values", "pitfalls") if key in norm}
-    return inherited | {"formula": formula, "parameters": _add_vectors(norm["parameters"], added)}
+    inherited = {key: norm[key] for key in ("causal", "pitfalls") if key in norm}
+    options = defaults | {name: value == "true" for name, value in sets.items() if value in ("true", "false")}
+    return inherited | {
+        "formula": formula,
+        "parameters": _add_vectors(norm["parameters"], added),
+        "initial_values": existing_values(norm.get("initial_values", {}), options),
+    }
 
 
 def _add_vectors(parameters: str, added: int) -> str:

@@ -6,7 +6,7 @@
 A case is one or more calls of the command line, in this process and in a folder of its own; every 50th also runs in a
 process of its own. Kinds: `overrides` (the command line), `configs` (YAML files of --config-dir), `texts` (text,
 JSONL, Parquet), `checkpoints`, `records` (run.json, status.json, metrics.jsonl, tokenizer.json, a plugin's copy), and
-`forged` (the same files with absurd sizes under a valid seal, or as a sparse terabyte). Each call must satisfy:
+`forged` (the same files with absurd sizes with a valid checksum, or as a sparse terabyte). Each call must satisfy:
 
 - it exits with 0 or 2, and never with a traceback;
 - an error is one line, names the input, ends with what to do, and changes no file;
@@ -669,7 +669,7 @@ def records(draw: random.Random, lab: Lab, *, forged: bool = False) -> Case:
     Args:
         draw: Draws the damage.
         lab: The undamaged runs.
-        forged: Whether a person made the damage: an absurd size under a valid seal, or a sparse terabyte.
+        forged: Whether a person made the damage: an absurd size with a valid checksum, or a sparse terabyte.
     """
     source = draw.choice(["finished", "stopped"])
     file = draw.choice(
@@ -681,7 +681,7 @@ def records(draw: random.Random, lab: Lab, *, forged: bool = False) -> Case:
     plausible = False
     sparse = 0  # bytes
     if forged and file == "run.json" and draw.random() < 0.8:
-        how, made = resealed(draw, json.loads(content))
+        how, made = with_absurd_size(draw, json.loads(content))
     elif forged:
         how, made, sparse = "a sparse terabyte", content, 2**40
     elif file.endswith(".json") and draw.random() < 0.6:
@@ -730,14 +730,14 @@ SIZES = ("context", "width", "mlp_width", "depth", "heads")
 """Options of a model that determine its memory."""
 
 
-def resealed(draw: random.Random, record: dict[str, Any]) -> tuple[str, bytes]:
-    """Return a run.json with an absurd size in its config and a valid seal."""
-    from normlab.store.schema import SEAL, seal
+def with_absurd_size(draw: random.Random, record: dict[str, Any]) -> tuple[str, bytes]:
+    """Return a run.json with an absurd size in its config and a valid checksum."""
+    from normlab.store.schema import CHECKSUM_KEY, with_checksum
 
     name, value = draw.choice(SIZES), draw.choice([-1, 0, 7, 2**17, 2**20, 2**40, 10**30, 1.5, "x", None])
     record["config"]["model"][name] = value
-    made = seal({key: value for key, value in record.items() if key not in ("version", SEAL)})
-    return f"resealed with model.{name} {value!r}", made
+    made = with_checksum({key: value for key, value in record.items() if key not in ("version", CHECKSUM_KEY)})
+    return f"model.{name} {value!r}", made
 
 
 def shape(tree: Any) -> Any:

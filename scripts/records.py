@@ -32,7 +32,7 @@ from normlab.stats.profiles import Array
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
 from normlab.store.outcome import STUCK
-from normlab.store.plans import Job, Pack, Plan, sweep_folder, write_plan
+from normlab.store.plans import Pack, Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.runs import RunFolder
 from normlab.store.schema import COMPLETED_STATES, DIVERGED, FAILED, FINISHED, RUNS_FOLDER
 
@@ -187,7 +187,7 @@ class Series:
     loss: NDArray[np.float64]
     """Shape (S,), as the other arrays."""
     grad_norm: NDArray[np.float64]
-    clip: NDArray[np.float64]
+    clip_factor: NDArray[np.float64]
     lr: NDArray[np.float64]
     excess: Array
     """Factor of activations and gradients: 1, and more during a spike or divergence."""
@@ -288,11 +288,15 @@ def _rows(record: Record, numbers: Series, speed: float) -> list[dict[str, Any]]
     """Return the rows in the order in which a run writes them."""
     per_step = record.batch_size * record.context / speed
     columns = zip(
-        numbers.loss.tolist(), numbers.grad_norm.tolist(), numbers.clip.tolist(), numbers.lr.tolist(), strict=True
+        numbers.loss.tolist(),
+        numbers.grad_norm.tolist(),
+        numbers.clip_factor.tolist(),
+        numbers.lr.tolist(),
+        strict=True,
     )
     trained = [
-        {"kind": "train", "step": step, "loss": loss, "grad_norm": grad_norm, "clip": clip, "lr": lr}
-        for step, (loss, grad_norm, clip, lr) in enumerate(columns)
+        {"kind": "train", "step": step, "loss": loss, "grad_norm": grad_norm, "clip": factor, "lr": lr}
+        for step, (loss, grad_norm, factor, lr) in enumerate(columns)
     ]
     rows: list[dict[str, Any]] = [{"kind": "eval", "step": 0, "loss": numbers.validation[0]}]
     for start in range(0, len(trained), LOG_EVERY):
@@ -308,7 +312,9 @@ def _status(record: Record, numbers: Series, speed: float) -> dict[str, Any]:
     finite = numbers.loss[: record.last]
     tokens = record.last * record.batch_size * record.context
     best = min(numbers.validation, key=numbers.validation.__getitem__)
-    detections = count_spikes({"loss": numbers.loss, "grad_norm": numbers.grad_norm, "clip": numbers.clip})
+    detections = count_spikes(
+        {"loss": numbers.loss, "grad_norm": numbers.grad_norm, "clip_factor": numbers.clip_factor}
+    )
     state = FINISHED if record.outcome == STUCK else record.outcome
     status = {
         "state": state,
@@ -345,7 +351,7 @@ def write_sweep(results: Path, name: str, records: Sequence[Record]) -> Path:
     """Write a sweep's plan and its runs, and return the sweep's folder."""
     folder = sweep_folder(results, name)
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = [Job(record.run_id, record.overrides(), record.complete_config()) for record in records]
+    jobs = [PlannedRun(record.run_id, record.overrides(), record.complete_config()) for record in records]
     write_plan(folder, Plan(name, "1", jobs, [Pack(index, [index]) for index in range(len(jobs))]))
     for record in records:
         write_run(results / RUNS_FOLDER, record)

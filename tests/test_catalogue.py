@@ -53,6 +53,13 @@ def test_module_computes_its_formula(overrides: list[str], formula: str) -> None
         assert (name in learned) == (name in formula)
 
 
+@pytest.mark.parametrize("entry", NORMS, ids=lambda entry: entry["name"])
+def test_listed_initial_values_are_those_of_the_module(entry: catalogue.Entry) -> None:
+    """The names are those of the module's parameters and buffers, with the options of the norm or preset."""
+    module = compose_run([f"norm={entry['name']}"]).norm.build(WIDTH)
+    assert entry["initial_values"].keys() == module.state_dict().keys()
+
+
 def test_every_eps_mode_has_a_formula() -> None:
     for norm in NORMS:
         for option in norm.get("options", ()):
@@ -79,7 +86,7 @@ def test_vectors_are_added_to_the_parameter_count(parameters: str, added: int, e
 def test_preset_has_the_properties_of_its_norm(run_command: Command) -> None:
     out = " ".join(run_command("list", "norms", "rmsnorm_paper")[1].split())
     for text in (
-        "formula x / (sqrt(mean(x^2)) + eps) * gain learns D numbers", "starts at affine.gain",
+        "formula x / (sqrt(mean(x^2)) + eps) * gain parameters D", "initial value affine.gain: ",
         "causal in training and evaluation",
         "preset of rmsnorm", "sets eps=1.0e-08, eps_mode=outside_rms", "pitfalls - x / (rms(x) + eps) written with pow",
     ):  # fmt: skip

@@ -22,7 +22,7 @@ from normlab.placements.algebra import ROWS_BY_NAME
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.init_rules import INIT_RULES
 from normlab.store.runs import RunFolder
-from normlab.store.schema import SEAL, seal
+from normlab.store.schema import CHECKSUM_KEY, with_checksum
 from normlab.train.identity import describe
 from normlab.train.machine import resolve
 from normlab.train.run import train
@@ -187,12 +187,12 @@ def test_model_of_another_version_of_its_norm_loads_with_a_warning(
 def recorded_before_versions(folder: RunFolder) -> Path:
     """Rewrite a run as one whose identity holds hashes of source code, under another id."""
     run = json.loads((folder.path / "run.json").read_text())
-    del run["identity"]["versions"], run[SEAL]
+    del run["identity"]["versions"], run[CHECKSUM_KEY]
     run["identity"]["sources"] = {"norm": "a" * 64, "placement": "b" * 64, "init": "c" * 64}
     run["run_id"] = f"{folder.run_id.rpartition('-')[0]}-0123456789"
     path = folder.path.with_name(run["run_id"])
     folder.path.rename(path)
-    (path / "run.json").write_bytes(seal(run))
+    (path / "run.json").write_bytes(with_checksum(run))
     return path
 
 
@@ -281,7 +281,7 @@ def test_verify_prints_the_missing_starts_line(run_command: Command, tmp_path: P
     line = failed.partition("class nowhere: ")[2]
     assert line == 'initial_values: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'
     out = run_command("verify", learned(tmp_path, "somewhere", line))[1]  # as it was copied
-    assert "ok    norm somewhere: starts where it declares" in out
+    assert "ok    norm somewhere: has its declared initial values" in out
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_initial_values_of_a_wrong_type_is_rejected_with_the_syntax(
 def test_starts_expression_that_fails_reports_the_reason(run_command: Command, tmp_path: Path) -> None:
     initial_values = 'initial_values: ClassVar[dict[str, str]] = {"gain": "ones(D)", "shift": "0"}'
     code, out, err = run_command("verify", learned(tmp_path, "wrong", initial_values))
-    (failed,) = (line for line in out.splitlines() if "starts where it declares" in line)
+    (failed,) = (line for line in out.splitlines() if "has its declared initial values" in line)
     assert (code, err) == (1, "")
     assert (
         "`ones(D)` of gain of wrong cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, "
@@ -327,7 +327,12 @@ def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) 
     assert "x * gain" in next(line for line in out.splitlines() if line.startswith("listed"))
     assert "rmsnorm" in out
     whole = run_command("list", "norms", "listed", override)[1]
-    for part in ("D + 1 numbers", "gain [2] * D; shift 0", "gentle=0.5: How gentle it is.", "x times a gain."):
+    for part in (
+        "parameters       D + 1\n",
+        "gain: [2] * D; shift: 0",
+        "gentle=0.5: How gentle it is.",
+        "x times a gain.",
+    ):
         assert part in whole
     (entry,) = (entry for entry in json.loads(run_command("list", "norms", override, "--json")[1])
                 if entry["name"] == "listed")  # fmt: skip

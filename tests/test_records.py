@@ -71,7 +71,7 @@ def test_rows_steps_and_tokens_agree(tmp_path):
     rows = series(folder)
     assert rows["step"].tolist() == list(range(60))
     assert np.isfinite(rows["loss"]).all()
-    assert rows["clip"] == pytest.approx(np.minimum(1, 1 / rows["grad_norm"]), rel=1e-6)
+    assert rows["clip_factor"] == pytest.approx(np.minimum(1, 1 / rows["grad_norm"]), rel=1e-6)
     optim = AdamW(lr=1e-3, schedule="cosine", warmup_steps=10, final_lr_fraction=0.1)
     expected = [learning_rate(optim, 60, step) for step in range(60)]
     assert learning_rates(Record(**SMALL), np.arange(60)) == pytest.approx(expected)

@@ -163,13 +163,13 @@ def test_a_sweep_executes_the_plugins_of_its_command_but_not_of_its_plan(
     Path("foreign.py").write_text(NORM + FOREIGN)
     command = [*plugin_overrides, "sweep.name=shared", "sweep.pack=off"]
     made = make_plan(*compose_sweep(command)).plan
-    (job,) = made.jobs
+    (job,) = made.runs
     folder = sweep_folder("results", "shared")
     folder.mkdir(parents=True)
     foreign = {**job.config, "plugins": [str(Path("foreign.py").absolute())]}
-    write_plan(folder, replace(made, jobs=[replace(job, config=foreign)]))
+    write_plan(folder, replace(made, runs=[replace(job, config=foreign)]))
     assert has_plan(folder)
     code, out, err = run_command("sweep", *command)
     assert (code, "1 finished" in out) == (0, True), err
     assert not MARKER.exists()
-    assert [job.config["plugins"] for job in read_plan(folder).jobs] == [["my_norm.py"]]
+    assert [job.config["plugins"] for job in read_plan(folder).runs] == [["my_norm.py"]]

@@ -45,12 +45,9 @@ def summarize(
 
     Options may be short where one option has that name: depth for model.depth.
 
-    Outcomes: a run is stuck if its final loss is in the band around the corpus's unigram entropy, and no evaluation was
-    lower. The band reaches from 5 % below the entropy (or from halfway to the bigram entropy, if that is closer) to 5 %
-    above it. A run has regressed if an evaluation was below this band and the last one is not, if one was in it and the
-    last is above, or if the last is more than 5 % above both ln V and the initial loss. It has diverged if the loss is
-    not finite, or more than 1 nat/token above both ln V and the initial loss. In paired tests a
-    diverged run counts as worse than any finite loss; it is never dropped.
+    Outcomes: finished, stuck (the final loss is at the unigram entropy), regressed (it is in a worse range than the
+    best loss) or diverged; the README has the complete rules. In paired tests a diverged run counts as worse than any
+    finite loss; it is never dropped.
     """
     from normlab.report.runs_table import summarize as rows_of
     from normlab.report.tables import render

@@ -97,13 +97,13 @@ class OptimConfig:
     final_lr_fraction: float | None = option(None, at_least=0, at_most=1)
     """Final learning rate over the peak; 0.1 unless set (0 for wsd). Not with schedule=constant."""
     decay_fraction: float | None = option(None, above=0, at_most=1)
-    """Fraction of the steps in the decay phase of wsd; 0.2 unless set. Only with schedule=wsd."""
+    """Fraction of the steps in which wsd lowers the learning rate; 0.2 unless set. Only with schedule=wsd."""
     clip: float | None = option(1.0, above=0)
     """Largest norm of the gradient over all parameters; null for no clipping."""
     weight_decay: float = option(0.1, at_least=0)
     """Decoupled for AdamW, added to the gradient for SGD."""
     decay: str = option("matrices", choices=("matrices", "all"))
-    """Parameters with weight decay: matrices and embeddings, or all, with gains and biases."""
+    """Which parameters have weight decay: matrices and embeddings, or all, with gains and biases."""
 
     def resolve(self, steps: int) -> None:
         """Set the options that depend on the schedule and the number of steps, and reject those without effect."""

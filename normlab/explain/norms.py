@@ -193,7 +193,7 @@ def _norm(name: str, entry: catalogue.Entry) -> Norm:
 
 def _facts(entry: catalogue.Entry) -> Norm:
     return {
-        "learns": f"{entry['parameters']} parameters for D channels" if entry["parameters"] != "0" else "nothing",
+        "parameters": f"{entry['parameters']} for D channels" if "D" in entry["parameters"] else entry["parameters"],
         "causal": "yes, also in training" if entry["causal"] else "not in training: it depends on later tokens",
         "invariant_to": list(entry["invariant_to"]),
         "source": entry["source"],

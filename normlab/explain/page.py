@@ -52,7 +52,7 @@ def placements() -> list[dict[str, Any]]:
             "embedding_formula": placement.embedding_formula,
             "head_formula": placement.head_formula,
             "inside": placement.inside,
-            "learns": entries[name]["parameters"],
+            "parameters": entries[name]["parameters"],
             **{key: entries[name][key] for key in ("init", "equals", "note", "source")},
             "flows": [layout(flow) for flow in flows(placement)],
         }

@@ -88,7 +88,7 @@ class BatchNormConfig(AffineNormConfig):
     momentum: float = option(0.1, above=0, at_most=1)
     """Weight of the newest batch in the running statistics."""
     running_var: str = option("unbiased", choices=("unbiased", "biased"))
-    """Variance for evaluation: over N - 1 as in torch, or over N as in much tutorial code."""
+    """Variance for evaluation: over N - 1 as in torch, or over N as in much public code."""
     bias: bool = True
     """Learn a bias per channel, initially 0."""
 

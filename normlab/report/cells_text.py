@@ -15,7 +15,7 @@ from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format
 from normlab.report.learning_rates import EDGE
 from normlab.report.results import STATES
 from normlab.report.tables import Row, render
-from normlab.store.outcome import RULES, WHOLE_TEXT_NOTE
+from normlab.store.outcome import DESCRIPTIONS, WHOLE_TEXT_NOTE
 from normlab.store.schema import FINISHED
 
 NO_SENSITIVITY = "-"
@@ -140,7 +140,7 @@ def notes(table: CellsTable) -> list[str]:
     shared = next((row["shared_lr"] for row in rows if row["shared_lr"] is not None), None)
     if shared is not None and any(row["lr"] != shared for row in rows):
         lines.append(f"shared lr: {shared:g}, the same for every cell: that with the best mean rank, or --lr")
-    lines += [f"{state}: {rule}" for state, rule in RULES.items() if any(row[state] for row in rows)]
+    lines += [f"{outcome}: {text}" for outcome, text in DESCRIPTIONS.items() if any(row[outcome] for row in rows)]
     old = sum(run.record.references.whole_text for cell in table.cells for run in cell.runs)
     if old:
         lines.append(f"the outcomes of {old} older runs are judged by {WHOLE_TEXT_NOTE}")

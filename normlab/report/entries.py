@@ -29,9 +29,10 @@ _DECLARED = (
 
 def _norms() -> list[Entry]:
     plugins = [(name, NORMS[name]) for kind, name in registered_by_plugins() if kind == "norm"]
-    return catalogue.norms() + [
-        _plugin_entry(norm, name) | {"initial_values": norm.all_initial_values()} for name, norm in plugins
-    ]
+    entries = [_plugin_entry(norm, name) | {"initial_values": norm.all_initial_values()} for name, norm in plugins]
+    for entry in entries:
+        entry["initial_values"] = catalogue.existing_values(entry["initial_values"], catalogue.default_options(entry))
+    return catalogue.norms() + entries
 
 
 def _placements() -> list[Entry]:
@@ -89,12 +90,12 @@ ENTRIES: dict[str, Callable[[], list[Entry]]] = {
 
 _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
     "norms": {
-        "norm": "name", "formula": lambda entry: _preset_text(entry) or entry["formula"], "learns": "parameters",
+        "norm": "name", "formula": lambda entry: _preset_text(entry) or entry["formula"], "parameters": "parameters",
         "causal": lambda entry: "yes" if entry["causal"] else "no", "equals": "equals",
         "source": lambda entry: entry.get("source") or entry["about"],
     },
     "placements": {
-        "placement": "name", "formula": "formula", "learns": "parameters", "equals": "equals", "init": "init",
+        "placement": "name", "formula": "formula", "parameters": "parameters", "equals": "equals", "init": "init",
         "source": "source", "note": "note",
     },
     "models": {
@@ -141,7 +142,7 @@ def _preset_text(entry: Entry) -> str:
 HEADINGS = {
     "formula": "formula", "unit": "unit", "read": "measured on", "measured": "when", "reduces": "per step",
     "question": "question", "embedding_formula": "embeddings", "head_formula": "before the head", "inside": "inside",
-    "parameters": "learns", "initial_values": "starts at", "unit_length": "unit length", "causal": "causal",
+    "parameters": "parameters", "initial_values": "initial value", "unit_length": "unit length", "causal": "causal",
     "invariant_to": "invariant to", "equals": "equals", "verified_by": "verified by", "init": "init rule",
     "placements": "placements", "wrong_for": "wrong for", "preset_of": "preset of", "sets": "sets",
     "note": "note", "source": "source",
@@ -208,15 +209,14 @@ def _with_texts(kind: str, entry: Entry) -> Entry:
     if kind == "norms":
         texts["causal"] = "in training and evaluation" if entry["causal"] else "not in training: it uses later tokens"
         texts["verified_by"] = f"{entry['verified_by']} ({entry['reference_kind']})" if "verified_by" in entry else ""
-        texts["parameters"] = f"{entry['parameters']} numbers"
     if kind == "placements":
-        texts["parameters"] = f"{entry['parameters']} numbers beside matrices and norms"
+        texts["parameters"] = f"{entry['parameters']}, apart from matrices and norms"
         for has_norm, key in (("embedding_norm", "embedding_formula"), ("final_norm", "head_formula")):
             texts.setdefault(key, "x = N(x)" if entry.get(has_norm) else "")
     for key in ("invariant_to", "placements", "wrong_for"):
         texts[key] = ", ".join(entry.get(key) or ())
     for key in ("initial_values", "unit_length"):
-        texts[key] = "; ".join(f"{name} {value}" for name, value in (entry.get(key) or {}).items())
+        texts[key] = "; ".join(f"{name}: {value}" for name, value in (entry.get(key) or {}).items())
     texts["sets"] = ", ".join(f"{option}={value}" for option, value in (entry.get("sets") or {}).items())
     return texts
 

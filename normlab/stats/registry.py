@@ -7,6 +7,8 @@ of a run, reports and pages take the rest from the entry. Entries are in the ord
 Shapes: N tokens, D width, d a channel, v a vocabulary entry, L blocks, S measured steps; B examples, H heads, T keys;
 x_l the stream that enters block l, x_{L+1} the stream that enters the head; w a parameter, g its gradient; `mean` is
 over all axes that it does not name.
+
+Activations and parameters have no unit (1), so a gradient has that of the loss (nats).
 """
 
 from __future__ import annotations
@@ -44,36 +46,42 @@ def quotient(numerator: str, denominator: str, formula: str = "", **fields: Any)
     )
 
 
+TENSORS = {"resid": "the residual stream", "attn": "the output of attention", "mlp": "the output of the MLP"}
+"""The tensors of `sizes`, as their questions call them."""
+
+
 # fmt: off
 def sizes(of: str) -> list[Statistic]:
     """Return the statistics of size of the stream, or of what a sub-layer adds to it."""
+    tensor = TENSORS[of]
+    note = " A pre-norm stream grows with depth, a post-norm stream has the size of its gain." * (of == "resid")
     return [
         Statistic(
-            name=f"{of}_rms", of=of, unit="of x", merge="rms", value=lambda x: x.mean_square,
+            name=f"{of}_rms", of=of, unit="1", merge="rms", value=lambda x: x.mean_square,
             formula="sqrt(mean x^2)",
-            question="How large is it? A pre-norm stream grows with depth, a post-norm stream has the size of its "
-            "gain.",
+            question=f"How large is {tensor} in each layer?{note}",
             source="Xiong et al. 2020, arXiv:2002.04745; Kim et al. 2025, arXiv:2502.02732",
         ),
         Statistic(
             name=f"{of}_kurt", of=of, unit="1", merge="mean", value=lambda x: x.kurtosis,
             formula="mean_N(mean_d x^4 / (mean_d x^2)^2): 3 for a Gaussian, D for a single channel",
-            question="Do a few channels dominate a token? Computed for each token, around zero.",
+            question=f"Do a few channels of a token dominate {tensor}? The moments are around zero.",
             source="after He et al. 2024, arXiv:2405.19279, who compute it over tokens",
         ),
         Statistic(
-            name=f"{of}_absmax", of=of, unit="of x", merge="max", value=lambda x: x.absmax,
-            formula="max |x|", question="How large is the largest value?",
+            name=f"{of}_absmax", of=of, unit="1", merge="max", value=lambda x: x.absmax,
+            formula="max |x|", question=f"What is the largest absolute value in {tensor}?",
             source="after Sun et al. 2024, arXiv:2402.17762 (massive activations)",
         ),
         Statistic(
             name=f"{of}_nonfinite", of=of, unit="1", merge="mean", value=lambda x: x.nonfinite,
             formula="share of tokens whose mean_d x^2 is not finite in float32",
-            question="At which layer does a diverging run break first?", source="OLMo-core and torchtitan count it",
+            question=f"In which layer does {tensor} become NaN or infinite first when a run diverges?",
+            source="OLMo-core and torchtitan count it",
         ),
         quotient(
             f"{of}_absmax", f"{of}_rms", name=f"{of}_crest", of=of,
-            question="Are there massive activations? A Gaussian has 4 to 6.",
+            question=f"Does {tensor} have massive activations? A Gaussian has a crest factor of 4 to 6.",
             source="after Sun et al. 2024, arXiv:2402.17762",
         ),
     ]
@@ -83,7 +91,8 @@ def ratio_to_stream(of: str) -> Statistic:
     """Return the statistic of the size of what a sub-layer adds to the stream, relative to the stream."""
     return quotient(
         f"{of}_rms", "resid_rms", name=f"{of}_ratio", of=of,
-        formula=f"{of}_rms / resid_rms of the same block", question="Does a deep block still change the stream?",
+        formula=f"{of}_rms / resid_rms of the same block",
+        question=f"How large is {TENSORS[of]} relative to the residual stream? Near 0 the block hardly changes it.",
         source="Sun et al. 2025, arXiv:2502.05795 (the curse of depth)",
     )
 
@@ -93,53 +102,58 @@ ENTRIES = (
     Statistic(
         name="resid_uniform", of="resid", unit="1", merge="mean", value=lambda x: x.uniform,
         formula="mean_N(D (mean_d x)^2 / mean_d x^2) = D cos^2(x, 1): 1 for a random direction",
-        question="How large is the component along the vector of ones, which LayerNorm removes and RMSNorm keeps?",
+        question="How large is the stream along the vector of ones, which LayerNorm removes and RMSNorm keeps?",
         source="after Gupta et al. 2024, arXiv:2409.12951",
     ),
     Statistic(
-        name="resid_growth", of="resid", unit="per block", merge="derived", derive=derived.resid_growth,
+        name="resid_growth", of="resid", unit="1/block", merge="derived", derive=derived.resid_growth,
         needs=("resid_rms",),
         formula="ln(resid_rms at the head / at block 1) / L",
-        question="How fast does the stream grow with depth, in one number?",
+        question="How fast does the residual stream grow with depth?",
         source="after OLMo 2, arXiv:2501.00656, which fits it over depth",
     ),
     Statistic(  # the step computes it, from the gradient at each tap
-        name="dresid_rms", of="resid", unit="nats / of x", merge="rms",
+        name="dresid_rms", of="resid", unit="nats", merge="rms",
         formula="N sqrt(mean (dL/dx)^2), L the mean loss of the step's N tokens",
-        question="Is the gradient the same at all layers? The factor N makes it independent of the batch size.",
+        question="How large is the gradient of the residual stream in each layer? The factor N makes it independent of "
+        "the batch size.",
         source="Xiong et al. 2020, arXiv:2002.04745, section 3",
     ),
     Statistic(
-        name="dresid_growth", of="resid", unit="per block", merge="derived", derive=derived.dresid_growth,
+        name="dresid_growth", of="resid", unit="1/block", merge="derived", derive=derived.dresid_growth,
         needs=("dresid_rms",),
         formula="slope of ln dresid_rms over the blocks and the head, by least squares",
-        question="Do gradients vanish or explode with depth? Above 0 they are larger at the top.",
+        question="Do the gradients of the residual stream vanish or explode? Above 0 they are larger in later blocks.",
         source="after Xiong et al. 2020, arXiv:2002.04745",
     ),
     extended(
         name="neuron_kurt", of="resid", unit="1", value=lambda x: x.neuron_kurt,
         formula="mean_d s^4 / (mean_d s^2)^2, s_d = sqrt(mean_N x_d^2): 1 for equal channels, D for a single one",
-        question="Are there outlier channels, the same for all tokens?", source="He et al. 2024, arXiv:2405.19279",
+        question="Does the stream have outlier channels, the same for all tokens?",
+        source="He et al. 2024, arXiv:2405.19279",
     ),
     extended(
         name="token_cos", of="resid", unit="1", value=lambda x: x.token_cos,
-        formula="mean cos(x_i, x_j) over pairs of tokens", question="Do the tokens become equal?",
+        formula="mean cos(x_i, x_j) over pairs of tokens",
+        question="Do the residual streams of different tokens become equal?",
         source="Dong et al. 2021, arXiv:2103.03404 (rank collapse), as a cosine",
     ),
     extended(
         name="part_ratio", of="resid", unit="1", value=lambda x: x.part_ratio,
         formula="tr(C)^2 / |C|_F^2, C the covariance of at most 2048 tokens: 1 to min(N, D), 0 for equal tokens",
-        question="How many directions does the stream use?", source="the participation ratio of physics",
+        question="In how many directions do tokens differ? By the sum of squared eigenvalues.",
+        source="the participation ratio of physics",
     ),
     probe(
         name="erank", of="resid", unit="1",
         formula="exp(-sum p log p), p the eigenvalues of the tokens' covariance over their sum",
-        question="How many directions does the stream use?", source="Roy & Vetterli 2007 (effective rank)",
+        question="In how many directions do tokens differ? By the entropy of the eigenvalues.",
+        source="Roy & Vetterli 2007 (effective rank)",
     ),
     probe(
         name="jac_gain", of="resid", unit="1",
         formula="mean |J^T v|^2 / |v|^2 of 4 Gaussian v, J the Jacobian of x_{L+1} by block l's x_l",
-        question="How much does the rest of the model amplify a change of the stream?",
+        question="How much do the later blocks amplify a small change of the residual stream?",
         source="after Pennington et al. 2017, arXiv:1711.04735",
     ),
 
@@ -151,16 +165,16 @@ ENTRIES = (
     Statistic(
         name="adj_cos", of="block", unit="1", merge="mean", value=lambda x, after: x.cosine(after),
         formula="mean_N cos(x, x'), x before the block and x' after it",
-        question="Does the block turn the stream? 1 for a block that could be removed.",
+        question="Does a block change the direction of the residual stream? 1 for a block that could be removed.",
         source="Gromov et al. 2024, arXiv:2403.17887; 1 - this is Men et al.'s BI, arXiv:2403.03853",
     ),
     probe(
         name="layer_drop", of="block", unit="nats",
-        formula="loss without the block - loss", question="How much does the block lower the loss?",
+        formula="loss without the block - loss", question="By how much does the loss rise when a block is removed?",
         source="after Men et al. 2024, arXiv:2403.03853",
     ),
     probe(
-        name="angular", of="block", unit="half turns",
+        name="angular", of="block", unit="pi rad",
         formula="mean_N arccos(cos(x_l, x_{l+n})) / pi, the site being n",
         question="Which n consecutive blocks could be removed?",
         source="Gromov et al. 2024, arXiv:2403.17887, of all tokens",
@@ -169,111 +183,116 @@ ENTRIES = (
     extended(
         name="attn_logit_max", of="attention", unit="nats", value=lambda a: a.logits.amax(),
         formula="max of scale q.k over the keys that a query attends to; of at most 128 queries",
-        question="Do attention logits grow until the softmax is one-hot? QK-norm bounds them.",
+        question="Do the attention logits grow until the softmax is one-hot? QK-norm bounds them.",
         source="Wortsman et al. 2023, arXiv:2309.14322",
     ),
     extended(
         name="attn_entropy", of="attention", unit="nats", value=lambda a: a.entropy_H.mean(),
         formula="mean over heads and at most 128 queries of -sum_T p log p",
-        question="To how many tokens does a query attend? Its exponential.",
+        question="Over how many tokens does a query spread its attention? Their number is about exp(attn_entropy).",
         source="Zhai et al. 2023, arXiv:2303.06296 (entropy collapse)",
     ),
     extended(
         name="attn_entropy_min", of="attention", unit="nats", value=lambda a: a.entropy_H.amin(),
-        formula="the smallest of the heads' mean entropies", question="Has a head collapsed?",
+        formula="the smallest of the heads' mean entropies",
+        question="Has an attention head collapsed to a single token?",
         source="Zhai et al. 2023, arXiv:2303.06296",
     ),
     extended(
         name="attn_sink", of="attention", unit="1", value=lambda a: a.sink,
         formula="mean p of the first token, of at most 128 queries after it",
-        question="Is the first token an attention sink, as in models with massive activations?",
+        question="How much attention does the first token get, which is an attention sink in many models?",
         source="Xiao et al. 2023, arXiv:2309.17453",
     ),
     extended(
         name="dead_frac", of="hidden", unit="1", value=lambda h: h.dead,
         formula="share of hidden channels whose mean_N |h| is below a thousandth of the mean over all",
-        question="How much of the MLP is unused?", source="normlab",
+        question="What share of the MLP's hidden channels is unused?", source="normlab",
     ),
 
     Statistic(
-        name="norm_in_rms", of="norm", unit="of x", merge="rms", value=lambda x, y: x.mean_square,
-        formula="sqrt(mean x^2) of a norm's input", question="Is the input so small that eps dominates the norm?",
+        name="norm_in_rms", of="norm", unit="1", merge="rms", value=lambda x, y: x.mean_square,
+        formula="sqrt(mean x^2) of a norm's input",
+        question="Is the input of the norm so small that eps dominates its divisor?",
         source="normlab",
     ),
     Statistic(
         name="norm_in_uniform", of="norm", unit="1", merge="mean", value=lambda x, y: x.uniform,
         formula="mean_N(D (mean_d x)^2 / mean_d x^2) of a norm's input",
-        question="How much of each token would centring remove?", source="after Gupta et al. 2024, arXiv:2409.12951",
+        question="How large is the component of the norm's input that LayerNorm removes and RMSNorm keeps?",
+        source="after Gupta et al. 2024, arXiv:2409.12951",
     ),
     Statistic(
-        name="norm_out_rms", of="norm", unit="of y", merge="rms", value=lambda x, y: y.mean_square,
+        name="norm_out_rms", of="norm", unit="1", merge="rms", value=lambda x, y: y.mean_square,
         formula="sqrt(mean y^2) of a norm's output",
-        question="How large is the input of the sub-layer, or of the stream?", source="normlab",
+        question="How large is the output of the norm?", source="normlab",
     ),
     quotient(
         "norm_out_rms", "norm_in_rms", name="norm_gain", of="norm",
-        question="How much does the norm scale? The backward pass multiplies the gradient by about the same factor.",
+        question="By what factor does the norm scale its input? The gradient is multiplied by about the same factor.",
         source="normlab",
     ),
     of_gain(
         name="gain_rms", value=lambda g: g.mean_square.sqrt(),
-        formula="sqrt(mean_d g^2)", question="Do norms of deep blocks grow or shrink?",
+        formula="sqrt(mean_d g^2)", question="Do the gains of the norms grow or shrink during training?",
     ),
     of_gain(
         name="gain_min", value=lambda g: g.x.amin(-1),
-        formula="min_d g", question="Is a channel switched off or inverted?",
+        formula="min_d g", question="Does a norm switch a channel off (gain 0) or invert it (gain below 0)?",
     ),
     of_gain(
         name="gain_absmax", value=lambda g: g.x.abs().amax(-1),
-        formula="max_d |g|", question="Is there an outlier channel?",
+        formula="max_d |g|", question="Does the gain of a norm have an outlier channel?",
     ),
     of_gain(
         name="gain_cv", value=lambda g: g.coefficient_of_variation,
-        formula="std_d(g) / |mean_d g|, std over all D", question="Has the gain learned to differ between channels?",
+        formula="std_d(g) / |mean_d g|, std over all D",
+        question="How much does the gain of a norm differ between channels?",
     ),
     of_gain(
         name="gain_negative", value=lambda g: (g.x < 0).to(g.x.dtype).mean(-1),
-        formula="share of g < 0", question="How many channels are inverted?",
+        formula="share of g < 0", question="What share of channels does a norm invert?",
     ),
 
     Statistic(
-        name="grad_norm", of="parameter", unit="nats / of w", merge="step",
-        formula="|g|_2, before clipping", question="Which parameters dominate the norm of the whole gradient?",
+        name="grad_norm", of="parameter", unit="nats", merge="step",
+        formula="|g|_2, before clipping",
+        question="Which parameters dominate the norm of the global gradient?",
         source="Composer and OLMo log it",
     ),
     Statistic(
-        name="param_norm", of="parameter", unit="of w", merge="step",
+        name="param_norm", of="parameter", unit="1", merge="step",
         formula="|w|_2, before the update",
         question="Does a weight that a norm makes scale-invariant grow, so that its effective steps shrink?",
         source="van Laarhoven 2017, arXiv:1706.05350",
     ),
     Statistic(
-        name="update_norm", of="parameter", unit="of w", merge="step",
+        name="update_norm", of="parameter", unit="1", merge="step",
         formula="|w' - w|_2, w' after the update: weight decay and projection included",
-        question="How far does the optimiser move the parameter?", source="Composer logs it",
+        question="How far does a step move the parameter?", source="Composer logs it",
     ),
     Statistic(
         name="grad_share", of="parameter", unit="1", merge="derived", derive=derived.gradient_shares,
         needs=("grad_norm",),
         formula="sum of grad_norm^2 over a family of parameters / over all of them",
-        question="Which family has the gradient: embeddings, attention, MLPs, norms, the wiring or the head?",
+        question="What share of the squared gradient norm have embeddings, attention, MLPs, norms, wiring and head?",
         source="normlab, after Marin's report of a spike that came from the head alone",
     ),
     quotient(
         "update_norm", "param_norm", name="update_ratio", of="parameter",
-        question="What is the effective learning rate? Infinite for a parameter that starts at 0.",
+        question="By what fraction does one step change a parameter? Infinite for a parameter that is initially 0.",
         source="folklore; 1e-3 is often called healthy",
     ),
     extended(
-        name="gns_trace", of="parameter", unit="(nats / of w)^2",
+        name="gns_trace", of="parameter", unit="nats^2",
         formula="tr(S) of each parameter: (mean_b |g_b|^2 - |mean_b g_b|^2) B / (B - 1) of B <= 8 examples' g",
-        question="How much do the gradients of single examples scatter? Unbiased: average it over steps.",
+        question="How much do the gradients of single examples vary? The estimate is unbiased; average it over steps.",
         source="McCandlish et al. 2018, arXiv:1812.06162, appendix A.1",
     ),
     extended(
-        name="gns_square", of="parameter", unit="(nats / of w)^2",
+        name="gns_square", of="parameter", unit="nats^2",
         formula="|G|^2 of each parameter: (B |mean_b g_b|^2 - mean_b |g_b|^2) / (B - 1) of B <= 8 examples' g",
-        question="How large is the gradient without its noise? Unbiased, so it can be negative: average it over steps.",
+        question="How large is the gradient without its noise? The estimate is unbiased and can be negative.",
         source="McCandlish et al. 2018, arXiv:1812.06162, appendix A.1",
     ),
     Statistic(
@@ -281,28 +300,29 @@ ENTRIES = (
         needs=("gns_trace", "gns_square"), averaged=True,
         undefined="the averaged |G|^2 is not positive: too few examples to separate the gradient from its noise",
         formula="mean gns_trace / mean gns_square, each over the later half of the measured steps so far",
-        question="At what batch size do more examples stop helping? That of the norms predicts that of all parameters.",
+        question="At what batch size do more examples stop helping? The gns of norms predicts that of all parameters.",
         source="McCandlish et al. 2018, arXiv:1812.06162; Gray et al. 2024, arXiv:2411.00999",
     ),
     extended(
         name="radial_cos", of="parameter", unit="1",
         formula="<g, w> / (|g| |w|), of each matrix",
-        question="Is the loss independent of the weight's scale? Exactly 0 where a norm that removes scale follows the "
-        "weight.",
+        question="Is the loss independent of a weight's scale? Exactly 0 where a scale-invariant norm follows.",
         source="van Laarhoven 2017, arXiv:1706.05350",
     ),
     extended(
         name="adam_rms", of="parameter", unit="1",
         formula="sqrt(mean u^2) of each matrix, u = m^ / (sqrt(v^) + eps), Adam's update",
-        question="Are Adam's steps as long as the learning rate? 1 where successive gradients agree.", source="normlab",
+        question="Are Adam's updates as large as the learning rate? 1 where successive gradients agree.",
+        source="normlab",
     ),
     extended(
         name="adam_eps_frac", of="parameter", unit="1",
-        formula="share of sqrt(v^) < 10 eps in each matrix", question="Does Adam's eps determine the step?",
+        formula="share of sqrt(v^) < 10 eps in each matrix",
+        question="For what share of the parameters does Adam's eps limit the update?",
         source="Wortsman et al. 2023, arXiv:2309.14322, section 4",
     ),
     probe(
-        name="spec_norm", of="parameter", unit="of w",
+        name="spec_norm", of="parameter", unit="1",
         formula="largest singular value of each matrix",
         question="By what factor can the matrix stretch a vector at most?", source="folklore",
     ),
@@ -314,31 +334,32 @@ ENTRIES = (
 
     of_logits(
         name="logz", unit="nats", merge="mean", value=lambda z: z.logz,
-        formula="mean_N log sum_v exp z_v", question="Do the logits drift together?",
+        formula="mean_N log sum_v exp z_v",
+        question="Does log Z, the logarithm of the softmax's denominator, drift during training?",
     ),
     of_logits(
         name="logz2", unit="nats^2", merge="mean", value=lambda z: z.logz.square(),
-        formula="mean_N (log sum_v exp z_v)^2", question="How large would the z-loss be?",
+        formula="mean_N (log sum_v exp z_v)^2", question="How large would the z-loss be, before its coefficient?",
     ),
     of_logits(
         name="logit_mean", unit="nats", merge="mean", value=lambda z: z.mean,
-        formula="mean z", question="Do all logits share an offset, which costs no loss?",
+        formula="mean z", question="Do all logits share an offset, to which the loss is indifferent?",
     ),
     of_logits(
         name="logit_absmax", unit="nats", merge="max", value=lambda z: z.absmax,
-        formula="max |z|", question="How confident does the head become?",
+        formula="max |z|", question="How large do the logits become?",
     ),
 
     probe(
-        name="sharpness", of="model", unit="nats / of w^2",
+        name="sharpness", of="model", unit="nats",
         formula="largest eigenvalue of the loss's Hessian, to a relative error of about 1e-3",
-        question="How sharp is the minimum? Gradient descent hovers near 2 / learning rate.",
+        question="How large is the largest curvature of the loss? Gradient descent keeps it near 2 / learning rate.",
         source="Cohen et al. 2021, arXiv:2103.00065; by Lanczos, at most 20 products",
     ),
     probe(
-        name="sharpness_pre", of="model", unit="nats",
+        name="sharpness_pre", of="model", unit="1",
         formula="largest eigenvalue of P^(-1/2) H P^(-1/2), H the Hessian, P Adam's sqrt(v^) + eps",
-        question="How sharp is the minimum in Adam's preconditioned coordinates?",
+        question="How large is the largest curvature of the loss in Adam's preconditioned coordinates?",
         source="after Cohen et al. 2022, arXiv:2207.14484; by Lanczos, at most 20 products",
     ),
 )

@@ -28,7 +28,7 @@ class SpikeRule:
 
     name: str
     of: str
-    """The series that it applies to: loss, grad_norm or clip."""
+    """The series that it applies to: loss, grad_norm or clip_factor."""
     formula: str
     source: str
     window: int
@@ -92,7 +92,7 @@ RULES = (
         source="after published reports of the Qwen team's stress tests",
     ),
     SpikeRule(
-        name="clipped", of="clip", formula="the gradient was clipped: factor below 1", source="normlab",
+        name="clipped", of="clip_factor", formula="the gradient was clipped: factor below 1", source="normlab",
         window=1, position=0, judge=lambda windows: windows[:, 0] < 1,
     ),
 )
@@ -118,7 +118,7 @@ def count_spikes(series: Mapping[str, Series], rules: Sequence[SpikeRule] = RULE
     """Apply each rule to a run's loss, gradient norm or clip factor, up to the first step that is not finite.
 
     Args:
-        series: loss, grad_norm and clip, (S,) each, from step 0 on.
+        series: loss, grad_norm and clip_factor, (S,) each, from step 0 on.
         rules: The rules to apply.
     """
     counts = []

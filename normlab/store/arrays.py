@@ -30,7 +30,7 @@ from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import CORE, OF, TIERS
 from normlab.store.files import AppendFile, io_error, make_folder, write_atomic
 from normlab.store.reading import read_bytes, read_record
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 
 STATISTICS_FOLDER = "stats"
 """Folder of the statistics, in the run's folder."""
@@ -169,7 +169,7 @@ class StatisticsFiles:
         if cadence != recorded:
             make_folder(self.path)
             content = [{"step": first, "every": tiers} for first, tiers in cadence]
-            write_atomic(self.path / CADENCE_FILE, seal({"from": content}))
+            write_atomic(self.path / CADENCE_FILE, with_checksum({"from": content}))
 
     def missing_steps(self, before: int) -> dict[str, list[int]]:
         """Return, by tier, the steps below `before` that were measured and have no row; empty where unknown.
@@ -272,7 +272,7 @@ class StatisticsFiles:
         numbers = [int(match["part"] or 1) for match in matches if match["tier"] == tier]
         path = self._description_path(tier, max(numbers, default=0) + 1)
         make_folder(self.path)
-        write_atomic(path, seal(description(tier, layout)))
+        write_atomic(path, with_checksum(description(tier, layout)))
         return Part(path.with_suffix(".bin"), layout)
 
 

@@ -42,16 +42,13 @@ MARGIN = 1.0
 LARGEST_LOSS = 3.5e38
 """Just above the largest float32: a finite loss beyond it is not from training in float32."""
 
-RULES = {
-    STUCK: f"the final validation loss is in the band around the unigram entropy ({BAND:.0%}), and no evaluation "
-    "was below that band: the run has learned how often tokens occur, and nothing of their context",
-    REGRESSED: "an evaluation was below the band around the unigram entropy and the last one is not, or one was in the "
-    f"band and the last one is above it, or the last one is more than {BAND:.0%} above the larger of ln V and the "
-    "initial loss",
-    DIVERGED: f"the loss or gradient was NaN or infinite, or the final validation loss is more than {MARGIN:g} nat "
-    "above the larger of ln V and the initial loss",
+DESCRIPTIONS = {
+    STUCK: f"the final loss is within {BAND:.0%} of the unigram entropy: the run learned only how often tokens occur",
+    REGRESSED: "the final loss is in a worse range than the best loss",
+    DIVERGED: "the loss or gradient was NaN or infinite, or the final loss is more than "
+    f"{MARGIN:g} nat/token above ln V and the initial loss",
 }
-"""The rules as text, for tables and pages."""
+"""The outcomes in short, for notes below tables; the table above has the complete rules."""
 WHOLE_TEXT_NOTE = "baselines of the whole validation text"
 """Note on records of an older normlab; the baselines of newer ones are of the evaluated windows."""
 

@@ -20,7 +20,7 @@ from normlab.errors import StoreError
 from normlab.store.files import AppendFile, io_error, write_atomic
 from normlab.store.reading import HOW_TO_FIX, read_record, read_rows
 from normlab.store.runs import RunFolder
-from normlab.store.schema import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, SWEEPS_FOLDER, seal, to_json
+from normlab.store.schema import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, SWEEPS_FOLDER, to_json, with_checksum
 
 _TIMED_NOTE = "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
 """The note of a plan with rows of timing trials."""
@@ -44,7 +44,7 @@ FAILURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PlannedRun:
     """One run of a sweep."""
 
     run_id: str
@@ -60,8 +60,8 @@ class Pack:
 
     number: int
     """Never used for another pack of the sweep."""
-    jobs: list[int]
-    """Indices into the plan's jobs."""
+    runs: list[int]
+    """Indices into the plan's runs."""
     halved_from: int | None = None
     """The pack that ran out of memory and of which this is one half."""
 
@@ -73,7 +73,7 @@ class Plan:
     name: str
     pack: str
     """Setting `sweep.pack` that the packs were made with."""
-    jobs: list[Job]
+    runs: list[PlannedRun]
     packs: list[Pack]
     """Packs of the runs that were not completed when the plan was made."""
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -81,14 +81,14 @@ class Plan:
     memory_bytes: int | None = None
     """With sweep.pack=auto, the memory of one pack's process, which limits the size of packs."""
 
-    def jobs_of(self, pack: Pack) -> list[Job]:
-        """Return the jobs of a pack."""
-        return [self.jobs[index] for index in pack.jobs]
+    def runs_of(self, pack: Pack) -> list[PlannedRun]:
+        """Return the runs of a pack."""
+        return [self.runs[index] for index in pack.runs]
 
     def label(self, pack: Pack) -> str:
         """Return the overrides of a pack's first run, or the id if there are none, and the number of other runs."""
-        first = self.jobs[pack.jobs[0]]
-        more = f" and {len(pack.jobs) - 1} more" if len(pack.jobs) > 1 else ""
+        first = self.runs[pack.runs[0]]
+        more = f" and {len(pack.runs) - 1} more" if len(pack.runs) > 1 else ""
         return (" ".join(first.overrides) or first.run_id) + more
 
     def pack_of(self, number: int) -> Pack:
@@ -104,12 +104,12 @@ class Plan:
 
     def halve(self, pack: Pack) -> Plan:
         """Return the plan with a pack replaced by its two halves, which get new numbers."""
-        middle, first_number = len(pack.jobs) // 2, max(pack.number for pack in self.packs) + 1
-        parts = (pack.jobs[:middle], pack.jobs[middle:])
-        halves = [Pack(number, jobs, halved_from=pack.number) for number, jobs in enumerate(parts, first_number)]
+        middle, first_number = len(pack.runs) // 2, max(pack.number for pack in self.packs) + 1
+        parts = (pack.runs[:middle], pack.runs[middle:])
+        halves = [Pack(number, runs, halved_from=pack.number) for number, runs in enumerate(parts, first_number)]
         position = self.packs.index(pack)
         note = (
-            f"pack {pack.number} of {len(pack.jobs)} runs ran out of memory and is halved: its runs train in packs of "
+            f"pack {pack.number} of {len(pack.runs)} runs ran out of memory and is halved: its runs train in packs of "
             f"{len(parts[0])} and {len(parts[1])}"
         )
         packs = [*self.packs[:position], *halves, *self.packs[position + 1 :]]
@@ -148,9 +148,9 @@ def sweep_folder(results_dir: str | os.PathLike[str], name: str) -> Path:
     return Path(results_dir) / SWEEPS_FOLDER / name
 
 
-def run_of(folder: Path, job: Job) -> RunFolder:
-    """Return the folder of a job's run, in the results folder that holds the sweep's folder."""
-    return RunFolder(folder.parent.parent / RUNS_FOLDER / job.run_id)
+def run_of(folder: Path, planned: PlannedRun) -> RunFolder:
+    """Return the folder of a planned run, in the results folder that holds the sweep's folder."""
+    return RunFolder(folder.parent.parent / RUNS_FOLDER / planned.run_id)
 
 
 def lock_of(folder: Path) -> Path:
@@ -174,7 +174,10 @@ def write_plan(folder: Path, plan: Plan) -> None:
     Raises:
         StoreError: The system refused; the file is unchanged.
     """
-    write_atomic(folder / PLAN_FILE, seal(asdict(plan)))
+    record = asdict(plan)
+    for part in (record, *record["packs"]):
+        part["jobs"] = part.pop("runs")  # the stored name
+    write_atomic(folder / PLAN_FILE, with_checksum(record))
 
 
 def read_plan(folder: Path) -> Plan:
@@ -187,16 +190,16 @@ def read_plan(folder: Path) -> Plan:
     record = read_record(path)
     try:
         # An older plan has `words` in place of `overrides`.
-        key = "overrides" if all("overrides" in job for job in record["jobs"]) else "words"
-        jobs = [Job(job["run_id"], job[key], job["config"]) for job in record["jobs"]]
+        key = "overrides" if all("overrides" in run for run in record["jobs"]) else "words"
+        runs = [PlannedRun(run["run_id"], run[key], run["config"]) for run in record["jobs"]]
         # A run id is the name of a folder, never a path that leads out of the runs' folder.
-        if invalid := [job.run_id for job in jobs if not job.run_id or Path(job.run_id).name != job.run_id]:
+        if invalid := [run.run_id for run in runs if not run.run_id or Path(run.run_id).name != run.run_id]:
             raise ValueError(f"{invalid[0]!r} is not a run id")
-        packs = [Pack(**pack) for pack in record["packs"]]
-        if any(index not in range(len(jobs)) for pack in packs for index in pack.jobs):
-            raise ValueError(f"a pack has a run outside of the {len(jobs)} jobs")
+        packs = [Pack(pack["number"], pack["jobs"], pack.get("halved_from")) for pack in record["packs"]]
+        if any(index not in range(len(runs)) for pack in packs for index in pack.runs):
+            raise ValueError(f"a pack has a run outside of the {len(runs)} runs")
         notes = record.get("notes", [_TIMED_NOTE] if record.get("tried") else [])
-        return Plan(record["name"], record["pack"], jobs, packs, notes, record.get("memory_bytes"))
+        return Plan(record["name"], record["pack"], runs, packs, notes, record.get("memory_bytes"))
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: is not a valid plan ({error}); {HOW_TO_FIX[PLAN_FILE]}") from error
 
@@ -261,7 +264,7 @@ def write_queue(folder: Path, queue: Mapping[int, SubmittedPack]) -> None:
     """
     path = slurm_folder(folder) / QUEUE_FILE
     if queue:
-        write_atomic(path, seal({"packs": {str(number): asdict(pack) for number, pack in queue.items()}}))
+        write_atomic(path, with_checksum({"packs": {str(number): asdict(pack) for number, pack in queue.items()}}))
     else:
         path.unlink(missing_ok=True)
 
@@ -287,7 +290,7 @@ def write_task_outcome(folder: Path, outcome: PackOutcome) -> None:
     Raises:
         StoreError: The system refused.
     """
-    write_atomic(_task_outcome_file(folder, outcome.pack), seal(asdict(outcome)))
+    write_atomic(_task_outcome_file(folder, outcome.pack), with_checksum(asdict(outcome)))
 
 
 def read_task_outcome(folder: Path, number: int) -> PackOutcome | None:

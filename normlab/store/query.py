@@ -156,16 +156,16 @@ def _sweep(folder: Path) -> Selection:
     plan = read_plan(folder)
     name = one_line(plan.name)
     records: list[RunRecord] = []
-    for job in plan.jobs:
-        run = run_of(folder.absolute(), job)
+    for planned in plan.runs:
+        run = run_of(folder.absolute(), planned)
         if is_run(run.path):
             record = RunRecord.read(run)  # of this sweep, whichever trained it: the plan has reported other pack sizes
             records.append(replace(record, pack=replace(record.pack, sweep=name)))
         elif os.path.isdir(run.path):
-            records.append(_empty(run, job.config))
+            records.append(_empty(run, planned.config))
         else:
             problem = f"planned by the sweep {name}, not started"
-            records.append(RunRecord.parse(run, {"config": job.config}, {}, NOT_STARTED, problem))
+            records.append(RunRecord.parse(run, {"config": planned.config}, {}, NOT_STARTED, problem))
     return Selection(records, name, folder)
 
 

@@ -1,8 +1,8 @@
 """Read files of a run or a sweep that a kill or a disk error may have damaged.
 
-run.json and status.json are sealed, so any change is noticed. A row of metrics.jsonl has no hash of its own: a line
-that is no longer JSON is left out and counted. The last status of a completed run holds the number of rows and the hash
-of all of them (`RunFolder.metrics_problem`).
+run.json and status.json hold a checksum, so any change is noticed. A row of metrics.jsonl has none: a line that is no
+longer JSON is left out and counted. The last status of a completed run holds the number of rows and the hash of all of
+them (`RunFolder.metrics_problem`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from typing import Any
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error
-from normlab.store.schema import PLAN_FILE, QUEUE_FILE, RECORD_VERSION, RUN_FILE, SEAL, STATUS_FILE, decode, is_sealed
+from normlab.store.schema import (
+    CHECKSUM_KEY,
+    PLAN_FILE,
+    QUEUE_FILE,
+    RECORD_VERSION,
+    RUN_FILE,
+    STATUS_FILE,
+    decode,
+    has_valid_checksum,
+)
 
 HOW_TO_FIX = {
     RUN_FILE: "restore a copy, or delete the run's folder and run it again",
@@ -55,7 +64,7 @@ class Rows:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return the content of a sealed file, without its seal; numbers stay encoded.
+    """Return the content of a file with a checksum, without the checksum; numbers stay encoded.
 
     Raises:
         StoreError: The file is missing or damaged, or was written by a newer normlab.
@@ -69,8 +78,8 @@ def read_record(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path}: is missing; {_how_to_fix(path)}") from None
     except OSError as error:
         raise io_error(path, "read", error) from error
-    # Check the seal first: one flipped bit of the version would make the file look like a newer normlab's.
-    if not is_sealed(record):
+    # Check the checksum first: one flipped bit of the version would make the file look like a newer normlab's.
+    if not has_valid_checksum(record):
         raise _damaged(path, "its checksum does not match")
     version = record.get("version")
     if type(version) is not int or version < 1:
@@ -80,7 +89,7 @@ def read_record(path: Path) -> dict[str, Any]:
             f"{path}: has record version {version}, and this normlab reads versions 1 to {RECORD_VERSION}; "
             "update normlab"
         )
-    return {key: value for key, value in record.items() if key != SEAL}
+    return {key: value for key, value in record.items() if key != CHECKSUM_KEY}
 
 
 def read_bytes(path: Path) -> bytes:

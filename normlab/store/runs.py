@@ -37,8 +37,8 @@ from normlab.store.schema import (
     STATES,
     STATUS_FILE,
     decode,
-    seal,
     to_json,
+    with_checksum,
     with_new_names,
 )
 
@@ -90,7 +90,7 @@ class RunFolder:
         if folder.exists():
             raise StoreError(f"{folder.path}: holds a run already; resume it, or use run.fresh=true")
         make_folder(folder.path)
-        write_atomic(folder.path / RUN_FILE, seal(run))
+        write_atomic(folder.path / RUN_FILE, with_checksum(run))
         return folder
 
     def run(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class RunFolder:
         """Replace status.json; `version` and `updated` (unix time, seconds) are added."""
         if status.get("state") not in STATES:
             raise ValueError(f"state {status.get('state')!r} is none of {', '.join(STATES)}")
-        write_atomic(self.path / STATUS_FILE, seal({**status, "updated": time.time()}))
+        write_atomic(self.path / STATUS_FILE, with_checksum({**status, "updated": time.time()}))
 
     def status(self) -> dict[str, Any]:
         """Return the content of status.json, decoded; a run that has none yet is running.

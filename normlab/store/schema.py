@@ -16,7 +16,7 @@ from typing import Any
 RECORD_VERSION = 1
 """Written into run.json and status.json. Raised when an older reader would misread a newer record."""
 
-SEAL = "sha256"
+CHECKSUM_KEY = "sha256"
 """The field of run.json, status.json and a checkpoint's manifest that holds the hash of the others."""
 
 RUNS_FOLDER = "runs"
@@ -29,6 +29,9 @@ RUN_FILE = "run.json"
 STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = "lock"
+
+CLIP_FACTOR_KEY = "clip"
+"""The key of the clip factor in a training row of metrics.jsonl; `optim.clip` is the limit, not the factor."""
 
 RUNNING = "running"
 FINISHED = "finished"
@@ -102,15 +105,15 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
     return json.dumps(encode(value), allow_nan=False, indent=indent, separators=separators).encode() + b"\n"
 
 
-def seal(record: Mapping[str, Any], version: int = RECORD_VERSION) -> bytes:
-    """Return the content of a sealed file: the fields, the version, and the SHA-256 of both."""
+def with_checksum(record: Mapping[str, Any], version: int = RECORD_VERSION) -> bytes:
+    """Return a record as the content of a file: the fields, the version, and the SHA-256 of both."""
     plain = json.loads(to_json({"version": None} | dict(record) | {"version": version}))
-    return to_json({**plain, SEAL: digest(plain)}, indent=2)
+    return to_json({**plain, CHECKSUM_KEY: digest(plain)}, indent=2)
 
 
-def is_sealed(record: Mapping[str, Any]) -> bool:
-    """Whether a record is what `seal` wrote: JSON may still parse after a bit of a number flipped."""
-    return record.get(SEAL) == digest({key: value for key, value in record.items() if key != SEAL})
+def has_valid_checksum(record: Mapping[str, Any]) -> bool:
+    """Whether a record is what `with_checksum` wrote: JSON may still parse after a bit of a number flipped."""
+    return record.get(CHECKSUM_KEY) == digest({key: value for key, value in record.items() if key != CHECKSUM_KEY})
 
 
 def digest(record: Mapping[str, Any]) -> str:

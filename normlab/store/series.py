@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
-from normlab.store.schema import COMPLETED_STATES, number
+from normlab.store.schema import CLIP_FACTOR_KEY, COMPLETED_STATES, number
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-NAMES = ("step", "loss", "grad_norm", "clip")
+NAMES = ("step", "loss", "grad_norm", "clip_factor")
 
 
 def series(folder: RunFolder) -> dict[str, NDArray[np.float64]]:
@@ -39,7 +39,8 @@ def series_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64
     """Return each of `NAMES` for some training rows, (S,), in their order; NaN where a value is no number."""
     import numpy as np  # slow to import, and a summary of runs reads evaluations alone
 
-    return {name: np.array([number(row.get(name)) for row in rows], dtype=np.float64) for name in NAMES}
+    keys = {name: CLIP_FACTOR_KEY if name == "clip_factor" else name for name in NAMES}
+    return {name: np.array([number(row.get(key)) for row in rows], dtype=np.float64) for name, key in keys.items()}
 
 
 class Evaluation(NamedTuple):

@@ -97,7 +97,7 @@ class PackProcess:
 
     def __init__(self, folder: Path, plan: Plan, pack: Pack, threads: int | None, timeout_minutes: float) -> None:
         self.pack = pack
-        self._folder, self._jobs = folder, plan.jobs_of(pack)
+        self._folder, self._runs = folder, plan.runs_of(pack)
         self._timeout_minutes = timeout_minutes
         self._stopped: tuple[str, str] | None = None
         """Cause and detail of the outcome if the supervisor stopped the process."""
@@ -145,7 +145,7 @@ class PackProcess:
         cause, detail = cause_of_exit(
             code,
             self._log_tail(),
-            completed=all_completed(self._folder, self._jobs),
+            completed=all_completed(self._folder, self._runs),
             stopped=self._stopped,
             memory_kill=_memory_kills() > self._memory_kills_before,
         )
@@ -183,7 +183,7 @@ class PackProcess:
 
     def _seconds_silent(self) -> float:
         """Return the seconds since a byte was written to the log or to the record of one of the runs."""
-        runs = [plans.run_of(self._folder, job) for job in self._jobs]
+        runs = [plans.run_of(self._folder, run) for run in self._runs]
         # Replacing a file, a status or a checkpoint, changes the folder.
         paths = [path for run in runs for path in (run.path, run.metrics_path)]
         signs = [_size_and_time(path) for path in (*paths, self._log)]

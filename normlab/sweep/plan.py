@@ -16,7 +16,7 @@ from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.parts import parse_part
-from normlab.store.plans import Job, Pack, Plan, has_plan, read_plan, run_of, sweep_folder
+from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.schema import COMPLETED_STATES
 from normlab.store.status import Pack as RecordedPack
@@ -35,7 +35,7 @@ class PlannedSweep:
     plan: Plan
     folder: Path
     warnings: list[str]
-    """Warnings of the configs, and jobs that are the same run."""
+    """Warnings of the configs, and overrides that give the same run twice."""
 
 
 def make_plan(
@@ -43,15 +43,15 @@ def make_plan(
     composed: Sequence[tuple[list[str], RunConfig]],
     show_progress: Callable[[str], None] = lambda _: None,
 ) -> PlannedSweep:
-    """Return the plan of a sweep's jobs, with the packs of the stored plan if there is one. Writes nothing.
+    """Return the plan of a sweep's runs, with the packs of the stored plan if there is one. Writes nothing.
 
     Args:
         options: The sweep's.
-        composed: The overrides that the sweep varies and the config of each job, from `compose_sweep`.
+        composed: The overrides that the sweep varies and the config of each run, from `compose_sweep`.
         show_progress: Receives a line of progress.
 
     Raises:
-        ConfigError: There is no job, the jobs have several results folders or run.fresh=true, or the sweep's name is
+        ConfigError: There is no run, the runs have several results folders or run.fresh=true, or the sweep's name is
             another sweep's.
         DataError, StoreError: A corpus does not exist; an existing run or plan cannot be read.
     """
@@ -59,7 +59,7 @@ def make_plan(
     for _, config in composed:
         check_machine(config, options.slurm if options.on == "slurm" else None)
     corpora, warnings = dict[str, Corpus](), dict[str, None]()
-    jobs: dict[str, Job] = {}
+    planned: dict[str, PlannedRun] = {}
     configs: list[RunConfig] = []
     for number, (overrides, config) in enumerate(composed, 1):
         show_progress(f"planning: {number} of {len(composed)} runs")
@@ -68,20 +68,20 @@ def make_plan(
         if key not in corpora:
             corpora[key] = open_corpus(config.data)
         run_id = run_id_of(config, identity(config, resolve(config, options.has_gpu), corpora[key]))
-        if run_id in jobs:
-            first = " ".join(jobs[run_id].overrides) or "an earlier job"
-            warnings[f"{' '.join(overrides) or 'a job'}: is the same run as {first}, and is trained once"] = None
+        if run_id in planned:
+            first = " ".join(planned[run_id].overrides) or "an earlier run"
+            warnings[f"{' '.join(overrides) or 'a run'}: is the same run as {first}, and is trained once"] = None
             continue
-        jobs[run_id] = Job(run_id, list(overrides), plain_tree(config))
+        planned[run_id] = PlannedRun(run_id, list(overrides), plain_tree(config))
         configs.append(config)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
-    name = options.name or _default_name(options, list(jobs.values()))
+    name = options.name or _default_name(options, list(planned.values()))
     folder = sweep_folder(configs[0].results_dir, name)
-    plan = Plan(name, options.pack, list(jobs.values()), [])
+    plan = Plan(name, options.pack, list(planned.values()), [])
     if has_plan(folder):
         return PlannedSweep(reconcile(read_plan(folder), plan, folder), folder, list(warnings))
-    runs = [run_of(folder, job) for job in plan.jobs]
+    runs = [run_of(folder, run) for run in plan.runs]
     for run in runs:
         _check_not_in_another_pack(run, name)
     size, memory_bytes = _pack_size(options, configs)
@@ -144,7 +144,7 @@ def _existing_run_notes(runs: Sequence[RunFolder], packs: Sequence[Sequence[int]
 
 
 def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
-    """Return a plan with the packs of the stored plan of the same jobs.
+    """Return a plan with the packs of the stored plan of the same runs.
 
     A stored plan is data: the configs, and with them the plugins that are executed, come from the command's overrides.
 
@@ -152,22 +152,22 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
     does a deleted run of a pack in which others are completed, because those are not trained again for it.
 
     Raises:
-        ConfigError: The stored plan has other jobs or another `sweep.pack`.
+        ConfigError: The stored plan has other runs or another `sweep.pack`.
         StoreError: The status of a run cannot be read.
     """
     _check_same_sweep(stored, plan)
-    jobs = {job.run_id: job for job in plan.jobs}
-    stored = replace(stored, jobs=[jobs[job.run_id] for job in stored.jobs])
-    runs = [run_of(folder, job) for job in stored.jobs]
-    packed = {index for pack in stored.packs for index in pack.jobs}
+    planned = {run.run_id: run for run in plan.runs}
+    stored = replace(stored, runs=[planned[run.run_id] for run in stored.runs])
+    runs = [run_of(folder, run) for run in stored.runs]
+    packed = {index for pack in stored.packs for index in pack.runs}
     deleted = {index for index, run in enumerate(runs) if index not in packed and not is_completed(run)}
     for pack in stored.packs:
-        missing = {index for index in pack.jobs if not runs[index].exists()}
-        if missing and any(is_completed(runs[index]) for index in pack.jobs):
+        missing = {index for index in pack.runs if not runs[index].exists()}
+        if missing and any(is_completed(runs[index]) for index in pack.runs):
             deleted |= missing
     if not deleted:
         return stored
-    packs = [replace(pack, jobs=[index for index in pack.jobs if index not in deleted]) for pack in stored.packs]
+    packs = [replace(pack, runs=[index for index in pack.runs if index not in deleted]) for pack in stored.packs]
     first_number = max((pack.number for pack in stored.packs), default=0) + 1
     packs += [Pack(number, [index]) for number, index in enumerate(sorted(deleted), first_number)]
     note = f"{len(deleted)} of {len(runs)} runs were deleted since the sweep started: each is trained again, alone"
@@ -183,18 +183,18 @@ def is_completed(run: RunFolder) -> bool:
     return run.exists() and run.status()["state"] in COMPLETED_STATES
 
 
-def all_completed(folder: Path, jobs: Sequence[Job]) -> bool:
+def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:
     """Whether all runs of a pack have finished or diverged; False where a record is damaged."""
     try:
-        return all(is_completed(run_of(folder, job)) for job in jobs)
+        return all(is_completed(run_of(folder, run)) for run in runs)
     except StoreError:
         return False  # the process that resumes the run reports the damage
 
 
-def tokens_of(job: Job) -> int:
+def tokens_of(run: PlannedRun) -> int:
     """Return the number of tokens that a run trains on."""
-    train = job.config["train"]
-    return train["steps"] * train["batch_size"] * job.config["model"]["context"]
+    train = run.config["train"]
+    return train["steps"] * train["batch_size"] * run.config["model"]["context"]
 
 
 def _check_configs(configs: Sequence[RunConfig]) -> None:
@@ -208,12 +208,12 @@ def _check_configs(configs: Sequence[RunConfig]) -> None:
         raise ConfigError(f"results_dir={','.join(sorted(folders))}: a sweep has one results folder; give one")
 
 
-def _default_name(options: SweepOptions, jobs: Sequence[Job]) -> str:
+def _default_name(options: SweepOptions, runs: Sequence[PlannedRun]) -> str:
     """Return the varied options and a hash of the runs: the same overrides find the same sweep."""
     keys = dict.fromkeys(
-        override.partition("=")[0].lstrip("+").rpartition(".")[2] for job in jobs for override in job.overrides
+        override.partition("=")[0].lstrip("+").rpartition(".")[2] for run in runs for override in run.overrides
     )
-    content = json.dumps([sorted(job.run_id for job in jobs), options.pack])
+    content = json.dumps([sorted(run.run_id for run in runs), options.pack])
     prefix = ".".join(keys)[:_LONGEST_KEYS].rstrip(".") or "sweep"
     return f"{prefix}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
@@ -230,7 +230,7 @@ def _check_not_in_another_pack(run: RunFolder, name: str) -> None:
 
 
 def _check_same_sweep(stored: Plan, plan: Plan) -> None:
-    stored_runs, runs = ({job.run_id for job in each.jobs} for each in (stored, plan))
+    stored_runs, runs = ({run.run_id for run in each.runs} for each in (stored, plan))
     if stored_runs != runs:
         raise ConfigError(
             f"sweep.name={stored.name}: is the name of a sweep of {len(stored_runs)} runs; these overrides make "

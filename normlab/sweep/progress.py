@@ -18,7 +18,7 @@ from normlab.report.runs_table import row_of
 from normlab.report.tables import render
 from normlab.store import schema
 from normlab.store.outcome import OUTCOMES, REGRESSED, STUCK, final_losses
-from normlab.store.plans import FAILURES, FINISHED, Job, Pack, PackOutcome, Plan, log_of, run_of
+from normlab.store.plans import FAILURES, FINISHED, Pack, PackOutcome, Plan, PlannedRun, log_of, run_of
 from normlab.store.reading import read_last_row
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
@@ -40,14 +40,14 @@ WAITING, RUNNING, STOPPED = "waiting", "running", "stopped"
 
 def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
     """Yield a sweep's name, runs, packs, notes and tokens; and, if asked to, a table of the packs to train."""
-    left = {index for index, job in enumerate(plan.jobs) if not is_completed(run_of(folder, job))}
-    packs = [pack for pack in plan.packs if left.intersection(pack.jobs)]
-    completed = len(plan.jobs) - len(left)
+    left = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(folder, run))}
+    packs = [pack for pack in plan.packs if left.intersection(pack.runs)]
+    completed = len(plan.runs) - len(left)
     yield f"sweep   {plan.name}"
     note = f", {completed} of them completed already: not trained again" if completed else ""
-    yield f"runs    {len(plan.jobs)}{note}"
+    yield f"runs    {len(plan.runs)}{note}"
     if left:
-        largest = max((len(pack.jobs) for pack in packs), default=0)
+        largest = max((len(pack.runs) for pack in packs), default=0)
         size = f"up to {largest} runs" if largest > 1 else "one run each"
         yield f"packs   {len(packs)}, {size} (sweep.pack={plan.pack})"
     else:
@@ -55,13 +55,13 @@ def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
     for note in plan.notes:
         yield f"note    {note}"
     if left:
-        yield f"tokens  {sum(tokens_of(plan.jobs[index]) for index in left):,} to train on"
+        yield f"tokens  {sum(tokens_of(plan.runs[index]) for index in left):,} to train on"
     if with_packs and packs:
         rows = [
             {
                 "pack": pack.number,
-                "runs": len(pack.jobs),
-                "tokens": f"{sum(map(tokens_of, plan.jobs_of(pack))):,}",
+                "runs": len(pack.runs),
+                "tokens": f"{sum(map(tokens_of, plan.runs_of(pack))):,}",
                 "overrides": plan.label(pack),
             }
             for pack in packs
@@ -74,8 +74,8 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
 
     With many runs the table shows only failed, diverged, regressed, stuck and damaged ones.
     """
-    failures = {index: failed[pack.number] for pack in plan.packs if pack.number in failed for index in pack.jobs}
-    rows = [_result_row(run_of(folder, job), job, failures.get(index)) for index, job in enumerate(plan.jobs)]
+    failures = {index: failed[pack.number] for pack in plan.packs if pack.number in failed for index in pack.runs}
+    rows = [_result_row(run_of(folder, run), run, failures.get(index)) for index, run in enumerate(plan.runs)]
     unusual = (*FAILURES, STUCK, REGRESSED, schema.DIVERGED, schema.DAMAGED)
     yield render([row for row in rows if len(rows) <= MOST_LINES or row["state"] in unusual])
     states = Counter[str]()
@@ -84,7 +84,7 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
         left = "failed" if index in failures else "left to train"
         states[state if state in (*OUTCOMES, schema.DAMAGED) else left] += 1
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    yield f"{plan.name}: {_count(len(plan.jobs), 'run')}, {counts}"
+    yield f"{plan.name}: {_count(len(plan.runs), 'run')}, {counts}"
     for number, outcome in sorted(failed.items()):
         log = os.path.relpath(log_of(folder, number))
         label = plan.label(plan.pack_of(number))
@@ -96,18 +96,18 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
     yield f"normlab summarize {plan.name if folder.parent.parent == Path('results') else folder}"
 
 
-def _result_row(run: RunFolder, job: Job, failure: PackOutcome | None) -> dict[str, Any]:
+def _result_row(run: RunFolder, planned: PlannedRun, failure: PackOutcome | None) -> dict[str, Any]:
     entry = RunRecord.read(run) if run.exists() else None
     row = row_of(entry) if entry else {}
     state, note = row.get("state", WAITING), entry.problem if entry else ""
     if failure is not None and state not in OUTCOMES:
         state, note = failure.cause, f"{FAILURES[failure.cause]}: {failure.detail}"
     return {
-        "run": " ".join(job.overrides) or job.run_id,
-        "id": job.run_id,
+        "run": " ".join(planned.overrides) or planned.run_id,
+        "id": planned.run_id,
         "state": "running elsewhere" if state == schema.RUNNING else state,
         **{key: row.get(key) for key in ("step", "val_loss", "last_val_loss")},
-        "steps": job.config["train"]["steps"],
+        "steps": planned.config["train"]["steps"],
         "note": note,
     }
 
@@ -123,12 +123,12 @@ class PackProgress:
     """
 
     def __init__(self, folder: Path, plan: Plan, pack: Pack, state: str = WAITING) -> None:
-        jobs = plan.jobs_of(pack)
-        self.steps: int = jobs[0].config["train"]["steps"]
-        self.cost = sum(map(_cost, jobs))
+        runs = plan.runs_of(pack)
+        self.steps: int = runs[0].config["train"]["steps"]
+        self.cost = sum(map(_cost, runs))
         """Relative cost of the whole pack: tokens times weights, summed over its runs."""
         self.label = plan.label(pack)
-        self._runs = [run_of(folder, job) for job in jobs]
+        self._runs = [run_of(folder, run) for run in runs]
         self.start(state)
 
     def start(self, state: str = RUNNING) -> None:
@@ -319,6 +319,6 @@ def _progress(run: RunFolder) -> tuple[str, float, float | None]:
     return state, step, final_losses(state, schema.number(status.get("val_loss")))[0]
 
 
-def _cost(job: Job) -> float:
-    model = job.config["model"]
-    return tokens_of(job) * model["width"] * (model["depth"] * 12 * model["width"] + 512)
+def _cost(run: PlannedRun) -> float:
+    model = run.config["model"]
+    return tokens_of(run) * model["width"] * (model["depth"] * 12 * model["width"] + 512)

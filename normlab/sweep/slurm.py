@@ -112,7 +112,7 @@ class SlurmExecutor:
         packs = {pack.number: pack for pack in plan.packs}
         for number, state in self._ended(0.0 if at_once else GONE_FOR_S).items():
             if number in packs:  # otherwise the pack was halved already
-                completed = all_completed(self._folder, plan.jobs_of(packs[number]))
+                completed = all_completed(self._folder, plan.runs_of(packs[number]))
                 written = plans.read_task_outcome(self._folder, number)
                 yield written or _outcome_of_state(number, state, completed=completed)
             del self._queue[number]

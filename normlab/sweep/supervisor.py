@@ -157,7 +157,7 @@ class _Supervisor:
     def _halve_after(self, outcome: PackOutcome) -> list[Pack]:
         """Replace a pack of several runs that ran out of memory by its halves, in the plan, and return these."""
         pack = self.plan.pack_of(outcome.pack)
-        if outcome.cause != MEMORY or len(pack.jobs) < 2:
+        if outcome.cause != MEMORY or len(pack.runs) < 2:
             return []
         plan = self.plan.halve(pack)
         plans.write_plan(self.folder, plan)
@@ -165,7 +165,7 @@ class _Supervisor:
         return [half for half in plan.packs if half.halved_from == pack.number]
 
     def _is_completed(self, pack: Pack) -> bool:
-        return all_completed(self.folder, self.plan.jobs_of(pack))
+        return all_completed(self.folder, self.plan.runs_of(pack))
 
 
 @contextmanager

@@ -56,18 +56,18 @@ def _train(folder: Path, number: int) -> int:
     from normlab.train import run as training
 
     plan = read_plan(folder)
-    jobs = plan.jobs_of(plan.pack_of(number))
+    runs = plan.runs_of(plan.pack_of(number))
     norms.load_all()
     placements.load_all()
     results, configs = folder.parent.parent, []
-    for job in jobs:
-        load_plugins(job.config["plugins"])
-        config = config_from_record(job.config)
+    for run in runs:
+        load_plugins(run.config["plugins"])
+        config = config_from_record(run.config)
         if os.path.realpath(config.results_dir) != os.path.realpath(results):  # the folder was moved
             config.results_dir = str(results)
         configs.append(config)
-    _wait_until_inactive([run_of(folder, job) for job in jobs])
-    pack = {"sweep": plan.name, "number": number, "runs": [job.run_id for job in jobs]}
+    _wait_until_inactive([run_of(folder, run) for run in runs])
+    pack = {"sweep": plan.name, "number": number, "runs": [run.run_id for run in runs]}
     outcomes = training.train_pack(configs, pack=pack, ends_process=True)
     stopped = next((outcome.signal for outcome in outcomes if outcome.signal), None)
     return 128 + stopped if stopped else 0

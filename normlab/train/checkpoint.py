@@ -1,8 +1,8 @@
 """Checkpoints: tensors and JSON, nothing that can execute; written atomically.
 
 A checkpoint is a folder `step_00000200/` with `state.safetensors`, `meta.json` and `manifest.json`. The manifest holds
-the length and the SHA-256 of the other two, has a seal like run.json, and is written last. The folder has a temporary
-name until everything in it has reached the disk.
+the length and the SHA-256 of the other two, has a checksum like run.json, and is written last. The folder has a
+temporary name until everything in it has reached the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error, sync
 from normlab.store.reading import LARGEST_RECORD
-from normlab.store.schema import SEAL, decode, is_sealed, seal, to_json, with_new_names
+from normlab.store.schema import CHECKSUM_KEY, decode, has_valid_checksum, to_json, with_checksum, with_new_names
 
 FOLDER = "checkpoints"
 """The name of the folder of checkpoints in a run's folder."""
@@ -89,7 +89,7 @@ def save(
         parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
             sync(temporary / name)
-        (temporary / "manifest.json").write_bytes(seal({"step": step, "files": parts}, VERSION))
+        (temporary / "manifest.json").write_bytes(with_checksum({"step": step, "files": parts}, VERSION))
         sync(temporary / "manifest.json")
         sync(temporary)
         if final.exists():
@@ -128,8 +128,8 @@ def read(folder: Path, step: int) -> Checkpoint:
     path = folder / f"step_{step:08d}"
     try:
         manifest = from_json(read_at_most(path / "manifest.json", LARGEST_RECORD))
-        # Old manifests have no seal and version 1: any other version without a seal is damage.
-        if not is_sealed(manifest) and (SEAL in manifest or manifest["version"] != 1):
+        # Old manifests have no checksum and version 1: any other version without a checksum is damage.
+        if not has_valid_checksum(manifest) and (CHECKSUM_KEY in manifest or manifest["version"] != 1):
             raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its checksum does not match)")
         if type(manifest["version"]) is not int or manifest["version"] < 1:
             raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its version is {manifest['version']!r})")

@@ -38,7 +38,7 @@ from normlab.store.query import resolve_run
 from normlab.store.reading import LARGEST_TOKENIZER
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.store.schema import RUN_FILE
+from normlab.store.schema import CLIP_FACTOR_KEY, RUN_FILE
 from normlab.train import checkpoint
 from normlab.train.identity import versions
 from normlab.train.prepare import PLUGINS, TOKENIZER_FILE
@@ -144,7 +144,7 @@ class LoadedRun:
         # The last line of a run that is running, or was killed, may be incomplete.
         if missing := record.damaged - record.torn:
             notify(f"{self.folder.metrics_path}: damaged rows, left out: {missing}")
-        return pd.DataFrame(record.rows)
+        return pd.DataFrame(record.rows).rename(columns={CLIP_FACTOR_KEY: "clip_factor"})
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

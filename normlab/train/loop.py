@@ -58,7 +58,7 @@ class Loop:
     step: Step = field(init=False)
     batches: Batches | StackedBatches = field(init=False)
     validation: Validation = field(init=False)
-    schedule: StatisticsSchedule = field(init=False)
+    statistics_schedule: StatisticsSchedule = field(init=False)
     _pending: list[StepOutput] = field(default_factory=list)
     """The outputs of steps whose rows are not written yet."""
 
@@ -88,7 +88,7 @@ class Loop:
         # Decided from the model's own parameters: stacked ones have an axis more.
         decayed = [name for name, p in self.runner.model.named_parameters() if is_decayed(config.optim, p)]
         optimizer = Optimizer(config.optim, self.runner.params, decayed)
-        self.schedule = StatisticsSchedule(
+        self.statistics_schedule = StatisticsSchedule(
             config, self.runner, optimizer, self.validation, self.runs[0].record_statistics
         )
         self.step = Step(
@@ -98,7 +98,7 @@ class Loop:
             clip=self._clip(),
             autocast=self.settings.autocast(),
             project=config.placement.project if projects(config.placement) else None,
-            measure=self.schedule.measure,
+            measure=self.statistics_schedule.measure,
         )
 
     @property
@@ -177,7 +177,7 @@ class Loop:
         self._write_status()
         start = time.perf_counter()
         while self.step_count < steps and stop.received is None:
-            start += self.schedule.before_step(self.step_count)
+            start += self.statistics_schedule.before_step(self.step_count)
             self._pending.append(self.take_step(self.step_count))
             self.step_count += 1
             evaluation_due, checkpoint_due = self._due(self.step_count)
@@ -194,7 +194,7 @@ class Loop:
             if evaluation_due:
                 self._evaluate()
             if self.step_count == steps:
-                self.schedule.probe_if_due(steps)
+                self.statistics_schedule.probe_if_due(steps)
             if checkpoint_due:
                 self.save()
             if evaluation_due or checkpoint_due:
@@ -208,7 +208,9 @@ class Loop:
         # A norm that draws random numbers in its forward draws the same ones after a resume.
         torch.manual_seed(derive_seed(self.config.seed, f"step/{step}") % 2**63)
         tokens, targets = self.batches.batch(step)
-        return self.step(tokens, targets, self._hyperparameters(step), measured=self.schedule.is_measured(step))
+        return self.step(
+            tokens, targets, self._hyperparameters(step), measured=self.statistics_schedule.is_measured(step)
+        )
 
     def _due(self, step: int) -> tuple[bool, bool]:
         """Return whether an evaluation and a checkpoint are due after `step` updates."""
@@ -222,7 +224,7 @@ class Loop:
         """Copy the measurements of the pending steps from the device, at once, and write them to the record."""
         first, run_count, step_count = self.step_count - len(self._pending), len(self.runs), len(self._pending)
         scalars = [
-            torch.stack([out.loss, out.grad_norm, out.clip, out.alive.to(out.loss.dtype)]).flatten()
+            torch.stack([out.loss, out.grad_norm, out.clip_factor, out.alive.to(out.loss.dtype)]).flatten()
             for out in self._pending
         ]
         measured = {step: out.measured for step, out in enumerate(self._pending, first) if out.measured is not None}
@@ -247,7 +249,7 @@ class Loop:
         """Yield the core statistics of a run's measured steps, up to the step that diverged."""
         for step, measurement in measured.items():
             if run.diverged is None or step <= run.progress.step:
-                yield self.schedule.profiles(step, measurement, values[: len(measurement.columns)])
+                yield self.statistics_schedule.profiles(step, measurement, values[: len(measurement.columns)])
             values = values[len(measurement.columns) :]
 
     def _evaluate(self) -> None:

@@ -28,7 +28,7 @@ class StepOutput:
     """Nats per token, shape (...R), before the update."""
     grad_norm: Tensor
     """L2 norm of the whole gradient before clipping, shape (...R)."""
-    clip: Tensor
+    clip_factor: Tensor
     """Factor that clipping multiplied the gradient by, at most 1, shape (...R)."""
     alive: Tensor
     """Whether the update was made: false from the first non-finite loss or gradient on, shape (...R)."""

@@ -14,6 +14,7 @@ from normlab.errors import StoreError, notify
 from normlab.stats.profiles import Profiles
 from normlab.store.parts import parse_part, part_to_json
 from normlab.store.runs import RunFolder
+from normlab.store.schema import CLIP_FACTOR_KEY
 from normlab.store.status import Divergence, Pack, Status, StepNumbers
 from normlab.tracking.base import Row, Tracker
 from normlab.train import checkpoint
@@ -77,9 +78,10 @@ class TrainingRun:
             scalars: For each step the loss, the gradient norm, the clip factor, and whether the update was made.
         """
         rows: list[dict[str, Any]] = []
-        for step, (loss, grad_norm, clip, alive) in enumerate(scalars, first):
+        for step, (loss, grad_norm, clip_factor, alive) in enumerate(scalars, first):
             lr = learning_rate(self.config.optim, self.config.train.steps, step)
-            rows.append({"kind": "train", "step": step, "loss": loss, "grad_norm": grad_norm, "clip": clip, "lr": lr})
+            values = {"loss": loss, "grad_norm": grad_norm, CLIP_FACTOR_KEY: clip_factor, "lr": lr}
+            rows.append({"kind": "train", "step": step, **values})
             if not alive:
                 # The update was not made: the state is that after `step` updates.
                 self.diverged = Divergence(step, loss, grad_norm, last_finite=self.last_finite)

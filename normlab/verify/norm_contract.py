@@ -77,7 +77,7 @@ def parameter_check(norm: NormConfig, subject: str) -> Check:
         declared = eval(norm.parameters, {"__builtins__": {}}, {"D": width})  # noqa: S307
     except Exception as error:  # a plugin's expression may raise anything
         declared = error
-    return check_equal(subject, f"learns {norm.parameters} numbers", declared, count, f"at D = {width}")
+    return check_equal(subject, f"parameters: {norm.parameters}", declared, count, f"at D = {width}")
 
 
 def options_check(norm: NormConfig, subject: str, width: int) -> Check:
@@ -173,7 +173,7 @@ def start_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
     for absent in declared.keys() - seen:
         largest.fail(f"expected {absent}, which is in `initial_values`, found no options that give the norm one")
     if declared:
-        yield largest.check(subject, "starts where it declares")
+        yield largest.check(subject, "has its declared initial values")
 
 
 def _expression(value: Tensor, width: int) -> str:

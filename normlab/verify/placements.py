@@ -128,10 +128,10 @@ def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
             if name in declared or value not in of_norms:
                 names.add(name)
         if names != declared.keys():
-            yield check_equal(subject, "learns what it declares", sorted(declared), sorted(names))
+            yield check_equal(subject, "declares every parameter", sorted(declared), sorted(names))
             return
     if declared:
-        yield largest.check(subject, "starts where it declares")
+        yield largest.check(subject, "has its declared initial values")
 
 
 def factor_check(placement: Placement, subject: str) -> Iterator[Check]:

@@ -2,9 +2,9 @@
 
 The transcriptions keep the names and the order of operations of the articles:
 
-- 000: the tutorial page "Normalization" (normalisation before each block of a transformer);
-- 001: the tutorial "Normalization" (Z-score, min-max, batch norm and layer norm);
-- 003: Nikiema 2025, "Normalization in Transformers";
+- 000: an unsigned article "Normalization" (normalisation before each block of a transformer);
+- 001: an unsigned article on normalisation (Z-score, min-max, batch norm and layer norm);
+- 003: Nikiema 2025, "Normalization in Transformers" (blog post);
 - 004: the article "Layer Normalization: normalizing across features for sequence models and Transformers".
 """
 

@@ -15,8 +15,8 @@ from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.report.cells_table import summarize_by
 from normlab.report.cells_text import notes, render_cells, table_rows
 from normlab.report.results import MAX_DAMAGED
-from normlab.store.plans import Job, Plan, sweep_folder, write_plan
-from normlab.store.schema import seal
+from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
+from normlab.store.schema import with_checksum
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def test_damaged_runs_are_left_out_with_a_warning(make, tmp_path):
         lambda content: content[: len(content) // 2],
         lambda content: content.replace(b'"state": "finished"', b'"state": "finisied"'),
         lambda content: content.replace(b'"val_loss": 2.0', b'"val_loss": 1.0'),
-        lambda content: seal({"state": "finished", "step": 100}),
+        lambda content: with_checksum({"state": "finished", "step": 100}),
     ],
     ids=["empty", "cut", "flipped state", "flipped loss", "no loss"],
 )
@@ -397,7 +397,7 @@ def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path,
     (tmp_path / "runs").rename(results / "runs")
     sweep = sweep_folder(results, "mine")
     sweep.mkdir(parents=True)
-    jobs = [Job(run_id, [], {}) for run_id in (first.run_id, second.run_id, "later")]
+    jobs = [PlannedRun(run_id, [], {}) for run_id in (first.run_id, second.run_id, "later")]
     write_plan(sweep, Plan("mine", "off", jobs, []))
     monkeypatch.chdir(tmp_path)
     for path in ("mine", sweep):
@@ -434,7 +434,7 @@ def test_summarize_command(make, tmp_path, run_command):
 def test_plan_with_a_path_as_run_id_is_an_error(run_id, tmp_path):
     sweep = sweep_folder(tmp_path, "mine")
     sweep.mkdir(parents=True)
-    write_plan(sweep, Plan("mine", "off", [Job(run_id, [], {})], []))
+    write_plan(sweep, Plan("mine", "off", [PlannedRun(run_id, [], {})], []))
     with pytest.raises(StoreError, match="is not a run id"):
         summarize_by(sweep, ["norm"])
 

@@ -53,7 +53,7 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
     code, out, err = command("it's peri", "resid_rms")
     assert (code, err) == (0, "")
     about, head, _, *lines = out.splitlines()
-    assert about.startswith("resid_rms = sqrt(mean x^2) [of x]; of the stream that enters a block, and the head. ")
+    assert about.startswith("resid_rms = sqrt(mean x^2) [1]; of the stream that enters a block, and the head. ")
     assert head.split("  ")[0] == "layer"
     assert all(f"step {step}" in head for step in (0, 10, 20))
     (profiles,), _ = run.statistics.read("core")

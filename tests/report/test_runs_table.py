@@ -9,7 +9,7 @@ import pytest
 from normlab.errors import StoreError
 from normlab.report.runs_table import COLUMNS, summarize
 from normlab.report.tables import FORMATS, render
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 
 
 def test_row_has_settings_and_losses(make_run, tmp_path):
@@ -78,7 +78,7 @@ def test_unfinished_runs_have_a_state_and_a_note(make_run, tmp_path):
     newer = make_run("old").path / "run.json"
     record = json.loads(newer.read_text())
     del record["sha256"]
-    newer.write_bytes(seal(record, version=99))
+    newer.write_bytes(with_checksum(record, version=99))
     rows = {row["id"]: row for row in summarize(tmp_path)}
     assert {run_id: row["state"] for run_id, row in rows.items()} == {
         "diverged": "diverged",

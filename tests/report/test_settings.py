@@ -8,9 +8,9 @@ import pytest
 
 from normlab.report.cells_table import summarize_by
 from normlab.report.results import comparability_warnings, read_results
-from normlab.store.plans import Job, Plan, read_plan, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, read_plan, sweep_folder, write_plan
 from normlab.store.record import RunRecord
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 
 OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]
 ACROSS_SWEEPS = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "second", "runs": ["d"]}]
@@ -39,7 +39,7 @@ def test_a_sweep_does_not_warn_of_pack_sizes_that_its_plan_has_reported(make_run
     """It reuses the packed run of another sweep; both in one selection of folders are reported."""
     for seed, pack in enumerate(ACROSS_SWEEPS):
         make_run(f"run{seed}", seed=seed, run={"pack": pack})
-    jobs = [Job(f"run{seed}", [], {}) for seed in range(len(ACROSS_SWEEPS))]
+    jobs = [PlannedRun(f"run{seed}", [], {}) for seed in range(len(ACROSS_SWEEPS))]
     sweep = sweep_folder(tmp_path, "second")
     sweep.mkdir(parents=True)
     write_plan(sweep, Plan("second", "off", jobs, []))
@@ -53,5 +53,5 @@ def test_a_sweep_does_not_warn_of_pack_sizes_that_its_plan_has_reported(make_run
 def test_an_older_plan_is_read(tmp_path) -> None:
     """Its jobs have `words`, which are empty in a sweep of one run."""
     jobs = [{"run_id": "a", "words": [], "config": {}}]
-    (tmp_path / "plan.json").write_bytes(seal({"name": "old", "pack": "off", "jobs": jobs, "packs": []}))
-    assert read_plan(tmp_path).jobs == [Job("a", [], {})]
+    (tmp_path / "plan.json").write_bytes(with_checksum({"name": "old", "pack": "off", "jobs": jobs, "packs": []}))
+    assert read_plan(tmp_path).runs == [PlannedRun("a", [], {})]

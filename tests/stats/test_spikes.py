@@ -59,7 +59,7 @@ def series(steps: int) -> dict[str, np.ndarray]:
     grad_norm = np.exp(0.3 * generator.standard_normal(steps)) * base
     grad_norm[::211] *= 8
     grad_norm[500::3000] *= 1e8
-    return {"loss": loss, "grad_norm": grad_norm, "clip": np.minimum(1, 3 / grad_norm)}
+    return {"loss": loss, "grad_norm": grad_norm, "clip_factor": np.minimum(1, 3 / grad_norm)}
 
 
 @pytest.mark.exhaustive
@@ -84,7 +84,7 @@ def test_long_series_is_judged_in_chunks() -> None:
 
 
 def test_constant_series_has_no_spikes_and_diverged_series_is_cut() -> None:
-    quiet = {"loss": np.full(3000, 2.5), "grad_norm": np.full(3000, 0.5), "clip": np.ones(3000)}
+    quiet = {"loss": np.full(3000, 2.5), "grad_norm": np.full(3000, 0.5), "clip_factor": np.ones(3000)}
     assert [result.spikes for result in count_spikes(quiet)] == [[]] * len(RULES)
     broken = series(600)
     broken["loss"][500] = math.nan
@@ -105,6 +105,6 @@ def test_huge_value_does_not_affect_later_windows() -> None:
 
 def test_skipped_step_is_not_judged() -> None:
     given = series(20)
-    given["grad_norm"][7], given["clip"][:], given["clip"][7] = math.inf, 0.5, 0.0
+    given["grad_norm"][7], given["clip_factor"][:], given["clip_factor"][7] = math.inf, 0.5, 0.0
     (found,) = (result for result in count_spikes(given) if result.rule.name == "clipped")
     assert (found.spikes, found.scored) == (list(range(7)), 7)

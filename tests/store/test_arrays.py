@@ -79,7 +79,7 @@ def test_numpy_reads_rows_by_their_description(stored: StatisticsFiles) -> None:
     assert rows["values"][0][names.index(("norm_in_rms", "attn.in", 1))] == 0.375
     assert description["statistics"]["resid_rms"]["formula"] == STATISTICS["resid_rms"].formula
     assert description["statistics"].keys() == {"resid_rms", "norm_in_rms", "grad_norm"}
-    assert {entry["unit"] for entry in description["statistics"].values()} == {"of x", "nats / of w"}
+    assert {entry["unit"] for entry in description["statistics"].values()} == {"1", "nats"}
 
 
 def test_file_of_terabytes_is_not_read(stored: StatisticsFiles) -> None:

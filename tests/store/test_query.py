@@ -8,7 +8,7 @@ import pytest
 from normlab.errors import StoreError
 from normlab.store.query import find_runs, resolve_run
 from normlab.store.runs import RunFolder
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 
 
 def make(results, run_id: str, name: str | None = None) -> RunFolder:
@@ -51,7 +51,7 @@ def test_other_folders_are_left_out(results):
 def test_damaged_runs_are_found_with_their_problem(results):
     runs = results / "runs"
     (runs / "aa11" / "run.json").write_text("garbage")
-    (runs / "aa22" / "status.json").write_text(seal({}, version=9).decode())
+    (runs / "aa22" / "status.json").write_text(with_checksum({}, version=9).decode())
     (runs / "bb33" / "run.json").unlink()
     first, second, third = find_runs(results)
     assert [entry.state for entry in (first, second, third)] == ["damaged"] * 3

@@ -12,7 +12,7 @@ import pytest
 
 from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 
 WRITER = """
 import os, sys
@@ -116,7 +116,7 @@ def test_unknown_state_is_a_value_error(folder):
 
 @pytest.mark.parametrize("name", ["run.json", "status.json"])
 def test_newer_version_is_an_error(folder, name):
-    (folder.path / name).write_bytes(seal({"state": "finished"}, version=2))
+    (folder.path / name).write_bytes(with_checksum({"state": "finished"}, version=2))
     read = folder.run if name == "run.json" else folder.status
     with pytest.raises(StoreError, match=rf"{name}: has record version 2, .* reads versions 1 to 1; update"):
         read()

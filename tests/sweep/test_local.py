@@ -128,7 +128,7 @@ def test_dead_supervisor_and_ctrl_c_leave_no_process_and_lose_no_step(overrides:
         return subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
 
     def runs() -> list[RunFolder]:
-        return [run_of(folder, job) for job in read_plan(folder).jobs]
+        return [run_of(folder, job) for job in read_plan(folder).runs]
 
     parent = begin()
     wait_for(lambda: (folder / "plan.json").exists() and all(run.size() > 20_000 for run in runs()))
@@ -199,8 +199,8 @@ class FakePopen:
     def __init__(self, command: list[str], *, stdout: IO[bytes], **options: Any) -> None:
         self.folder, self.log = Path(command[-2]), stdout
         plan = read_plan(self.folder)
-        self.jobs = plan.jobs_of(plan.pack_of(int(command[-1])))
-        seeds = [job.config["seed"] for job in self.jobs]
+        self.runs = plan.runs_of(plan.pack_of(int(command[-1])))
+        seeds = [job.config["seed"] for job in self.runs]
         self.way = next((self.ways[seed] for seed in seeds if seed in self.ways), "finish")
         if self.way == "memory" and len(seeds) == 1:
             self.way = "finish"
@@ -217,7 +217,7 @@ class FakePopen:
         if not self.stopped and (self.polls < 3 or self.way in ("hang", "signal")):
             return None
         if self.way == "finish":
-            for job in self.jobs:
+            for job in self.runs:
                 run = RunFolder.create(run_of(self.folder, job).path, {"run_id": job.run_id})
                 run.write_status({"state": "finished"})
         type(self).running -= 1
@@ -256,7 +256,7 @@ def test_pack_that_runs_out_of_memory_is_halved(fake_sweep: Callable[..., Any]) 
     ]  # fmt: skip
     plan = read_plan(folder)
     assert plan == outcome.plan
-    assert [(pack.number, pack.jobs, pack.halved_from) for pack in plan.packs] == [
+    assert [(pack.number, pack.runs, pack.halved_from) for pack in plan.packs] == [
         (3, [0], 1), (5, [1], 4), (6, [2], 4), (2, [3, 4], None),
     ]  # fmt: skip
 
@@ -281,20 +281,20 @@ def test_failed_pack_waits_for_retry_failed(fake_sweep: Callable[..., Any]) -> N
 def test_deleted_run_is_trained_again(fake_sweep: Callable[..., Any]) -> None:
     fake_sweep("seed=0,1", ways={})
     outcome, _, folder = fake_sweep("seed=0,1,2", "sweep.name=y", ways={})
-    assert [pack.jobs for pack in outcome.plan.packs] == [[2]]
-    shutil.rmtree(run_of(folder, outcome.plan.jobs[1]).path)
+    assert [pack.runs for pack in outcome.plan.packs] == [[2]]
+    shutil.rmtree(run_of(folder, outcome.plan.runs[1]).path)
     outcome, events, _ = fake_sweep("seed=0,1,2", "sweep.name=y", ways={})
-    assert [(pack.number, pack.jobs) for pack in outcome.plan.packs] == [(1, [2]), (2, [1])]
+    assert [(pack.number, pack.runs) for pack in outcome.plan.packs] == [(1, [2]), (2, [1])]
     assert events == [("start", [2], 1, []), ("started", 2), ("finished", 2, []), "finish"]
     assert read_plan(folder) == outcome.plan
 
 
 def test_deleted_run_of_a_pack_is_trained_alone(fake_sweep: Callable[..., Any]) -> None:
     outcome, _, folder = fake_sweep("seed=range(3)", "sweep.pack=3", ways={})
-    deleted, *others = outcome.plan.jobs
+    deleted, *others = outcome.plan.runs
     shutil.rmtree(run_of(folder, deleted).path)
     outcome, events, _ = fake_sweep("seed=range(3)", "sweep.pack=3", ways={})
-    assert [(pack.number, pack.jobs) for pack in outcome.plan.packs] == [(1, [1, 2]), (2, [0])]
+    assert [(pack.number, pack.runs) for pack in outcome.plan.packs] == [(1, [1, 2]), (2, [0])]
     assert events == [("start", [2], 1, []), ("started", 2), ("finished", 2, []), "finish"]
     assert all(run_of(folder, job).state() == "finished" for job in (deleted, *others))
 

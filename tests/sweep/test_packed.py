@@ -39,12 +39,12 @@ def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
     assert run_command(*SWEEP, *overrides)[0] == 0
     folder = sweep_folder(tmp_path / "results", "packed")
     plan, runs = read_plan(folder), runs_of(tmp_path / "results")
-    assert [len(pack.jobs) for pack in plan.packs] == [2, 2, 2, 2]
+    assert [len(pack.runs) for pack in plan.packs] == [2, 2, 2, 2]
     assert [end.cause for end in read_outcomes(folder)] == ["finished"] * 4
     assert len(runs) == 8
     for pack in plan.packs:
-        ids = [job.run_id for job in plan.jobs_of(pack)]
-        for job in plan.jobs_of(pack):
+        ids = [job.run_id for job in plan.runs_of(pack)]
+        for job in plan.runs_of(pack):
             pack_record = runs[job.run_id].run().get("pack")
             assert pack_record == ({"sweep": "packed", "number": pack.number, "runs": ids} if len(ids) > 1 else None)
             alone = train(compose_run([*overrides, *job.overrides, f"results_dir={tmp_path / 'alone'}"]), trackers=[])

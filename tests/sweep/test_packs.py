@@ -17,7 +17,7 @@ from normlab.config.schema import RunConfig, config_from_record
 from normlab.config.sweep import SweepOptions
 from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
-from normlab.store.schema import PLAN_FILE, SEAL, seal
+from normlab.store.schema import CHECKSUM_KEY, PLAN_FILE, with_checksum
 from normlab.sweep.packs import auto_pack_size, split
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.sweep.supervisor import supervise
@@ -35,7 +35,7 @@ def plan(overrides: list[str]) -> Callable[..., PlannedSweep]:
 
 
 def sizes_of(made: Plan) -> list[int]:
-    return [len(pack.jobs) for pack in made.packs]
+    return [len(pack.runs) for pack in made.packs]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., PlannedSweep], mo
     assert made[0].plan.memory_bytes
     assert sizes_of(plan(*grid[:1]).plan) == [1] * 16
     # What is recorded of the memory is what bounds the packs: half of it holds six runs, and 16 are four packs of 4.
-    six = 2 * 6 * sum(memory.estimate(config_from_record(made[0].plan.jobs[0].config), 2))
+    six = 2 * 6 * sum(memory.estimate(config_from_record(made[0].plan.runs[0].config), 2))
     monkeypatch.setattr(SweepOptions, "pack_memory", lambda self, device: six)
     bounded = plan(*grid).plan
     assert (sizes_of(bounded), bounded.memory_bytes) == ([4] * 4, six)
@@ -161,7 +161,7 @@ def test_runs_that_were_trained_differently_are_reported(
     other = f"{compose_run(overrides).results_dir}_2"
     assert plan(*grid, f"results_dir={other}").plan.notes == []
     # A run that was started and not finished is no different, and resumes alone.
-    run = run_of(plan(*grid).folder, made.jobs[1])
+    run = run_of(plan(*grid).folder, made.runs[1])
     run.write_status({**run.status(), "state": "interrupted"})
     assert plan(*grid).plan.notes[1:] == [note]
 
@@ -190,14 +190,14 @@ def test_pack_and_members_are_in_the_record_of_every_run(
     before, number = configs_of(overrides, 0, 1), made.plan.packs[0].number
     for config in before:  # as left by a pack that ran out of memory in its first step
         RunFolder.create(
-            run_of(made.folder, made.plan.jobs[config.seed]).path, record_of(overrides, config, made.plan, number)
+            run_of(made.folder, made.plan.runs[config.seed]).path, record_of(overrides, config, made.plan, number)
         )
     made.folder.mkdir(parents=True)
     write_plan(made.folder, halved)
     code, _, err = run_command("sweep", *overrides, *grid)
     assert code == 0, err
     for pack in halved.packs:
-        (job,) = halved.jobs_of(pack)
+        (job,) = halved.runs_of(pack)
         run = run_of(made.folder, job)
         assert run.last_pack() == [job.run_id]
         assert run.status()["pack"] == {"sweep": "x", "number": pack.number, "runs": [job.run_id]}
@@ -211,7 +211,7 @@ def record_of(overrides: list[str], config: RunConfig, made: Plan, number: int) 
         [*overrides, "train.steps=2", f"seed={config.seed}", f"results_dir={config.results_dir}_other"]
     )
     run = train(elsewhere, trackers=[]).folder.run()
-    ids = [job.run_id for job in made.jobs_of(made.pack_of(number))]
+    ids = [job.run_id for job in made.runs_of(made.pack_of(number))]
     return {**run, "pack": {"sweep": made.name, "number": number, "runs": ids}}
 
 
@@ -226,12 +226,12 @@ def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., Planned
     made.folder.mkdir(parents=True)
     write_plan(made.folder, made.plan)
     record = json.loads((made.folder / PLAN_FILE).read_text())
-    del record["notes"], record["memory_bytes"], record[SEAL]
-    ids = [job.run_id for job in made.plan.jobs]
+    del record["notes"], record["memory_bytes"], record[CHECKSUM_KEY]
+    ids = [job.run_id for job in made.plan.runs]
     trial = {"runs": 2, "first_s": 10.0, "step_s": 0.1, "peak_bytes": None, "error": ""}
     record["tried"] = [{"runs": ids, "most": 2, "why": "all of them", "trials": [trial]}]
     record["packs"] = [{"number": n, "jobs": jobs, "halved_from": None} for n, jobs in ((1, [0, 1]), (2, [2, 3]))]
-    (made.folder / PLAN_FILE).write_bytes(seal(record))
+    (made.folder / PLAN_FILE).write_bytes(with_checksum(record))
     options, composed = compose_sweep([*overrides, *grid])
     again = make_plan(options, composed)
     assert sizes_of(again.plan) == [2, 2]
@@ -240,6 +240,6 @@ def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., Planned
     ]
     outcome = supervise(again.folder, again.plan, options, RecordingDisplay())
     assert outcome.code == 0
-    assert {len(run_of(again.folder, job).last_pack()) for job in again.plan.jobs} == {2}
+    assert {len(run_of(again.folder, job).last_pack()) for job in again.plan.runs} == {2}
     assert "tried" in json.loads((made.folder / PLAN_FILE).read_text()), "a plan is frozen"
     assert read_plan(made.folder) == again.plan

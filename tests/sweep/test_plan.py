@@ -81,12 +81,12 @@ def test_value_with_quotes_spaces_and_commas_is_one_value(overrides: list[str], 
 
 def test_jobs_and_packs_of_a_plan(plan: Callable[..., PlannedSweep]) -> None:
     made = plan("norm=layernorm,rmsnorm", "seed=range(3)").plan
-    assert [job.overrides for job in made.jobs] == [
+    assert [job.overrides for job in made.runs] == [
         [f"norm={norm}", f"seed={seed}"] for norm in ("layernorm", "rmsnorm") for seed in range(3)
     ]
-    assert [config_from_record(job.config).seed for job in made.jobs] == [0, 1, 2] * 2
-    assert [pack.jobs for pack in made.packs] == [[index] for index in range(6)]
-    assert len({job.run_id for job in made.jobs}) == 6
+    assert [config_from_record(job.config).seed for job in made.runs] == [0, 1, 2] * 2
+    assert [pack.runs for pack in made.packs] == [[index] for index in range(6)]
+    assert len({job.run_id for job in made.runs}) == 6
 
 
 def test_default_name_depends_on_runs_and_packing(plan: Callable[..., PlannedSweep]) -> None:
@@ -99,7 +99,7 @@ def test_default_name_depends_on_runs_and_packing(plan: Callable[..., PlannedSwe
 
 def test_two_jobs_of_one_run_are_trained_once(plan: Callable[..., PlannedSweep]) -> None:
     made = plan("optim.lr=1e-3,0.001,2e-3", "run.name=x")
-    assert len(made.plan.jobs) == 2
+    assert len(made.plan.runs) == 2
     assert made.warnings == ["optim.lr=0.001: is the same run as optim.lr=0.001, and is trained once"]
 
 
@@ -110,8 +110,8 @@ def test_completed_runs_get_no_pack_and_interrupted_ones_their_own(
     interrupted = train(compose_run([*overrides, "seed=2"]), trackers=[]).folder
     interrupted.write_status({**interrupted.status(), "state": "interrupted", "step": 3})
     made = plan("seed=range(4)", "sweep.pack=8").plan
-    assert completed.run_id == made.jobs[1].run_id
-    assert [pack.jobs for pack in made.packs] == [[0, 3], [2]]
+    assert completed.run_id == made.runs[1].run_id
+    assert [pack.runs for pack in made.packs] == [[0, 3], [2]]
     (completed.path / "status.json").write_text("{}")
     with pytest.raises(StoreError, match=r"status.json: is damaged"):
         plan("seed=range(4)")
@@ -247,12 +247,12 @@ def stored_plan(tmp_path: Path, packs: list[Pack]) -> tuple[Path, Plan]:
 
 
 def make_plan_of(jobs: list, packs: list[Pack]) -> Plan:
-    from normlab.store.plans import Job
+    from normlab.store.plans import PlannedRun
 
     return Plan(
         "x",
         "4",
-        [Job(f"run{i}", list(overrides), plain_tree(config)) for i, (overrides, config) in enumerate(jobs)],
+        [PlannedRun(f"run{i}", list(overrides), plain_tree(config)) for i, (overrides, config) in enumerate(jobs)],
         packs,
     )
 
@@ -260,7 +260,7 @@ def make_plan_of(jobs: list, packs: list[Pack]) -> Plan:
 def test_plan_reads_back_and_a_changed_one_is_damaged(tmp_path: Path) -> None:
     folder, made = stored_plan(tmp_path, [Pack(1, [0, 1, 2]), Pack(2, [3, 4])])
     assert read_plan(folder) == made
-    assert run_of(folder, made.jobs[0]).path == tmp_path / "runs" / "run0"
+    assert run_of(folder, made.runs[0]).path == tmp_path / "runs" / "run0"
     path = folder / PLAN_FILE
     path.write_text(path.read_text().replace('"number": 2', '"number": 3'))
     with pytest.raises(StoreError, match=r"plan.json: is damaged .*; delete this one file"):
@@ -272,7 +272,7 @@ def test_plan_reads_back_and_a_changed_one_is_damaged(tmp_path: Path) -> None:
 
 def test_run_in_a_pack_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) -> None:
     first = plan("seed=0,1", "sweep.pack=2", "sweep.name=first")
-    run = run_of(first.folder, first.plan.jobs[0])
+    run = run_of(first.folder, first.plan.runs[0])
     RunFolder.create(run.path, {"run_id": run.run_id, "pack": {"sweep": "first", "number": 1, "runs": ["a", "b"]}})
     with pytest.raises(ConfigError, match=r"trains in a pack of 2 runs of sweep first, and is not completed"):
         plan("seed=0", "sweep.name=second")
@@ -290,7 +290,7 @@ def test_halving(tmp_path: Path) -> None:
     once = made.halve(made.packs[0])
     assert once.packs == [Pack(3, [0], halved_from=1), Pack(4, [1, 2], halved_from=1), Pack(2, [3, 4])]
     twice = once.halve(once.packs[1])
-    assert [(pack.number, pack.jobs) for pack in twice.packs] == [(3, [0]), (5, [1]), (6, [2]), (2, [3, 4])]
+    assert [(pack.number, pack.runs) for pack in twice.packs] == [(3, [0]), (5, [1]), (6, [2]), (2, [3, 4])]
     with pytest.raises(StoreError, match="no pack 1"):
         once.pack_of(1)
 

@@ -12,17 +12,19 @@ import pytest
 
 from normlab.config.compose import compose_sweep
 from normlab.options import plain_tree
-from normlab.store.plans import FINISHED, RAISED, Job, Pack, PackOutcome, Plan, run_of, sweep_folder
+from normlab.store.plans import FINISHED, RAISED, Pack, PackOutcome, Plan, PlannedRun, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweep import progress
 from normlab.sweep.progress import PackProgress, ProgressDisplay, result_lines
 
 
 @pytest.fixture(scope="module")
-def jobs() -> list[Job]:
+def jobs() -> list[PlannedRun]:
     """Forty runs of 500 steps."""
     _, composed = compose_sweep(["norm=layernorm,rmsnorm", "seed=range(20)"])
-    return [Job(f"run{number}", overrides, plain_tree(config)) for number, (overrides, config) in enumerate(composed)]
+    return [
+        PlannedRun(f"run{number}", overrides, plain_tree(config)) for number, (overrides, config) in enumerate(composed)
+    ]
 
 
 @pytest.fixture
@@ -30,14 +32,14 @@ def folder(tmp_path: Path) -> Path:
     return sweep_folder(tmp_path / "results", "x")
 
 
-def write(folder: Path, job: Job, state: str, step: int, **more: Any) -> None:
+def write(folder: Path, job: PlannedRun, state: str, step: int, **more: Any) -> None:
     run = RunFolder.create(run_of(folder, job).path, {"run_id": job.run_id})
     run.write_status({"state": state, **more})
     with run.lock():
         run.append([{"kind": "train", "step": step - 1, "loss": 1.0}, {"kind": "pace", "step": step}])
 
 
-def test_progress_of_a_pack(folder: Path, jobs: list[Job]) -> None:
+def test_progress_of_a_pack(folder: Path, jobs: list[PlannedRun]) -> None:
     def progress_of(*indices: int) -> PackProgress:
         return PackProgress(folder, Plan("x", "4", jobs, []), Pack(1, list(indices)))
 
@@ -60,7 +62,7 @@ def test_progress_of_a_pack(folder: Path, jobs: list[Job]) -> None:
 
 
 def test_plain_lines(
-    folder: Path, jobs: list[Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, jobs: list[PlannedRun], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs = [Pack(1, [0]), Pack(2, [1, 2, 3]), Pack(3, [4]), Pack(4, [5])]
     plan = Plan("x", "4", jobs, packs)
@@ -93,7 +95,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_table_on_a_terminal(folder: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_on_a_terminal(folder: Path, jobs: list[PlannedRun], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
@@ -118,7 +120,7 @@ def test_table_on_a_terminal(folder: Path, jobs: list[Job], monkeypatch: pytest.
     assert "a line" in terminal.getvalue()
 
 
-def test_closed_stderr_is_ignored(folder: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_stderr_is_ignored(folder: Path, jobs: list[PlannedRun], monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -129,7 +131,7 @@ def test_closed_stderr_is_ignored(folder: Path, jobs: list[Job], monkeypatch: py
     display.print("a line")
 
 
-def test_table_of_many_runs_shows_only_unusual_ones(folder: Path, jobs: list[Job]) -> None:
+def test_table_of_many_runs_shows_only_unusual_ones(folder: Path, jobs: list[PlannedRun]) -> None:
     packs = [Pack(number + 1, [number]) for number in range(40)]
     plan = Plan("x", "off", jobs, packs)
     for number in range(38):

@@ -61,8 +61,8 @@ def test_preempted_task_resumes_bit_for_bit(overrides: list[str], tmp_path: Path
     """It is queued again, resumes from the step that all its runs have, and ends bit for bit the same."""
     grid = [*overrides, "seed=range(4)", f"sweep.pack={pack}", "sweep.name=x", "train.steps=300", "deterministic=true"]
     whole, _, folder = run_sweep([*grid, f"results_dir={tmp_path / 'whole'}", "sweep.jobs=2"])
-    reference = [run_of(folder, job) for job in whole.plan.jobs]
-    members = [index for pack in whole.plan.packs for index in pack.jobs if 1 in pack.jobs]
+    reference = [run_of(folder, job) for job in whole.plan.runs]
+    members = [index for pack in whole.plan.packs for index in pack.runs if 1 in pack.runs]
     packs = len(whole.plan.packs)
     folder = sweep_folder(tmp_path / "results", "x")
     tasks: list[int] = []
@@ -72,7 +72,7 @@ def test_preempted_task_resumes_bit_for_bit(overrides: list[str], tmp_path: Path
         """Send the task the signal of Slurm, after some steps."""
         runs = [runs_of(folder)[index] for index in members]
         if not tasks and all(run.exists() and run.size() > 5_000 for run in runs):
-            number = next(pack.number for pack in read_plan(folder).packs if 1 in pack.jobs)
+            number = next(pack.number for pack in read_plan(folder).packs if 1 in pack.runs)
             tasks.extend(children_of(int(read_queue(folder)[number].job)))
             os.kill(tasks[0], signal.SIGUSR2)
         if tasks:
@@ -87,7 +87,7 @@ def test_preempted_task_resumes_bit_for_bit(overrides: list[str], tmp_path: Path
     logs = [log.read_text() for log in (folder / "slurm").glob("*_log.out")]
     assert sorted(log.count("Starting with") for log in logs) == [1] * (packs - 1) + [2]
     assert sum("this job is preempted" in log and "Requeued job" in log for log in logs) == 1
-    for run, job in zip(reference, outcome.plan.jobs, strict=True):
+    for run, job in zip(reference, outcome.plan.runs, strict=True):
         assert differences(run.path, run_of(folder, job).path) == []
     assert read_queue(folder) == {}
 
@@ -136,7 +136,7 @@ def end_all(jobs: list[int]) -> None:
 
 
 def runs_of(folder: Path) -> list[RunFolder]:
-    return [run_of(folder, job) for job in read_plan(folder).jobs]
+    return [run_of(folder, job) for job in read_plan(folder).runs]
 
 
 # With fake programs of Slurm.
@@ -201,7 +201,7 @@ def finish(folder: Path, number: int) -> None:
     if read_task_outcome(folder, number) is not None:  # refreshed again before the supervisor checked the outcome
         return
     plan = read_plan(folder)
-    for job in plan.jobs_of(plan.pack_of(number)):
+    for job in plan.runs_of(plan.pack_of(number)):
         run = RunFolder.create(run_of(folder, job).path, {"run_id": job.run_id})
         run.write_status({"state": "finished"})
     write_task_outcome(folder, PackOutcome(number, "finished", "", 0, 1.0, time.time()))
@@ -485,8 +485,8 @@ def test_gpu_of_a_node_is_not_queried(monkeypatch: pytest.MonkeyPatch, overrides
     planned = make_plan(*compose_sweep([*grid, "precision=bf16"]))
     named = make_plan(*compose_sweep([*grid, "precision=bf16", "device=cuda"]))
     on_cpu = make_plan(*compose_sweep([*grid, "precision=bf16", "sweep.slurm.gpus=0"]))
-    assert [job.run_id for job in planned.plan.jobs] == [job.run_id for job in named.plan.jobs]
-    assert [job.run_id for job in planned.plan.jobs] != [job.run_id for job in on_cpu.plan.jobs]
+    assert [job.run_id for job in planned.plan.runs] == [job.run_id for job in named.plan.runs]
+    assert [job.run_id for job in planned.plan.runs] != [job.run_id for job in on_cpu.plan.runs]
 
 
 def test_damaged_queue_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 import normlab
 from normlab.errors import StoreError
 from normlab.store.query import find_runs
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 from normlab.train import checkpoint
 from support.run_folders import OVERRIDES, Command, Train, contents, damage, differences, steps_of
 
@@ -149,7 +149,7 @@ def test_checkpoint_of_a_newer_version_fails(train: Train, command: Command, int
     interrupt(9)
     folder = train()
     path = folder.path / "checkpoints" / "step_00000011" / "manifest.json"
-    path.write_bytes(seal({"step": 11, "files": {}}, version=2))
+    path.write_bytes(with_checksum({"step": 11, "files": {}}, version=2))
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -412,12 +412,12 @@ def test_sample_reports_a_damaged_checkpoint(
 def test_unknown_config_in_a_record_fails(
     section: str, override: str, value: object, train: Train, run_command: Command, interrupt: Callable[..., None]
 ) -> None:
-    """As another version of normlab would write it, with a valid seal."""
+    """As another version of normlab would write it, with a valid checksum."""
     interrupt(9)
     folder = train()
     run = folder.run()
     run["config"][section][override] = value
-    (folder.path / "run.json").write_bytes(seal(run))
+    (folder.path / "run.json").write_bytes(with_checksum(run))
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "run.json: holds no config that this version of normlab knows" in err

@@ -14,7 +14,7 @@ import normlab
 from normlab.config import memory
 from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
-from normlab.store.schema import SEAL, seal
+from normlab.store.schema import CHECKSUM_KEY, with_checksum
 from support.run_folders import Command, contents
 
 
@@ -35,7 +35,7 @@ def trained(reference: Path, tmp_path: Path) -> RunFolder:
 
 
 def rewrite(folder: RunFolder, option: str, value: Any) -> None:
-    """Change the value at a dotted path of run.json and seal it again."""
+    """Change the value at a dotted path of run.json and write it with a checksum."""
     path = folder.path / "run.json"
     record = json.loads(path.read_bytes())
     *outer, last = option.split(".")
@@ -43,7 +43,9 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
     for name in outer:
         part = part[name]
     part[last] = value
-    path.write_bytes(seal({name: value for name, value in record.items() if name not in ("version", SEAL)}))
+    path.write_bytes(
+        with_checksum({name: value for name, value in record.items() if name not in ("version", CHECKSUM_KEY)})
+    )
 
 
 @pytest.mark.parametrize(

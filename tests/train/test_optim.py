@@ -130,7 +130,7 @@ def test_clipping_equals_torch(clip: float) -> None:
     torch.testing.assert_close(out.grad_norm, norm, rtol=1e-6, atol=0)
     largest = max(before, key=lambda n: before[n].abs().max().item())
     factor = other.get_parameter(largest).grad / before[largest]
-    torch.testing.assert_close(out.clip, factor.median(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(out.clip_factor, factor.median(), rtol=1e-5, atol=0)
 
 
 def test_schedules_follow_their_formulas() -> None:

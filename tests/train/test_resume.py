@@ -29,7 +29,7 @@ from normlab.norms.base import NORMS
 from normlab.options import plain_tree
 from normlab.report.runs_table import summarize
 from normlab.store.runs import RunFolder
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 from normlab.train import checkpoint, parent_run, prepare
 from normlab.train import run as training
 from normlab.train.identity import describe
@@ -265,7 +265,7 @@ def test_resume_with_other_versions_warns_and_is_recorded(
     folder = train()
     run = folder.run()
     was = {**run, "versions": {**run["versions"], "torch": "1.0"}, "git": {"commit": "0" * 40, "diff": ""}}
-    (folder.path / "run.json").write_bytes(seal(was))
+    (folder.path / "run.json").write_bytes(with_checksum(was))
     code, _, err = command()
     assert code == 0
     message = f"torch changed from 1.0 to {run['versions']['torch']}; normlab's commit changed from 0000000000 to "

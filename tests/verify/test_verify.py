@@ -193,7 +193,7 @@ BREAKS = {
         "return x_D * self.factor\n\n\n", "return self.build(x_D.shape[-1])(x_D)\n\n\n",
     ),
     "declares where it starts": ("self.factor = factor", "self.factor, self.w = factor, nn.Parameter(torch.ones(3))"),
-    "learns 0 numbers": ("        self.factor = factor", "        self.factor, self.w = factor, nn.Linear(1, 3)"),
+    "parameters: 0": ("        self.factor = factor", "        self.factor, self.w = factor, nn.Linear(1, 3)"),
     "every option has an effect": ("return Halved(self.factor)", "return Halved(0.5)"),
 }  # fmt: skip
 
@@ -230,7 +230,7 @@ def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, ru
     )
     code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", f"placement={name}", "--json")
     (failed,) = (check for check in json.loads(out) if not check["passed"])
-    assert (code, failed["check"]) == (1, "starts where it declares")
+    assert (code, failed["check"]) == (1, "has its declared initial values")
     assert "wiring.attn.scale" in failed["seen"]
 
 

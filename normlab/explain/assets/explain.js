@@ -35,7 +35,7 @@ function normCard(norm) {
     facts([
       ["weights here", norm.weights.join("; ") || "none"],
       ["options here", norm.options.join(", ") || "the defaults"],
-      ["learns", norm.learns],
+      ["parameters", norm.parameters],
       ["causal", norm.causal],
       ["unchanged by", invariances(norm)],
       ["equals", norm.equals],

@@ -70,7 +70,6 @@ function placementCard(placement) {
     i ? make("br") : null,
     code(statement + (i < statements.length - 1 ? ";" : "")),
   ]);
-  const parameters = placement.learns === "0" ? "nothing" : `${placement.learns} parameters`;
   const id = { id: `placement-${placement.name}`, "data-placement": placement.name };
   return make(
     "article",
@@ -82,7 +81,7 @@ function placementCard(placement) {
       ["embeddings", code(placement.embedding_formula)],
       ["before the head", code(placement.head_formula)],
       ["inside", code(placement.inside)],
-      ["learns", `${parameters} besides matrices and norms`],
+      ["parameters", `${placement.parameters}, apart from matrices and norms`],
       ["init rule", placement.init],
       ["equals", placement.equals],
       ["name", placement.note],

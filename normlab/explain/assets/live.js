@@ -192,7 +192,7 @@ function liveCard(norm) {
       ["eps", `${eps}, the default of norm=${norm.norm}`],
       ["weights here", weights.map((pair) => pair.join(" ")).join(", ")],
       ["unchanged by", invariances(norm)],
-      ["learns", norm.learns],
+      ["parameters", norm.parameters],
       ["causal", norm.causal],
       ["source", norm.source],
     ]),

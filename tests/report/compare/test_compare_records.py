@@ -11,10 +11,10 @@ import pytest
 
 from normlab.report.compare.write import write_compare
 from normlab.stats.profiles import Profiles
-from normlab.store.plans import Job, Plan, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.query import select_runs
 from normlab.store.runs import RunFolder
-from normlab.store.schema import seal
+from normlab.store.schema import with_checksum
 
 IMG = "<img src=x onerror=alert(1)>"
 ODD = [
@@ -23,8 +23,8 @@ ODD = [
 ]  # fmt: skip
 
 
-def reseal(path, record):
-    path.write_bytes(seal({key: value for key, value in record.items() if key != "sha256"}))
+def rewrite(path, record):
+    path.write_bytes(with_checksum({key: value for key, value in record.items() if key != "sha256"}))
 
 
 def leaves(tree, path=()):
@@ -55,7 +55,7 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     lines[5], lines[8] = b"\xff\x00[", b'{"kind": "train", "step": "x", "loss": [1]}'
     torn.metrics_path.write_bytes(b"\n".join(lines))
     names = ("good", "bare", "hollow", "killed", "running", "torn", "new")
-    jobs = [Job(run_id, [], good.run()["config"]) for run_id in names]
+    jobs = [PlannedRun(run_id, [], good.run()["config"]) for run_id in names]
     sweep_folder(tmp_path, "mine").mkdir(parents=True)
     write_plan(sweep_folder(tmp_path, "mine"), Plan("mine", "1", jobs, []))
     with running.lock():
@@ -119,7 +119,7 @@ def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
     path.mkdir(parents=True)
     config = {"norm": {"name": "\x1b[2J"}}
     for name in ("\ud800\x1b[2J", 5, None):
-        write_plan(path, Plan(name, "1", [Job(run_id, [], config) for run_id in "abc"], []))  # pyright: ignore
+        write_plan(path, Plan(name, "1", [PlannedRun(run_id, [], config) for run_id in "abc"], []))  # pyright: ignore
         code, out, err = run_command("compare", str(path))
         assert code == 0
         assert "\x1b" not in out + err
@@ -160,7 +160,7 @@ def test_absurd_records(trained, tmp_path, file, seed):
             except (TypeError, KeyError):
                 continue
             record = changed
-        reseal(folder.path / file, record)
+        rewrite(folder.path / file, record)
     for by in (None, "norm,placement", "optim.lr,init", "model.depth,precision"):
         _, files = write_compare([str(tmp_path)], by=by)
         assert files[-1].is_file()
@@ -200,7 +200,7 @@ def test_absurd_statistics(trained, compare, seed):
             rows.write_bytes(content[: draw.randrange(len(content))])
         else:
             record[what] = draw.choice([*ODD, 10**6, 3, 0])
-        reseal(path, record)
+        rewrite(path, record)
     trained("sound", measured=[0, 5, 10], seed=99)
     data = compare()
     assert len(data["runs"]) == 17

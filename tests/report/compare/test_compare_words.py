@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.store.plans import Job, Plan, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 
 
 def page_data(page: Path):
@@ -30,7 +30,7 @@ def sweeps(trained, tmp_path, monkeypatch):
     config = json.loads(Path("results/runs/abc0/run.json").read_bytes())["config"]
     for name, ids in (("first", ["abc0", "abc1"]), ("second", ["abc1", "abc2"]), ("later", ["xyz0"])):
         sweep_folder("results", name).mkdir(parents=True)
-        write_plan(sweep_folder("results", name), Plan(name, "1", [Job(one, [], config) for one in ids], []))
+        write_plan(sweep_folder("results", name), Plan(name, "1", [PlannedRun(one, [], config) for one in ids], []))
     return made
 
 

@@ -15,7 +15,7 @@ const QUANTITIES = {
   },
   grad_norm: {
     name: "gradient norm",
-    unit: "nats / unit of w",
+    unit: "nats",
     formula: "|g|_2 over all parameters, at every step, before clipping",
   },
 };

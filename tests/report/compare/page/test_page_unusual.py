@@ -9,7 +9,7 @@ import pytest
 from records import Record, write_run
 
 from normlab.store.files import write_atomic
-from normlab.store.schema import DIVERGED, RUNS_FOLDER, seal
+from normlab.store.schema import DIVERGED, RUNS_FOLDER, with_checksum
 from support.browser import PHONE, WIDE, opened
 from support.compare_pages import SECTIONS, drawn, normlab, ready
 
@@ -87,7 +87,7 @@ def test_run_name_is_never_markup(browser, tmp_path, name):
     run = {key: value for key, value in json.loads(written).items() if key != "sha256"}
     write_atomic(
         folder.path / "run.json",
-        seal({**run, "name": name, "config": {**run["config"], "norm": {"preset": name, "name": "x"}}}),
+        with_checksum({**run, "name": name, "config": {**run["config"], "norm": {"preset": name, "name": "x"}}}),
     )
     page_path = tmp_path / "page.html"
     normlab("compare", str(tmp_path / "results"), "-o", str(page_path))

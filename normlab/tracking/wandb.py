@@ -184,10 +184,7 @@ class WandbTracker:
             self._run.log(row)
 
     def _finish(self, status: Mapping[str, Any]) -> None:
-        summary = {key: status.get(key) for key in ("state", "outcome", "best_val_loss")}
-        summary["val_loss"], summary["last_val_loss"] = final_losses(status["state"], status.get("val_loss"))
-        summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in status.get("spikes", {}).items()}
-        self._run.summary.update({key: value for key, value in summary.items() if value is not None})
+        self._run.summary.update(final_summary(status))
         self._run.finish(exit_code=int(status["state"] == "failed"))
         if self.is_active:
             self.is_active = False
@@ -358,6 +355,14 @@ def payloads(rows: Sequence[Row], tokens_per_step: int) -> list[dict[str, float]
         losses = (row["loss"] for row in training)
         merged[training[-1]["step"]]["train/loss_max"] = max(losses, key=lambda x: (math.isnan(x), x))
     return [merged[step] for step in sorted(merged)]
+
+
+def final_summary(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the W&B summary holds of the last status: state, outcome, losses and the number of spikes."""
+    summary = {key: status.get(key) for key in ("state", "outcome", "best_val_loss")}
+    summary["val_loss"], summary["last_val_loss"] = final_losses(status["state"], status.get("val_loss"))
+    summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in status.get("spikes", {}).items()}
+    return {key: value for key, value in summary.items() if value is not None}
 
 
 _NAMES = {

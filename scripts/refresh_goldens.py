@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from conftest import small_run  # noqa: E402
-from test_goldens import GOLDEN, environment, losses  # noqa: E402
+from support.golden_losses import GOLDEN, environment, losses  # noqa: E402
+from support.small_run import small_run  # noqa: E402
 
 RUNS = {
     "rmsnorm-pre": ["norm=rmsnorm", "placement=pre"],

@@ -25,14 +25,12 @@ limit_spinning()
 # One test runs on each core, and bits must not depend on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A failed test shows the requests and the console messages of a page.
-pytest.register_assert_rewrite("browser")
+# A failed assertion of a helper shows its values.
+pytest.register_assert_rewrite("support")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell started the tests in the background. Child processes would inherit that and ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-CORPUS = Path(__file__).with_name("corpus.txt")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,24 +59,11 @@ def _isolated_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             os.environ[name] = value
 
 
-def small_run(results: Path) -> list[str]:
-    """Return the overrides of a run of seconds on the repository's corpus."""
-    return [
-        "model=gpt2_nano",
-        "data=files",
-        f"data.path=[{CORPUS}]",
-        "train.steps=12",
-        "train.batch_size=4",
-        "eval.sequences=8",
-        "tracking.wandb=off",
-        "device=cpu",
-        f"results_dir={results}",
-    ]
-
-
 @pytest.fixture
 def overrides(tmp_path: Path) -> list[str]:
     """Return the overrides of a small run with results in the test's folder."""
+    from support.small_run import small_run  # after register_assert_rewrite
+
     return small_run(tmp_path / "results")
 
 

@@ -76,11 +76,11 @@ def test_preset_has_the_listed_number_of_parameters(entry: catalogue.Entry) -> N
 
 
 @pytest.mark.parametrize(
-    ("parameters", "added", "expected"),
-    [("0", 2, "2 * D"), ("D", 1, "2 * D"), ("2 * D + 1", -2, "1"), ("2 * D + 1", -1, "D + 1"), ("D", -1, "0")],
+    ("preset", "parameters"),
+    [("zscore_annotated", "2 * D"), ("dyt_llama", "D + 1"), ("layernorm_nobias", "D"), ("rmsnorm_simple", "0")],
 )
-def test_vectors_are_added_to_the_parameter_count(parameters: str, added: int, expected: str) -> None:
-    assert catalogue._add_vectors(parameters, added) == expected
+def test_parameter_count_of_a_preset_has_no_needless_term(preset: str, parameters: str) -> None:
+    assert {entry["name"]: entry["parameters"] for entry in PRESETS}[preset] == parameters
 
 
 def test_preset_has_the_properties_of_its_norm(run_command: Command) -> None:

@@ -132,14 +132,14 @@ def test_more_threads_than_cores() -> None:
 )
 def test_wandb(variables: dict[str, str], expected: tuple[str, str], tmp_path: Path) -> None:
     # In a process of its own: W&B reads its variables once.
-    script = "from normlab.cli import doctor; print(*doctor._wandb(), sep=chr(10))"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=kept | variables, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    state, seen, _ = done.stdout.splitlines() if done.stdout.count("\n") > 2 else (done.stdout + "\n").splitlines()
-    assert state == expected[0]
-    assert expected[1] in seen
+        [sys.executable, "-m", "normlab", "doctor", "--json"],
+        env=kept | {"CXX": "no compiler"} | variables, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (result,) = [check for check in json.loads(done.stdout) if check["check"] == "W&B"]
+    assert result["state"] == expected[0]
+    assert expected[1] in result["seen"]
     assert done.stderr == ""
 
 

@@ -17,59 +17,33 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab.config.compose import compose_run
-from normlab.train.run import train
+from support import golden_losses
+from support.golden_losses import GOLDEN
+from support.small_run import small_run
 
-GOLDEN = Path(__file__).with_name("golden")
-
-
-def cpu() -> str:
-    """Return the CPU's vendor, family and model, by which MKL chooses its kernels; empty if unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    except OSError:
-        return ""
-    fields = dict(line.split("\t", 1) for line in lines if "\t" in line)
-    return " ".join(fields.get(name, ":").strip("\t: ") for name in ("vendor_id", "cpu family", "model"))
+PATHS = sorted(GOLDEN.glob("*.json"))
 
 
-def environment() -> dict[str, object]:
-    return {
-        "cpu": cpu(),
-        "torch": torch.__version__.partition("+")[0],
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-    }
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[str]], dict[str, object]]:
+    """Return the losses by golden file, and the environment; one process with the recorded instructions trains all."""
+    files = {path.stem: json.loads(path.read_text()) for path in PATHS}
+    (instructions,) = {golden["environment"]["instructions"] for golden in files.values()}
+    small = small_run(tmp_path_factory.mktemp("golden"))
+    overrides = [[*small, *golden["overrides"]] for golden in files.values()]
+    done = subprocess.run(
+        [sys.executable, golden_losses.__file__, json.dumps(overrides)],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": instructions.lower()}, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    found, environment = json.loads(done.stdout.splitlines()[-1])
+    return dict(zip(files, found, strict=True)), environment
 
 
-def losses(overrides: list[str]) -> list[str]:
-    """Return the losses of a run in the order of its record, as exact hexadecimal floats."""
-    rows = train(compose_run(overrides), trackers=[]).folder.rows().rows
-    return [row["loss"].hex() for row in rows if "loss" in row]
-
-
-def losses_by(instructions: str, overrides: list[str]) -> tuple[list[str], dict[str, object]]:
-    """Return the losses with these CPU instructions, if the CPU has them, and the environment of the run."""
-    code = (
-        "import json, sys; from tests import test_goldens as t; "
-        "print(json.dumps([t.losses(json.loads(sys.argv[1])), t.environment()]))"
-    )
-    environment_variables = {
-        **os.environ,
-        "ATEN_CPU_CAPABILITY": instructions.lower(),
-        "PYTHONPATH": str(GOLDEN.parent.parent),
-    }
-    command = [sys.executable, "-c", code, json.dumps(overrides)]
-    out = subprocess.run(command, env=environment_variables, capture_output=True, text=True, check=True).stdout
-    run_losses, where = json.loads(out.splitlines()[-1])
-    return run_losses, where
-
-
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.stem)
-def test_losses_equal_golden_losses(path: Path, overrides: list[str]) -> None:
-    golden = json.loads(path.read_text())
-    run_losses, where = losses_by(golden["environment"]["instructions"], [*overrides, *golden["overrides"]])
-    if golden["environment"] == where:
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_losses_equal_golden_losses(path: Path, runs: tuple[dict[str, list[str]], dict[str, object]]) -> None:
+    golden, (losses, environment) = json.loads(path.read_text()), runs
+    run_losses = losses[path.stem]
+    if golden["environment"] == environment:
         assert run_losses == golden["losses"]
     else:
         values = [[float.fromhex(loss) for loss in side] for side in (run_losses, golden["losses"])]
@@ -78,4 +52,4 @@ def test_losses_equal_golden_losses(path: Path, overrides: list[str]) -> None:
 
 
 def test_there_are_goldens() -> None:
-    assert len(list(GOLDEN.glob("*.json"))) >= 4
+    assert len(PATHS) >= 4

@@ -91,6 +91,7 @@ def test_mutants_killed_by_no_check_are_counted_apart() -> None:
     assert "by no answer" not in judging.table_line(judging.summarise("some", mutants, ["a check"] * 4))
 
 
+@pytest.mark.exhaustive
 def test_every_reason_names_an_existing_mutant(catalogue: dict[str, Any]) -> None:
     for entry, text in EQUIVALENT:
         assert [mutant.text for mutant in catalogue[entry][0]].count(text) == 1, (entry, text)

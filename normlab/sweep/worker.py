@@ -66,14 +66,14 @@ def _train(folder: Path, number: int) -> int:
         if os.path.realpath(config.results_dir) != os.path.realpath(results):  # the folder was moved
             config.results_dir = str(results)
         configs.append(config)
-    _wait_until_inactive([run_of(folder, run) for run in runs])
+    wait_until_inactive([run_of(folder, run) for run in runs])
     pack = {"sweep": plan.name, "number": number, "runs": [run.run_id for run in runs]}
     outcomes = training.train_pack(configs, pack=pack, ends_process=True)
     stopped = next((outcome.signal for outcome in outcomes if outcome.signal), None)
     return 128 + stopped if stopped else 0
 
 
-def _wait_until_inactive(runs: Sequence[RunFolder]) -> None:
+def wait_until_inactive(runs: Sequence[RunFolder]) -> None:
     """Wait while processes of a killed supervisor write their checkpoints."""
     deadline = time.monotonic() + GRACE_S + 5
     while any(run.is_active() for run in runs) and time.monotonic() < deadline:

@@ -185,10 +185,7 @@ class WandbTracker:
             self._run.log(row)
 
     def _finish(self, status: Status) -> None:
-        summary: dict[str, Any] = {key: getattr(status, key) for key in ("state", "outcome", "best_val_loss")}
-        summary["val_loss"], summary["last_val_loss"] = final_losses(status.state, status.val_loss)
-        summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
-        self._run.summary.update({key: value for key, value in summary.items() if value is not None})
+        self._run.summary.update(final_summary(status))
         self._run.finish(exit_code=int(status.state == "failed"))
         if self.is_active:
             self.is_active = False
@@ -359,6 +356,14 @@ def payloads(rows: Sequence[Row], tokens_per_step: int) -> list[dict[str, float]
         losses = (row["loss"] for row in training)
         merged[training[-1]["step"]]["train/loss_max"] = max(losses, key=lambda x: (math.isnan(x), x))
     return [merged[step] for step in sorted(merged)]
+
+
+def final_summary(status: Status) -> dict[str, Any]:
+    """Return what the W&B summary holds of the last status: state, outcome, losses and the number of spikes."""
+    summary: dict[str, Any] = {key: getattr(status, key) for key in ("state", "outcome", "best_val_loss")}
+    summary["val_loss"], summary["last_val_loss"] = final_losses(status.state, status.val_loss)
+    summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
+    return {key: value for key, value in summary.items() if value is not None}
 
 
 _NAMES = {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -12,16 +13,19 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from normlab.config.corpora import FilesData, StdlibData
 from normlab.data import corpus as module
+from normlab.data.cache import atomic_folder
 from normlab.data.corpus import Corpus, open_corpus
+from normlab.data.documents import held_out_documents
 from normlab.data.files import find_sources
 from normlab.errors import DataError
 
@@ -54,8 +58,7 @@ def corpus_folder(cache: Path) -> Path:
 
 def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     built: list[object] = []
-    write = module._write
-    monkeypatch.setattr(module, "_write", lambda *args: built.append(args) or write(*args))
+    monkeypatch.setattr(module, "atomic_folder", lambda *args: built.append(args) or atomic_folder(*args))
     return built
 
 
@@ -237,13 +240,12 @@ def test_text_that_changes_while_it_is_read_is_rejected(
     files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = files(some_texts(30))
-    write = module._write
 
-    def change_then_write(*args: object) -> object:
+    def change_after_reading(*args: Any) -> set[bytes] | None:
         files({"000.txt": "other"})
-        return write(*args)  # pyright: ignore[reportArgumentType]
+        return held_out_documents(*args)
 
-    monkeypatch.setattr(module, "_write", change_then_write)
+    monkeypatch.setattr(module, "held_out_documents", change_after_reading)
     with pytest.raises(DataError, match="changed while it was read; try again"):
         open_corpus(config)
     monkeypatch.undo()
@@ -341,7 +343,14 @@ def test_error_for_a_read_only_cache_names_the_variable(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_leaves_no_files(files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = files(some_texts(3))
-    monkeypatch.setattr(module, "_bin", lambda folder, part: Path("/dev/full"))
+
+    @contextlib.contextmanager
+    def full_disk(*args: Path) -> Iterator[Path]:
+        with atomic_folder(*args) as folder:
+            (folder / "train.bin").symlink_to("/dev/full")
+            yield folder
+
+    monkeypatch.setattr(module, "atomic_folder", full_disk)
     with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); set NORMLAB_CACHE .*space"):
         open_corpus(config)
     assert file_names(cache) == {"normlab.locks", "tokens"}
@@ -379,8 +388,8 @@ def kill_at_call(number, function):
         return kill() if len(calls) == number else function(*args)
     return counting
 
-original_write, built = corpus._write, []
-corpus._write = lambda *args: built.append(args) or original_write(*args)
+built = []
+corpus.atomic_folder = lambda *args: built.append(args) or cache.atomic_folder(*args)
 {before}
 opened = corpus.open_corpus(FilesData(path=[sys.argv[1]]))
 print(opened.sha256, bool(built))
@@ -429,11 +438,11 @@ corpus.locked = meet
 
 
 STOP = """
-write = corpus._write
+split = corpus.held_out_documents
 def stop(*args):
     os.kill(os.getpid(), signal.SIGSTOP)
-    return write(*args)
-corpus._write = stop
+    return split(*args)
+corpus.held_out_documents = stop
 """
 
 
@@ -462,14 +471,14 @@ def test_stopped_process_blocks_only_its_own_corpus(files: Files, cache: Path) -
 
 
 KILLS = {
-    "after reading the text": "corpus._write = kill",
+    "after reading the text": "corpus.held_out_documents = kill",
     "while writing the tokens": "encode = tokenizers.BytesTokenizer.encode\n"
     "tokenizers.BytesTokenizer.encode = kill_at_call(9, encode)",
     "before writing meta.json": "corpus.load_or_count = kill",
-    "before the first fsync": "cache._fsync = kill",
+    "before the first fsync": "os.fsync = kill",
     "before moving the old folder": "Path.rename = kill",
     "between moving the old and the new folder": "Path.rename = kill_at_call(2, Path.rename)",
-    "before deleting the old folder": "cache._fsync = kill_at_call(5, cache._fsync)",
+    "before deleting the old folder": "os.fsync = kill_at_call(6, os.fsync)",
 }
 
 

@@ -14,6 +14,7 @@ from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT, Block
 from normlab.model.init import build_model
+from normlab.placements.algebra import AlgebraPlacement, Row, register_row
 from normlab.placements.base import Placement
 
 VOCAB, DEPTH, WIDTH, CONTEXT = 11, 5, 12, 5
@@ -28,6 +29,17 @@ def composed() -> RunConfig:
 
 def config_of(placement: Placement) -> RunConfig:
     return dataclasses.replace(composed(), placement=placement)
+
+
+def row_of(name: str = "test_row", **parts: object) -> Row:
+    """Return a row of a test; the fixture `registries` forgets it after the test."""
+    return Row(name=name, formula="in the test", source="the test", init="xavier", **parts)  # pyright: ignore[reportArgumentType]
+
+
+def placed(row: Row) -> AlgebraPlacement:
+    """Register a row, and return the placement that it defines."""
+    register_row(row)
+    return AlgebraPlacement(name=row.name)
 
 
 def built(placement: Placement) -> GPT:

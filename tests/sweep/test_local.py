@@ -322,7 +322,7 @@ def test_worker_waits_for_the_checkpoint_of_an_earlier_worker(tmp_path: Path) ->
     thread = threading.Thread(target=write_checkpoint)
     thread.start()
     locked.wait()
-    worker._wait_until_inactive([run])
+    worker.wait_until_inactive([run])
     assert time.monotonic() >= deadline
     assert not run.is_active()
     thread.join()

@@ -180,6 +180,7 @@ def test_runs_of_other_packs_are_reported_and_those_of_the_same_are_not(
     assert "sweep.pack=off" not in note
 
 
+@pytest.mark.process
 def test_pack_and_members_are_in_the_record_of_every_run(
     plan: Callable[..., PlannedSweep], overrides: list[str], run_command: Command
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import pickle
@@ -20,74 +21,155 @@ from safetensors.torch import save_file
 import normlab
 from normlab.errors import StoreError
 from normlab.store.query import find_runs
+from normlab.store.runs import RunFolder
 from normlab.store.schema import with_checksum
 from normlab.train import checkpoint
 from support.run_folders import OVERRIDES, Command, Train, contents, damage, differences, steps_of
 
-
-def test_resume_from_damaged_checkpoint_uses_the_previous_one(
-    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
-) -> None:
-    interrupt(9)
-    folder = train()
-    first, second = steps_of(folder)
-    damage(folder, second)
-    code, _, err = command()
-    assert code == 0
-    assert f"step_{second:08d}/state.safetensors: damaged" in err.splitlines()[0]
-    assert f"resumes from step {first}" in err
-    assert differences(reference, folder.path) == []
+NEWEST = "checkpoints/step_00000011"
+"""The checkpoint of a run that `interrupt(9)` stopped; the one before is of step 8."""
+HASH = "damaged (its SHA-256 is not the one in the manifest)"
+FRESH = "or start another run beside it with run.fresh=true"
+PREVIOUS = "resuming from the previous checkpoint"
 
 
-def test_resume_with_all_checkpoints_damaged_fails_and_changes_nothing(
-    train: Train, command: Command, interrupt: Callable[..., None]
-) -> None:
-    interrupt(9)
-    folder = train()
+def delete_checkpoints(folder: RunFolder) -> None:
+    shutil.rmtree(folder.path / "checkpoints")
+
+
+def delete_status_and_checkpoints(folder: RunFolder) -> None:
+    delete_checkpoints(folder)
+    (folder.path / "status.json").unlink()
+
+
+def delete_run_json(folder: RunFolder) -> None:
+    (folder.path / "run.json").unlink()
+
+
+def damage_all_checkpoints(folder: RunFolder) -> None:
     for step in steps_of(folder):
         damage(folder, step)
-    before = contents(folder.path)
-    code, out, err = command()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "every checkpoint of this run is damaged" in err
-    assert all(f"step_{step:08d}" in err for step in steps_of(folder))
-    assert contents(folder.path) == before
 
 
-def test_resume_without_checkpoints_fails(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
-    interrupt(9)
-    folder = train()
-    shutil.rmtree(folder.path / "checkpoints")
-    before = contents(folder.path)
-    code, out, err = command()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "the checkpoint of step 11 is missing and there is no other; put it back, or" in err
-    assert contents(folder.path) == before
+def write_a_newer_manifest(folder: RunFolder) -> None:
+    (folder.path / NEWEST / "manifest.json").write_bytes(with_checksum({"step": 11, "files": {}}, version=2))
 
 
-def test_resume_without_status_and_checkpoints_fails(
-    train: Train, command: Command, interrupt: Callable[..., None]
+def insert_a_row(folder: RunFolder) -> None:
+    folder.metrics_path.write_bytes(b"{}\n" + folder.metrics_path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            delete_checkpoints,
+            "{checkpoints}: the checkpoint of step 11 is missing and there is no other; put it back, " + FRESH,
+        ),
+        (
+            delete_status_and_checkpoints,
+            "{run}: the run took steps, and has neither status.json nor a checkpoint; put them back, " + FRESH,
+        ),
+        (
+            delete_run_json,
+            "{run}/run.json: is missing, but the folder has checkpoints and metrics.jsonl and status.json of a run; "
+            "restore a copy, " + FRESH,
+        ),
+        (
+            damage_all_checkpoints,
+            f"every checkpoint of this run is damaged: {{checkpoints}}/step_00000011/state.safetensors: {HASH}; "
+            f"{{checkpoints}}/step_00000008/state.safetensors: {HASH}; restore a copy, {FRESH}",
+        ),
+        (
+            write_a_newer_manifest,
+            "{checkpoints}/step_00000011: has checkpoint version 2, this normlab reads up to 1; update normlab",
+        ),
+        (
+            insert_a_row,
+            "{run}/metrics.jsonl: no row ends at byte {bytes}, where the checkpoint says that one does; put the file "
+            "back, or run.fresh=true starts another run beside this one",
+        ),
+    ],
+)
+def test_run_that_cannot_resume_fails_and_stays_unchanged(
+    change: Callable[[RunFolder], None],
+    message: str,
+    train: Train,
+    command: Command,
+    interrupt: Callable[..., None],
 ) -> None:
     interrupt(9)
     folder = train()
-    shutil.rmtree(folder.path / "checkpoints")
-    (folder.path / "status.json").unlink()
+    size = folder.metrics_path.stat().st_size
+    change(folder)
     before = contents(folder.path)
-    code, out, err = command()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "the run took steps, and has neither status.json nor a checkpoint" in err
+    places = {"run": folder.path, "checkpoints": folder.path / "checkpoints", "bytes": size}
+    assert command() == (2, "", f"error: {message.format(**places)}\n")
     assert contents(folder.path) == before
 
 
-def test_resume_without_run_json_fails(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
+def damage_the_newest(folder: RunFolder) -> None:
+    damage(folder, 11)
+
+
+def change_the_version(folder: RunFolder) -> None:
+    path = folder.path / NEWEST / "manifest.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
+
+
+def delete_the_newest(folder: RunFolder) -> None:
+    shutil.rmtree(folder.path / NEWEST)
+
+
+def rename_a_checkpoint(folder: RunFolder) -> None:
+    checkpoints = folder.path / "checkpoints"
+    shutil.copytree(checkpoints / "step_00000008", checkpoints / "step_00000012")
+
+
+def write_a_file_in_place_of_a_checkpoint(folder: RunFolder) -> None:
+    (folder.path / "checkpoints" / "step_00000012").touch()
+
+
+@pytest.mark.parametrize(
+    ("change", "warning", "step"),
+    [
+        (
+            damage_the_newest,
+            f"{{checkpoints}}/step_00000011/state.safetensors: {HASH}; {PREVIOUS}",
+            8,
+        ),
+        (
+            change_the_version,
+            "{checkpoints}/step_00000011/manifest.json: damaged (its checksum does not match); " + PREVIOUS,
+            8,
+        ),
+        (delete_the_newest, "{checkpoints}: the checkpoint of step 11 is missing; resuming from that of step 8", 8),
+        (rename_a_checkpoint, "{checkpoints}/step_00000012: holds the checkpoint of step 8; " + PREVIOUS, 11),
+        (
+            write_a_file_in_place_of_a_checkpoint,
+            "{checkpoints}/step_00000012: damaged or incomplete "
+            "({checkpoints}/step_00000012/manifest.json: Not a directory); " + PREVIOUS,
+            11,
+        ),
+    ],
+)
+def test_resume_uses_the_newest_intact_checkpoint(
+    change: Callable[[RunFolder], None],
+    warning: str,
+    step: int,
+    train: Train,
+    command: Command,
+    reference: Path,
+    interrupt: Callable[..., None],
+) -> None:
     interrupt(9)
     folder = train()
-    (folder.path / "run.json").rename(folder.path / "elsewhere")
-    before = contents(folder.path)
-    code, out, err = command()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run.json: is missing, but the folder has checkpoints and metrics.jsonl and status.json of a run" in err
-    assert contents(folder.path) == before
+    change(folder)
+    code, _, err = command()
+    assert code == 0
+    assert err.splitlines()[0] == f"normlab: {warning.format(checkpoints=folder.path / 'checkpoints')}"
+    assert f"resumes from step {step}" in err.splitlines()
+    assert differences(reference, folder.path) == []
 
 
 @pytest.mark.parametrize("left", ["status.json", "metrics.jsonl"])
@@ -132,32 +214,7 @@ def test_deeply_nested_json_is_damage(
     assert "tokenizer.json: is damaged (it holds no tokenizer); restore a copy" in err
 
 
-def test_flipped_version_of_a_manifest_is_damage(
-    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
-) -> None:
-    interrupt(9)
-    folder = train()
-    path = folder.path / "checkpoints" / "step_00000011" / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
-    code, _, err = command()
-    assert code == 0
-    assert "manifest.json: damaged (its checksum does not match); resuming from the previous checkpoint" in err
-    assert differences(reference, folder.path) == []
-
-
-def test_checkpoint_of_a_newer_version_fails(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
-    interrupt(9)
-    folder = train()
-    path = folder.path / "checkpoints" / "step_00000011" / "manifest.json"
-    path.write_bytes(with_checksum({"step": 11, "files": {}}, version=2))
-    before = contents(folder.path)
-    code, out, err = command()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "step_00000011: has checkpoint version 2, this normlab reads up to 1; update normlab" in err
-    assert contents(folder.path) == before
-
-
-def test_old_manifest_without_a_seal_is_read(tmp_path: Path) -> None:
+def test_old_manifest_without_a_checksum_is_read(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 4, {"x": torch.ones(4)}, {"a": 1})
     path = tmp_path / "step_00000004" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -200,31 +257,6 @@ def test_advice_for_a_damaged_status_works_without_checkpoints(
     assert "another run beside it with run.fresh=true" in command()[2]
     assert command("run.fresh=true")[0] == 0  # as both messages say
     assert contents(folder.path) == before
-
-
-def test_resume_without_the_newest_checkpoint_uses_the_previous_one(
-    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
-) -> None:
-    interrupt(9)
-    folder = train()
-    shutil.rmtree(folder.path / "checkpoints" / "step_00000011")
-    code, _, err = command()
-    assert code == 0
-    assert "the checkpoint of step 11 is missing; resuming from that of step 8" in err.splitlines()[0]
-    assert differences(reference, folder.path) == []
-
-
-def test_renamed_checkpoint_is_damage(
-    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
-) -> None:
-    interrupt(9)
-    folder = train()
-    checkpoints = folder.path / "checkpoints"
-    shutil.copytree(checkpoints / "step_00000008", checkpoints / "step_00000012")
-    code, _, err = command()
-    assert code == 0
-    assert "step_00000012: holds the checkpoint of step 8" in err
-    assert differences(reference, folder.path) == []
 
 
 @pytest.mark.parametrize("override", ["model.depth=3", "seed=1"])
@@ -301,20 +333,11 @@ def test_pickle_instead_of_a_file_does_not_execute(
 
 def _write_manifest(path: Path) -> None:
     """Write a manifest that matches a modified checkpoint."""
-    parts = {name: checkpoint._digest(path / name) for name in ("state.safetensors", "meta.json")}
+    parts = {}
+    for name in ("state.safetensors", "meta.json"):
+        content = (path / name).read_bytes()
+        parts[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     (path / "manifest.json").write_text(json.dumps({"version": 1, "step": 11, "files": parts}))
-
-
-def test_resume_with_a_longer_record_fails(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
-    interrupt(9)
-    folder = train()
-    content = folder.metrics_path.read_bytes()
-    folder.metrics_path.write_bytes(b"{}\n" + content)
-    before = contents(folder.path)
-    code, out, err = command()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "metrics.jsonl: no row ends at byte" in err
-    assert contents(folder.path) == before
 
 
 def test_damaged_rows_are_reported(train: Train, command: Command, interrupt: Callable[..., None]) -> None:
@@ -422,19 +445,6 @@ def test_unknown_config_in_a_record_fails(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "run.json: holds no config that this version of normlab knows" in err
     assert "update normlab, or restore a copy" in err
-
-
-def test_file_instead_of_a_checkpoint_folder_is_replaced(
-    train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
-) -> None:
-    interrupt(9)
-    folder = train()
-    place = folder.path / "checkpoints" / "step_00000012"
-    place.touch()
-    code, _, err = command()
-    assert code == 0
-    assert "step_00000012: damaged or incomplete" in err
-    assert differences(reference, folder.path) == []
 
 
 @pytest.mark.process

@@ -31,7 +31,6 @@ from normlab.report.runs_table import summarize
 from normlab.store.runs import RunFolder
 from normlab.store.schema import with_checksum
 from normlab.train import checkpoint, parent_run, prepare
-from normlab.train import run as training
 from normlab.train.identity import describe
 from normlab.train.machine import resolve
 from support.run_folders import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
@@ -395,7 +394,7 @@ def test_divergence_is_an_outcome_and_keeps_the_last_finite_state(
 def test_run_killed_before_its_diverged_status_diverges_again(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     untouched = train(*DIVERGING, results="untouched")
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_finish", lambda loop, stop, statuses: statuses)
+        patch.setattr(RunFolder, "write_status", lambda folder, status: None)
         folder = train(*DIVERGING)
     assert folder.state() == "killed"
     train(*DIVERGING)

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+
+from normlab.placements import algebra, base
+from support.reference_blocks import composed
+
+
+@pytest.fixture
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the rows that a test registers."""
+    composed()  # before them, because Hydra's store forgets nothing
+    monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))
+    monkeypatch.setattr(algebra, "ROWS_BY_NAME", dict(algebra.ROWS_BY_NAME))

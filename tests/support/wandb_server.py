@@ -1,0 +1,130 @@
+"""An imitation of W&B's server on loopback."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class UploadedRun:
+    """What the server received of a run."""
+
+    known: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    exit_code: int | None = None
+
+    def steps(self) -> list[int]:
+        return [row["train/step"] for row in self.rows]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers the requests with which runs start, stream, finish and resume; keeps what it receives."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.runs: dict[str, UploadedRun] = {}
+        """By run id."""
+        self.paths: list[str] = []
+        self.streams = True
+        self.hangs = ""
+        """Requests whose path contains this are never answered; all are if it is empty."""
+        self.delay_s = 0.0
+        """Seconds until each answer."""
+        self.closing = threading.Event()
+
+    @property
+    def login(self) -> dict[str, str]:
+        return {"WANDB_BASE_URL": f"http://127.0.0.1:{self.server_port}", "WANDB_API_KEY": "a" * 40}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore connections that W&B's process drops when it ends."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.answer({})
+
+    def do_POST(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.paths.append(self.path)
+        if self.server.hangs and self.server.hangs in self.path:
+            self.server.closing.wait()
+            self.close_connection = True
+            return
+        time.sleep(self.server.delay_s)
+        if "/otel/" in self.path:
+            self.answer({})
+            return
+        body = json.loads(data)
+        if self.path == "/graphql":
+            self.answer({"data": self.graphql(body["query"], body.get("variables") or {})})
+        elif self.path == "/stop":
+            self.server.streams = False
+            self.answer({})
+        elif not self.server.streams:
+            self.answer({}, status=503)
+        else:
+            self.stream(body)
+
+    def graphql(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        server = self.server
+        project = {"id": "p", "name": "normlab", "entity": {"id": "e", "name": "me"}}
+        if "RunResumeStatus" in query:
+            kept = server.runs.get(variables["name"])
+            bucket = kept and kept.known | {
+                "historyLineCount": len(kept.rows),
+                "historyTail": json.dumps([json.dumps(row) for row in kept.rows[-1:]]),
+                "summaryMetrics": json.dumps(kept.summary),
+                "logLineCount": 0,
+                "eventsLineCount": 0,
+                "eventsTail": "[]",
+                "wandbConfig": '{"t": 1}',
+            }
+            return {"model": project | {"bucket": bucket}}
+        if "UpsertBucket" in query:
+            known = {"id": "r", "name": variables["name"], "displayName": "x", "project": project}
+            server.runs.setdefault(variables["name"], UploadedRun()).known |= known | {
+                key: value for key, value in variables.items() if value is not None
+            }
+            return {"upsertBucket": {"bucket": known, "inserted": True}}
+        if "CreateRunFiles" in query:
+            url = server.login["WANDB_BASE_URL"] + "/upload"
+            files = [{"name": file, "uploadUrl": url} for file in variables["files"]]
+            return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}
+        return {}
+
+    def stream(self, body: dict[str, Any]) -> None:
+        kept, files = self.server.runs[self.path.split("/")[-2]], body.get("files", {})
+        history = files.get("wandb-history.jsonl")
+        if history:
+            lines = [json.loads(line) for line in history["content"]]
+            kept.rows[history["offset"] :] = lines
+        for line in files.get("wandb-summary.json", {}).get("content", []):
+            kept.summary = json.loads(line)
+        if body.get("complete"):
+            kept.exit_code = body["exitcode"]
+        self.answer({})
+
+    def answer(self, body: dict[str, Any], status: int = 200) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)

@@ -1,4 +1,4 @@
-"""The catalogue of norms, placements, presets and options: `normlab list` and tab completion need no torch.
+"""The catalogue of norms, placements, presets and options for `normlab list` and tab completion, without torch.
 
 Rows of the algebra and init rules are read from their tables. Classes are parsed from the source, because norms and
 other placements need torch, and because the documentation of an option is in the source only: it is the string below
@@ -25,7 +25,7 @@ _CONFIGS = ("config/schema.py", "config/corpora.py")
 Entry = dict[str, Any]
 
 CAUSAL = "if the norm is"
-"""Causality of every placement: each works on one token at a time, which `normlab verify` checks."""
+"""Whether a placement is causal: each treats every token alone, as `normlab verify` checks."""
 
 
 def options_of(source: str, name: str) -> dict[str, str]:
@@ -80,7 +80,7 @@ def optim() -> list[Entry]:
 
 
 def init() -> list[Entry]:
-    """Return every init rule, with the placements that use it by default and those that it is wrong for."""
+    """Return every init rule, with the placements that use it by default and those that it does not fit."""
     from normlab.placements.init_rules import INIT_RULES
 
     known = placements()
@@ -230,12 +230,15 @@ def _limits(node: ast.expr | None) -> Entry:
     """Return the limits given to `option(...)`."""
     if not isinstance(node, ast.Call) or _called_name(node) != "option":
         return {}
-    given = {keyword.arg or "": keyword.value for keyword in node.keywords}
-    return {name: _value(value) for name, value in given.items() if name not in ("identity", "absent")}
+    return {
+        keyword.arg or "": _value(keyword.value)
+        for keyword in node.keywords
+        if keyword.arg not in ("identity", "absent")
+    }
 
 
 def _docstring(node: ast.stmt | None) -> str:
-    """Return the text of a string that stands as a statement, or ""."""
+    """Return the text of a string used as a statement, or an empty text."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return " ".join(node.value.value.split())
     return ""

@@ -133,7 +133,7 @@ def test_name_that_is_no_identifier_is_rejected(
     text: str, old: str, kind: str, name: str, run_id: Callable[..., str]
 ) -> None:
     Path("mine.py").write_text(text.replace(f'"{old}"', f'"{name}"'))
-    with pytest.raises(ConfigError, match=re.escape(f"{kind} {name!r}: is no identifier")):
+    with pytest.raises(ConfigError, match=re.escape(f"{kind} {name!r}: is not an identifier")):
         run_id("plugins=[mine.py]")
 
 
@@ -276,12 +276,12 @@ def learned(folder: Path, name: str, initial_values: str) -> str:
 
 def test_verify_prints_the_missing_starts_line(run_command: Command, tmp_path: Path) -> None:
     out = run_command("verify", learned(tmp_path, "nowhere", ""))[1]
-    (failed,) = (line for line in out.splitlines() if "declares where it starts" in line)
+    (failed,) = (line for line in out.splitlines() if "declares its initial values" in line)
     assert "gain, shift: not in `initial_values`; write in class nowhere: " in failed
     line = failed.partition("class nowhere: ")[2]
     assert line == 'initial_values: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'
     out = run_command("verify", learned(tmp_path, "somewhere", line))[1]  # as it was copied
-    assert "ok    norm somewhere: starts where it declares" in out
+    assert "ok    norm somewhere: starts at its declared values" in out
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_initial_values_of_a_wrong_type_is_rejected_with_the_syntax(
 def test_starts_expression_that_fails_reports_the_reason(run_command: Command, tmp_path: Path) -> None:
     initial_values = 'initial_values: ClassVar[dict[str, str]] = {"gain": "ones(D)", "shift": "0"}'
     code, out, err = run_command("verify", learned(tmp_path, "wrong", initial_values))
-    (failed,) = (line for line in out.splitlines() if "starts where it declares" in line)
+    (failed,) = (line for line in out.splitlines() if "starts at its declared values" in line)
     assert (code, err) == (1, "")
     assert (
         "`ones(D)` of gain of wrong cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, "

@@ -25,7 +25,7 @@ _CONFIGS = ("config/schema.py", "config/corpora.py")
 Entry = dict[str, Any]
 
 CAUSAL = "if the norm is"
-"""Whether a placement is causal: each treats every token alone, as `normlab verify` checks."""
+"""Whether a placement is causal: a placement never mixes tokens, as `normlab verify` checks."""
 
 
 def options_of(source: str, name: str) -> dict[str, str]:
@@ -41,8 +41,8 @@ def norms() -> list[Entry]:
     classes = _classes("norms/*.py")
     presets = _presets("norm")
     entries: list[Entry] = []
-    registered = [_entry(node, classes) for node in classes.values() if _is_registered(node)]
-    for norm in sorted(registered, key=lambda norm: norm["name"]):
+    registered = [node for node in classes.values() if "register_norm" in map(ast.unparse, node.decorator_list)]
+    for norm in sorted((_entry(node, classes) for node in registered), key=lambda norm: norm["name"]):
         of_norm = [preset for preset in presets if preset.get("preset_of") == norm["name"]]
         entries += [norm, *(preset | _properties_of_preset(norm, preset["sets"]) for preset in of_norm)]
     return entries
@@ -100,10 +100,6 @@ def _trees(pattern: str) -> Iterator[ast.Module]:
 def _classes(*patterns: str) -> dict[str, ast.ClassDef]:
     trees = (tree for pattern in patterns for tree in _trees(pattern))
     return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def _is_registered(node: ast.ClassDef) -> bool:
-    return "register_norm" in map(ast.unparse, node.decorator_list)
 
 
 def _bases(node: ast.ClassDef) -> list[str]:

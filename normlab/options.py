@@ -1,7 +1,7 @@
 """Typed options: dataclass fields with limits and a mark for the fields that belong to a run's identity.
 
 A config is a tree of `kw_only, slots` dataclasses. The docstring under each field is its documentation
-(`normlab list` reads it from the source); `option(...)` adds what a type cannot express.
+(`normlab list` reads it from the source); `option(...)` adds limits and other properties.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def small_enough(config: Any) -> bool:
     )
 
 
-def call(*arguments: str, environment: dict[str, str] | None = None) -> Result:
+def call(*arguments: str) -> Result:
     """Call the command line in this process."""
     from normlab import cli
     from normlab.cli import train as command
@@ -389,7 +389,7 @@ def judge_overrides(folder: Path, result: Result, arguments: list[str]) -> str:
 
 
 def means(text: str, value: Any) -> bool:
-    """Return whether a value is what a text sets; interpolations and functions are not evaluated."""
+    """Return whether an override's text sets this value; interpolations and functions are not evaluated."""
     text = text.strip(" \t")
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]

@@ -100,10 +100,10 @@ def pair(norm: str, placement: str) -> Cell:
         resumed = first.state == "interrupted"
         if complete.state != "diverged" and not resumed:
             return Cell("failed", f"{first.state}, expected interrupted")
-        return Cell(outcome(complete.folder, complete.status), differences(complete.folder, again.folder), resumed)
+        return Cell(outcome(complete.status), differences(complete.folder, again.folder), resumed)
 
 
-def outcome(folder: RunFolder, status: dict[str, Any]) -> str:
+def outcome(status: dict[str, Any]) -> str:
     """Return the validation loss, or the step at which the run diverged."""
     loss = status.get("val_loss")
     if status["state"] == "diverged":
@@ -120,8 +120,8 @@ def differences(one: RunFolder, other: RunFolder) -> str:
         problems.append("the records differ")
     if timeless(one.status()) != timeless(other.status()):
         problems.append("the status differs")
-    if not outcome(one, one.status()).replace(".", "").isdigit() and one.state() != "diverged":
-        problems.append(f"ended as {outcome(one, one.status())}")
+    if not outcome(one.status()).replace(".", "").isdigit() and one.state() != "diverged":
+        problems.append(f"ended as {outcome(one.status())}")
     return "; ".join(problems)
 
 

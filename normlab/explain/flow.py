@@ -1,7 +1,7 @@
 """Parse a placement's formula into a graph of operations, for its block diagram.
 
 `normlab verify` executes the same formula (`Placement.formula`, Python). Each operation on a stream becomes a node in a
-column: 0 for the stream x, higher ones for branches.
+column: 0 for the stream x, 1 and more for branches.
 """
 
 from __future__ import annotations

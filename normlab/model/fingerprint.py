@@ -1,4 +1,4 @@
-"""The fingerprint of a run's block: 16 hex digits that depend on what it computes and on no name.
+"""The fingerprint of a run's block: 16 hex digits that depend on its computation and not on its name.
 
 Every block of the run's depth is built small, in float64, with weights and an input made from SHA-256. Each output and
 gradient, in training and in evaluation, is reduced to two numbers, rounded to five digits and hashed: two machines or

@@ -107,7 +107,7 @@ class SmallModel:
     config: RunConfig
     gpt: GPT
     norms: list[nn.Module]
-    """The run's norms, in the order in which they are built."""
+    """The run's norms, in the order of their construction."""
     initial_values: dict[str, list[float]]
     """Initial values of the parameters outside linear layers and embeddings, by layer and name."""
 

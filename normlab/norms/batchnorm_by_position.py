@@ -26,7 +26,7 @@ def time_first(x_D: Tensor) -> Tensor:
 
 
 def undo_time_first(y_TND: Tensor, like: Tensor) -> Tensor:
-    """Return the output of `time_first` in its original shape, that of `like`."""
+    """Return values in the layout of `time_first` in the shape of `like`, the tensor before `time_first`."""
     if like.dim() <= 2:
         return y_TND.view_as(like)
     return y_TND.unflatten(1, (len(like), *like.shape[2:-1])).movedim(0, 1)

@@ -32,8 +32,8 @@ class CRMSNorm(NormModule):
 class CRMSNormConfig(NormConfig):
     """x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps), over the last axis.
 
-    The first D of D + 1 numbers with mean 0 determine the last one. This norm maps the first D as layer norm without
-    gain and bias maps them in the whole vector.
+    If D + 1 numbers have mean 0, the first D determine the last. This norm gets the first D numbers and returns the
+    first D outputs of layer norm (without gain and bias) for all D + 1.
     """
 
     module = CRMSNorm

@@ -1,4 +1,4 @@
-"""Partial RMS norm: divides all channels by the root mean square of the first ones.
+"""Partial RMS norm: divides all channels by the root mean square of the first K channels.
 
 Shapes: `*batch` any leading axes, D width, K channels in the root mean square.
 """

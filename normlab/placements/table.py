@@ -175,7 +175,7 @@ ROWS: tuple[Row, ...] = (
         name="deepnorm",
         formula="x = N((2 * L) ** 0.25 * x + F(x))",
         pitfalls=(
-            "pixeli99/MixLN and lmsdss/LayerNorm-Scaling use alpha = 2.828, that of 32 blocks, at every depth.",
+            "pixeli99/MixLN and lmsdss/LayerNorm-Scaling use alpha = 2.828, the value for 32 blocks, at every depth.",
             "These two also use (8L)^(+1/4) as the gain of the init: their tables show another method under this name.",
             "A survey writes alpha x + beta F(N(x)), but DeepNorm norms after the sum, and beta is part of the init.",
             "0.81 (N^4 M)^(1/16) and (3M)^(1/4) are for encoder-decoders; decoder-only models have (2L)^(1/4).",

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """A sub-layer that maps (B, T, D) to (B, T, D) and remembers what it adds to the stream.
+    """A sub-layer that maps (B, T, D) to (B, T, D) and records the tensor that is added to the stream.
 
-    Statistics of a branch are those of the tensor that is added to the stream. That tensor is the sub-layer's output,
-    unless the wiring calls `mark_update` with another one.
+    Statistics of a branch are computed on this tensor. It is the sub-layer's output, unless the wiring calls
+    `mark_update` with another tensor.
     """
 
     def __init__(self, sublayer: Callable[[Tensor], Tensor]):

@@ -18,8 +18,8 @@ TIERS = {
 
 OF = {
     "resid": "the stream that enters a block, and the head",
-    "attn": "what attention adds to the stream, after norms, learned scales and factors",
-    "mlp": "what the MLP adds to the stream, after norms, learned scales and factors",
+    "attn": "the tensor that attention adds to the stream, after norms, learned scales and factors",
+    "mlp": "the tensor that the MLP adds to the stream, after norms, learned scales and factors",
     "block": "the streams before and after a block",
     "attention": "queries, keys and the scale of their product, as the softmax gets them",
     "hidden": "the MLP's hidden activations, before a norm that may follow",

@@ -187,7 +187,7 @@ def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
 
     The formula covers one block; the model's ends are set by switches, which this check compares with the formula.
     """
-    if placement.name not in {row.name for row in ROWS} or not isinstance(placement, AlgebraPlacement):
+    if placement.name not in {row.name for row in ROWS}:
         return
     last = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
     needed = "N(" in placement.formula and not last.startswith("N(")

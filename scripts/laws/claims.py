@@ -1,4 +1,4 @@
-"""The project's first measurements of these laws, compared with the current ones.
+"""The project's first measurements of these laws, compared with the current measurements.
 
 They used two seeds up to L = 12 and one beyond; gradients of single seeds differ by a factor of three.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 from mutants.mutant import Mutant
 from normlab.placements import algebra, table
-from normlab.placements.algebra import EarlyBlocks, Row, Schedule, SubLayer, Variant, one
+from normlab.placements.algebra import SITES, EarlyBlocks, Row, Schedule, SubLayer, Variant, one
 from normlab.placements.base import PLACEMENTS
 
 
@@ -37,7 +37,6 @@ FACTORS: dict[str, Schedule] = {
 """Replacements of a factor of depth."""
 STARTS: dict[str, Schedule | None] = {"none": None, "0": table.zero, "1": one, "0.1": lambda layer, depth: 0.1}
 """Replacements of a learned factor's initial value."""
-SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
 
 
 def row_mutants(row: Row) -> Iterator[Mutant]:

@@ -1,4 +1,4 @@
-"""The catalogue of norms, placements, presets and options: `normlab list` and tab completion need no torch.
+"""The catalogue of norms, placements, presets and options for `normlab list` and tab completion, without torch.
 
 Rows of the algebra and init rules are read from their tables. Classes are parsed from the source, because norms and
 other placements need torch, and because the documentation of an option is in the source only: it is the string below
@@ -26,7 +26,7 @@ _CONFIGS = ("config/schema.py", "config/corpora.py")
 Entry = dict[str, Any]
 
 CAUSAL = "if the norm is"
-"""Causality of every placement: each works on one token at a time, which `normlab verify` checks."""
+"""Whether a placement is causal: a placement never mixes tokens, as `normlab verify` checks."""
 
 
 def options_of(source: str, name: str) -> dict[str, str]:
@@ -42,8 +42,8 @@ def norms() -> list[Entry]:
     classes = _classes("norms/*.py")
     presets = _presets("norm")
     entries: list[Entry] = []
-    registered = [_entry(node, classes) for node in classes.values() if _is_registered(node)]
-    for norm in sorted(registered, key=lambda norm: norm["name"]):
+    registered = [node for node in classes.values() if "register_norm" in map(ast.unparse, node.decorator_list)]
+    for norm in sorted((_entry(node, classes) for node in registered), key=lambda norm: norm["name"]):
         of_norm = [preset for preset in presets if preset.get("preset_of") == norm["name"]]
         entries += [norm, *(preset | _properties_of_preset(norm, preset["sets"]) for preset in of_norm)]
         norm["initial_values"] = existing_values(norm.get("initial_values", {}), default_options(norm))
@@ -101,7 +101,7 @@ def optim() -> list[Entry]:
 
 
 def init() -> list[Entry]:
-    """Return every init rule, with the placements that use it by default and those that it is wrong for."""
+    """Return every init rule, with the placements that use it by default and those that it does not fit."""
     from normlab.placements.init_rules import INIT_RULES
 
     known = placements()
@@ -121,10 +121,6 @@ def _trees(pattern: str) -> Iterator[ast.Module]:
 def _classes(*patterns: str) -> dict[str, ast.ClassDef]:
     trees = (tree for pattern in patterns for tree in _trees(pattern))
     return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def _is_registered(node: ast.ClassDef) -> bool:
-    return "register_norm" in map(ast.unparse, node.decorator_list)
 
 
 def _bases(node: ast.ClassDef) -> list[str]:
@@ -251,12 +247,15 @@ def _limits(node: ast.expr | None) -> Entry:
     """Return the limits given to `option(...)`."""
     if not isinstance(node, ast.Call) or _called_name(node) != "option":
         return {}
-    given = {keyword.arg or "": keyword.value for keyword in node.keywords}
-    return {name: _value(value) for name, value in given.items() if name not in ("identity", "absent")}
+    return {
+        keyword.arg or "": _value(keyword.value)
+        for keyword in node.keywords
+        if keyword.arg not in ("identity", "absent")
+    }
 
 
 def _docstring(node: ast.stmt | None) -> str:
-    """Return the text of a string that stands as a statement, or ""."""
+    """Return the text of a string used as a statement, or an empty text."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return " ".join(node.value.value.split())
     return ""

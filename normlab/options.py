@@ -1,7 +1,7 @@
 """Typed options: dataclass fields with limits and a mark for the fields that belong to a run's identity.
 
 A config is a tree of `kw_only, slots` dataclasses. The docstring under each field is its documentation
-(`normlab list` reads it from the source); `option(...)` adds what a type cannot express.
+(`normlab list` reads it from the source); `option(...)` adds limits and other properties.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from normlab.errors import ConfigError, did_you_mean
 
 _UNSET = object()
 _ON_OFF = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
-"""The choice that a user probably meant by a boolean."""
+"""The choice that a user who writes a boolean probably means."""
 
 _LIMITS = (
     ("at_least", operator.ge, "must be at least"),
@@ -51,9 +51,9 @@ def option(
         below: Exclusive upper limit.
         longest: Most characters of a text, or of each text in a list; the text must then be printable and not empty.
         identity: Whether the option can change the numbers of a run. Cadences, names and trackers cannot.
-        absent: For a field that was added after runs had been recorded: the value that means "as before the field
-            existed". A field with this value is left out of the identity, so old runs keep their id. Declared once
-            and never changed, even if the default changes.
+        absent: For a field that was added after runs had been recorded: the value that gives the behaviour from before
+            the field existed. A field with this value is left out of the identity, so old runs keep their id. Never
+            change it, even if the default changes.
     """
     metadata: dict[str, Any] = {
         "choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below,

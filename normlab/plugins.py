@@ -1,6 +1,6 @@
 """Plugins: Python files of the user that register norms, placements and init rules.
 
-Reads and runs the files, keeps which file registered which name, and tells versions of the same file apart.
+Reads and runs the files, and records which file, in which version, registered each name.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def claim_name(kind: str, name: str, *, known: bool, same: bool) -> None:
         same: Whether the registered object is the same one.
 
     Raises:
-        ConfigError: The name is no identifier, or it belongs to the package, to another object of the same file, or to
-            another plugin of the same command.
+        ConfigError: The name is not an identifier, or it belongs to the package, to another object of the same file, or
+            to another plugin of the same command.
     """
     if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
         raise ConfigError(
-            f"{kind} {name!r}: is no identifier, and names are part of folder names; "
+            f"{kind} {name!r}: is not an identifier, and names are part of folder names; "
             "use letters, digits and underscores"
         )
     owner = _owner.get((kind, name), "")
@@ -98,7 +98,7 @@ def registered_by_plugins() -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A Python file of the user. The bytes that were read are the ones that run."""
+    """A user's Python file. `run_plugins` runs `content`, even if the file has changed since."""
 
     path: Path
     content: bytes
@@ -152,9 +152,9 @@ def load_plugins(paths: Sequence[str]) -> None:
 
 
 def run_plugins(plugins: Sequence[Plugin]) -> None:
-    """Run plugins. A plugin that has run before runs again only if another version replaced its names since.
+    """Run plugins. A plugin that has run before runs again only if another version has replaced its names since.
 
-    The bytes that were read are compiled, because Python's import would prefer a `__pycache__` beside the file.
+    This function compiles `content`, because Python's import would prefer a `__pycache__` beside the file.
 
     Raises:
         ConfigError: A plugin raises; the message names the line.

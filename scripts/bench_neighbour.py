@@ -1,4 +1,4 @@
-"""Measure how much a busy process slows a run on a CPU: ms/step alone and beside it.
+"""Measure how much a busy process slows a run on a CPU: ms/step alone and beside the busy process.
 
     python scripts/bench_neighbour.py            # two minutes on two CPU cores
     python scripts/bench_neighbour.py --check    # exit 1 if a ratio exceeds its limit
@@ -18,9 +18,9 @@ import time
 from statistics import median
 
 POLICIES = {"libgomp": {"GOMP_SPINCOUNT": "300000"}, "normlab": {}, "passive": {"OMP_WAIT_POLICY": "PASSIVE"}}
-"""Environment variables; without any, `limit_spinning` sets the policy."""
+"""Environment variables of each policy; without variables, `limit_spinning` sets the policy."""
 ALONE_LIMIT, BESIDE_LIMIT = 1.03, 2.0
-"""Limits of normlab's time alone over libgomp's, and of its time beside a busy process over alone."""
+"""Limits of two ratios of ms/step: normlab over libgomp, both alone; normlab beside a busy process over alone."""
 STEPS = 5
 """Steps in a turn."""
 

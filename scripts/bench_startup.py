@@ -61,7 +61,7 @@ class Command:
         return self.limit_s is not None and min(self.seconds) > self.limit_s
 
     def measure(self) -> None:
-        """Run it once in a new process."""
+        """Run the command once in a new process, and record its times."""
         script = Path(sys.executable).with_name("normlab")
         normlab = [str(script)] if script.exists() else [sys.executable, "-m", "normlab"]
         cpu, start = children_cpu(), time.perf_counter()
@@ -70,7 +70,7 @@ class Command:
         self.cpu_seconds.append(children_cpu() - cpu)
 
     def find_imports(self) -> None:
-        """Run it once more to find what it imports."""
+        """Run the command once more, and record its heavy imports."""
         self.loaded = run([sys.executable, "-c", PROBE, *self.arguments]).splitlines()[-1]
 
 
@@ -95,7 +95,7 @@ def train_many(results: Path, text: Path, count: int) -> None:
     from normlab.config.compose import compose_run
     from normlab.train.run import train
 
-    # A second thread does not speed up such small models, and waits on a busy machine.
+    # A second thread does not speed up such small models, and slows them on a busy machine.
     torch.set_num_threads(1)
     bases = [
         compose_run(

@@ -221,7 +221,7 @@ class Monitored(Loop):
         self.monitor.monitor_gradients()
 
     def after(self) -> None:
-        """End the step, and drop its numbers, which would accumulate."""
+        """End the step and clear the monitor's log, which would grow."""
         self.monitor.end_step()
         self.values = list(self.monitor.get_step_metrics().values())
         self.monitor.storage.log_dict.clear()
@@ -232,7 +232,7 @@ class Monitored(Loop):
 
 @dataclass(slots=True)
 class Pair:
-    """A side and the side without statistics."""
+    """A side with statistics and the same side without them."""
 
     name: str
     side: Sequence[Turn]
@@ -292,8 +292,8 @@ def bench(overrides: Sequence[str], device: str, compiled: bool, rounds: int) ->
     shape = (2, config.train.batch_size, config.model.context)
     for number in range(-2, rounds):
         for pair in pairs:
-            drawn = [torch.randint(0, VOCAB, shape, generator=generator).to(device_here) for _ in pair.side]
-            batches = [(pair_BT[0], pair_BT[1]) for pair_BT in drawn]
+            pairs_BT = [torch.randint(0, VOCAB, shape, generator=generator).to(device_here) for _ in pair.side]
+            batches = [(tokens_BT, targets_BT) for tokens_BT, targets_BT in pairs_BT]
             side, plain = times(pair, batches, on_gpu)
             if number >= 0:  # the first two rounds compile
                 pair.ratios.append(side / plain)

@@ -7,7 +7,7 @@ Every side trains the same model on the same corpus, in a process of its own, so
 sides take turns of a few steps; while one works the others wait. The sides are
 
 - *plain*: `bench_train.Plain`, eager, in the precision of the line, one run at a time;
-- *alone*: normlab's loop (batches, step, statistics in every tenth step), one run at a time, eager and compiled;
+- *single*: normlab's loop (batches, step, statistics in every tenth step), one run at a time, eager and compiled;
 - *packed*: the same loop over all runs as one stacked computation, eager and compiled.
 
 The time of a sweep is its set-up (models, and compilation from an empty cache) plus its steps at the median ms/step. Of
@@ -141,7 +141,7 @@ def sides_of(overrides: Sequence[str], precision: str, options: argparse.Namespa
     overrides = (*overrides, f"precision={precision}", f"device={options.device}")
     yield Side("plain", precision, Work(overrides, 1, compiled=False, plain=True), twice=False)
     for kind, compiled in (("eager", False), ("compiled", True)):
-        for name, runs in (("alone", 1), (f"packed by {options.pack}", options.pack)):
+        for name, runs in (("single", 1), (f"packed by {options.pack}", options.pack)):
             with empty_cache():
                 side = Side(f"{name}, {kind}", precision, Work(overrides, runs, compiled), twice=options.runs > runs)
             yield side
@@ -168,17 +168,17 @@ def table(sides: Sequence[Side], options: argparse.Namespace) -> list[str]:
     speed = {(side.precision, side.name): median(side.runs_per_hour(options.runs, options.steps)) for side in sides}
     lines = [
         f"{'precision':9} {'side':24} {'ms/step per run':>18} {'set-up s':>8} {'runs/hour':>12} "
-        f"{'/ plain fp32':>13} {'/ plain':>8} {'/ alone':>8}  quartiles of / plain"
+        f"{'/ plain fp32':>13} {'/ plain':>8} {'/ single':>8}  quartiles of / plain"
     ]
     for side in sides:
         plain, packed = speed[side.precision, "plain"], speed[side.precision, side.name]
-        alone = speed.get((side.precision, f"alone, {side.name.rpartition(', ')[2]}"), packed)
+        single = speed.get((side.precision, f"single, {side.name.rpartition(', ')[2]}"), packed)
         of_fp32 = f"{packed / speed['fp32', 'plain']:.2f}" if ("fp32", "plain") in speed else ""
         ratios = [value / plain for value in side.runs_per_hour(options.runs, options.steps)]
         low, _, high = statistics.quantiles(ratios, n=4)
         lines.append(
             f"{side.precision:9} {side.name:24} {1e3 * median(side.turns) / side.pack_size:18.2f} "
-            f"{side.first_setup_s:8.1f} {packed:12.2f} {of_fp32:>13} {packed / plain:8.2f} {packed / alone:8.2f}  "
+            f"{side.first_setup_s:8.1f} {packed:12.2f} {of_fp32:>13} {packed / plain:8.2f} {packed / single:8.2f}  "
             f"{low:.2f}-{high:.2f}"
         )
     return lines

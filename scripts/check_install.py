@@ -27,7 +27,7 @@ RUN = [
 
 
 class CommandError(Exception):
-    """A command failed; the text is its last lines."""
+    """A command failed; the message is the last lines of its output."""
 
 
 def call(*arguments: str | Path, cwd: Path, **variables: str) -> str:
@@ -43,19 +43,19 @@ def call(*arguments: str | Path, cwd: Path, **variables: str) -> str:
 
 def pythons() -> list[str]:
     """Return every supported Python on this machine."""
-    found = {}
+    paths = {}
     for minor in (11, 12, 13):
         name = f"python3.{minor}"
         candidates = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))]
         for path in candidates:
-            if path and name not in found:
+            if path and name not in paths:
                 try:
                     version = call(path, "-c", "import sys, venv; print(*sys.version_info[:2])", cwd=ROOT).split()
                 except (CommandError, OSError):
                     continue
                 if version == ["3", str(minor)]:
-                    found[name] = path
-    return list(found.values())
+                    paths[name] = path
+    return list(paths.values())
 
 
 def build(folder: Path) -> list[Path]:
@@ -97,7 +97,7 @@ def check(python: str, package: Path, folder: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--python", action="append", help="a Python to check; may be repeated (default: all)")
+    parser.add_argument("--python", action="append", help="a Python to check; can be repeated (default: all)")
     options = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mutate every input of normlab, and test that it is either refused in one line or used as written.
+"""Mutate every input of normlab, and test that normlab rejects it with a one-line error or uses it as written.
 
     .venv/bin/python scripts/fuzz_inputs.py [--count 1000] [--seed 0] [--kind overrides,texts] [--only records/17]
 
@@ -9,13 +9,13 @@ JSONL, Parquet), `checkpoints`, `records` (run.json, status.json, metrics.jsonl,
 `forged` (the same files with absurd sizes with a valid checksum, or as a sparse terabyte). Each call must satisfy:
 
 - it exits with 0 or 2, and never with a traceback;
-- an error is one line, names the input, ends with what to do, and changes no file;
+- an error is one line, names the input, ends with a remedy, and changes no file;
 - an accepted override or config file is in the run's record;
 - every document and every token of an accepted text is counted;
-- a run with damaged checkpoints is refused, or prints a warning and ends bit for bit like the undamaged run;
-- a damaged record is shown as damaged, or shows only what the undamaged record has.
+- a run with damaged checkpoints is rejected, or prints a warning and ends bit for bit like the undamaged run;
+- a damaged record is shown as damaged, or shows only values of the undamaged record.
 
-Prints a table, and each failure with how to repeat it; exits with 1 after a failure.
+Prints a table, and each failure with the options that repeat it; exits with 1 after a failure.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def small_enough(config: Any) -> bool:
     )
 
 
-def call(*arguments: str, environment: dict[str, str] | None = None) -> Result:
+def call(*arguments: str) -> Result:
     """Call the command line in this process."""
     from normlab import cli
     from normlab.cli import train as command
@@ -170,12 +170,15 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def exit_problem(result: Result, names: Sequence[str] = ()) -> str:
-    """Return what is wrong with the end of a call; an error message must contain one of `names`."""
+    """Return the problem with a call's exit code or output, or an empty text.
+
+    An error message must contain one of `names`.
+    """
     if result.raised:
         return "traceback: " + result.raised.strip().splitlines()[-1][:300]
     if result.code not in (0, 2):
         return f"exit {result.code}: {result.err[-300:]}"
-    # The author of a plugin may read what its code raises.
+    # A message about a plugin may contain the exception that the plugin's code raised.
     if (leak := LEAKS.search(result.err)) and "plugins: " not in result.err:
         line = next(line for line in result.err.splitlines() if leak[0] in line)
         return f"leaks {leak[0]!r}: {line[:300]}"
@@ -188,7 +191,7 @@ def exit_problem(result: Result, names: Sequence[str] = ()) -> str:
         return f"an error with output: {result.out[:200]}"
     if not ADVICE.search(lines[0].rpartition("; ")[2].lower()):
         return f"no advice: {lines[0]}"
-    # A message shows control characters as escapes, and any white space as a blank.
+    # A message shows control characters as escapes, and white space as a single blank.
     shown = [" ".join(name.encode(errors="backslashreplace").decode().split()) for name in names]
     if names and not any(name in lines[0] for name in shown):
         return f"does not name {' or '.join(names)[:100]}: {lines[0]}"
@@ -205,7 +208,7 @@ class Case:
     prepare: Callable[[Path], Any] = lambda folder: None
     names: list[str] = field(default_factory=list)
     judge: Callable[[Path, Result, list[str]], str] = lambda folder, result, arguments: ""
-    """Return what is wrong with an accepted call."""
+    """Returns the problem with an accepted call, or an empty text."""
 
 
 # Mutated bytes and values.
@@ -257,7 +260,7 @@ def mutate_bytes(draw: random.Random, content: bytes) -> tuple[str, bytes]:
     # A fraction of the length, since times in the content change the length by a few bytes.
     at = int(draw.random() * size)
     how = draw.choice(["flip", "cut", "empty", "append", "zeros", "garbage", "drop", "twice"])
-    made = {
+    mutated = {
         "flip": content[:at] + bytes([content[at] ^ (1 << draw.randrange(8))]) + content[at + 1 :],
         "cut": content[:at],
         "empty": b"",
@@ -267,7 +270,7 @@ def mutate_bytes(draw: random.Random, content: bytes) -> tuple[str, bytes]:
         "drop": content[:at] + content[at + draw.randint(1, 64) :],
         "twice": content + content,
     }[how]
-    return (f"{how} at {at} of {size}", made) if made != content else ("append", content + b"x")
+    return (f"{how} at {at} of {size}", mutated) if mutated != content else ("append", content + b"x")
 
 
 def mutate_json(draw: random.Random, tree: Any) -> tuple[str, Any]:
@@ -282,7 +285,7 @@ def mutate_json(draw: random.Random, tree: Any) -> tuple[str, Any]:
             walk(value, f"{where}.{key}")
 
     walk(tree, "")
-    # The upper levels matter most: they are chosen as often as all nodes.
+    # The upper levels matter most: half of the mutations choose among them only.
     top = [spot for spot in spots if spot[2].count(".") <= 2]
     node, key, where = draw.choice(draw.choice([top, spots]))
     if draw.random() < 0.4:
@@ -386,7 +389,7 @@ def judge_overrides(folder: Path, result: Result, arguments: list[str]) -> str:
 
 
 def means(text: str, value: Any) -> bool:
-    """Return whether a value is what a text sets; interpolations and functions are not evaluated."""
+    """Return whether an override's text sets this value; interpolations and functions are not evaluated."""
     text = text.strip(" \t")
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -477,11 +480,11 @@ def configs(draw: random.Random, lab: Lab) -> Case:
                 # OmegaConf keeps the earlier value of an option that is ???.
                 if key in ("defaults", "preset") or isinstance(value, dict) or value == "???":
                     continue
-                found = config[group].get(key) if group else config.get(key)
-                if (isinstance(value, str) and "${" in value) or value is None or found == value:
+                actual = config[group].get(key) if group else config.get(key)
+                if (isinstance(value, str) and "${" in value) or value is None or actual == value:
                     continue
-                if not means(str(value), found):
-                    return f"accepted {key}: {value!r}, and the config has {found!r}"
+                if not means(str(value), actual):
+                    return f"accepted {key}: {value!r}, and the config has {actual!r}"
         return ""
 
     description = f"{group or 'primary'}: {how}"
@@ -550,9 +553,9 @@ def texts(draw: random.Random, lab: Lab) -> Case:
             return f"accepted a file that is not {kind}: {corpus}"
         size = len if tokenizer == "chars" else lambda text: len(text.encode("utf-8", "surrogatepass"))
         total, count = sum(map(size, documents)), len(documents)
-        found = corpus["train_tokens"] + corpus["val_tokens"] - total
+        extra = corpus["train_tokens"] + corpus["val_tokens"] - total
         ends = {count} if corpus["split"] == "documents" else range(count, 2 * count + 1)
-        if corpus["documents"] != count or found not in ends:
+        if corpus["documents"] != count or extra not in ends:
             return f"{count} documents of {total} tokens are recorded as {corpus}"
         return ""
 
@@ -646,9 +649,9 @@ def checkpoints(draw: random.Random, lab: Lab) -> Case:
         final = f"checkpoints/step_{STEPS:08d}/state.safetensors"
         if (run / final).read_bytes() != (only_run(lab.finished) / final).read_bytes():
             return "ended with different weights from the undamaged run"
-        found = [how for how in damages if not re.search(r"folder (missing|renamed)", how)]
+        visible = [how for how in damages if not re.search(r"folder (missing|renamed)", how)]
         # A complete newest checkpoint is used without reading the older one.
-        if any("00000004" in how for how in found) and not re.search("damaged|incomplete|checkpoint", result.err):
+        if any("00000004" in how for how in visible) and not re.search("damaged|incomplete|checkpoint", result.err):
             return f"resumed without a warning: {result.err[-300:]}"
         return ""
 
@@ -705,7 +708,7 @@ def records(draw: random.Random, lab: Lab, *, forged: bool = False) -> Case:
 
     def judge(folder: Path, result: Result, arguments: list[str]) -> str:
         if plausible:
-            return ""  # nothing in the file shows another value of the same type
+            return ""  # another value of the same type cannot be detected
         if arguments[0] == "sample":
             return "" if result.out in lab.samples else f"sampled {result.out!r}"
         if arguments[:3] == ["summarize", "results", "--format"] and arguments[3] == "json":
@@ -750,7 +753,7 @@ def shape(tree: Any) -> Any:
 
 
 def wrong_row(rows: list[dict[str, Any]], undamaged: dict[str, Any]) -> str:
-    """Return what a summary of a damaged run shows and should not."""
+    """Return the problem with the summary of a damaged run, or an empty text."""
     if len(rows) != 1:
         return f"{len(rows)} rows"
     row = rows[0]
@@ -786,7 +789,7 @@ def laboratory() -> Iterator[Lab]:
         PYTHONPATH=str(Path(__file__).resolve().parent.parent),
     )  # fmt: skip
     try:
-        yield prepared(scratch)
+        yield make_lab(scratch)
     finally:
         os.chdir(here)
         os.environ.clear()
@@ -794,7 +797,7 @@ def laboratory() -> Iterator[Lab]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def prepared(scratch: Path) -> Lab:
+def make_lab(scratch: Path) -> Lab:
     """Make the corpus and the undamaged runs."""
     from normlab.train import checkpoint
 
@@ -834,7 +837,7 @@ def prepared(scratch: Path) -> Lab:
         lab.summary[name] = json.loads(call("summarize", "--format", "json").out)[0]
         lab.samples.add(call(*sample).out)
         run = only_run(scratch / name)
-        # The older checkpoint's sample too, which is used if the newest is damaged.
+        # Sample from the older checkpoint too, because normlab uses it if the newest is damaged.
         newest = max((run / "checkpoints").iterdir())
         newest.rename(scratch / "aside")
         lab.samples.add(call(*sample).out)
@@ -908,7 +911,7 @@ def main() -> int:
     parser.add_argument("--kind", default=",".join(SHARES), help="kinds, separated by commas (default all)")
     parser.add_argument("--only", default="", help="one case by its name in a failure: records/17")
     options = parser.parse_args()
-    # A library's abort would be silent otherwise, since the outputs of calls are captured.
+    # Print the stack if a library aborts: the outputs of calls are captured.
     faulthandler.enable(os.fdopen(os.dup(2), "w"))
     chosen = [options.only.partition("/")[0]] if options.only else options.kind.split(",")
     if foreign := set(chosen) - set(SHARES):

@@ -6,8 +6,8 @@
 Every run is `python -m normlab train ...` in a process of its own. A kill is SIGKILL: from outside at a random step,
 or inside the write of a checkpoint, where the process kills itself at a chosen point (functions are replaced in that
 process; the package has no hook for it). A run is killed one to three times, then the same command finishes it.
-Compared are every tensor of every remaining checkpoint, every row of the record without times, the final status
-without times and memory, and the names of all files.
+The comparison covers every tensor of every remaining checkpoint, every row of the record without times, the final
+status without times and memory, and the names of all files.
 
 Exits with 1 if anything differs, or if fewer runs were killed than requested.
 """
@@ -91,9 +91,9 @@ def run_to_point(point: str, number: int, arguments: Sequence[str]) -> None:
     def half_of_folder(folder: Path, **_: Any) -> None:
         (folder / "state.safetensors").unlink()
 
-    # The function to replace, the arguments that count, and how to do half of its work.
+    # The function to replace, the test of its arguments that selects a call, and a function that does half of the work.
     moment, _, operation = point.partition(" the ")
-    owner, name, counts, half = {
+    owner, name, selects, half = {
         "state": (checkpoint, "save_file", lambda _, path: True, half_of_state),
         "manifest": (Path, "write_bytes", lambda path, _: path.name == "manifest.json", half_of_manifest),
         "rename": (Path, "rename", lambda path, _: path.name.startswith(".step_"), None),
@@ -102,7 +102,7 @@ def run_to_point(point: str, number: int, arguments: Sequence[str]) -> None:
     real, calls = getattr(owner, name), itertools.count(1)
 
     def kill_during(*args: Any, **options: Any) -> Any:
-        if not counts(*args, **options) or next(calls) != number:
+        if not selects(*args, **options) or next(calls) != number:
             return real(*args, **options)
         if moment == "half of":
             half(*args, **options)
@@ -118,7 +118,7 @@ def run_to_point(point: str, number: int, arguments: Sequence[str]) -> None:
 
 
 class Processes:
-    """The child processes; none outlives this process."""
+    """The child processes; `close` kills all of them."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
@@ -218,7 +218,7 @@ class Trial:
     number: int
     variant: str
     folder: Path
-    """Holds the results and the logs of its processes."""
+    """The folder of the results and of the logs."""
     arguments: list[str]
     planned: list[Kill]
     draw: random.Random
@@ -309,35 +309,35 @@ def wrong_start(log: Path, start: int) -> str:
 
 
 def differences(reference: Path, other: Path) -> list[str]:
-    """Return the differences between two runs' folders, beside times and memory."""
+    """Return the differences between two runs' folders, except times and memory."""
     names, other_names = ({str(path.relative_to(f)) for path in f.rglob("*")} for f in (reference, other))
     if names != other_names or reference.name != other.name:
         return [f"files {sorted(names ^ other_names)} of {reference.name} and {other.name}"]
-    found = [line for step in checkpoints(reference) for line in differing_state(reference, other, step)]
+    problems = [line for step in checkpoints(reference) for line in differing_state(reference, other, step)]
     for one, two in itertools.zip_longest(rows(reference), rows(other)):
         if one != two:
-            found.append(f"record: {one} and {two}")
+            problems.append(f"record: {one} and {two}")
             break
     for one, two in zip(statistics(reference), statistics(other), strict=True):
         if one.read_bytes() != two.read_bytes():
-            found.append(f"statistics: {one.name}")
+            problems.append(f"statistics: {one.name}")
     status, other_status = (timeless(RunFolder(f).status()) for f in (reference, other))
     if status != other_status or status["state"] not in ("finished", "diverged"):
-        found.append(f"status: {status} and {other_status}")
-    return found
+        problems.append(f"status: {status} and {other_status}")
+    return problems
 
 
 def differing_state(reference: Path, other: Path, step: int) -> list[str]:
     """Return the differences between two checkpoints of a step."""
     one, two = (checkpoint.read(folder / "checkpoints", step) for folder in (reference, other))
-    found = [
+    problems = [
         f"step {step}: {name}"
         for name in sorted({*one.tensors, *two.tensors})
         if bits(one.tensors.get(name)) != bits(two.tensors.get(name))
     ]
     # The record's length varies with the digits of its times.
     metas = [timeless(saved.meta["progress"]) | {"last": saved.meta["last_finite"]} for saved in (one, two)]
-    return found + ([f"step {step}: {metas[0]} and {metas[1]}"] if metas[0] != metas[1] else [])
+    return problems + ([f"step {step}: {metas[0]} and {metas[1]}"] if metas[0] != metas[1] else [])
 
 
 def bits(tensor: Any) -> Any:
@@ -425,7 +425,7 @@ def run_all(options: argparse.Namespace, scratch: Path) -> list[Trial]:
             ]  # fmt: skip
             futures = [pool.submit(trial.run, processes, references[trial.variant]) for trial in batch]
             trials += [future.result() for future in futures]
-            # Another run takes over the kills that came too late.
+            # Kills planned for a step after the end of their run are repeated with another run.
             runs = [(t.variant, missed) for t in batch if (missed := t.planned[len(t.kills) :])]
             if not runs:
                 break

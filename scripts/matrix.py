@@ -5,7 +5,7 @@
 
 Each pair is trained twice at depth 4 on the CPU: once without interruption, and once interrupted in the middle by a
 signal and resumed from its checkpoint. Both must leave the same record and the same last checkpoint. The table shows
-the validation loss after 20 steps; `diverged` is an outcome, not a failure. A pair that is refused has a dash.
+the validation loss after 20 steps; `diverged` is an outcome, not a failure. A pair that normlab rejects has a dash.
 
 Exits with 1 if a run fails, is neither finite nor marked as diverged, does not resume bit for bit, or if no pair is
 trained.
@@ -76,9 +76,9 @@ class Cell:
     text: str
     """The text in the table."""
     error: str = ""
-    """What differs or failed."""
+    """The failure, or the difference between the two runs."""
     resumed: bool = False
-    """Whether it was interrupted and resumed; a run that diverges before the middle is not."""
+    """Whether the run was interrupted and resumed; a run that diverges before the middle is not."""
 
 
 def pair(norm: str, placement: str) -> Cell:
@@ -105,7 +105,7 @@ def pair(norm: str, placement: str) -> Cell:
         )
 
 
-def outcome(folder: RunFolder, status: dict[str, Any]) -> str:
+def outcome(status: dict[str, Any]) -> str:
     """Return the validation loss, or the step at which the run diverged."""
     loss = status.get("val_loss")
     if status["state"] == "diverged":
@@ -116,15 +116,15 @@ def outcome(folder: RunFolder, status: dict[str, Any]) -> str:
 
 
 def differences(one: RunFolder, other: RunFolder) -> str:
-    """Return the differences between two runs, beside times, and any outcome that is neither finite nor diverged."""
-    found = differing_state(one.path, other.path, STEPS) if one.state() == "finished" else []
+    """Return the differences between two runs, except times, and an outcome that is neither finite nor diverged."""
+    problems = differing_state(one.path, other.path, STEPS) if one.state() == "finished" else []
     if rows(one.path) != rows(other.path):
-        found.append("the records differ")
+        problems.append("the records differ")
     if timeless(one.status()) != timeless(other.status()):
-        found.append("the status differs")
-    if not outcome(one, one.status()).replace(".", "").isdigit() and one.state() != "diverged":
-        found.append(f"ended as {outcome(one, one.status())}")
-    return "; ".join(found)
+        problems.append("the status differs")
+    if not outcome(one.status()).replace(".", "").isdigit() and one.state() != "diverged":
+        problems.append(f"ended as {outcome(one.status())}")
+    return "; ".join(problems)
 
 
 def table(norms: list[str], placements: list[str], cells: dict[tuple[str, str], Cell]) -> str:

@@ -6,18 +6,19 @@
 A mutant is an entry with one mistake of a kind that public code has made:
 
 - in the code of a norm, a wiring or an init rule: eps dropped, moved through the root or multiplied by a width; a
-  term, factor, root, cast or statement dropped; a sign or exponent flipped; a mean for a sum; a changed number, axis
-  or kind of variance; one stream or branch in place of another; a norm skipped or applied twice; a parameter shared
+  term, factor, root, cast or statement dropped; a sign or exponent flipped; a sum instead of a mean; another number,
+  axis or kind of variance; another stream or branch; a norm skipped or applied twice; a parameter shared
   by mistake; a stop-gradient dropped; a condition inverted;
 - in a row of the algebra: a norm at another site, a missing norm, an additional norm; another factor of depth;
 - in any placement: the init rule of another placement;
 - in any norm: another default, or twice its output;
 - in a built module: a buffer of zeros, as after a round trip through the meta device.
 
-Names, declarations of an entry and references are not mutated. Each mutant runs in a process of its own. An exception
-counts as detection, and so does a minute without an answer or a process that dies; these two are also counted apart.
-Survivors are printed, and are an error unless `mutants/equivalent.py` gives a reason why they compute the same. A
-reason is an error too if its mutant does not exist or is detected.
+Names, declarations of an entry and references are not mutated. Each mutant runs in a process of its own. A failed
+check, an exception, a timeout of a minute and a process that dies count as detection.
+
+The script prints survivors. A survivor is an error unless `mutants/equivalent.py` gives a reason why it computes the
+same. A reason is also an error if its mutant does not exist or is detected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the folders of synthetic runs, which benchmarks and tests read in place of trained ones.
+"""Write the folders of synthetic runs, which benchmarks and tests read instead of trained runs.
 
     python scripts/records.py FOLDER                 # a results folder with the sweep `demo24` and its 24 runs
     python scripts/records.py FOLDER --runs 200      # the first 200 runs of a larger grid, as the sweep `demo200`
@@ -51,7 +51,7 @@ FORMULAS = {
 }
 BY_NORM = {"rmsnorm": 0.0, "layernorm": 0.01, "scalenorm": 0.05, "dyt": 0.07, "batchnorm": 0.15}
 BY_PLACEMENT = {"pre": (0.0, 3e-3), "peri": (-0.02, 3e-3), "deepnorm": (0.03, 1e-3), "post": (0.06, 1e-3)}
-"""What a placement adds to the loss, and its best learning rate."""
+"""The amount that each placement adds to the loss, and its best learning rate."""
 
 NORMS, PLACEMENTS, DEPTHS, RATES, SEEDS = ("layernorm", "rmsnorm"), ("pre", "post"), (4, 8), (1e-3,), 3
 """The grid of 24 runs."""
@@ -76,9 +76,9 @@ class Record:
     at: int | None = None
     """The step of the divergence, the failure or the last record; by default half of the steps."""
     spike_at: int | None = None
-    """The step at which the loss jumps; it recovers within about twenty."""
+    """The step at which the loss jumps; it recovers within about twenty steps."""
     stats_every: int | None = 10
-    """None: without statistics."""
+    """Steps between two measured steps; None for a run without statistics."""
 
     @property
     def last(self) -> int:
@@ -190,7 +190,7 @@ class Series:
     clip_factor: NDArray[np.float64]
     lr: NDArray[np.float64]
     excess: Array
-    """Factor of activations and gradients: 1, and more during a spike or divergence."""
+    """Factor of activations and gradients: 1, or more during a spike or divergence."""
     validation: dict[int, float]
     """Validation loss by step."""
 

@@ -51,21 +51,21 @@ class Size:
 
     @property
     def norms_on_stream(self) -> bool:
-        """Whether the norms are on the stream; then there is none before the head."""
+        """Whether the norms are on the stream; such a placement has no norm before the head."""
         return SITES[self.placement] == ("res",)
 
     def parameters(self) -> dict[str, tuple[int, float]]:
         """Return by site the number of parameters in a layer and their RMS at initialisation."""
         width, std = self.width, 0.02
         last = std / math.sqrt(2 * self.depth)
-        found = {
+        parameters = {
             "embed.tokens.weight": (VOCABULARY * width, std),
             "embed.positions.weight": (self.context * width, std),
         }
         for matrix, rms in (("q", std), ("k", std), ("v", std), ("out", last)):
-            found |= {f"attn.{matrix}.weight": (width**2, rms), f"attn.{matrix}.bias": (width, 0.0)}
+            parameters |= {f"attn.{matrix}.weight": (width**2, rms), f"attn.{matrix}.bias": (width, 0.0)}
         for matrix, rms, outputs in (("up", std, 4 * width), ("down", last, width)):
-            found |= {f"mlp.{matrix}.weight": (4 * width**2, rms), f"mlp.{matrix}.bias": (outputs, 0.0)}
+            parameters |= {f"mlp.{matrix}.weight": (4 * width**2, rms), f"mlp.{matrix}.bias": (outputs, 0.0)}
         of_norm = {
             "affine.gain": (width, 1.0),
             "affine.bias": (width, 0.0),
@@ -75,8 +75,8 @@ class Size:
         }
         where = [f"wiring.{part}.norms.{site}" for part in ("attn", "mlp") for site in SITES[self.placement]]
         for norm in [*where, *([] if self.norms_on_stream else ["head.close"])]:
-            found |= {f"{norm}.{name}": of_norm[name] for name in PARAMETERS[self.norm]}
-        return found
+            parameters |= {f"{norm}.{name}": of_norm[name] for name in PARAMETERS[self.norm]}
+        return parameters
 
 
 def layout(size: Size) -> Layout:
@@ -146,7 +146,7 @@ def _shapes(size: Size, learned: Array, lr: Array, excess: Array) -> dict[str, C
         first = 0.03 + 0.6 * learned
         if size.norms_on_stream:
             return np.where(layer == 1, first, 1 + 0.2 * learned)
-        if "out" in SITES[size.placement]:  # every branch adds the same
+        if "out" in SITES[size.placement]:  # every branch has RMS 1
             return np.sqrt(first**2 + 2 * (layer - 1))
         return first * (1 + 0.12 * (layer - 1)) ** (0.5 + 1.5 * learned)
 

@@ -56,7 +56,7 @@ def smaller(png: bytes) -> bytes:
     """Return the picture with a palette."""
     content = io.BytesIO()
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    # Every third pixel: Pillow's sums overflow on tens of millions.
+    # Use every third pixel, because Pillow's sums overflow on tens of millions of pixels.
     sample = image.resize((image.width // 3, image.height // 3), Image.Resampling.NEAREST)
     palette = sample.quantize(COLOURS, kmeans=2)
     image.quantize(palette=palette, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)

@@ -41,7 +41,7 @@ PROFILES = (("resid_rms", ""), ("dresid_rms", ""), WEIGHTS, ("adj_cos", ""))
 OVERRIDES = ["norm=rmsnorm", "tracking.wandb=off", "optim.lr=1e-3", "eval.every=0"]
 
 
-def trained(placement: str, args: argparse.Namespace) -> RunFolder:
+def train_run(placement: str, args: argparse.Namespace) -> RunFolder:
     """Return the run of a placement."""
     from normlab.config.compose import compose_run
     from normlab.train.run import train
@@ -58,17 +58,17 @@ def measured_times(profiles: Profiles, warmup: int) -> dict[str, int]:
     return {"at init": 0, "after warm-up": min(int(np.searchsorted(profiles.steps, warmup)), last), "at the end": last}
 
 
-def profile(profiles: Profiles, shown: tuple[str, str], index: int) -> tuple[list[int], Array]:
+def profile(profiles: Profiles, statistic: tuple[str, str], index: int) -> tuple[list[int], Array]:
     """Return the layers of a statistic and its values, at one measured step."""
-    name, site = shown
+    name, site = statistic
     values = values_of(profiles, name)[site]
-    places = np.flatnonzero(~np.isnan(values[index]))
-    return places.tolist(), values[index][places]
+    layers = np.flatnonzero(~np.isnan(values[index]))
+    return layers.tolist(), values[index][layers]
 
 
-def signatures(found: dict[str, Profiles], warmup: int) -> Iterator[tuple[str, str, float, bool]]:
+def signatures(profiles_of: dict[str, Profiles], warmup: int) -> Iterator[tuple[str, str, float, bool]]:
     """Yield (claim, expected, measured, whether it holds)."""
-    pre, post = (found[name] for name in PLACEMENTS)
+    pre, post = (profiles_of[name] for name in PLACEMENTS)
     init, trains, end = measured_times(pre, warmup).values()
     streams = profile(pre, ("resid_rms", ""), init)[1]
     least = float((streams[1:] / streams[:-1]).min())
@@ -87,12 +87,12 @@ def signatures(found: dict[str, Profiles], warmup: int) -> Iterator[tuple[str, s
         spread = float(streams.max() / streams.min())
         yield f"post, {when}: the largest stream after a block over the smallest", "below 1.5", spread, spread < 1.5
     for when, index, least in (("at init", init, 1), ("after warm-up", trains, 10), ("at the end", end, 10)):
-        for placement, profiles in found.items():
+        for placement, profiles in profiles_of.items():
             sizes = profile(profiles, WEIGHTS, index)[1]
             claim = f"{placement}, {when}: the gradient of {WEIGHTS[1]} in the last block over the first"
             yield _gradient_claim(claim, placement, float(sizes[-1] / sizes[0]), least)
     for when, index in (("after warm-up", trains), ("at the end", end)):
-        for placement, profiles in found.items():
+        for placement, profiles in profiles_of.items():
             sizes = profile(profiles, ("dresid_rms", ""), index)[1]
             claim = f"{placement}, {when}: the stream's gradient at the head over its gradient at block 2"
             yield _gradient_claim(claim, placement, float(sizes[-1] / sizes[1]), 10)
@@ -105,44 +105,42 @@ def _gradient_claim(claim: str, placement: str, ratio: float, least: float) -> t
     return claim, "below 1", ratio, ratio < 1
 
 
-def table(found: dict[str, Profiles], warmup: int) -> list[dict[str, Any]]:
+def table(profiles_of: dict[str, Profiles], warmup: int) -> list[dict[str, Any]]:
     """Return rows with the first, middle and last layer of every profile."""
     rows = []
-    for shown in PROFILES:
-        for placement, profiles in found.items():
+    for statistic in PROFILES:
+        for placement, profiles in profiles_of.items():
             for when, index in measured_times(profiles, warmup).items():
-                places, values = profile(profiles, shown, index)
-                picked = [0, (len(places) - 1) // 2, -1]
+                layers, values = profile(profiles, statistic, index)
+                indices = [0, (len(layers) - 1) // 2, -1]
                 labels = ("first", "middle", "last")
-                values_shown = {label: f"{values[at]:.3g}" for label, at in zip(labels, picked, strict=True)}
-                rows.append(
-                    {"statistic": " ".join(shown).strip(), "placement": placement, "when": when, **values_shown}
-                )
+                numbers = {label: f"{values[at]:.3g}" for label, at in zip(labels, indices, strict=True)}
+                rows.append({"statistic": " ".join(statistic).strip(), "placement": placement, "when": when, **numbers})
     return rows
 
 
-def write_page(found: dict[str, Profiles], warmup: int, path: Path) -> None:
+def write_page(profiles_of: dict[str, Profiles], warmup: int, path: Path) -> None:
     """Write an HTML file with one figure for each statistic, one line for each placement and time."""
     import plotly.graph_objects as go
     from plotly.colors import qualitative
     from plotly.subplots import make_subplots
 
-    titles = [f"{' '.join(shown).strip()} = {STATISTICS[shown[0]].formula}" for shown in PROFILES]
+    titles = [f"{' '.join(statistic).strip()} = {STATISTICS[statistic[0]].formula}" for statistic in PROFILES]
     figure = make_subplots(rows=2, cols=2, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=0.12)
     dashes = {"at init": "dot", "after warm-up": "dash", "at the end": "solid"}
-    for number, shown in enumerate(PROFILES):
-        for colour, (placement, profiles) in zip(qualitative.Safe, found.items(), strict=False):
+    for number, statistic in enumerate(PROFILES):
+        for colour, (placement, profiles) in zip(qualitative.Safe, profiles_of.items(), strict=False):
             for when, index in measured_times(profiles, warmup).items():
-                places, values = profile(profiles, shown, index)
+                layers, values = profile(profiles, statistic, index)
                 line = go.Scatter(
-                    x=places, y=values, name=f"{placement}, {when}", legendgroup=f"{placement}, {when}",
+                    x=layers, y=values, name=f"{placement}, {when}", legendgroup=f"{placement}, {when}",
                     showlegend=number == 0, mode="lines", line={"color": colour, "dash": dashes[when], "width": 2},
                 )  # fmt: skip
                 figure.add_trace(line, row=number // 2 + 1, col=number % 2 + 1)
-        scale = "linear" if shown[0] == "adj_cos" else "log"
+        scale = "linear" if statistic[0] == "adj_cos" else "log"
         dtick = None if scale == "linear" else 1
         figure.update_yaxes(type=scale, dtick=dtick, exponentformat="power", row=number // 2 + 1, col=number % 2 + 1)
-    depth = next(iter(found.values())).layout.depth
+    depth = next(iter(profiles_of.values())).layout.depth
     figure.update_xaxes(title_text=f"block; {depth + 1} is the head")
     figure.update_layout(
         height=900, width=1400, template="plotly_white", font={"size": 13},
@@ -177,27 +175,27 @@ def main() -> int:
     args = parser.parse_args()
     if args.depth < 3:
         parser.error(f"--depth {args.depth}: too small for a profile; choose 3 or more")
-    found: dict[str, Profiles] = {}
+    profiles_of: dict[str, Profiles] = {}
     warmup, folder = 0, RunFolder(Path())
     for placement in PLACEMENTS:
-        folder = trained(placement, args)
+        folder = train_run(placement, args)
         warmup = folder.run()["config"]["optim"]["warmup_steps"]
         parts, damaged = folder.statistics.read(CORE)
         if len(parts) != 1 or damaged:
             print(f"{folder.path}: was resumed with other options or is damaged; delete it", file=sys.stderr)
             return 2
-        found[placement] = parts[0]
-    claims = list(signatures(found, warmup))
+        profiles_of[placement] = parts[0]
+    claims = list(signatures(profiles_of, warmup))
     rows = [
         {"claim": claim, "expected": expected, "measured": f"{value:.3g}", "": "holds" if holds else "DOES NOT HOLD"}
         for claim, expected, value, holds in claims
     ]
-    text = f"{render(rows, 'markdown')}\n\n{render(table(found, warmup), 'markdown')}"
+    text = f"{render(rows, 'markdown')}\n\n{render(table(profiles_of, warmup), 'markdown')}"
     print(text)
     if args.write is not None:
         write_atomic(args.write, header(args, folder.run()).encode() + text.encode() + b"\n")
     if args.page is not None:
-        write_page(found, warmup, args.page)
+        write_page(profiles_of, warmup, args.page)
     return int(not all(holds for *_, holds in claims))
 
 

@@ -133,7 +133,7 @@ def test_name_that_is_no_identifier_is_rejected(
     text: str, old: str, kind: str, name: str, run_id: Callable[..., str]
 ) -> None:
     Path("mine.py").write_text(text.replace(f'"{old}"', f'"{name}"'))
-    with pytest.raises(ConfigError, match=re.escape(f"{kind} {name!r}: is no identifier")):
+    with pytest.raises(ConfigError, match=re.escape(f"{kind} {name!r}: is not an identifier")):
         run_id("plugins=[mine.py]")
 
 
@@ -276,7 +276,7 @@ def learned(folder: Path, name: str, initial_values: str) -> str:
 
 def test_verify_prints_the_missing_starts_line(run_command: Command, tmp_path: Path) -> None:
     out = run_command("verify", learned(tmp_path, "nowhere", ""))[1]
-    (failed,) = (line for line in out.splitlines() if "declares where it starts" in line)
+    (failed,) = (line for line in out.splitlines() if "declares its initial values" in line)
     assert "gain, shift: not in `initial_values`; write in class nowhere: " in failed
     line = failed.partition("class nowhere: ")[2]
     assert line == 'initial_values: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'

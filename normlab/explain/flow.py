@@ -1,7 +1,7 @@
 """Parse a placement's formula into a graph of operations, for its block diagram.
 
 `normlab verify` executes the same formula (`Placement.formula`, Python). Each operation on a stream becomes a node in a
-column: 0 for the stream x, higher ones for branches.
+column: 0 for the stream x, 1 and more for branches.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ FUNCTIONS = {
     "heads_scaled": "scaled heads", "W_out": "projection", "hidden": "MLP, hidden", "W_down": "down projection",
     "N": "norm", "stop": "no gradient",
 }  # fmt: skip
-"""Labels of the functions of a stream, by the name in a formula."""
+"""Labels of the functions in a formula, by name."""
 KINDS = {"N": "norm", "stop": "function"}
-"""Kinds of their nodes; the others are sub-layers and parts of them, each a `box`."""
+"""Node kinds of functions; all others (sub-layers and their parts) are a `box`."""
 INNER_NORMS = ("q", "k", "v")
 """The norms inside `A_qkv` and `heads_qkv`."""
 CONSTANTS = {"L", "l", "D", "sqrt", "ln", "abs"}
@@ -61,7 +61,7 @@ class Flow:
     """The graph of a model with one block."""
 
     when: str = ""
-    """The blocks it applies to, if a placement has two kinds."""
+    """The blocks that the graph shows, if the placement has two kinds of blocks."""
     nodes: list[Node] = field(default_factory=list)
     block: tuple[int, int] = (0, 0)
     """The rows at which the block starts and ends."""
@@ -142,7 +142,7 @@ class _FlowBuilder:
 
     def _run(self, statements: Statements) -> None:
         for number, (name, value) in enumerate(statements):
-            # A temporary is drawn in the stream's column, unless the stream is still needed.
+            # A temporary variable is drawn in the stream's column, unless the stream is still needed.
             column = self.columns.get(name, 1 if _is_read("x", statements[number + 1 :]) else 0)
             if isinstance(value, ast.Name) and name in self.columns:
                 self.node_of[name] = self.node_of[value.id]  # the start of a second stream

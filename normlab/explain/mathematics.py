@@ -53,8 +53,8 @@ def _element(node: ast.AST) -> Tree:
         case ast.Call(func=ast.Name(id=name), args=[argument]) if name == LENGTH:
             return ["mrow", ["mo", "\N{DOUBLE VERTICAL LINE}"], _element(argument), ["mo", "\N{DOUBLE VERTICAL LINE}"]]
         case ast.Call(func=function, args=arguments):
-            listed = [part for argument in arguments for part in (["mo", ","], _element(argument))][1:]
-            return ["mrow", _element(function), ["mo", "("], *listed, ["mo", ")"]]
+            parts = [part for argument in arguments for part in (["mo", ","], _element(argument))][1:]
+            return ["mrow", _element(function), ["mo", "("], *parts, ["mo", ")"]]
     raise TypeError(f"{ast.dump(node)} has no MathML")
 
 

@@ -1,4 +1,4 @@
-"""The norms of the page: their modules' results on the page's matrix, in float64.
+"""The norms of the page: the outputs of their modules for the page's matrix, in float64.
 
 The inputs that an output depends on are those with a nonzero entry in the module's Jacobian.
 
@@ -39,25 +39,25 @@ PRESETS: tuple[dict[str, object], ...] = (
 )
 """The changes that the buttons apply to the current matrix: to a row, to a column, or to all values."""
 OPTIONS: dict[str, dict[str, Any]] = {"groupnorm": {"groups": 2}, "prmsnorm": {"fraction": 0.5}}
-"""Options that differ from the defaults, which six channels do not allow."""
+"""Options of norms whose defaults do not fit six channels."""
 SEQUENCES = {"batchnorm_position": 2}
-"""The number of sequences that the rows form, if not one: a position has no variance over one sequence."""
+"""The number of sequences that the rows form, if not one: over one sequence a position has no variance."""
 SEED = 0
 """The seed of random weights and of the matrices for the Jacobian."""
 UPDATES = 20
 """The initial number of training updates of the running statistics."""
 PROBES = 64
-"""The number of random matrices for the Jacobian: at one matrix, min and max depend on two channels only."""
+"""The number of random matrices for the Jacobian: for a single matrix, min and max depend on two channels only."""
 
 GROUPS = {
     "row": "each token: a group is a row, all channels of a token",
     "column": "each channel: a group is a column, a channel of all tokens",
     "group": "each token's groups of neighbouring channels",
     "value": "single values: the norm computes no statistics",
-    "past": "each channel, from the first token to the value's own",
+    "past": "each channel, over the tokens from the first to the value's own",
     "other": "neither rows nor columns: the marked value depends on the filled values",
 }
-"""The values that a norm computes its statistics over."""
+"""Descriptions of the values that a norm computes its statistics over."""
 
 LIVE: tuple[dict[str, Any], ...] = (
     {
@@ -98,7 +98,7 @@ LIVE: tuple[dict[str, Any], ...] = (
         "signs stay. Except for eps, ten times token 2 changes nothing. Adding 3 does: shifted tokens look alike.",
     },
 )  # fmt: skip
-"""The norms that the page computes itself, with the initial group and what to observe."""
+"""The norms that the page computes itself, with the initial group (`over`) and an explanation (`see`)."""
 
 
 def live_norms() -> list[Norm]:

@@ -51,8 +51,8 @@ class Attention(nn.Module):
         scale: float,
         make_norm: MakeNorm,
         *,
-        head_scale: bool = False,
-        rotated: nn.Module | None = None,
+        head_scale: bool,
+        rotated: nn.Module | None,
     ):
         super().__init__()
         self.rotated = rotated

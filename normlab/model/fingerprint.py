@@ -1,12 +1,11 @@
-"""The fingerprint of a run's block: 16 hex digits that depend on what it computes and on no name.
+"""The fingerprint of a run's block: 16 hex digits that depend on its computation and not on its name.
 
 Every block of the run's depth is built small, in float64, with weights and an input made from SHA-256. Each output and
 gradient, in training and in evaluation, is reduced to two numbers, rounded to five digits and hashed: two machines or
 two versions of torch differ in the sixteenth digit and agree in these.
 
-The fingerprint ignores sizes and the init. Options that act in narrower precisions only (`norm.compute`,
-`norm.rounding`) count by their values, since float64 rounds nothing there. An eps counts by its value where half of it
-gives the same digits, as for a clamp, which acts on smaller inputs only.
+The fingerprint ignores sizes and the init. Options without effect in float64 (`norm.compute`, `norm.rounding`) are
+hashed by value. An eps is hashed by value if half of it gives the same digits, as an eps that clamps does.
 
 Shapes: B batch, T time, D width.
 """
@@ -29,14 +28,14 @@ DIGITS = 5
 NARROW_OPTIONS = ("compute", "rounding")
 """Options of norms without effect in float64."""
 SCALES = (1.0, 1e-3)
-"""Of the input; at the second an eps of the usual size has an effect."""
+"""Scales of the input; at 1e-3 an eps of the usual size changes the result."""
 
 
 def fingerprint(config: RunConfig) -> str:
     """Return the fingerprint, 16 hex digits; empty if the norm and the placement fit no small model.
 
     Args:
-        config: Its norm, placement, depth and kinds of attention and MLP count.
+        config: The fingerprint depends on its norm, placement, depth, and kinds of attention and MLP.
     """
     try:
         small = shrink(config)
@@ -66,7 +65,7 @@ def _outcomes(config: RunConfig) -> Iterator[tuple[str, Tensor]]:
     small = build_small(config, alike=True)
     for number, norm in enumerate(small.norms):
         for name, parameter in norm.named_parameters():
-            if parameter.dim() > 1:  # its values come from torch's generator, which another torch may change
+            if parameter.dim() > 1:  # its values come from torch's generator, which may differ between versions
                 yield f"norm {number} {name}", torch.tensor(parameter.shape)
     stream = small.gpt.embed(tokens())
     for layer, block in enumerate(small.gpt.blocks, start=1):

@@ -40,7 +40,7 @@ def role_of(name: str) -> str | None:
 
 
 def weight_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return shapes of weights by name, enough to show every size of a resolved config, without a model."""
+    """Return the shapes of some weights by name, from which every size of a resolved config can be read."""
     assert config.mlp_width is not None, "ModelConfig.resolve() sets it"
     shapes = {"embed.tokens.weight": (vocab_size, config.width)}
     if config.positions == "learned":
@@ -83,8 +83,8 @@ def _is_linear_bias(model: nn.Module, name: str) -> bool:
 def build_model(config: RunConfig, vocab_size: int) -> GPT:
     """Return the model of a validated config, initialised and projected, on the CPU in float32.
 
-    Norms are built in a fixed order, each with torch's global generator seeded from (seed, number of the norm), so
-    that a norm always draws the same parameters. The state of the generator is restored afterwards.
+    Each norm is built with torch's global generator seeded from (seed, number of the norm), so that it always draws
+    the same parameters. The state of the generator is restored afterwards.
     """
     count = 0
 

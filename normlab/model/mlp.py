@@ -27,7 +27,7 @@ class MLP(nn.Module):
         config: ModelConfig,
         sites: frozenset[str],
         make_norm: MakeNorm,
-        hidden_transform: Callable[[str, int, int], nn.Module | None] = lambda site, width, hidden: None,
+        hidden_transform: Callable[[str, int, int], nn.Module | None],
     ):
         super().__init__()
         width, hidden = config.width, config.mlp_width

@@ -26,7 +26,7 @@ from normlab.placements.base import Placement
 
 BATCH, TIME, VOCAB = 2, 6, 11
 WIDTHS = (16, 24, 32, 48, 64, 96, 128, 256)
-"""Candidate widths; the first that the norm and the placement accept is used."""
+"""Candidate widths; `shrink` uses the first that the norm and the placement accept."""
 
 
 def hashed_numbers(name: str, *shape: int) -> Tensor:
@@ -53,7 +53,7 @@ def tokens() -> Tensor:
 
 @torch.no_grad()
 def fill(module: nn.Module, name: str) -> None:
-    """Give every parameter hashed numbers: matrices keep the scale of their input, others move by 0.3."""
+    """Set matrices to hashed numbers of variance 1 / fan-in, and add 0.3 times hashed numbers to other parameters."""
     for leaf, parameter in module.named_parameters():
         noise = hashed_numbers(f"{name}/{leaf}", *parameter.shape)
         if parameter.dim() == 2:
@@ -64,7 +64,7 @@ def fill(module: nn.Module, name: str) -> None:
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore the module's buffers at the end of the block; norms with running statistics reassign them."""
+    """Restore the module's buffers at the end of the block, because norms with running statistics reassign them."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     yield
     for name, buffer in before.items():
@@ -107,7 +107,7 @@ class SmallModel:
     config: RunConfig
     gpt: GPT
     norms: list[nn.Module]
-    """The run's norms, in the order in which they are built."""
+    """The run's norms, in the order of their construction."""
     initial_values: dict[str, list[float]]
     """Initial values of the parameters outside linear layers and embeddings, by layer and name."""
 
@@ -142,19 +142,19 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
 
 
 def extra_parameters(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
-    """Yield (layer, name, value) of each parameter outside linear layers and embeddings; layer 0 is no block.
+    """Yield (layer, name, value) of each parameter outside linear layers and embeddings; layer 0: outside blocks.
 
     A shared parameter comes once, under its first name.
     """
-    seen: set[Tensor] = set()
+    visited: set[Tensor] = set()
     for prefix, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            seen.update(module.parameters())
+            visited.update(module.parameters())
             continue
         for leaf, parameter in module.named_parameters(recurse=False):
-            if parameter in seen:
+            if parameter in visited:
                 continue
-            seen.add(parameter)
+            visited.add(parameter)
             name = f"{prefix}.{leaf}"
             parts = name.split(".", 2)
             yield (int(parts[1]) + 1, parts[2], parameter) if parts[0] == "blocks" else (0, name, parameter)

@@ -19,7 +19,7 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 class Affine(nn.Module):
     """y = x * gain + bias, each optional; with `unit_offset` y = x * (1 + gain) + bias and gain starts at 0.
 
-    Maps (*batch, D) to (*batch, D), in the dtype of x: the parameters are rounded to it first.
+    Maps (*batch, D) to (*batch, D), in the dtype of x: parameters are first rounded to that dtype.
     """
 
     def __init__(self, width: int, *, gain: bool = True, bias: bool = False, unit_offset: bool = False):
@@ -41,7 +41,7 @@ class Affine(nn.Module):
             return None
         if not self.unit_offset:
             return self.gain.to(dtype)
-        # Add in the wider dtype: a narrow one rounds a small gain away next to 1.
+        # Add in the wider dtype: in a narrow dtype, 1 + gain is exactly 1 for a small gain.
         return (1 + self.gain.to(torch.promote_types(self.gain.dtype, dtype))).to(dtype)
 
     def forward(self, x_D: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The base class and the registry of norms. Imports no torch, so that a config can name a norm cheaply.
+"""The base class and the registry of norms. Imports no torch, so that reading a config stays fast.
 
 A norm is one file with an options dataclass, decorated with `@register_norm`, and the module that it builds. The
 contract of the module, which tests check for the whole registry:
@@ -43,31 +43,32 @@ class NormConfig:
     formula: ClassVar[str] = ""
     """The formula on one line, for display; `verify` uses `reference`."""
     formulas: ClassVar[Mapping[str, str]] = {}
-    """Formulas with another option than the default, by override: `eps_mode=outside`."""
+    """The formula under each override that changes it, such as `eps_mode=outside`."""
     source: ClassVar[str] = ""
     """Author, year, arXiv id and equation."""
     verified_by: ClassVar[str] = ""
-    """The code or identity that `reference` is made of."""
+    """The code or identity that `reference` uses, for display."""
     reference_kind: ClassVar[str] = "self"
-    """external: `reference` is a call of other people's code; identity: the norm equals such code by algebra; self:
+    """external: `reference` calls other people's code; identity: `reference` follows from such code by algebra; self:
     `reference` is our own second implementation."""
     parameters: ClassVar[str] = ""
     """Number of parameters with default options: an expression in D."""
     initial_values: ClassVar[Mapping[str, str]] = {}
-    """Initial value of each parameter and buffer by name, in addition to those of the base class: an expression in the
-    norm's options and D for a number or a list; `normal(...)` is drawn from N(0, 1) in that shape."""
+    """Initial value of each parameter and buffer, by name; those of the base class are added. A value is an expression
+    in the norm's options and D that gives a number or a list; `normal(...)` draws N(0, 1) numbers in that shape."""
     invariant_to: ClassVar[tuple[str, ...]] = ()
-    """Invariances apart from eps: `scale`, x times a positive number; `shift`, x plus a constant."""
+    """Changes of x that leave the output unchanged, apart from eps: `scale` (times a positive number), `shift` (plus a
+    constant)."""
     equals: ClassVar[str] = ""
-    """Norms that it equals, and under which condition."""
+    """Norms that compute the same function, with the condition."""
     pitfalls: ClassVar[tuple[str, ...]] = ()
     """Known errors and confusions, one sentence each."""
     incompatible_inits: ClassVar[Mapping[str, str]] = {}
-    """Init rules that do not fit the norm where a block is x = x + F(x) apart from its norms, with the reason."""
+    """Init rules that do not fit the norm in a block x = x + F(x) (`Placement.is_plain_sum`), with the reason."""
     causal: ClassVar[bool] = True
     """Whether in training no output depends on a later token."""
     batch_statistics: ClassVar[bool] = False
-    """Whether training and evaluation differ (running statistics)."""
+    """Whether evaluation uses running statistics and training those of the batch."""
 
     name: str
     """The registered name, fixed by the norm."""
@@ -122,7 +123,7 @@ class NormConfig:
         raise NotImplementedError
 
     def reference_evaluated(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Return the expected output in evaluation; it differs only with batch statistics."""
+        """Return the expected output in evaluation; only norms with batch statistics override this."""
         return self.reference(x_D, weights)
 
 

@@ -40,10 +40,10 @@ class BatchNorm(NormModule):
     def update_running_statistics(self, mean_D: Tensor, var_D: Tensor, count: int) -> None:
         """Update the running statistics with those of a batch of `count` tokens."""
         # One token has no unbiased variance; use the biased one (0), which avoids a division by zero.
-        kept_D = var_D * (count / (count - 1)) if self.unbiased and count > 1 else var_D
+        new_var_D = var_D * (count / (count - 1)) if self.unbiased and count > 1 else var_D
         # vmap and the training step need a reassignment, not a write in place.
         self.running_mean = torch.lerp(self.running_mean, mean_D.detach().to(self.running_mean.dtype), self.momentum)
-        self.running_var = torch.lerp(self.running_var, kept_D.detach().to(self.running_var.dtype), self.momentum)
+        self.running_var = torch.lerp(self.running_var, new_var_D.detach().to(self.running_var.dtype), self.momentum)
 
     def normalise(self, x_D: Tensor) -> Tensor:
         """Normalise each channel; in training mode also update the running statistics."""
@@ -69,14 +69,14 @@ class BatchNormConfig(AffineNormConfig):
     module = BatchNorm
     formula: ClassVar[str] = "(x - mean_batch(x)) / sqrt(var_batch(x) + eps) * gain + bias"
     source: ClassVar[str] = "Ioffe & Szegedy 2015, arXiv:1502.03167, algorithms 1 and 2"
-    verified_by: ClassVar[str] = "torch's batch_norm, tokens as its batch"
+    verified_by: ClassVar[str] = "torch's batch_norm, each token one batch entry"
     reference_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "2 * D"
     initial_values: ClassVar[Mapping[str, str]] = {"running_mean": "[0] * D", "running_var": "[1] * D"}
     invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "In training a language model sees the tokens that it predicts, through the statistics.",
-        "torch keeps the unbiased variance for evaluation, as algorithm 2 of the paper; other code the biased one.",
+        "In training the statistics contain the tokens that a language model has to predict.",
+        "For evaluation torch and algorithm 2 of the paper keep the unbiased variance; other code the biased one.",
         "Gradient accumulation does not enlarge the batch: the statistics are those of the micro-batch.",
     )
     causal: ClassVar[bool] = False
@@ -93,7 +93,7 @@ class BatchNormConfig(AffineNormConfig):
     """Learn a bias per channel, initially 0."""
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's batch_norm in training; the operator, because the function rejects a batch of one token."""
+        """Torch's batch_norm in training; not `F.batch_norm`, which rejects a batch of one token."""
         tokens_D = x_D.reshape(-1, x_D.shape[-1])
         y_D = torch.batch_norm(tokens_D, None, None, None, None, True, 0.0, self.eps, False)
         return self.reference_affine(y_D.view_as(x_D), weights)

@@ -1,7 +1,7 @@
-"""Batch norm with statistics of each position: of the tokens up to it, or of those at it.
+"""Batch norm with statistics per position, over all tokens up to the position or over the tokens at it.
 
-Shapes: `*batch` any leading axes, of which the second is time (the first where there is one), T time, N tokens of
-one position, D width, F features: T times D.
+Shapes: `*batch` any leading axes: the second one, or the only one, is time; T time, N tokens of one position, D width,
+F features: T times D.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def time_first(x_D: Tensor) -> Tensor:
     return x_TD.reshape(len(x_TD), -1, x_D.shape[-1])
 
 
-def time_back(y_TND: Tensor, like: Tensor) -> Tensor:
-    """Undo `time_first`: return the values in the shape of `like`."""
+def undo_time_first(y_TND: Tensor, like: Tensor) -> Tensor:
+    """Return values in the layout of `time_first` in the shape of `like`, the tensor before `time_first`."""
     if like.dim() <= 2:
         return y_TND.view_as(like)
     return y_TND.unflatten(1, (len(like), *like.shape[2:-1])).movedim(0, 1)
@@ -60,7 +60,7 @@ class BatchNormPast(BatchNorm):
         x_TND = time_first(x_D)
         mean_TD, var_TD = self.statistics(x_TND)
         y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
-        return time_back(y_TND, x_D), mean_TD[-1], var_TD[-1]
+        return undo_time_first(y_TND, x_D), mean_TD[-1], var_TD[-1]
 
 
 @register_norm
@@ -82,8 +82,8 @@ class BatchNormPastConfig(BatchNormConfig):
     reference_kind: ClassVar[str] = "identity"
     equals: ClassVar[str] = "batchnorm at the last position, and in evaluation"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Megalodon's norm averages over one sequence and a group of channels; this one over the batch, per channel.",
-        "mean(x^2) - mean(x)^2 of running sums loses digits if the mean is large, and can be negative.",
+        "Megalodon's norm averages over one sequence and a group of channels; this norm over the batch, per channel.",
+        "A variance computed as mean(x^2) - mean(x)^2 loses digits if the mean is large, and can be negative.",
         "With one sequence in the batch the first position has no variance: its output is the bias.",
     )
     causal: ClassVar[bool] = True
@@ -93,7 +93,7 @@ class BatchNormPastConfig(BatchNormConfig):
     """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's batch_norm for each position; the operator, because the function rejects a batch of one token."""
+        """Torch's batch_norm for each position; not `F.batch_norm`, which rejects a batch of one token."""
         time = 1 if x_D.dim() > 2 else 0
         positions = []
         for t in range(x_D.shape[time]):
@@ -112,8 +112,8 @@ class BatchNormPosition(BatchNorm):
         x_TND = time_first(x_D)
         mean_TD, var_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
         y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
-        # The variance over all tokens is that within positions plus that of their means.
-        return time_back(y_TND, x_D), mean_TD.mean(0), var_TD.mean(0) + mean_TD.var(0, unbiased=False)
+        # The variance over all tokens is the mean variance within positions plus the variance of their means.
+        return undo_time_first(y_TND, x_D), mean_TD.mean(0), var_TD.mean(0) + mean_TD.var(0, unbiased=False)
 
 
 @register_norm
@@ -129,9 +129,9 @@ class BatchNormPositionConfig(BatchNormConfig):
     module = BatchNormPosition
     formula: ClassVar[str] = "(x - mean_batch(x_t)) / sqrt(var_batch(x_t) + eps) * gain + bias, for each position t"
     source: ClassVar[str] = "batch norm (arXiv:1502.03167, algorithm 1), each position and channel one feature"
-    verified_by: ClassVar[str] = "torch's batch_norm of T * D features, sequences as its batch"
+    verified_by: ClassVar[str] = "torch's batch_norm of T * D features, each sequence one batch entry"
     reference_kind: ClassVar[str] = "external"
-    equals: ClassVar[str] = "batchnorm where there is one position, and in evaluation"
+    equals: ClassVar[str] = "batchnorm with one position, and in evaluation"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "With one sequence in the batch no position has a variance: every output is the bias.",
         "Statistics of a few sequences are noisy, and each sequence depends on the others of its batch.",
@@ -144,9 +144,9 @@ class BatchNormPositionConfig(BatchNormConfig):
     """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's batch_norm with positions and channels as features; the operator, which accepts one sequence."""
+        """Torch's batch_norm with positions and channels as features; `F.batch_norm` rejects one sequence."""
         x_TND = time_first(x_D)
         features_NF = x_TND.transpose(0, 1).flatten(1)
         y_NF = torch.batch_norm(features_NF, None, None, None, None, True, 0.0, self.eps, False)
         y_TND = y_NF.unflatten(1, (len(x_TND), -1)).transpose(0, 1)
-        return self.reference_affine(time_back(y_TND, x_D), weights)
+        return self.reference_affine(undo_time_first(y_TND, x_D), weights)

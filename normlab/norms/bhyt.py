@@ -50,9 +50,9 @@ class BHyTConfig(AffineNormConfig):
     parameters: ClassVar[str] = "D + 1"
     initial_values: ClassVar[Mapping[str, str]] = {"lam": "lam"}
     invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
-    equals: ClassVar[str] = "rmsnorm times lam / kappa, to first order in it"
+    equals: ClassVar[str] = "rmsnorm times lam / kappa, to first order in lam / kappa"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "In the public code lam is an nn.Parameter in both cases, so learnable_lam=False trains it too.",
+        "In the public code lam is an nn.Parameter even with learnable_lam=False, which therefore trains it too.",
         "At lam / kappa = 0.2 the tanh is nearly linear: the rms of the output is initially near 0.2, not 1.",
     )
 
@@ -64,7 +64,7 @@ class BHyTConfig(AffineNormConfig):
     kappa: float = option(10.0, above=0)
     """Multiple of the rms that maps to tanh(lam)."""
     learn_lam: bool = True
-    """Learn lam, one scalar; every configuration of the authors does."""
+    """Learn lam, one scalar, as every configuration of the authors does."""
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's tanh of torch's rms_norm."""

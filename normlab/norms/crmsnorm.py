@@ -32,8 +32,8 @@ class CRMSNorm(NormModule):
 class CRMSNormConfig(NormConfig):
     """x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps), over the last axis.
 
-    A vector of D + 1 numbers with mean 0 is determined by its first D. This norm maps those D numbers as layer norm
-    without affine maps the whole vector.
+    If D + 1 numbers have mean 0, the first D determine the last. This norm gets the first D numbers and returns the
+    first D outputs of layer norm (without gain and bias) for all D + 1.
     """
 
     module = CRMSNorm
@@ -43,10 +43,10 @@ class CRMSNormConfig(NormConfig):
     reference_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "0"
     invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
-    equals: ClassVar[str] = "layernorm without gain and bias, of the D + 1 numbers, without its last output"
+    equals: ClassVar[str] = "the first D outputs of layernorm without gain and bias, on the D + 1 numbers"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "The paper's equality with layer norm holds for a rewritten model; as a replacement of one norm it is another "
-        "function of the D numbers.",
+        "It equals layer norm only in a model rewritten as in the paper; in place of layer norm in an unchanged model "
+        "it is another function of the D numbers.",
     )
 
     name: str = "crmsnorm"

@@ -55,10 +55,10 @@ class GatedNormConfig(AffineNormConfig):
     parameters: ClassVar[str] = "D + 2 * 16 * D"
     initial_values: ClassVar[Mapping[str, str]] = {"down": "std * normal(rank, D)", "up": "std * normal(D, rank)"}
     invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
-    equals: ClassVar[str] = "rmsnorm, halved, where up = 0"
+    equals: ClassVar[str] = "rmsnorm times 1/2, where up = 0"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "With small matrices the gate is initially near 1/2, which halves rmsnorm; some public code doubles it again.",
-        "The gated RMS norm of Qwen and Mamba is another one: its gate is a second input, not computed from x.",
+        "With small matrices the gate is initially near 1/2, which halves the output; some public code doubles it.",
+        "The gated RMS norm of Qwen and Mamba is another norm: its gate is a second input, not computed from x.",
     )
 
     name: str = "gatednorm"

@@ -36,8 +36,7 @@ class GroupNorm(NormModule):
 class GroupNormConfig(AffineNormConfig):
     """(x - mean) / sqrt(var + eps) * gain + bias, mean and biased variance over one token's group of channels.
 
-    torch.nn.GroupNorm on (B, D, T) also averages over time, which is not causal. Here the statistics are those of one
-    token; with one group it is layer norm.
+    The statistics are those of one token, so the norm is causal. With one group it is layer norm.
     """
 
     module = GroupNorm
@@ -49,7 +48,7 @@ class GroupNormConfig(AffineNormConfig):
     invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "layernorm at groups=1"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "torch.nn.GroupNorm on (B, D, T) averages over time too: each position depends on later ones.",
+        "torch.nn.GroupNorm on (B, D, T) averages over time too: each position depends on later positions.",
     )
 
     name: str = "groupnorm"

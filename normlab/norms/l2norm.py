@@ -49,9 +49,9 @@ class L2NormConfig(NormConfig):
     parameters: ClassVar[str] = "0"
     initial_values: ClassVar[Mapping[str, str]] = {"radius": "radius or sqrt(D)"}
     invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
-    equals: ClassVar[str] = "rmsnorm without gain at radius=null, where neither eps matters"
+    equals: ClassVar[str] = "rmsnorm without gain, at radius=null and where x is much larger than eps"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Some code calls an rms norm without gain an L2 norm (Llama 4's qk-norm, Megatron's L2Norm): radius=null.",
+        "What Llama 4's qk-norm and Megatron call L2 norm is an rms norm without gain: radius=null here.",
         "x / |x| without eps is NaN at x = 0.",
     )
 

@@ -30,7 +30,7 @@ class LayerNorm(NormModule):
         work_D = x_D.to(working_dtype(x_D.dtype))
         width = x_D.shape[-1]
         if self.inside:
-            # One fused kernel in place of seven for the formula and the affine.
+            # One fused kernel computes the formula and the affine; separate operations need seven.
             gain_D, bias_D = self.affine.effective_gain(work_D.dtype), self.affine.bias
             bias_D = bias_D if bias_D is None else bias_D.to(work_D.dtype)
             return F.layer_norm(work_D, (width,), gain_D, bias_D, self.eps).to(x_D.dtype)
@@ -56,23 +56,23 @@ class LayerNormConfig(AffineNormConfig):
     reference_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "2 * D"
     invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
-    equals: ClassVar[str] = "rmsnorm of x - mean(x), and the bias; groupnorm with one group"
+    equals: ClassVar[str] = "rmsnorm of x - mean(x), plus the bias; groupnorm with one group"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "eps added to sigma instead of the variance gives another function unless sigma is much larger than eps.",
+        "eps added to sigma differs from eps added to the variance, unless sigma is much larger than eps.",
         "sigma + eps written with var and sqrt has a NaN gradient where all channels are the same.",
-        "The variance is over D; over D - 1, the default of torch.std, the output is smaller.",
+        "The variance divides by D; with D - 1, the default of torch.std, the output is smaller.",
     )
 
     name: str = "layernorm"
     eps: float = option(1e-5, at_least=0)
-    """Unit of x squared inside the root, of x outside it."""
+    """Added to the variance, unit of x squared, or to sigma, unit of x."""
     eps_mode: str = option("inside", choices=("inside", "outside"))
     """inside: eps is added to the variance; outside: eps is added to sigma."""
     bias: bool = True
     """Learn a bias per channel, initially 0."""
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's group_norm of one group; its output at eps = 0 times sigma / (sigma + eps) for eps outside."""
+        """Torch's group_norm of one group; with eps outside, the one with eps = 0 times sigma / (sigma + eps)."""
         eps = self.eps if self.eps_mode == "inside" else 0.0
         y_D = F.group_norm(x_D.reshape(-1, x_D.shape[-1]), 1, eps=eps).view_as(x_D)
         if self.eps_mode == "outside":

@@ -31,9 +31,7 @@ class MinMax(NormModule):
 class MinMaxConfig(AffineNormConfig):
     """(x - min) / (max - min + eps) over the last axis, of one token.
 
-    The mean of the outputs is not 0, so every block also reads a constant. The gradient of the extreme channels comes
-    only from min and max, shared evenly between ties. With eps=0 the result is NaN for a token whose channels are all
-    equal.
+    The gradient of the extreme channels comes only from min and max, shared evenly between ties.
     """
 
     module = MinMax
@@ -56,7 +54,7 @@ class MinMaxConfig(AffineNormConfig):
     """Learn a gain per channel."""
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """A x + b with a = 1 / (range + eps), b = -a min(x), each extreme averaged over its ties."""
+        """Slope * x + offset, slope = 1 / (range + eps), offset = -slope * min(x); extremes averaged over ties."""
         top, bottom = (x_D == end for end in (x_D.max(-1, keepdim=True)[0], x_D.min(-1, keepdim=True)[0]))
         high, low = ((x_D * at).sum(-1, keepdim=True) / at.sum(-1, keepdim=True) for at in (top, bottom))
         slope = torch.reciprocal(high - low + self.eps)

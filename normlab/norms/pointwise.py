@@ -51,8 +51,8 @@ FUNCTIONS: dict[str, Function] = {
     "logsign_clip": odd(lambda x: torch.log1p(x).clamp(max=1)),
     "logquad_clip": odd(lambda x: torch.log1p(x.square()).clamp(max=1)),
 }
-"""Odd functions bounded by 1, by name. Of the search in arXiv:2512.10938, exproot and power23_clip are left out because
-their slope at 0 is infinite, and smoothsign_clip because it equals smoothsign."""
+"""Odd functions bounded by 1, by name, from the search in arXiv:2512.10938. Its exproot and power23_clip are left out
+because their slope at 0 is infinite, and its smoothsign_clip because it equals smoothsign."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class BoundedConfig(AffineNormConfig):
 class PointwiseConfig(BoundedConfig):
     """gain * f(alpha x + shift) + bias, one number at a time; alpha and shift are learned scalars.
 
-    The scale is not removed: saturation depends on alpha and on the scale of the stream. `function=linear_clip` is
+    It does not remove the scale of x: saturation depends on alpha and on the scale of the stream. `linear_clip` is
     HardTanh, the control for the effect of boundedness alone.
     """
 
@@ -87,7 +87,7 @@ class PointwiseConfig(BoundedConfig):
     parameters: ClassVar[str] = "2 * D + 1"
     equals: ClassVar[str] = "dyt with function=tanh; derf with function=erf, shift=true"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "A form with sign(x) has the slope 0 at x = 0 in autograd, whatever the slope of f is.",
+        "Code that writes f with sign(x) has the slope 0 at x = 0 in autograd, even where f has another slope.",
         "cubsign and logquad_clip are flat at 0: a small stream gets no gradient through them.",
     )
 
@@ -100,7 +100,7 @@ class PointwiseConfig(BoundedConfig):
         return Pointwise(width, self, FUNCTIONS[self.function])
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Each function by way of one of torch's."""
+        """The function computed by another one of torch."""
         z = weights["alpha"] * x_D + weights.get("shift", 0.0)
         # z = up - down. At 0 `maximum` gives half of the slope to each, so the difference has the full slope.
         up, down = torch.maximum(z, torch.zeros_like(z)), torch.maximum(-z, torch.zeros_like(z))
@@ -153,8 +153,8 @@ class DyTConfig(BoundedConfig):
     parameters: ClassVar[str] = "2 * D + 1"
     equals: ClassVar[str] = "pointwise with function=tanh"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "It is no drop-in replacement: the paper's language models have another alpha in attention than elsewhere, and "
-        "a learned scale after the embeddings.",
+        "It is not a drop-in replacement: the paper's language models have another initial alpha in attention than "
+        "elsewhere, and a learned scale after the embeddings.",
         "It bounds a large stream by saturation: where |alpha x| is large the gradient is almost 0.",
         "At RMSNorm's learning rate it can diverge: Qiu et al. 2026 (arXiv:2601.22966) used the lowest of four.",
     )
@@ -166,7 +166,7 @@ class DyTConfig(BoundedConfig):
         return Pointwise(width, self, torch.tanh)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """By torch's sigmoid."""
+        """The tanh computed by torch's sigmoid."""
         inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
         return self.reference_affine(2 * torch.sigmoid(2 * inner_D) - 1, weights)
 
@@ -201,7 +201,7 @@ class DerfConfig(BoundedConfig):
         return Pointwise(width, self, torch.erf)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """By the distribution function of the normal distribution."""
+        """The erf computed by torch's cumulative normal distribution."""
         inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
         return self.reference_affine(2 * torch.special.ndtr(2**0.5 * inner_D) - 1, weights)
 

@@ -1,4 +1,4 @@
-"""Partial RMS norm: the root mean square of the first channels in place of that of all.
+"""Partial RMS norm: divides all channels by the root mean square of the first K channels.
 
 Shapes: `*batch` any leading axes, D width, K channels in the root mean square.
 """
@@ -37,10 +37,7 @@ class PRMSNorm(NormModule):
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class PRMSNormConfig(AffineNormConfig):
-    """x / (rms(x_1 ... x_K) + eps) * gain + bias, K a fraction of the width, at least one channel.
-
-    Public code rounds K down (as the paper's code) or up: at a fraction of 6.25 % and a width of 100, 6 or 7.
-    """
+    """x / (rms(x_1 ... x_K) + eps) * gain + bias, K a fraction of the width, at least one channel."""
 
     module = PRMSNorm
     formula: ClassVar[str] = "x / (sqrt(mean(x_1^2 ... x_K^2)) + eps) * gain, K = fraction * D"
@@ -51,8 +48,8 @@ class PRMSNormConfig(AffineNormConfig):
     invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm with eps_mode=outside_rms at fraction=1"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Public code rounds K down or up: at 6.25 % of 100 channels that is 6 or 7.",
-        "The first channels are no random sample: if training makes some of them large, all others shrink.",
+        "Public code rounds K down (the paper's code) or up: at 6.25 % of 100 channels K is 6 or 7.",
+        "The first channels are not a random sample: if training makes some of them large, all others shrink.",
     )
 
     name: str = "prmsnorm"
@@ -61,7 +58,7 @@ class PRMSNormConfig(AffineNormConfig):
     fraction: float = option(0.0625, above=0, at_most=1)
     """Share of the channels, from the first, in the root mean square."""
     count: str = option("floor", choices=("floor", "ceil"))
-    """How fraction * D is rounded."""
+    """How to round fraction * D."""
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """The rms of the first channels is the mean of x * rms_norm(x), with torch's rms_norm."""

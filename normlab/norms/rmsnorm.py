@@ -1,4 +1,4 @@
-"""Root-mean-square norm, in each of the eps conventions that are in use.
+"""Root-mean-square norm, with five conventions for eps.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -90,8 +90,8 @@ class RMSNormConfig(AffineNormConfig):
     pitfalls: ClassVar[tuple[str, ...]] = (
         "x / (rms(x) + eps) written with pow, mean and sqrt has a NaN gradient at x = 0.",
         "torch.nn.RMSNorm(eps=None) used 7.8e-3 for bfloat16 until January 2025, and 1.2e-7 since.",
-        "The sum in place of the mean (eps_mode=inside_sum) makes the rms of the output 1 / sqrt(D).",
-        "Llama rounds before the gain and Gemma after it: in bfloat16 these are two models.",
+        "With the sum instead of the mean (eps_mode=inside_sum) the rms of the output is 1 / sqrt(D).",
+        "Llama rounds before the gain and Gemma after it: in bfloat16 the results differ.",
     )
 
     name: str = "rmsnorm"
@@ -102,13 +102,13 @@ class RMSNormConfig(AffineNormConfig):
     compute: str = option("fp32", choices=("fp32", "input"))
     """fp32: upcast a narrower input and compute in float32; input: compute in the input's own dtype."""
     rounding: str = option("scale_then_cast", choices=("scale_then_cast", "cast_then_scale"))
-    """Back to the input's dtype after the affine (Gemma, OLMo) or before it (Llama, Qwen3 in HF)."""
+    """Cast back to the input's dtype after the affine (Gemma, OLMo) or before it (Llama, Qwen3 in HF)."""
 
     def validate(self) -> None:
         """Reject options without effect.
 
         Raises:
-            ConfigError: unit_offset without gain, a rounding order with nothing to round, or eps in none.
+            ConfigError: unit_offset without gain, cast_then_scale without effect, or eps with eps_mode=none.
         """
         AffineNormConfig.validate(self)  # zero-argument super() does not work in a dataclass with slots
         if self.rounding == "cast_then_scale" and not (self.gain or self.bias):
@@ -125,7 +125,7 @@ class RMSNormConfig(AffineNormConfig):
             raise ConfigError(f"norm.eps={self.eps}: has no effect with norm.eps_mode=none; set norm.eps=0")
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's rms_norm; eps outside the root by way of torch's normalize, whose output is x / max(|x|, eps)."""
+        """Torch's rms_norm; for outside_rms and clamp torch's normalize, which is x / max(|x|, eps)."""
         width = x_D.shape[-1]
         match self.eps_mode:
             case "inside_ms" | "none":

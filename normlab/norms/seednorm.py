@@ -33,7 +33,7 @@ class SeeDNorm(NormModule):
         alpha_D, beta_D, gamma_D = (vector.to(x_D.dtype) for vector in (self.alpha, self.beta, self.gamma))
         if self.unit_offset:
             gamma_D = 1 + gamma_D
-        # A sum in place of a matrix product, which autocast would compute in a narrow dtype.
+        # A sum instead of a matrix product, because autocast computes matrix products in a narrow dtype.
         gain_D = torch.tanh((x_D * beta_D).sum(-1, keepdim=True)) * alpha_D + gamma_D
         return gain_D * x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps)
 
@@ -45,8 +45,8 @@ class SeeDNormConfig(NormConfig):
 
     alpha, beta and gamma are learned vectors of width D, and x . beta is one number per token. Initially alpha = 1 and
     beta = 0, as in public code (swiss-ai's Megatron-LM), where the norm equals rmsnorm. x . beta restores the scale of
-    x, which rmsnorm removes. The paper's form with several heads is left out. Weight decay treats alpha, beta and
-    gamma as all vectors: none, or optim.decay=all for the three; the public code decays alpha and beta only.
+    x, which rmsnorm removes. The paper's form with several heads is not implemented. Weight decay skips alpha, beta and
+    gamma, as all vectors; optim.decay=all decays all three, while the public code decays alpha and beta only.
     """
 
     module = SeeDNorm
@@ -63,7 +63,7 @@ class SeeDNormConfig(NormConfig):
     equals: ClassVar[str] = "rmsnorm where beta = 0, as initially"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "alpha and beta must not both be initially 0: the gradient of each is 0 where the other is 0.",
-        "x . beta is not normalised: in a stream that grows, the tanh saturates and beta's gradient vanishes.",
+        "x . beta is not normalised: when the stream grows, the tanh saturates and beta's gradient vanishes.",
     )
 
     name: str = "seednorm"

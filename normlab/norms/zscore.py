@@ -29,7 +29,7 @@ class ZScore(NormModule):
     def normalise(self, x_D: Tensor) -> Tensor:
         """Normalise the last axis."""
         centred_D = x_D - x_D.mean(-1, keepdim=True)
-        # The subgradient of vector_norm at a constant token is 0; the root would give NaN.
+        # The subgradient of vector_norm at a constant token is 0; sqrt(mean(x^2)) would give NaN.
         sigma = torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * self.freedom**-0.5
         return centred_D / (sigma + self.eps)
 
@@ -51,7 +51,7 @@ class ZScoreConfig(AffineNormConfig):
     invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "layernorm with eps_mode=outside, eps=1e-6, gain=false, bias=false"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "numpy's std is over D and torch's over D - 1: sigma=population or sample.",
+        "numpy's std divides by D (sigma=population) and torch's by D - 1 (sigma=sample).",
         "sigma written with var and sqrt has a NaN gradient where all channels are the same.",
     )
 
@@ -59,7 +59,7 @@ class ZScoreConfig(AffineNormConfig):
     eps: float = option(1e-6, at_least=0)
     """Added to sigma, unit of x."""
     sigma: str = option("population", choices=("population", "sample"))
-    """population: over D; sample: over D - 1."""
+    """population: divide by D; sample: divide by D - 1."""
     gain: bool = False
     """Learn a gain per channel."""
 

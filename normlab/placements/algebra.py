@@ -176,8 +176,8 @@ class AlgebraPlacement(Placement):
         Raises:
             ConfigError: The norm has no gain.
         """
-        starts_gains = any(sub.out_gain is not None for sub in self.row.all_sub_layers)
-        if starts_gains and not norm.has_gain:
+        sets_gains = any(sub.out_gain is not None for sub in self.row.all_sub_layers)
+        if sets_gains and not norm.has_gain:
             raise ConfigError(
                 f"norm={norm.name}: has no gain per channel, but placement={self.name} sets the initial gain; "
                 f"choose a norm with norm.gain=true, or placement=peri"
@@ -233,7 +233,7 @@ class AlgebraPlacement(Placement):
             mlp.scale = attn.scale
         return Sequential(attn, mlp)
 
-    # From the row's switches, so that `verify` compares two statements: the model and the formulas of its ends.
+    # The row's fields build these norms, not its formulas, so that `verify` compares two independent statements.
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """Return the embedding norm, or None."""
         return make_norm(width) if self.row.embedding_norm else None
@@ -279,7 +279,7 @@ class EarlyPlacement(AlgebraPlacement):
 
     @property
     def early(self) -> EarlyBlocks:
-        """As in the row."""
+        """The row's early blocks, before `early_blocks` changes their number."""
         early = ROWS_BY_NAME[self.name].early
         assert early is not None
         return early
@@ -297,7 +297,7 @@ class EarlyPlacement(AlgebraPlacement):
 
 @dataclass(kw_only=True, slots=True)
 class FirstBlockPlacement(AlgebraPlacement):
-    """A row whose first block differs between public codes."""
+    """A row whose first block differs between public implementations."""
 
     first_block: str = option("attention_pre", choices=("attention_pre", "pre", "same"), absent="same")
     """The first block. `attention_pre`: pre-norm attention and the MLP N(x + M(N(x))); `pre`: pre-norm for both;
@@ -313,7 +313,7 @@ class FirstBlockPlacement(AlgebraPlacement):
 
 @dataclass(kw_only=True, slots=True)
 class DepthScaledPlacement(AlgebraPlacement):
-    """A row whose output norms have the initial gain c times the row's number."""
+    """A row whose output norms start with c times the row's initial gain."""
 
     c_attn: float = option(0.283, above=0, absent=1.0)
     """c of the output norm of attention: 0.283 as reported for Pangu Ultra; 1 in Arcee Trinity and in every run
@@ -351,7 +351,7 @@ def register_row(row: Row) -> None:
     """Register a row as a placement.
 
     Raises:
-        ConfigError: An unknown or repeated site, an `out_gain` without an `out` norm, `initial_values` that is no
+        ConfigError: An unknown or repeated site, an `out_gain` without an `out` norm, `initial_values` that is not a
             mapping, an unknown `kind`, or another row of the same name.
     """
     for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):

@@ -51,10 +51,10 @@ class Placement:
     `A(.)` is attention, `M(.)` the MLP; a formula with `F(.)` is evaluated twice a block, first with A, then with M.
     `A(x) = W_out(heads(x))`, `M(x) = W_down(hidden(x))`; `heads_qkv` has a norm on each head's q, k and v,
     `A_qkv(x) = W_out(heads_qkv(x))`, and `heads_scaled` has a learned factor on each head's output. `N(.)` is the
-    next norm of the block, in call order, each used once. `L` is the number of blocks,
-    `l` this one counted from 1, `D` the width; there are `sqrt`, `ln`, `silu`, `stop` (no gradient) and `norm2` (the
-    L2 norm over the channels). Any other name is a stream, a temporary, or a learned parameter of the wiring: with F,
-    of the module of that sub-layer; otherwise by its dotted name with `_` for `.`."""
+    next norm of the block, in call order, each used once. `L` is the number of blocks, `l` the number of this block,
+    from 1, `D` the width. The functions are `sqrt`, `ln`, `silu`, `stop` (no gradient) and `norm2` (the L2 norm over
+    the channels). Any other name is a stream, a temporary variable, or a learned parameter of the wiring: its dotted
+    name with `_` for `.`, or, in a formula with F, its name in the module of that sub-layer."""
     source: ClassVar[str]
     init: ClassVar[str]
     """The init rule of the placement, which `init=auto` selects."""
@@ -67,21 +67,21 @@ class Placement:
     the products q.k (default: divided by sqrt(K)), `h = ...` for `W_up x` and `W_gate x`, `z = ...` for the logits.
     `scale` is a learned parameter, `K` the width of a head."""
     incompatible_inits: ClassVar[Mapping[str, str]] = {}
-    """Init rules that do not fit the placement, with the reason; `other` stands for all but its own rule."""
+    """Init rules that do not fit the placement, with the reason; `other` stands for all except `init`."""
     initial_values: ClassVar[Mapping[str, str]] = {}
     """Initial values of the parameters outside linear layers and norms, by name in a block (`wiring.gate`) or in the
     model (`head.logits.scale`): expressions for a number or a list, in L, l, D, `M` (width of the MLP), `H` (heads),
-    `V` (vocabulary) and the placement's options. Also parameters of norms that the placement initialises otherwise;
-    those expressions may use the norm's options."""
+    `V` (vocabulary) and the placement's options. It also has the parameters of norms that the placement initialises
+    itself; those expressions may use the norm's options."""
     unit_length: ClassVar[Mapping[str, str]] = {}
-    """The matrices whose `rows`, and `columns`, `project` normalises to length 1: their last names, with spaces."""
+    """Names, separated by spaces, of the matrices that `project` normalises to length 1 by `rows` or `columns`."""
     note: ClassVar[str] = ""
     """Other meanings of the name in the literature."""
     parameters: ClassVar[str] = "0"
     """Number of parameters outside linear layers and the run's norms, for a model with SwiGLU: an expression in L, D,
     H, M and V, as in `initial_values`."""
     equals: ClassVar[str] = ""
-    """Placements that give the same logits from the same weights, and under which condition."""
+    """Placements that give the same logits from the same weights, with the condition."""
     pitfalls: ClassVar[tuple[str, ...]] = ()
     """Known errors and confusions, one sentence each."""
 
@@ -94,7 +94,7 @@ class Placement:
 
     @property
     def is_plain_sum(self) -> bool:
-        """Whether a block is x = x + F(x) apart from its norms."""
+        """Whether a block without its norms is x = x + F(x)."""
         return False
 
     @property
@@ -112,7 +112,7 @@ class Placement:
         return embedding_formula, head_formula
 
     def without_defaults(self, depth: int) -> Self:
-        """Return the same placement with options unset where they repeat its default at this depth."""
+        """Return this placement without the options that repeat its default at this depth."""
         unset = {
             switch: None
             for switch, default in SWITCHES.items()
@@ -140,21 +140,21 @@ class Placement:
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
         """Raise ConfigError if an option has no effect with this norm, or in a model of `depth` blocks.
 
-        An option that repeats the default is no error: in a grid some runs have it.
+        An option that repeats the default is valid, because a grid may contain it.
         """
         for switch in SWITCHES:
             if norm.name == "none" and (value := getattr(self, switch)) is not None:
                 raise ConfigError(f"placement.{switch}={str(value).lower()}: {NO_EFFECT_WITHOUT_NORM}")
 
     def has_norms(self, depth: int) -> bool:
-        """Return whether a model of `depth` blocks contains the run's norm, `model.qk_norm` aside."""
+        """Return whether a model of `depth` blocks contains the run's norm outside `model.qk_norm`."""
         return True
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         """Return the wiring of block `layer` (from 0) of `depth`: a module `forward(stream, attn, mlp) -> stream`.
 
-        `attn` and `mlp` are the sub-layers (`wiring.Branch`), callables from `(B, T, D)` to `(B, T, D)`. If something
-        else than their output is added to the stream, pass it through `attn.mark_update(...)`. A number that differs
+        `attn` and `mlp` are the sub-layers (`wiring.Branch`), callables from `(B, T, D)` to `(B, T, D)`. If the wiring
+        adds another tensor than their output, it passes that tensor to `attn.mark_update(...)`. A number that differs
         between layers is a buffer of the module, never a Python float: one compiled graph then serves every layer.
         """
         raise NotImplementedError
@@ -170,25 +170,25 @@ class Placement:
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """Return the module that makes the stream from the embeddings, `forward(x) -> stream`, or None.
 
-        By default the norm of `embedding_formula`, if it is one.
+        The default is a norm if `embedding_formula` is one.
         """
         return make_norm(width) if self.embedding_formula == NORM_UPDATE else None
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """Return the module that makes the input of the head, `forward(stream) -> x`, or None.
 
-        By default the norm of `head_formula`, if it is one.
+        The default is a norm if `head_formula` is one.
         """
         return make_norm(width) if self.head_formula == NORM_UPDATE else None
 
     def input_module(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the module of `embed_stream`, or the one that `embedding_norm` asks for."""
+        """Return the module of `embed_stream`; the option `embedding_norm` overrides it."""
         if self.embedding_norm is None:
             return self.embed_stream(width, make_norm)
         return make_norm(width) if self.embedding_norm else None
 
     def output_module(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the module of `read_stream`, or the one that `final_norm` asks for."""
+        """Return the module of `read_stream`; the option `final_norm` overrides it."""
         if self.final_norm is None:
             return self.read_stream(width, make_norm)
         return make_norm(width) if self.final_norm else None
@@ -210,14 +210,14 @@ class Placement:
         return None
 
     def project(self, weights: Mapping[str, Tensor]) -> None:
-        """Project the parameters onto their constraint, in place; called after init and after each update.
+        """Project the parameters onto the placement's constraint, in place, after init and after each update.
 
-        In a pack each tensor has a leading axis of runs: count axes from the end.
+        In a pack each tensor has a leading axis of runs, so count axes from the end.
         """
 
 
 def projects(placement: Placement) -> bool:
-    """Return whether a placement projects the parameters."""
+    """Return whether the placement overrides `project`."""
     return type(placement).project is not Placement.project
 
 
@@ -232,7 +232,7 @@ def register_placement(placement: Placement, *, same: bool | None = None) -> Pla
 
     Args:
         placement: With its default options.
-        same: Whether the placement registered under this name is the same one; by default, whether its class is.
+        same: Whether the placement already registered under this name is this one; by default, whether the class is.
 
     Raises:
         ConfigError: The name is taken.

@@ -26,7 +26,7 @@ UNSCALED = (*EMBEDDINGS, "attn.q", "attn.k")
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What an init rule knows about one weight matrix."""
+    """The properties of a weight matrix that an init rule may use."""
 
     role: str
     fan_in: int

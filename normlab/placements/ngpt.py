@@ -51,8 +51,8 @@ class NGPT(Placement):
     - alpha = |learned| (0.05). alpha, s_qk and s_z are stored as 1 / sqrt(D) and rescaled when used, so that the
       optimiser's step is large relative to them.
 
-    Only the weights give the embeddings length 1, as in NVIDIA/ngpt and in the paper: the first sub-layer reads them
-    without normalisation. With learned positions, which neither source has, the stream starts at the sum of both.
+    The embeddings have length 1 because their matrix is projected; as in NVIDIA/ngpt and in the paper, the forward pass
+    does not normalise them. With learned positions, which neither source has, the stream starts at the sum of both.
 
     The run's norm is not used, and the init rule has almost no effect, because projection removes the scale of rows.
     The paper trains with optim.weight_decay=0 and optim.warmup_steps=0, RoPE, SwiGLU, no bias and an untied head.
@@ -68,7 +68,7 @@ class NGPT(Placement):
     parameters: ClassVar[str] = "L * (3 * D + 2 * M) + V"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "The baseline in NVIDIA/ngpt was x = N(x) + F(N(x)), not pre, until November 2024 (issue 1).",
-        "Embeddings that the forward pass normalises too have another gradient: placement.normalize_embeddings=true.",
+        "Embeddings that the forward pass also normalises (placement.normalize_embeddings=true) get another gradient.",
     )
     init: ClassVar[str] = "gpt2"
     initial_values: ClassVar[Mapping[str, str]] = {
@@ -84,16 +84,16 @@ class NGPT(Placement):
         "columns": "out down",
     }
     incompatible_inits: ClassVar[Mapping[str, str]] = {
-        "other": "rows are projected to length 1: of the rule only its zeros have an effect"
+        "other": "rows are projected to length 1, so the standard deviation has no effect unless it is 0"
     }
 
     name: str = "ngpt"
     normalize_embeddings: bool = option(False, absent=True)
-    """Also normalise the input of the first block in the forward pass, as every run recorded without this option."""
+    """Also normalise the input of the first block in the forward pass, as in every run recorded without this option."""
 
     @property
     def embedding_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The normalisation of the embeddings, if the option asks for it."""
+        """The normalisation of the embeddings with `normalize_embeddings`, or an empty text."""
         return "x = x / norm2(x)" if self.normalize_embeddings else ""
 
     def has_norms(self, depth: int) -> bool:
@@ -105,7 +105,7 @@ class NGPT(Placement):
         return Sequential(NGPTSubLayer(width), NGPTSubLayer(width))
 
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """The normalisation of the embeddings, if the option asks for it."""
+        """Return the normalisation of the embeddings with `normalize_embeddings`, or None."""
         return UnitInput() if self.normalize_embeddings else None
 
     def attention_scale(self, head_width: int) -> float:

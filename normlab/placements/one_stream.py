@@ -62,11 +62,11 @@ class GPAS(Placement):
     head_formula: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "Chen et al. 2025, arXiv:2506.22049 (Pre + GPAS; one gate a block as in dandingsky/GPAS)"
     parameters: ClassVar[str] = "L"
-    equals: ClassVar[str] = "pre where every gate is 0, as they start"
+    equals: ClassVar[str] = "pre where every gate is 0, the initial value"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Its authors start embeddings with deviation sqrt(2 / 5) in all variants; of pre at 350M parameters they note "
-        "perplexity 20.49 with 0.02, where LayerNorm Scaling's table, made with the larger, has 19.58.",
-        "At 1B and 7B parameters they clip the gates' gradients at 0.01, which is not done here.",
+        "Its authors draw embeddings with standard deviation sqrt(2 / 5): for pre at 350M parameters they report "
+        "perplexity 20.49 with 0.02, while the table of LayerNorm Scaling, with sqrt(2 / 5), has 19.58.",
+        "At 1B and 7B parameters its authors clip the gates' gradients at 0.01; this implementation does not.",
     )
     init: ClassVar[str] = "gpt2"
     initial_values: ClassVar[Mapping[str, str]] = {"wiring.gate": "0"}
@@ -114,7 +114,7 @@ class Parallel(Placement):
         "Code calls both parallel: litgpt's parallel_residual has two norms unless shared_attention_norm is set.",
     )
     init: ClassVar[str] = "gpt2_scaled"
-    note: ClassVar[str] = "GPT-NeoX means by parallel the form with a norm for each sub-layer: parallel_two_norms here."
+    note: ClassVar[str] = "In GPT-NeoX, parallel has one norm per sub-layer: parallel_two_norms here."
 
     name: str = "parallel"
 
@@ -133,7 +133,7 @@ class ParallelTwoNorms(Parallel):
     formula: ClassVar[str] = "x = x + A(N(x)) + M(N(x))"
     source: ClassVar[str] = "Black et al. 2022, arXiv:2204.06745 (GPT-NeoX-20B)"
     equals: ClassVar[str] = "parallel where a block's two norms are the same"
-    note: ClassVar[str] = "GPT-J and PaLM mean by parallel the form with one norm for both sub-layers: parallel here."
+    note: ClassVar[str] = "In GPT-J and PaLM, parallel has one norm for both sub-layers: parallel here."
 
     name: str = "parallel_two_norms"
 

@@ -51,15 +51,15 @@ def quarter(depth: int) -> int:
 
 
 SMALL_POST = (
-    "branches of this size are negligible next to the normed stream: gradients are small and flat, and the comparison "
-    "with pre of arXiv:2002.04745 is reversed (see `normlab propagation placement=pre,post init=gpt2,xavier`)"
+    "its branches are negligible next to the normed stream: gradients are small at all depths, and arXiv:2002.04745's "
+    "comparison with pre is reversed (see `normlab propagation placement=pre,post init=gpt2,xavier`)"
 )
 NORMED_BRANCH = (
-    "the norm after the branch undoes the smaller weights and divides gradients by them: the first gradients grow with "
-    "depth (see `normlab propagation placement=peri,res_post init=gpt2,gpt2_scaled`)"
+    "the norm after the branch cancels the smaller weights and divides their gradients by them: the first gradients "
+    "grow with depth (see `normlab propagation placement=peri,res_post init=gpt2,gpt2_scaled`)"
 )
 DAMPED_TWICE = (
-    "1 / sqrt(l) already scales the branch, and the authors' code scales no residual init (arXiv:2502.05795, README)"
+    "1 / sqrt(l) already scales the branch; the authors' code does not scale the init too (arXiv:2502.05795, README)"
 )
 
 ROWS: tuple[Row, ...] = (
@@ -82,10 +82,10 @@ ROWS: tuple[Row, ...] = (
         pitfalls=(
             "The post-norm of OLMo 2 does not norm the stream; it is res_post here.",
             "rmsnorm_post of MLS-Bench is a sandwich: peri here.",
-            "A run can stay at the unigram entropy of the corpus: that failure differs from divergence.",
+            "A run can get stuck at the unigram entropy of the corpus without diverging.",
         ),
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.1",
-        note="The norm is on the stream. OLMo 2 means by post-norm a norm on the branch: res_post here",
+        note="The norm is on the stream. In OLMo 2, post-norm is a norm on the branch: res_post here",
         init="xavier",
         incompatible_inits={"gpt2": SMALL_POST, "gpt2_scaled": SMALL_POST, "depth_scaled": SMALL_POST},
         attn=SubLayer(norms=("res",)),
@@ -96,7 +96,7 @@ ROWS: tuple[Row, ...] = (
         formula="x = x + N(F(N(x)))",
         equals="sandwich",
         pitfalls=(
-            "In ReaLLM-Forge peri has only the norm after the branch: res_post here. The norm before it is a switch.",
+            "In ReaLLM-Forge peri has only the norm after the branch (res_post here) unless another option is set.",
             "Levanter and marin call it hybrid norm; that name belongs to hybridnorm.",
         ),
         source="Kim et al. 2025, arXiv:2502.02732 (Peri-LN)",
@@ -122,7 +122,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="depth_scaled_sandwich",
         formula="x = x + N(F(N(x)))",
-        equals="peri, of the same gains",
+        equals="peri with the same gains",
         kind="DepthScaledPlacement",
         source="Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra), whose c we know from a secondary source; c = 1 is "
         "Arcee Trinity's, arXiv:2602.17004",
@@ -142,7 +142,7 @@ ROWS: tuple[Row, ...] = (
         name="res_post",
         formula="x = x + N(F(x))",
         pitfalls=(
-            "Called post-norm, it is confused with x = N(x + F(x)); here the stream is normed only before the head.",
+            "Called post-norm, it is confused with x = N(x + F(x)), which norms the stream in every block.",
             "Its first sub-layer reads the embeddings without a norm, so their initial scale matters.",
         ),
         source="Liu et al. 2021, arXiv:2111.09883 (Swin v2)",
@@ -175,9 +175,9 @@ ROWS: tuple[Row, ...] = (
         name="deepnorm",
         formula="x = N((2 * L) ** 0.25 * x + F(x))",
         pitfalls=(
-            "pixeli99/MixLN and lmsdss/LayerNorm-Scaling use alpha = 2.828, that of 32 blocks, at every depth.",
-            "The same two use (8L)^(+1/4) as the gain of the init: their tables show another method under this name.",
-            "A survey writes alpha x + beta F(N(x)); but no norm is before the branch, and beta is part of the init.",
+            "pixeli99/MixLN and lmsdss/LayerNorm-Scaling use alpha = 2.828, the value for 32 blocks, at every depth.",
+            "These two also use (8L)^(+1/4) as the gain of the init: their tables show another method under this name.",
+            "A survey writes alpha x + beta F(N(x)), but DeepNorm norms after the sum, and beta is part of the init.",
             "0.81 (N^4 M)^(1/16) and (3M)^(1/4) are for encoder-decoders; decoder-only models have (2L)^(1/4).",
         ),
         source="Wang et al. 2022, arXiv:2203.00555 (DeepNet), decoder-only",
@@ -197,7 +197,7 @@ ROWS: tuple[Row, ...] = (
             "first_block=same also divides the branches of the first block by 2L; public code does not.",
             "Public code norms the input of the head again, which adds a gain: placement.final_norm=true.",
             "x-transformers cites the paper for code without alpha: that is pre_post here.",
-            "Some code of this name computes g x + (1 - g) N(F(x)) with a gate g: another method.",
+            "Other code of this name computes g x + (1 - g) N(F(x)) with a gate g, which is another method.",
         ),
         source="Chen & Wei 2026, arXiv:2601.19895 (Keel), which we could not read; as in public forks of OLMo-core and "
         "torchtitan",
@@ -234,7 +234,7 @@ ROWS: tuple[Row, ...] = (
             "In the code of GPAS, 1 / sqrt(l) is only the initial value of a learned gain.",
         ),
         source="Sun et al. 2025, arXiv:2502.05795 (LayerNorm Scaling)",
-        note="The factor is fixed. As the initial value of a learned gain it is another method",
+        note="The factor is fixed. A learned gain with this initial value is another method",
         init="gpt2",
         incompatible_inits={
             "gpt2_scaled": DAMPED_TWICE,
@@ -251,7 +251,7 @@ ROWS: tuple[Row, ...] = (
         parameters="2 * L",
         equals="norm=none placement=pre where every factor is 1",
         source="De & Smith 2020, arXiv:2002.10444 (SkipInit), for convolutional networks",
-        note="A number for each sub-layer. It has no norm at all",
+        note="One factor per sub-layer; no norms",
         init="xavier",
         initial_values={"wiring.attn.scale": "0", "wiring.mlp.scale": "0"},
         attn=SubLayer(scale=zero),
@@ -263,10 +263,10 @@ ROWS: tuple[Row, ...] = (
         parameters="L",
         equals="skipinit where a block's two factors are the same",
         pitfalls=(
-            "In the authors' code the two sub-layers of a block share a number; with two numbers it is skipinit.",
+            "In the authors' code the two sub-layers of a block share one factor; with two factors it is skipinit.",
         ),
         source="Bachlechner et al. 2020, arXiv:2003.04887 (ReZero)",
-        note="As in the authors' code a number for each block, shared by its sub-layers. It has no norm at all",
+        note="One factor per block, shared by its two sub-layers as in the authors' code; no norms",
         init="xavier",
         initial_values={"wiring.attn.scale": "0"},
         attn=SubLayer(scale=zero),
@@ -279,7 +279,7 @@ ROWS: tuple[Row, ...] = (
         parameters="2 * L * D",
         equals="pre where every factor is 1",
         source="Touvron et al. 2021, arXiv:2103.17239 (LayerScale), for image transformers",
-        note="A factor for each channel, started at 0.1, 1e-5 or 1e-6 by depth",
+        note="One factor per channel, initially 0.1, 1e-5 or 1e-6, by depth",
         init="gpt2",
         initial_values={
             "wiring.attn.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",

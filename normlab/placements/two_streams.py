@@ -17,7 +17,7 @@ from normlab.placements.base import MakeNorm, Placement, register_placement
 from normlab.placements.wiring import Branch, Sequential, TwoNorms
 
 Streams = tuple[Tensor, Tensor]
-"""Two streams, (B, T, D) each. Statistics are those of the first."""
+"""Two streams, (B, T, D) each. Statistics of the stream are computed on the first."""
 
 
 def duplicate_stream(x_BTD: Tensor) -> Streams:
@@ -38,7 +38,7 @@ class ResiDual(Placement):
     """f = F(x), x <- N(x + f), y <- y + f; both start at the embeddings, and the head reads x + N(y).
 
     Through y the gradient reaches every sub-layer and passes only the last norm. Statistics of the stream are those
-    of x. The authors' code can scale y, which the last norm undoes apart from its eps; here y is not scaled.
+    of x. The authors' code can scale y, which the last norm cancels apart from its eps; here y is not scaled.
     """
 
     formula: ClassVar[str] = "f = F(x); x = N(x + f); y = y + f"
@@ -97,8 +97,8 @@ register_placement(ResiDual())
 class Siamese(Placement):
     """x <- N(x), f = F(N(x + N(y))), x <- x + f / sqrt(2l), y <- y + f; the head gets N(N(x) + N(y)).
 
-    Both streams start at the embeddings. There are three norms for each sub-layer and three before the head.
-    Statistics of the stream are those of x before its norm. The form is that of the authors' image model.
+    Both streams start at the embeddings. Each sub-layer has three norms, and three more are before the head.
+    Statistics of the stream are those of x before its norm. The authors' image model has this form.
     """
 
     formula: ClassVar[str] = "x = N(x); f = F(N(x + N(y))); x = x + f / sqrt(2 * l); y = y + f"
@@ -106,7 +106,7 @@ class Siamese(Placement):
     head_formula: ClassVar[str] = "x = N(N(x) + N(y))"
     source: ClassVar[str] = "Li et al. 2026, arXiv:2602.08064 (SiameseNorm; as in Qwen-Applications/SiameseNorm's DeiT)"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "The paper's algorithm norms x elsewhere and has another factor than the authors' code; this follows the code.",
+        "The paper's algorithm and the authors' code differ in one norm of x and one factor; this follows the code.",
     )
     init: ClassVar[str] = "gpt2_scaled"  # as pre: the abstract calls it compatible with pre-norm recipes
 

@@ -1,4 +1,4 @@
-"""The modules that wire sub-layers to the stream: those of the residual algebra, and parts of other wirings.
+"""The modules that wire sub-layers to the stream in the residual algebra, and modules shared by other wirings.
 
 Shapes: B batch, T time, D width.
 """
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """A sub-layer that maps (B, T, D) to (B, T, D) and remembers what it adds to the stream.
+    """A sub-layer that maps (B, T, D) to (B, T, D) and records the tensor that is added to the stream.
 
-    Statistics of a branch are those of the tensor that is added to the stream. That tensor is the sub-layer's output,
-    unless the wiring calls `mark_update` with another one.
+    Statistics of a branch are computed on this tensor. It is the sub-layer's output, unless the wiring calls
+    `mark_update` with another tensor.
     """
 
     def __init__(self, sublayer: Callable[[Tensor], Tensor]):
@@ -40,7 +40,7 @@ class Branch:
 
 
 class Residual(nn.Module):
-    """x <- C(a x + g b B(F(A(x) / s))) for one sub-layer F. Absent norms and factors have no cost."""
+    """x <- C(a x + g b B(F(A(x) / s))) for one sub-layer F. Norms and factors that are absent cost no time."""
 
     skip: Tensor | None
     branch: Tensor | None
@@ -51,10 +51,10 @@ class Residual(nn.Module):
         self.norms = nn.ModuleDict({site: make_norm(width) for site in ("in", "out", "res") if site in sub.norms})
         for name in ("skip", "branch", "shrink"):
             schedule = getattr(sub, name)
-            used = any(schedule(other, depth) != 1.0 for other in range(1, depth + 1))
+            needed = any(schedule(other, depth) != 1.0 for other in range(1, depth + 1))
             # A buffer in every layer if any layer needs the factor, so that all layers share one compiled graph. A
             # float64 scalar multiplies a float32 tensor as a float32 number, and a float64 tensor without loss.
-            self.register_buffer(name, torch.tensor(schedule(layer, depth), dtype=torch.float64) if used else None)
+            self.register_buffer(name, torch.tensor(schedule(layer, depth), dtype=torch.float64) if needed else None)
         if sub.out_gain is not None:
             affine: Any = self.norms["out"].get_submodule("affine")
             affine.set_initial_gain(sub.out_gain(layer, depth))

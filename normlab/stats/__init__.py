@@ -1,1 +1,1 @@
-"""The statistics that a run measures: what each is, and how its values leave the step. Start at `registry`."""
+"""The statistics that a run measures: their definitions (`registry`), their arrays and their computation."""

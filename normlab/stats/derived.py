@@ -70,7 +70,7 @@ def later_half(count: int) -> list[int]:
 def mean_of_later_half(values: Array) -> Array:
     """Return at each step the mean over the later half of the measured steps so far, in float64.
 
-    The window grows, so the mean of a stationary statistic converges, and it drops the start of training.
+    The window grows, so the mean of a stationary statistic converges. It leaves out the start of training.
 
     Args:
         values: (S, ...), sorted by step.

@@ -37,7 +37,7 @@ def select(names: frozenset[str]) -> Selection:
 
 
 class Collector:
-    """Computes the selected statistics of what is observed while it is open. Collectors do not nest."""
+    """Computes the selected statistics of the tensors observed while it is open. Collectors do not nest."""
 
     def __init__(self, selection: Selection):
         self.selection = selection
@@ -101,8 +101,8 @@ def observe(kind: str, site: str, *tensors: Any) -> None:
     """Offer tensors to the open collector, if there is one.
 
     Args:
-        kind: What the tensors are: a key of `statistic.OF`.
-        site: Which of several tensors of this kind in the segment; empty where there is one.
+        kind: The kind of the tensors, a key of `statistic.OF`.
+        site: Distinguishes several tensors of this kind in a segment; empty if there is one.
         tensors: The arguments of that kind's statistics; for attention queries, keys and the scale of their product.
     """
     if _collector is not None:
@@ -124,7 +124,7 @@ class InstrumentedNorm(nn.Module):
 
 def instrument(norm: nn.Module) -> nn.Module:
     """Make a norm observe its input and output; its parameters keep their names."""
-    if not isinstance(norm, nn.Identity | InstrumentedNorm):  # an identity is no norm
+    if not isinstance(norm, nn.Identity | InstrumentedNorm):  # norm=none builds an identity
         norm.__class__ = _instrumented_class(type(norm))
     return norm
 
@@ -152,13 +152,13 @@ def tap(stream: Any) -> tuple[Any, Tensor]:
         stream, tapped = tap(stream)                    # before each block
         torch.autograd.grad(loss, [*params, tapped])
 
-    The tapped tensor is a view: without it the gradient would include that of other layers wherever a placement uses
-    the same tensor twice.
+    The tapped tensor is a view. Without the view, the gradient would include that of another layer if a placement uses
+    the same tensor in both.
     """
     tapped = main_stream(stream).view_as(main_stream(stream))
     return (tapped if isinstance(stream, Tensor) else (tapped, *stream[1:])), tapped
 
 
 def main_stream(stream: Any) -> Tensor:
-    """Return the stream that the papers call x; some placements carry several tensors, of which it is the first."""
+    """Return the stream that the papers call x: the first one if the placement has several streams."""
     return stream if isinstance(stream, Tensor) else stream[0]

@@ -12,23 +12,23 @@ from normlab.stats.statistic import CORE, EXTENDED, PROBE, TIERS
 
 @dataclass(kw_only=True, slots=True)
 class StatsConfig:
-    """What is measured inside a run. None of these options changes training."""
+    """The statistics that a run measures. None of these options changes training."""
 
     preset: str = option("", identity=False)
     """The preset of these options; a label only."""
     tiers: list[str] = option([CORE], identity=False)
     """Tiers of statistics: core, in the step itself; extended, in a pass over a fixed batch; probe, at a few steps."""
     also: list[str] = option([], identity=False)
-    """More statistics to measure (`normlab list stats`); a derived one adds those that it needs."""
+    """More statistics to measure (`normlab list stats`); a derived one adds its inputs."""
     without: list[str] = option([], identity=False)
-    """Statistics to leave out; a derived one leaves out those that no other statistic needs."""
+    """Statistics to leave out; a derived one leaves out the inputs that no other statistic needs."""
     every: int | None = option(None, at_least=1, at_most=10**9, identity=False)
     """Steps between two measured steps, from step 0 on; default 10."""
     extended_every: int | None = option(None, at_least=1, at_most=10**9, identity=False)
     """Steps between two passes over the fixed batch, the first before step 0; default 200."""
 
     probe_share: float | None = option(None, above=0, at_most=1, identity=False)
-    """Share of a run's time that its probes may take; default 0.03. As many probes are made as fit."""
+    """Share of a run's time that its probes may take; default 0.03. It limits the number of probes."""
 
     def resolve(self) -> None:
         """Fill in the default cadences.
@@ -43,11 +43,11 @@ class StatsConfig:
         measured = self._of_tiers()
         for name in self.also:
             if _inputs(name) <= measured:
-                raise ConfigError(f"stats.also={name}: has no effect, it is measured anyway; leave it out")
+                raise ConfigError(f"stats.also={name}: has no effect, since it is measured already; leave it out")
         measured = measured.union(*map(_inputs, self.also))
         for name in self.without:
             if not _inputs(name) <= measured:
-                raise ConfigError(f"stats.without={name}: has no effect, it is not measured; leave it out")
+                raise ConfigError(f"stats.without={name}: has no effect, since it is not measured; leave it out")
             if not _exclusive_inputs(name):
                 inputs = ", ".join(sorted(_inputs(name)))
                 raise ConfigError(f"stats.without={name}: other statistics need {inputs} too; leave those out instead")
@@ -59,7 +59,7 @@ class StatsConfig:
                 setattr(self, field, default if value is None else value)
             elif value is not None:
                 raise ConfigError(
-                    f"stats.{field}={value}: has no effect, no {tier} statistic is measured; set "
+                    f"stats.{field}={value}: has no effect, since no {tier} statistic is measured; set "
                     f"stats={'core' if tier == CORE else 'full'}"
                 )
 
@@ -74,7 +74,7 @@ class StatsConfig:
 
 
 def _inputs(name: str) -> set[str]:
-    """Return the measured statistics that a derived one needs; for a measured one itself."""
+    """Return the inputs of a derived statistic; for a measured statistic itself."""
     return set(STATISTICS[name].needs) or {name}
 
 

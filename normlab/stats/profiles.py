@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
     statistic: str
     site: str
-    """Which norm or parameter; empty for a statistic with one value per layer."""
+    """The norm or parameter; empty for a statistic with one value per layer."""
     layer: int
 
 
@@ -68,7 +68,7 @@ class Layout:
         """Return the layout that `as_tree` described.
 
         Raises:
-            KeyError, TypeError, ValueError: The tree describes no layout.
+            KeyError, TypeError, ValueError: The tree does not describe a layout.
         """
         groups = tuple(Group(str(g["statistic"]), str(g["site"]), tuple(map(int, g["places"]))) for g in tree["groups"])
         families = {str(site): str(family) for site, family in tree["families"].items()}

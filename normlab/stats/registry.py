@@ -88,7 +88,7 @@ def sizes(of: str) -> list[Statistic]:
 
 
 def ratio_to_stream(of: str) -> Statistic:
-    """Return the statistic of the size of what a sub-layer adds to the stream, relative to the stream."""
+    """Return the statistic of the size of a sub-layer's update, relative to the stream."""
     return quotient(
         f"{of}_rms", "resid_rms", name=f"{of}_ratio", of=of,
         formula=f"{of}_rms / resid_rms of the same block",
@@ -389,7 +389,7 @@ def layers_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:
 def values_of(profiles: Profiles, name: str) -> dict[str, Array]:
     """Return a measured or derived statistic by site: (S, L + 2), NaN at layers without it, or (S,).
 
-    A statistic that an older record holds and that is derived today is returned as recorded.
+    Statistics that older records hold and that are derived today are returned as recorded.
 
     Raises:
         StatisticsError: The statistic, or one that it is derived from, was not measured.

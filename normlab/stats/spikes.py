@@ -1,4 +1,4 @@
-"""Spikes of the loss and the gradient norm, by every definition in use: the field has not agreed on one.
+"""Spikes of the loss and the gradient norm, by several published definitions: the field has no common one.
 
 The record holds the loss, gradient norm and clip factor of every step, so a report can apply any rule. A rule leaves
 out the steps whose window is not full.
@@ -32,14 +32,14 @@ class SpikeRule:
     formula: str
     source: str
     window: int
-    """W, the number of values that a judgement needs."""
+    """W, the number of values that `judge` needs."""
     position: int
     """The index of the judged value in its window."""
     judge: Callable[[Series], Mask]
     """Finds the spikes of windows: maps (S, W) to (S,). Each window is summed by itself: after a spike, a running sum
     loses the small values."""
     fills_window: bool = False
-    """Whether the first steps have the missing values of their windows filled with NaN; step 0 is never judged."""
+    """Whether NaN fills the windows of the first steps, all except step 0, so that these steps are judged too."""
 
 
 def deviates(windows: Series, *, deviations: float, both_sides: bool) -> Mask:

@@ -1,4 +1,4 @@
-"""The `Statistic` entry and the words of its fields. `registry.py` holds one entry for each statistic."""
+"""The `Statistic` entry and the values of its fields. `registry.py` holds one entry for each statistic."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TIERS = {
 
 OF = {
     "resid": "the stream that enters a block, and the head",
-    "attn": "what attention adds to the stream, after norms, learned scales and factors",
-    "mlp": "what the MLP adds to the stream, after norms, learned scales and factors",
+    "attn": "the tensor that attention adds to the stream, after norms, learned scales and factors",
+    "mlp": "the tensor that the MLP adds to the stream, after norms, learned scales and factors",
     "block": "the streams before and after a block",
     "attention": "queries, keys and the scale of their product, as the softmax gets them",
     "hidden": "the MLP's hidden activations, before a norm that may follow",
@@ -44,7 +44,7 @@ MERGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """One statistic."""
+    """The definition of one statistic."""
 
     name: str
     tier: str = CORE
@@ -62,7 +62,7 @@ class Statistic:
     """The publication or code that defines it."""
     value: Callable[..., Any] | None = None
     """Computes the value from views of the observed tensors (`views.View`): one value per token for `mean` and `rms`,
-    which the collector averages, else one value. None where the step computes it, or `derive` does."""
+    which the collector averages, else one value. None if the step or `derive` computes it."""
     derive: Callable[[Profiles], dict[str, Array]] | None = None
     """Computes a derived statistic by site from measured ones: (S, L + 2), or (S,), for S steps and L blocks."""
     needs: tuple[str, ...] = ()
@@ -70,4 +70,4 @@ class Statistic:
     averaged: bool = False
     """Whether `derive` averages over measured steps (`derived.mean_of_later_half`)."""
     undefined: str = ""
-    """Why a value can be NaN although everything measured is finite."""
+    """Why a value can be NaN although all measured values are finite."""

@@ -105,7 +105,7 @@ class View:
         """|x|, at least sqrt(TINY), (*batch)."""
         return self.sum_square.clamp(min=TINY).sqrt()
 
-    # The following compare tokens with each other and are for the fixed batch of the extended statistics only.
+    # The following properties compare tokens with each other, for the fixed batch of the extended statistics only.
 
     @property
     def tokens(self) -> Tensor:

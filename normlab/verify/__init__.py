@@ -1,5 +1,4 @@
-"""Checks that the trained computation is the defined one: what `normlab verify` runs.
+"""The checks of `normlab verify`: norms, placements and init rules compute what their sources define.
 
-Every check computes in float64 on the CPU, on small models. No run imports this package for its numbers; a run only
-stores the fingerprint of its block.
+Every check computes in float64 on the CPU, on small models. Training does not use this package.
 """

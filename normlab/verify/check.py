@@ -1,4 +1,4 @@
-"""The result of one check, and the ways to make one. A failed check says what was expected and what was found."""
+"""The result of one check, and functions that make one. A failed check has the expected and the actual value."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Check:
     """One line of `normlab verify`."""
 
     subject: str
-    """What is checked: `norm rmsnorm`, `placement pre`."""
+    """The entry that is checked: `norm rmsnorm`, `placement pre`."""
     claim: str
     """The property that must hold."""
     passed: bool
     result: str
-    """The largest error and its tolerance; after a failure what was expected and what was found."""
+    """The largest error and its tolerance; after a failure the expected and the actual value."""
     reference_kind: str = ""
     """For a comparison: external, identity or self (`norms.base.NormConfig.reference_kind`)."""
 
@@ -36,14 +36,14 @@ class Check:
         }  # fmt: skip
 
 
-def check_equal(subject: str, claim: str, expected: object, found: object, note: str = "") -> Check:
-    """Return the check that two values are equal; the note follows either result."""
-    result = str(found) if found == expected else f"expected {expected}, found {found}"
-    return Check(subject, claim, found == expected, f"{result} ({note})" if note else result)
+def check_equal(subject: str, claim: str, expected: object, actual: object, note: str = "") -> Check:
+    """Return the check that two values are equal; the result ends with the note."""
+    result = str(actual) if actual == expected else f"expected {expected}, found {actual}"
+    return Check(subject, claim, actual == expected, f"{result} ({note})" if note else result)
 
 
 def check_no_problems(subject: str, claim: str, problems: Sequence[str], result: str = "") -> Check:
-    """Return the check that there are no problems; the result is that of a check that passes."""
+    """Return the check that there are no problems; `result` is shown if it passes."""
     return Check(subject, claim, not problems, "; ".join(problems) or result)
 
 
@@ -55,28 +55,28 @@ class LargestError:
     count: int = 0
     error: float = 0.0
     failure: str = ""
-    """What differs most, if that is more than the tolerance."""
+    """The message about the largest error, if that exceeds the tolerance."""
 
-    def compare(self, found: Tensor, expected: Tensor, location: str, scale: float = 1.0) -> None:
-        """Count one more comparison: the largest |found - expected| / scale. NaN counts as infinite."""
-        if found.shape != expected.shape:
-            self.fail(f"expected shape {list(expected.shape)}, found {list(found.shape)}, for {location}")
+    def compare(self, actual: Tensor, expected: Tensor, location: str, scale: float = 1.0) -> None:
+        """Add a comparison, with the error max |actual - expected| / scale. NaN counts as infinite."""
+        if actual.shape != expected.shape:
+            self.fail(f"expected shape {list(expected.shape)}, found {list(actual.shape)}, for {location}")
             return
         self.count += 1
-        found, expected = found.detach().double().flatten(), expected.detach().double().flatten()
-        difference = (found - expected).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        actual, expected = actual.detach().double().flatten(), expected.detach().double().flatten()
+        difference = (actual - expected).abs().nan_to_num(nan=math.inf, posinf=math.inf)
         index = int(difference.argmax())
         error = float(difference[index]) / scale
         if error > self.error and not math.isinf(self.error):
             self.error = error
             if error > self.tolerance:
                 self.failure = (
-                    f"expected {float(expected[index]):.9g}, found {float(found[index]):.9g} for {location} "
+                    f"expected {float(expected[index]):.9g}, found {float(actual[index]):.9g} for {location} "
                     f"(error {error:.1e}, tolerance {self.tolerance:.0e})"
                 )
 
     def fail(self, failure: str) -> None:
-        """Count a comparison that has no error to measure, such as another shape; the first such failure is shown."""
+        """Add a failed comparison without a number, such as a wrong shape; only the first such failure is shown."""
         self.count += 1
         if not math.isinf(self.error):
             self.error, self.failure = math.inf, failure

@@ -1,7 +1,7 @@
 """Check the defaults of norms against a table with their sources.
 
-The table repeats the defaults on purpose: a norm's reference is called with the norm's own options, so that it cannot
-notice a wrong default.
+The table repeats the defaults on purpose: a norm's reference gets the norm's own options and cannot notice a wrong
+default.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Closed-form laws of signal propagation at initialisation, each at the init that it is stated for.
+"""Closed-form laws of signal propagation at initialisation, each with the init rule of its source.
 
-That init may differ from the placement's own, `init_rules.INIT_OF_PLACEMENT`.
+That init rule may differ from the placement's own, `init_rules.INIT_OF_PLACEMENT`.
 
 The models are small: layer norm without gain and bias, no biases, untied embeddings. Profiles are means over a few
-seeds, since single seeds differ by a factor of three in a gradient.
+seeds, because a gradient differs between seeds by up to a factor of three.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Law(NamedTuple):
 
 
 def power_of_depth(gradient: str) -> Callable[[list[Profile]], float]:
-    """Return the statistic: the power of L by which the `first` or the `last` gradient grows."""
+    """Return a statistic: the power of L by which the `first` or the `last` gradient grows."""
     return lambda profiles: slope([p.depth for p in profiles], [getattr(p, gradient) for p in profiles])
 
 

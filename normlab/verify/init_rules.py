@@ -1,7 +1,7 @@
 """Check init rules against closed forms, in every weight of models of two depths and widths.
 
-The tables here repeat what `normlab.placements.init_rules` and the placements declare, so that an edit of
-either is noticed.
+The tables here repeat what `normlab.placements.init_rules` and the placements declare, so that a mistake in one of them
+fails a check.
 
 Shapes: L blocks, l the number of a block from 1, D width, I a matrix's inputs, O its outputs.
 """
@@ -37,11 +37,11 @@ CLOSED_FORMS = {
 }
 """Standard deviations of each rule, one for each group of `GROUPS`."""
 GROUPS = (("tokens",), ("positions", "head"), ("q", "k"), ("v", "up", "gate"), ("out", "down"))
-"""Last names of weights: token embedding; positions and head; queries and keys; values and MLP inputs; outputs."""
+"""Weights by the last part of their name: tokens; positions, head; queries, keys; values, MLP inputs; outputs."""
 SIZES = ((2, 16), (7, 24))
 """Depths and widths."""
 
-OUT_NORM = "our choice: the norm after the branch undoes smaller outputs, and the first gradients grow with them"
+OUT_NORM = "our choice: the norm after the branch cancels smaller outputs, which only make the first gradients larger"
 INITS = (
     ("gpt2_scaled", "pre", "GPT-2: Radford et al. 2019, section 2.3"),
     ("gpt2_scaled", "parallel parallel_two_norms", "our choice: that of pre; only the sub-layers' inputs differ"),
@@ -56,9 +56,9 @@ INITS = (
     ("gpt2", "res_post", "OLMo 2, arXiv:2501.00656: N(0, 0.02) for every matrix"),
     ("gpt2", "mix_ln", "our choice: its first blocks are post, the others pre, and neither rule suits both"),
     ("gpt2", "keel", "a public torchtitan fork of arXiv:2601.19895: N(0, 0.02) for linear layers and embeddings"),
-    ("gpt2", "lns", "the authors' README (arXiv:2502.05795): no scaled outputs, 1 / sqrt(l) does that"),
-    ("gpt2", "layerscale gpas", "our choice: the plain rule; its source gives no other"),
-    ("gpt2", "normformer", "our choice: one of its two branches ends in a norm, which undoes smaller outputs"),
+    ("gpt2", "lns", "the authors' README (arXiv:2502.05795): outputs are not scaled, because 1 / sqrt(l) does that"),
+    ("gpt2", "layerscale gpas", "our choice: the source names no rule"),
+    ("gpt2", "normformer", "our choice: one of its two branches ends in a norm, which cancels smaller outputs"),
     ("gpt2", "ngpt", "our choice: rows are normalised to length 1, so the rule has no effect"),
     ("deepnorm", "deepnorm", "Wang et al. 2022, arXiv:2203.00555"),
     ("sub_ln", "sub_ln", "Wang et al. 2022, arXiv:2210.06423"),
@@ -78,7 +78,7 @@ def placement_init_check(placement: Placement) -> Iterator[Check]:
 
 
 def rule_checks(rule: str) -> Iterator[Check]:
-    """Check that each weight is the standard normal numbers of its name times the closed form.
+    """Check that each weight is its standard normal numbers times the closed form.
 
     A plugin's rule has no closed form here; it must give a valid standard deviation.
     """

@@ -1,7 +1,7 @@
-"""Check what a norm declares and what a run needs of its module, apart from its reference.
+"""Check a norm's declarations, and that its module works in a pack. `norms.py` has the comparison with the reference.
 
-It declares its parameters, where they start, causality and invariances. A run needs a module that works in a pack: a
-stack of runs under `torch.func.vmap`, which forbids reading a number from a tensor and branching on it.
+A norm declares its parameters and their initial values, causality and invariances. A pack is a stack of runs under
+`torch.func.vmap`, which forbids reading a number from a tensor and branching on it.
 
 Shapes: R runs, B batch, T time, D width.
 """
@@ -28,22 +28,22 @@ from normlab.verify.variants import is_valid, label_of, option_fields, other_val
 
 RUNS = 2
 INPUT_SIZES = [10.0**power for power in (0, *range(-15, 0, 3), *range(3, 16, 3))]
-"""Factors of the input, 1 first: a function that is flat at one size may change at another."""
+"""Factors of the input, 1 first: a function may be flat at one size and not at another."""
 
 
 def contract_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Iterator[Check]:
-    """Yield the checks of a norm's declarations and module; its causality also at these sizes."""
+    """Yield the checks of a norm's declarations and module; causality is also checked at `sizes`."""
     yield causality_check(norm, subject, width, sizes)
     yield parameter_check(norm, subject)
     yield options_check(norm, subject, width)
     yield invariance_check(norm, subject, width)
-    yield from start_check(norm, subject, width)
+    yield from initial_values_check(norm, subject, width)
     yield from running_statistics_check(norm, subject, width)
     yield pack_check(norm, subject, width)
 
 
 def causality_check(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Check:
-    """Check that in training another last token changes an earlier output only if the norm declares so."""
+    """Check that in training a change of the last token changes earlier outputs only if the norm is not causal."""
     cases = [
         (label_of(variant), variant, (batch_size(norm), TIME, width))
         for variant in variants(norm, width)
@@ -81,10 +81,7 @@ def parameter_check(norm: NormConfig, subject: str) -> Check:
 
 
 def options_check(norm: NormConfig, subject: str, width: int) -> Check:
-    """Check that every option changes an output in some precision, a parameter or a buffer, from some variant.
-
-    A unit offset, for example, has an effect only with a gain.
-    """
+    """Check that every option changes an output, a parameter or a buffer of some variant, in some precision."""
     fields = option_fields(norm)
     unused = [f.name for f in fields if not any(_has_effect(norm, f, width) for width in (width, 3 * width))]
     return options_have_effect(subject, [field.name for field in fields], unused)
@@ -127,8 +124,8 @@ def _differ(first: list[Tensor], second: list[Tensor]) -> bool:
 def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
     """Check that the output in training is invariant exactly to the scale or shift that `invariant_to` lists.
 
-    A declared invariance is tested with an eps too small to matter. Its absence is tested at many sizes, since a
-    bounded function is flat at most of them.
+    A declared invariance is tested with an eps too small to matter. An invariance that is not declared is tested at
+    many sizes, because a bounded function is flat at most of them.
     """
     has_eps = hasattr(norm, "eps")
     tiny = dataclasses.replace(norm, eps=1e-15) if has_eps else norm  # pyright: ignore[reportCallIssue]
@@ -153,25 +150,25 @@ def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
     return check_no_problems(subject, claim, wrong)
 
 
-def start_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
-    """Check the initial parameters and buffers of each variant against `initial_values`, drawn alike."""
-    largest, declared, seen = LargestError(1e-6), norm.all_initial_values(), set[str]()
+def initial_values_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
+    """Check the initial parameters and buffers of each variant against `initial_values`, with the same seed."""
+    largest, declared, names = LargestError(1e-6), norm.all_initial_values(), set[str]()
     for variant in variants(norm, width):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            starting = parameters_and_buffers(variant.build(width))
+            initial = parameters_and_buffers(variant.build(width))
             torch.default_generator.manual_seed(0)
-            if missing := {name: _expression(value, width) for name, value in starting.items() if name not in declared}:
+            if missing := {name: _expression(value, width) for name, value in initial.items() if name not in declared}:
                 line = initial_values_line({**vars(type(norm)).get("initial_values", {}), **missing})
                 result = f"{', '.join(missing)}: not in `initial_values`; write in class {type(norm).__name__}: {line}"
-                yield Check(subject, "declares where it starts", passed=False, result=result)
+                yield Check(subject, "declares its initial values", passed=False, result=result)
                 return
-            for name, value in starting.items():
+            for name, value in initial.items():
                 location = f"{name} of {label_of(variant)}"
-                compare_start(largest, value, declared[name], {**plain_tree(variant), "D": width}, location)
-            seen |= starting.keys()
-    for absent in declared.keys() - seen:
-        largest.fail(f"expected {absent}, which is in `initial_values`, found no options that give the norm one")
+                compare_initial(largest, value, declared[name], {**plain_tree(variant), "D": width}, location)
+            names |= initial.keys()
+    for absent in declared.keys() - names:
+        largest.fail(f"expected {absent}, which is in `initial_values`, found it with none of the norm's options")
     if declared:
         yield largest.check(subject, "has its declared initial values")
 
@@ -183,16 +180,16 @@ def _expression(value: Tensor, width: int) -> str:
     return number if value.dim() == 0 else f"[{number}] * D" if value.shape == (width,) and same else "..."
 
 
-def compare_start(largest: LargestError, value: Tensor, text: str, known: Mapping[str, Any], location: str) -> None:
-    """Compare a starting value with an expression of `initial_values`, relative to the expression's largest number."""
+def compare_initial(largest: LargestError, value: Tensor, text: str, known: Mapping[str, Any], location: str) -> None:
+    """Compare an initial value with an expression of `initial_values`, relative to the expression's largest number."""
     names = {"sqrt": math.sqrt, "max": max, "normal": torch.randn, **known}
     try:
-        start = torch.as_tensor(eval(text, {"__builtins__": {}}, names), dtype=torch.float64)  # noqa: S307
+        expected = torch.as_tensor(eval(text, {"__builtins__": {}}, names), dtype=torch.float64)  # noqa: S307
     except Exception as error:  # a plugin's expression may raise anything
         reason = f"cannot be evaluated ({type(error).__name__}: {error}); it may use {', '.join(names)}"
         largest.fail(f"`{text}` of {location} {reason}")
         return
-    largest.compare(value, start, location, float(start.abs().max()) or 1.0)
+    largest.compare(value, expected, location, float(expected.abs().max()) or 1.0)
 
 
 def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
@@ -240,7 +237,7 @@ def pack_check(norm: NormConfig, subject: str, width: int) -> Check:
             largest.compare(packed_RBTD[run], module(x_RBTD[run]), label_of(variant))
         if not torch.equal(x_RBTD, before):
             largest.fail(f"expected the input unchanged, found it changed by {label_of(variant)}")
-    return largest.check(subject, "trains in a pack as it does alone, and leaves its input unchanged")
+    return largest.check(subject, "gives the same output in a pack, and leaves its input unchanged")
 
 
 def _outputs_of_pack(modules: list[nn.Module], x_RBTD: Tensor) -> Tensor:

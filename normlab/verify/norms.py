@@ -27,7 +27,7 @@ SCALES = (1.0, 1e-8, 1e4, 0.0)
 LARGE_SCALES = (1.0, 12.0)
 """Factors of the input at sizes like those of a run."""
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1e-2}
-"""Relative to the largest number in the reference's output or gradient, in float64 for the same input."""
+"""Tolerances, relative to the largest number in the reference's output or gradient, in float64 for the same input."""
 LONG_TIME, WIDTH_FACTOR = 40, 20
 """The context, and the factor of the width, that every norm is checked at."""
 MAX_NUMBERS = 2**16
@@ -39,7 +39,7 @@ Size = tuple[int, int, int]
 
 
 def batch_size(norm: NormConfig) -> int:
-    """Return the number of sequences; with two, a batch's centred values are -1 and 1 for every input."""
+    """Return the number of sequences: 3 with batch statistics, because two normalised values are always -1 and 1."""
     return BATCH + 1 if norm.batch_statistics else BATCH
 
 
@@ -64,7 +64,7 @@ def input_of(width: int, scale: float = 1.0, *, batch: int = BATCH, time: int = 
 
 
 def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Return the norm's module with hashed parameters and buffers: float64, else float32, as in a run."""
+    """Return the norm's module with hashed parameters and buffers, in float64 or, for narrower dtypes, float32."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         module = norm.build(width)
@@ -81,7 +81,7 @@ def parameters_and_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def reference_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Iterator[Check]:
-    """Yield the checks of a norm against its reference, also at these sizes; one failed check if it has none."""
+    """Yield the checks of a norm against its reference, also at `sizes`; one failed check without a reference."""
     independence = independence_check(norm, subject, width)
     yield independence
     if independence.result != NO_REFERENCE:
@@ -91,29 +91,29 @@ def reference_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence
 
 
 def independence_check(norm: NormConfig, subject: str, width: int) -> Check:
-    """Check that no module of the norm runs while its references do: such a reference would agree with anything."""
+    """Check that a norm's references run none of its modules: a module always agrees with itself."""
     circular: list[str] = []
     for variant in variants(norm, width):
-        module, ran = module_of(variant, width), list[str]()
+        module, calls = module_of(variant, width), list[str]()
         with ExitStack() as patches:
             for kind in {type(part) for part in module.modules()}:
-                patches.enter_context(patch.object(kind, "forward", _recording(kind, ran)))
+                patches.enter_context(patch.object(kind, "forward", _recording(kind, calls)))
             try:
                 for reference in (variant.reference, variant.reference_evaluated):
                     reference(input_of(width), parameters_and_buffers(module))
             except NotImplementedError:
                 circular = [NO_REFERENCE]
                 break
-        circular += [f"{name} of {label_of(variant)} is called" for name in ran[:1]]
+        circular += [f"{name} of {label_of(variant)} is called" for name in calls[:1]]
     claim = "has a reference that does not call its module"
     return check_no_problems(subject, claim, circular)
 
 
-def _recording(kind: type[nn.Module], ran: list[str]) -> Callable[..., Any]:
+def _recording(kind: type[nn.Module], calls: list[str]) -> Callable[..., Any]:
     forward = kind.forward
 
     def recording(*args: Any, **options: Any) -> Any:
-        ran.append(kind.__name__)
+        calls.append(kind.__name__)
         return forward(*args, **options)
 
     return recording
@@ -142,7 +142,7 @@ def oracle_checks(
             # With one sequence the first two tokens, centred, are -1 and 1: a larger x leaves no gradient.
             for scale in LARGE_SCALES if batch > 1 else LARGE_SCALES[:1]:
                 comparison.add_errors(largest, scale, f"B = {batch}, T = {time}, D = {wide}", (batch, time))
-        claim = f"is {norm.verified_by}, in {str(dtype).removeprefix('torch.')}"
+        claim = f"equals {norm.verified_by}, in {str(dtype).removeprefix('torch.')}"
         yield largest.check(subject, claim, norm.reference_kind)
 
 
@@ -157,7 +157,7 @@ class Comparison:
         self.weights = parameters_and_buffers(exact)
         self.names = ["the output", "the gradient of x"]
         self.names += [f"the gradient of {name}" for name, _ in exact.named_parameters()]
-        # A norm that computes in bfloat16 rounds at each step: its errors count a quarter.
+        # A norm that computes in bfloat16 rounds at each step, so its errors count a quarter.
         self.error_weight = 0.25 if getattr(norm, "compute", "fp32") == "input" and dtype == torch.bfloat16 else 1.0
 
     def add_errors(self, largest: LargestError, scale: float, label: str, size: tuple[int, int] | None = None) -> None:
@@ -166,7 +166,7 @@ class Comparison:
         Args:
             largest: The errors to add to.
             scale: A factor of the input.
-            label: What is compared, for messages.
+            label: The name of the comparison, for messages.
             size: B and T; None for a small input.
         """
         norm, width = self.norm, self.width
@@ -202,7 +202,7 @@ class Comparison:
                 difference, unit = float((value.double() - exact).abs().max()), float(exact.abs().max())
                 allowed = rounding
                 if not self.error_weight * difference <= TOLERANCES[self.dtype] * unit + rounding:
-                    # Add what the formula itself makes of random changes in the last digit of x.
+                    # Allow the change of the formula itself under random changes in the last digit of x.
                     changed_x = x.double() * (1 + eps * hashed_numbers("nudge", *x.shape).sign())
                     perturbed = perturbed or self._expected(reference, changed_x)
                     change = 8 * float((perturbed[index] - exact).abs().nan_to_num(0.0).max())
@@ -241,20 +241,22 @@ def rounding_check(norm: NormConfig, subject: str, width: int) -> Check:
         compared, x = Comparison(variant, width, torch.bfloat16), input_of(width).bfloat16()
         module = compared.module.train()
         expected = variant.reference(x.double(), compared.weights)
-        often = getattr(variant, "rounding", "") == "cast_then_scale" or getattr(variant, "compute", "") == "input"
+        rounds_often = (
+            getattr(variant, "rounding", "") == "cast_then_scale" or getattr(variant, "compute", "") == "input"
+        )
         allowed = expected.abs() / 256 + 1e-4 * expected.abs().max()
         affine = getattr(module, "affine", None)
         gain = affine.effective_gain(x.dtype) if isinstance(affine, Affine) else None
         if gain is not None and gain.dtype != x.dtype:
             wrong.append(f"the gain of {label_of(variant)}")
-        if bool(((module(x).double() - expected).abs() <= allowed).all()) == often:
+        if bool(((module(x).double() - expected).abs() <= allowed).all()) == rounds_often:
             wrong.append(label_of(variant))
     claim = "rounds a bfloat16 input once, or as its options say"
     return check_no_problems(subject, claim, wrong)
 
 
 def shape_check(norm: NormConfig, subject: str, width: int) -> Check:
-    """Check that all axes before the last are tokens, that one channel is enough, and that float64 is kept."""
+    """Check that a norm accepts any number of leading axes and a single channel, in float64."""
     largest = LargestError(1e-10)
     for size in (width, 1, 2):
         x = hashed_numbers("shapes", 2, 6, size) + 0.5
@@ -272,4 +274,4 @@ def shape_check(norm: NormConfig, subject: str, width: int) -> Check:
                     result = expected
                 mode = "training" if training else "evaluation"
                 largest.compare(result, expected, f"shape {tuple(y.shape)} of {label_of(variant)} in {mode}")
-    return largest.check(subject, "takes any number of axes, and one channel")
+    return largest.check(subject, "accepts any number of axes, and one channel")

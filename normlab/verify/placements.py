@@ -1,6 +1,6 @@
-"""Check a placement: a small model against its formula, and what it declares that its formula cannot show.
+"""Check a placement: a small model against its formula, and the declarations that the formula does not cover.
 
-A formula is evaluated with the model's own numbers, so it cannot show where these come from.
+A formula is evaluated with the model's own parameters, so it does not cover their initial values.
 
 Shapes: B batch, T time, D width, V vocabulary.
 """
@@ -33,7 +33,7 @@ from normlab.placements.base import Placement, projects
 from normlab.placements.table import ROWS
 from normlab.placements.wiring import Branch
 from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
-from normlab.verify.norm_contract import compare_start
+from normlab.verify.norm_contract import compare_initial
 from normlab.verify.norms import with_gradients
 from normlab.verify.reference_model import FormulaMismatch, ReferenceModel, record_norm_order
 
@@ -42,7 +42,7 @@ TOLERANCE = 1e-9
 AXES = {"rows": -1, "columns": -2}
 """The axis along which the vectors of a matrix lie."""
 DEPTHS = (1, 2, 5, 18, 19, 24, 25)
-"""LayerScale's start changes after 18 and after 24 blocks."""
+"""Depths of the models; LayerScale's initial value changes after 18 and after 24 blocks."""
 
 
 def formula_check(small: SmallModel, subject: str) -> Check:
@@ -58,7 +58,8 @@ def formula_check(small: SmallModel, subject: str) -> Check:
     except FormulaMismatch as error:
         return Check(subject, claim, passed=False, result=str(error), reference_kind=reference_kind)
     largest = LargestError(TOLERANCE)
-    # Some gradients are zero up to rounding (key biases, which the softmax cancels): their scale is the largest one's.
+    # Some gradients are zero up to rounding (key biases, which the softmax cancels), so no scale is much smaller than
+    # the largest one.
     least_scale = 1e-3 * max(float(value.abs().max()) for value in expected.values())
     for name, value in expected.items():
         scale = max(float(value.abs().max()), least_scale)
@@ -87,7 +88,7 @@ def norms_check(small: SmallModel, subject: str) -> Check:
 def logits_checks(small: SmallModel, subject: str) -> Iterator[Check]:
     """Check which logits depend on later tokens, and that evaluation equals training, as the norm declares.
 
-    In training another last token changes an earlier logit only with a norm that is not causal. Logits in evaluation
+    In training a change of the last token changes earlier logits only if the norm is not causal. Logits in evaluation
     equal those in training bit for bit, unless the norm has batch statistics.
     """
     norm = small.config.norm
@@ -112,7 +113,7 @@ def _logits_of(model: nn.Module, tokens_BT: Tensor, *, training: bool = True) ->
 
 
 def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
-    """Check which parameters a model has outside norms and linear layers, and where they start, at several depths."""
+    """Check the names and initial values of the parameters outside norms and linear layers, at several depths."""
     declared, largest = placement.initial_values, LargestError(1e-6)
     for depth, norm in product(DEPTHS if declared else DEPTHS[:3], _norms_for(placement)):
         small = build_small(small_config(norm, placement, depth=depth, mlp="swiglu"), filled=False)
@@ -124,7 +125,7 @@ def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
         for layer, name, value in extra_parameters(small.gpt):
             if name in declared:
                 location = f"{name}, block {layer} of {depth}"
-                compare_start(largest, value, declared[name], {**known, "l": layer}, location)
+                compare_initial(largest, value, declared[name], {**known, "l": layer}, location)
             if name in declared or value not in of_norms:
                 names.add(name)
         if names != declared.keys():
@@ -135,7 +136,7 @@ def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
 
 
 def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
-    """Check a row's factors: in every block if one of them is not 1, since all blocks share a compiled graph.
+    """Check that a row's factor that is not 1 in some block exists in every block, so that all share one graph.
 
     A factor must not widen the dtype of the stream.
     """
@@ -153,7 +154,7 @@ def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
                         wrong.append(f"{part}.{name} of block {layer} of {depth}")
             if wiring(x_BTD, Branch(torch.neg), Branch(torch.neg)).dtype != x_BTD.dtype:
                 wrong.append(f"the stream's dtype after block {layer} of {depth}")
-    yield check_no_problems(subject, "has a factor where it is not 1", wrong[:4])
+    yield check_no_problems(subject, "has its factors in all blocks, in the stream's dtype", wrong[:4])
 
 
 def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
@@ -186,7 +187,7 @@ def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
 
     The formula covers one block; the model's ends are set by switches, which this check compares with the formula.
     """
-    if placement.name not in {row.name for row in ROWS} or not isinstance(placement, AlgebraPlacement):
+    if placement.name not in {row.name for row in ROWS}:
         return
     last = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
     needed = "N(" in placement.formula and not last.startswith("N(")
@@ -198,7 +199,7 @@ def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
 
 
 def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
-    """Check that a placement's projection gives its matrices unit length, run by run, and changes no other weight."""
+    """Check that a placement's projection gives its matrices unit length in each run and changes no other weight."""
     if not projects(placement):
         return
     largest = LargestError(1e-12)
@@ -212,11 +213,11 @@ def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
         axes = [AXES[which] for which, names in placement.unit_length.items() if last in names.split()]
         length = torch.linalg.vector_norm(weight, dim=axes[0], keepdim=True) if axes else 1.0
         largest.compare(projected[name], weight / length, name)
-    yield largest.check(subject, "keeps its matrices on the sphere")
+    yield largest.check(subject, "keeps its matrices at unit length")
 
 
 def _norms_for(placement: Placement) -> list[NormConfig]:
-    """Return no norm, so that only the placement has parameters; or norms with gains, if it sets where these start."""
+    """Return norm=none, so that only the placement has parameters; norms with gains if the placement requires them."""
     none = NORMS["none"]()  # pyright: ignore[reportCallIssue]
     try:
         placement.check_norm(none)

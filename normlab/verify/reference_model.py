@@ -38,7 +38,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class FormulaMismatch(Exception):
-    """The formula and the model do not have the same parts; the text says what differs."""
+    """The formula and the model do not have the same parts; the message names the difference."""
 
 
 class ReferenceModel:

@@ -31,7 +31,7 @@ MODELS = (
     {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False},
     {"positions": "rope", "qk_norm": "head"},
 )
-"""Kinds of attention and MLP, beside the defaults, that every placement is checked with."""
+"""Options of further models that every placement is checked with."""
 CHECKED_PARTS = ("norm", "placement", "model", "init", "plugins")
 """The parts of a run's config that `verify` checks."""
 
@@ -41,8 +41,8 @@ def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check
 
     Args:
         config: The run's config.
-        overrides: The overrides of the command line. One that selects a user's config, as +experiment=mine, is of a
-            run.
+        overrides: The overrides of the command line. An override that selects a user's config (+experiment=mine)
+            selects the checks of a run.
 
     Raises:
         ConfigError: An override has no effect on the checks.
@@ -55,7 +55,7 @@ def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check
         unchecked |= {"model", "init"}
         checked, hint = "plugins", "choose a norm or a placement, or leave it out"
     if unused := [override for override, part in parts.items() if part in unchecked]:
-        raise ConfigError(f"{' '.join(unused)}: has no effect on what is verified ({checked}); {hint}")
+        raise ConfigError(f"{' '.join(unused)}: has no effect, since verify checks only {checked}; {hint}")
     return checks_of_plugins(config.plugins) if only_plugins else checks_of_run(config)
 
 
@@ -110,14 +110,14 @@ def checks_of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
 
 
 def checks_of_default_norm(name: str) -> Iterator[Check]:
-    """Yield the checks of a registered norm with its default options, and of these."""
+    """Yield the checks of a registered norm with its default options, and of the defaults themselves."""
     yield from default_check(name)
     norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
     yield from checks_of_norm(norm, small_config(norm, PLACEMENTS["pre"]).model.width)
 
 
 def checks_of_norm(norm: NormConfig, width: int, config: RunConfig | None = None) -> Iterator[Check]:
-    """Yield the checks of a norm outside a model; with a run's config also at the size of its micro-batch."""
+    """Yield the checks of a norm outside a model; with a run's config, also at the size of that run's micro-batch."""
     subject = f"norm {label_of(norm)}"
     sizes = large_sizes(norm, width) + ([] if config is None else [size_of_run(config)])
     yield from reference_checks(norm, subject, width, sizes)
@@ -129,11 +129,11 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
 
     Args:
         placement: The placement.
-        thorough: Whether to check it also with every norm, at a larger depth, and its laws at initialisation.
+        thorough: Whether to also check it with every norm, at a larger depth, and its laws at initialisation.
     """
     subject = f"placement {placement.name}"
     small = build_small(small_config(_visible_norm(placement), placement, depth=DEPTH))
-    # One small model for each value of each option serves the formula and the effect of the option.
+    # One small model for each value of each option serves the formula checks and the checks of the option's effect.
     changed = {
         field.name: [
             build_small(small_config(_visible_norm(other), other, depth=DEPTH))
@@ -203,7 +203,7 @@ def _visible_norm(placement: Placement) -> NormConfig:
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """Return one line: how many checks hold, and how many entries rest on which kind of reference."""
+    """Return one line: the number of checks that hold, and the number of entries with each kind of reference."""
     failed = sum(not check.passed for check in checks)
     text = f"{len(checks)} checks: " + (f"{failed} FAILED" if failed else "all hold")
     kinds: dict[str, str] = {}
@@ -212,8 +212,8 @@ def verdict(checks: Sequence[Check]) -> str:
             kinds.setdefault(check.subject, check.reference_kind)
     subjects = {kind: [subject for subject, of in kinds.items() if of == kind] for kind in REFERENCE_KINDS}
     compared = (
-        f"compared with code of others {len(subjects['external'])}, with an identity {len(subjects['identity'])}, "
-        f"with our own formula {len(subjects['self'])}"
+        f"references: {len(subjects['external'])} external code, {len(subjects['identity'])} identities, "
+        f"{len(subjects['self'])} our own formula"
     )
     names = ", ".join(subject.partition(" ")[2] for subject in subjects["self"])
     return f"{text}; {compared}" + (f" ({names})" if names else "")

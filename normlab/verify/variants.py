@@ -52,11 +52,11 @@ def is_valid(options: Any, width: int) -> bool:
 
 def variants(norm: NormConfig, width: int) -> list[NormConfig]:
     """Return the norm, the norm with each option changed alone, and each of these with a large eps."""
-    found = [norm, *(changed for field in option_fields(norm) for changed in other_values(norm, field, width))]
+    configs = [norm, *(changed for field in option_fields(norm) for changed in other_values(norm, field, width))]
     if hasattr(norm, "eps"):
-        large = [dataclasses.replace(variant, eps=LARGE_EPS) for variant in found]  # pyright: ignore[reportCallIssue]
-        found += [variant for variant in large if is_valid(variant, width)]
-    return list({label_of(variant): variant for variant in found}.values())
+        large = [dataclasses.replace(variant, eps=LARGE_EPS) for variant in configs]  # pyright: ignore[reportCallIssue]
+        configs += [variant for variant in large if is_valid(variant, width)]
+    return list({label_of(variant): variant for variant in configs}.values())
 
 
 def _candidates(field: dataclasses.Field[Any], current: Any) -> list[Any]:

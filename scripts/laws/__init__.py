@@ -1,1 +1,1 @@
-"""What `scripts/init_laws.py` measures, the laws that it holds against that, and the claims that it compares."""
+"""The measurements, the laws and the earlier claims of `scripts/init_laws.py`."""

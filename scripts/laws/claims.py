@@ -1,4 +1,4 @@
-"""The project's first measurements of these laws, compared with the current ones.
+"""The project's first measurements of these laws, compared with the current measurements.
 
 They used two seeds up to L = 12 and one beyond; gradients of single seeds differ by a factor of three.
 """
@@ -31,12 +31,11 @@ Number = float | Range | None
 
 @dataclass(frozen=True)
 class Claim:
-    """An earlier measurement and the tolerance within which the current one agrees."""
+    """An earlier measurement, and the tolerance for the current one."""
 
     name: str
     claimed: Sequence[Number]
-    """One number for each of DEPTHS, None without a claim; or one number for all depths or for a power. A pair is a
-    range."""
+    """One number (or None) for each of DEPTHS, or one number for all depths or for a power. A pair is a range."""
     statistic: Statistic
     tolerance: float
     """Relative to the claimed number, or absolute."""
@@ -62,7 +61,7 @@ class Claim:
         return low - self.tolerance * below <= measured <= high + self.tolerance * above
 
     def verdict(self, cases: Cases) -> tuple[str, str, str]:
-        """Return the claimed and the measured numbers as text, and where they differ; empty if they agree."""
+        """Return the claimed and the measured numbers as text, and the depths at which they differ."""
         compared = list(self.compared(cases))
         depths = [depth for depth, claimed, measured in compared if not self.agrees(claimed, measured)]
         claimed = self.claimed if len(self.claimed) == 1 else [claimed for _, claimed, _ in compared]

@@ -25,12 +25,12 @@ CASES = (
     ("resi_dual", "xavier"), (KEEL_SAME, "xavier"), ("keel", "gpt2"), ("none", "xavier"), ("pre", "gpt2"),
     ("post", "gpt2"), ("none", "gpt2"), ("peri", "gpt2_scaled"), ("res_post", "gpt2_scaled"),
 )  # fmt: skip
-"""Placement with its options, and init rule; none is pre without a norm."""
+"""Pairs (placement with its options, init rule); the placement `none` stands for pre without a norm."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Means over seeds at each depth; NaN where one is not finite."""
+    """Means over seeds at each depth; NaN if a seed's number is not finite."""
 
     depths: list[int]
     stream: list[float]

@@ -17,8 +17,8 @@ from normlab.norms.base import NORMS
 from normlab.placements import algebra, table
 from normlab.placements.base import PLACEMENTS
 
-HELD_AGAINST = ("reference", "reference_affine", "reference_evaluated")
-"""Methods of a norm's options that are its reference implementation."""
+REFERENCES = ("reference", "reference_affine", "reference_evaluated")
+"""Methods that are the reference implementation of a norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ FUNCTIONS = {
     "width": ("depth",), "layer": ("depth",),
 }  # fmt: skip
 """Names of functions and sizes, and their replacements."""
-IDEMPOTENT = ("tuple", "set", "frozenset", "float", "whole", "odd", "unit")
+IDEMPOTENT = ("tuple", "set", "frozenset", "float", "odd", "unit")
 """Functions with no effect when applied twice."""
 COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
 """Functions that ignore the order of their arguments."""
@@ -66,7 +66,7 @@ EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "w
               "register_row", "factors", "early",
               "formula", "initial_values", "has_norms", "is_plain_sum", "all_sub_layers", "layers",
               "all_initial_values",
-              *HELD_AGAINST)  # fmt: skip
+              *REFERENCES)  # fmt: skip
 """Functions outside a run's computation, and functions that mutants are compared with."""
 TABLES = {"normlab.norms.pointwise": ("FUNCTIONS",), "normlab.placements.ngpt": ("ROWS", "COLUMNS")}
 TABLES["normlab.placements.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")
@@ -79,7 +79,7 @@ def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = ()) -> It
     Args:
         entry: The entry of the mutants.
         module: The module to mutate.
-        only: Names of functions; by default all that compute something.
+        only: Names of functions; by default all except `EXCLUDED`.
     """
     tree = ast.parse(Path(inspect.getfile(module)).read_text(encoding="utf-8"))
     sources = {ast.unparse(tree)}
@@ -270,7 +270,7 @@ def _similar_names(name: str, names: frozenset[str]) -> set[str]:
 def install(module: ModuleType, source: str) -> None:
     """Execute a mutated source in its module, and replace what other modules import from it.
 
-    The table registers its rows again, since a mutated residual algebra has none, and a mutated table has other ones.
+    The table registers its rows again, because a mutated `algebra` has no rows and a mutated table has other rows.
     Modules with subclasses of the mutated classes are loaded again.
     """
     if module is table:

@@ -92,7 +92,7 @@ def algebra_checks(*names: str) -> Iterator[Check]:
 
 
 def affine_checks() -> Iterator[Check]:
-    """Yield the checks of norms with and without gain and bias, and of a placement that sets where gains start."""
+    """Yield the checks of norms with and without gain and bias, and of a placement that sets initial gains."""
     yield from norm_checks("rmsnorm", "layernorm", "batchnorm", "crmsnorm")
     yield from placement_checks("depth_scaled_sandwich")
 
@@ -109,7 +109,7 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
     """Return the mutants and the checks of every entry."""
     norm_base.load_all()
     placement_base.load_all()
-    found: dict[str, tuple[list[Mutant], Checks]] = {}
+    entries: dict[str, tuple[list[Mutant], Checks]] = {}
     owners: dict[str, list[str]] = {}
     for kind, known in (("norms", NORMS), ("placements", PLACEMENTS)):
         for name, entry in known.items():
@@ -122,7 +122,7 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
             names = owners.get(module.__name__, [])
             if module is table:  # its functions are schedules, and its rows have mutants of their own
                 for name, rows in SCHEDULES.items():
-                    found[name] = list(code_mutants(name, module, [name])), partial(placement_checks, *rows[:2])
+                    entries[name] = list(code_mutants(name, module, [name])), partial(placement_checks, *rows[:2])
                 continue
             entry = path.stem if path.stem in SHARED else "/".join(names)
             checks = partial(norm_checks if kind == "norms" else placement_checks, *names)
@@ -131,17 +131,17 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
                 mutants += [mutant for name in names for mutant in buffer_mutants(entry, _built(kind, name))]
                 mutants += [init_mutant(entry, name) for name in names if kind == "placements"]
                 mutants += [mutant for name in names if kind == "norms" for mutant in norm_mutants(entry, name)]
-            found[entry] = mutants, SHARED.get(entry, checks)
+            entries[entry] = mutants, SHARED.get(entry, checks)
     for row in table.ROWS:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]
-        found[row.name] = mutants, partial(placement_checks, row.name)
+        entries[row.name] = mutants, partial(placement_checks, row.name)
     rules = importlib.import_module("normlab.placements.init_rules")
     for rule in INIT_RULES:
         mutants = list(code_mutants(f"init {rule}", rules, [rule]))
-        found[f"init {rule}"] = mutants, partial(init_rule_checks.rule_checks, rule)
+        entries[f"init {rule}"] = mutants, partial(init_rule_checks.rule_checks, rule)
     tables = list(code_mutants("init roles", rules, TABLES[rules.__name__]))
-    found["init roles"] = tables, lambda: (c for rule in INIT_RULES for c in init_rule_checks.rule_checks(rule))
-    return found
+    entries["init roles"] = tables, lambda: (c for rule in INIT_RULES for c in init_rule_checks.rule_checks(rule))
+    return entries
 
 
 def _built(kind: str, name: str) -> nn.Module:

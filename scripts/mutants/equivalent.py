@@ -1,4 +1,4 @@
-"""The mutants that compute what their entry does, and why."""
+"""The mutants that compute the same as their entry, with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COUNTS = (
     "weights_TT = x_TD.new_ones(steps, steps).tril() / torch.arange(1, steps + 1, device=x_TD.device)",
     "count_T1 = torch.arange(2, len(position_TD) + 1, device=x_TND.device, dtype=x_TND.dtype)",
 )
-"""Lines of batchnorm_past, as JOINED."""
+"""Lines of batchnorm_past; so is JOINED."""
 BY_POSITION = "batchnorm_past/batchnorm_position"
 TWO_STREAMS = "resi_dual/siamese/x0_lambdas"
 REPLACES = (
@@ -24,7 +24,7 @@ REPLACES = (
 )  # fmt: skip
 """Lines of algebra, each with the fields that it replaces."""
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
-INSTRUMENTATION = "records what a sub-layer adds for the statistics, which tests/stats checks"
+INSTRUMENTATION = "records a sub-layer's update for the statistics, which tests/stats checks"
 NOTES = (
     ("ngpt", "return unit(unit_BTD + {}rate_D * (unit(sublayer(x_BTD)) - unit_BTD){})", "sublayer.mark_update(", ")"),
     (TWO_STREAMS, "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.mark_update(", ")"),
@@ -58,7 +58,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "prmsnorm",
         "self.channels = max(1, rounded(options.fraction * width))  ->  "
         "self.channels = max(1, rounded(rounded(options.fraction * width)))",
-    ): "a rounded number stays what it is",
+    ): "rounding a rounded number changes nothing",
     (
         "seednorm",
         "alpha_D, beta_D, gamma_D = (vector.to(x_D.dtype) for vector in (self.alpha, self.beta, self.gamma))  ->  "

@@ -16,7 +16,7 @@ from mutants.mutant import UNCHANGED, Checks, Mutant
 TIMEOUT_S = 60
 """The time limit of a mutant's checks."""
 NO_ANSWER, DIED = "no answer", "its process ended"
-"""How the detection text of a mutant begins that ended its process, or never ended, and that no check detected."""
+"""Detection texts of a mutant whose process exceeds the time limit (`NO_ANSWER` and the limit) or dies."""
 ERRORS = {
     "survivors": "SURVIVES",
     "stale": "STALE, a reason without a survivor:",
@@ -26,7 +26,10 @@ ERRORS = {
 
 
 def detect(mutant: Mutant, checks: Checks) -> str:
-    """Return what detects the mutant, or an empty text. Breaks this process's catalogue."""
+    """Return the failed check or the exception that detects the mutant, or an empty text.
+
+    The mutant stays in this process's catalogue.
+    """
     try:
         mutant.apply()
         failed = next((check for check in checks() if not check.passed), None)
@@ -36,7 +39,7 @@ def detect(mutant: Mutant, checks: Checks) -> str:
 
 
 def judge(cases: list[tuple[Mutant, Checks]], workers: int = 2) -> list[str]:
-    """Return what detects each mutant, each run in a process of its own."""
+    """Return the detection text of each mutant; each mutant runs in a process of its own."""
     context = multiprocessing.get_context("fork")
     detections = [""] * len(cases)
     waiting = list(enumerate(cases))[::-1]
@@ -96,5 +99,5 @@ def table_line(summary: dict[str, Any]) -> str:
     errors = [f"  {label} {text}" for key, label in ERRORS.items() for text in summary.get(key, ())]
     by_process = summary["no_answer"], summary["died"]
     if any(by_process) or "survivors" not in summary:  # the sum always has these numbers
-        counts += f"  of the killed {by_process[0]} by no answer in {TIMEOUT_S} s, {by_process[1]} by a dead process"
+        counts += f"  (killed by a timeout of {TIMEOUT_S} s: {by_process[0]}, by a dead process: {by_process[1]})"
     return "\n".join([f"{summary['entry']:<28} {counts}", *errors])

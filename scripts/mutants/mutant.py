@@ -18,7 +18,7 @@ class Mutant:
     text: str
     """The mistake: the line before and after, or the fields of a row. A key of EQUIVALENT."""
     apply: Callable[[], None]
-    """Makes the mistake, in the process that calls it."""
+    """Puts the mistake into the catalogue of the current process."""
 
 
 UNCHANGED = "nothing is wrong"

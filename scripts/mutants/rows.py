@@ -10,7 +10,7 @@ from typing import Any
 
 from mutants.mutant import Mutant
 from normlab.placements import algebra, table
-from normlab.placements.algebra import EarlyBlocks, Row, Schedule, SubLayer, Variant, one
+from normlab.placements.algebra import SITES, EarlyBlocks, Row, Schedule, SubLayer, Variant, one
 from normlab.placements.base import PLACEMENTS
 
 
@@ -36,8 +36,7 @@ FACTORS: dict[str, Schedule] = {
 }
 """Replacements of a factor of depth."""
 STARTS: dict[str, Schedule | None] = {"none": None, "0": table.zero, "1": one, "0.1": lambda layer, depth: 0.1}
-"""Replacements of a learned factor's start."""
-SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
+"""Replacements of a learned factor's initial value."""
 
 
 def row_mutants(row: Row) -> Iterator[Mutant]:
@@ -65,7 +64,7 @@ def row_mutants(row: Row) -> Iterator[Mutant]:
 
 
 def _earlies(early: EarlyBlocks) -> Iterator[tuple[str, EarlyBlocks]]:
-    """Yield (mistake, early blocks with it)."""
+    """Yield pairs (mistake, early blocks with this mistake)."""
     for text, blocks in (
         ("one less", lambda depth: early.blocks(depth) - 1),
         ("all", lambda depth: depth),
@@ -94,7 +93,7 @@ def _wrong_init(init: str) -> str:
 
 
 def _sub_layers(sub: SubLayer, part: str) -> Iterator[tuple[str, SubLayer]]:
-    """Yield (mistake, sub-layer with it)."""
+    """Yield pairs (mistake, sub-layer with this mistake)."""
     for site in SITES[part]:
         rest = tuple(other for other in sub.norms if other != site)
         if site not in sub.norms:
@@ -126,10 +125,10 @@ def _numbers(schedule: Schedule) -> list[float]:
 
 def _uses(row: Row) -> set[str]:
     """Return the names of a row's schedules."""
-    used: set[Any] = {row.early.blocks} if row.early is not None else set()
+    schedules: set[Any] = {row.early.blocks} if row.early is not None else set()
     for sub in row.all_sub_layers:
-        used |= {*sub.factors, sub.scale, sub.out_gain} - {None}
-    return {schedule.__name__ for schedule in used}
+        schedules |= {*sub.factors, sub.scale, sub.out_gain} - {None}
+    return {schedule.__name__ for schedule in schedules}
 
 
 SCHEDULES: dict[str, list[str]] = {}

@@ -144,7 +144,7 @@ class Halved(nn.Module):
 FORWARD = "def forward(self, x_D):\n        return x_D * self.factor"
 BREAKS = {
     "": ("", ""),
-    "is x times factor, in float64": ("* self.factor\n\n\n", "* self.factor**2\n\n\n"),
+    "equals x times factor, in float64": ("* self.factor\n\n\n", "* self.factor**2\n\n\n"),
     "has a reference that does not call its module, or no reference": ("    def reference(", "    def other("),
     "no output depends on a later token": (
         "return x_D * self.factor\n'''", "return x_D * self.factor + x_D.flip(-2)\n'''",
@@ -152,37 +152,37 @@ BREAKS = {
     "no output depends on a later token, for an even function of it": (
         "return x_D * self.factor\n'''", "return x_D * self.factor + x_D.square().flip(-2)\n'''",
     ),
-    "is x times factor, in float64, in evaluation": (
+    "equals x times factor, in float64, in evaluation": (
         FORWARD, f"{FORWARD} if self.training else x_D",
     ),
-    "is x times factor, in float64, at B = 2, T = 40, D = 320": (
+    "equals x times factor, in float64, at B = 2, T = 40, D = 320": (
         FORWARD, f"{FORWARD} * (x_D.shape[-1] <= 32)",
     ),
     "no output depends on a later token, at B = 2, T = 40, D = 320": (
         FORWARD, f"{FORWARD} - (x_D.mean(-2, keepdim=True) if x_D.shape[-2] > 6 else 0)",
     ),
-    "is x times factor, in float64, at the run's size, D = 128": (
+    "equals x times factor, in float64, at the run's size, D = 128": (
         FORWARD, f"{FORWARD} * (x_D.shape[-1] != 128)",
     ),
-    "is x times factor, in float64, at the run's size, D = 128, in evaluation": (
+    "equals x times factor, in float64, at the run's size, D = 128, in evaluation": (
         FORWARD, f"{FORWARD} * (self.training or x_D.shape[-1] != 128)",
     ),
-    "is x times factor, in float32, at B = 2, T = 40, D = 320": (
+    "equals x times factor, in float32, at B = 2, T = 40, D = 320": (
         FORWARD, f"{FORWARD} * (1.5 if x_D.dtype == torch.float32 and x_D.shape[-1] > 128 else 1)",
     ),
-    "is x times factor, in float64, at B = 1, T = 40, D = 320": (
+    "equals x times factor, in float64, at B = 1, T = 40, D = 320": (
         FORWARD, f"{FORWARD} * (x_D.shape[0] > 1 or x_D.dim() < 3 or x_D.shape[1] == 1)",
     ),
-    "takes any number of axes, and one channel, in evaluation": (
+    "accepts any number of axes, and one channel, in evaluation": (
         FORWARD, f"{FORWARD} if self.training or x_D.shape[-2] > 1 else x_D",
     ),
-    "is x times factor, in float64, at B = 2, T = 40, D = 320, of larger numbers": (
+    "equals x times factor, in float64, at B = 2, T = 40, D = 320, of larger numbers": (
         FORWARD, f"{FORWARD} * torch.where((x_D.abs() > 5) & (x_D.abs() < 50), 1.5, 1.0)",
     ),
-    "trains in a pack as it does alone, and leaves its input unchanged": (
+    "gives the same output in a pack, and leaves its input unchanged": (
         FORWARD, f"{FORWARD} if x_D.abs().max().item() < 1e30 else x_D",
     ),
-    "trains in a pack as it does alone, and leaves its input unchanged, the input": (
+    "gives the same output in a pack, and leaves its input unchanged, the input": (
         FORWARD, FORWARD.replace("return", "y_D =") + "\n        x_D.detach().add_(1)\n        return y_D",
     ),
     "has a reference that does not call its module": (
@@ -304,7 +304,7 @@ def test_plugins_that_register_nothing_are_refused(tmp_path: Path, run_command: 
 def test_an_override_without_effect_on_the_checks_is_refused(overrides: list[str], run_command: Command) -> None:
     code, out, err = run_command("verify", *overrides)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"error: {overrides[-1]}: has no effect on what is verified")
+    assert err.startswith(f"error: {overrides[-1]}: has no effect, since verify checks only")
 
 
 @pytest.mark.exhaustive
@@ -457,7 +457,7 @@ def test_a_norm_without_reference_fails_and_counts_for_no_oracle(monkeypatch: py
     monkeypatch.setattr(NORMS["rmsnorm"], "reference", none)
     (check,) = reference_checks(NORMS["rmsnorm"](), "norm mine", 16, [])  # pyright: ignore[reportCallIssue]
     assert (check.passed, check.result, check.reference_kind) == (False, "no reference", "")
-    assert run.verdict([check]).endswith("code of others 0, with an identity 0, with our own formula 0")
+    assert run.verdict([check]).endswith("references: 0 external code, 0 identities, 0 our own formula")
 
 
 # The command
@@ -472,7 +472,7 @@ def test_a_run_is_verified_by_its_overrides(run_command: Command) -> None:
     *lines, last = out.splitlines()
     assert all(line.startswith("ok    ") for line in lines)
     assert any("computes x = N(x + F(x)) if l <= 2 else x + F(N(x))" in line for line in lines)
-    assert last.startswith(f"{len(lines)} checks: all hold; compared with code of others 1, with an identity 2")
+    assert last.startswith(f"{len(lines)} checks: all hold; references: 1 external code, 2 identities")
 
 
 @pytest.mark.parametrize("overrides", [["norm=rmsnrm"], ["placement=rezero"], ["--jsn"], ["model.depth=0"]])

@@ -1,8 +1,8 @@
 """The core statistics of a measured step, as one vector, and the (statistic, site, layer) of each value.
 
 The segments return their statistics, the backward pass gives the stream's gradient where it is tapped, and the
-parameters are measured before and after the update. The names that come with the first step's values define the
-columns of all steps; a missing statistic is an error.
+parameters are measured before and after the update. The first step defines the columns of all steps; a missing
+statistic is an error.
 
 Shapes: R runs, L blocks, P parameters, D width, K statistics; `...R` marks an axis that only stacked runs have.
 """
@@ -45,7 +45,7 @@ class MicroBatch(NamedTuple):
 
     names: SegmentNames
     values: Tensor
-    """Those of the segments, then the mean square of the gradient at each tap; (K, ...R)."""
+    """The segments' statistics, then the mean square of the gradient at each tap; (K, ...R)."""
 
 
 class _Columns(NamedTuple):
@@ -59,7 +59,7 @@ class _Columns(NamedTuple):
 
 
 class CoreStatistics:
-    """Computes the statistics of these names for the steps of one model runner."""
+    """Computes the named core statistics for the steps of one model runner."""
 
     def __init__(self, runner: ModelRunner, names: frozenset[str]):
         self.runner = runner
@@ -92,9 +92,9 @@ class CoreStatistics:
         """Return the statistics of one micro-batch.
 
         Args:
-            statistics: Those of each segment.
+            statistics: The statistics of each segment.
             tap_grads: The gradient at each tap; empty without taps.
-            tokens: The tokens of the whole step, N: the gradients are those of the mean loss over them.
+            tokens: The number of tokens of the whole step, N; the gradients are those of the mean loss over them.
         """
         values = [segment.values for segment in statistics]
         if tap_grads:
@@ -106,7 +106,7 @@ class CoreStatistics:
 
     @torch.no_grad()
     def before_update(self, grad_norms: Tensor) -> list[Tensor]:
-        """Measure what the update will change: return gradient norms, parameter norms and statistics of gains.
+        """Return gradient norms, parameter norms and statistics of gains, measured before the update.
 
         Args:
             grad_norms: The norm of each parameter's gradient before clipping, (P, ...R).
@@ -132,8 +132,8 @@ class CoreStatistics:
         columns, is_max, is_root = self._find_columns(micro_batches[0].names)
         values = micro_batches[0].values
         if len(micro_batches) > 1:
-            # The mean is right for the tapped gradients too: the loss of a micro-batch is 1 / parts of the mean over
-            # its own tokens, so N times its gradient is the gradient of the sum over them.
+            # The mean squares of the tapped gradients are averaged too: N times the gradient of a micro-batch's loss,
+            # which is divided by the number of micro-batches, is the gradient of the summed loss of its tokens.
             stacked = torch.stack([micro_batch.values for micro_batch in micro_batches])
             values = torch.where(self._per_run(is_max), stacked.amax(0), stacked.mean(0))
         parts = [values, *before]
@@ -154,8 +154,8 @@ class CoreStatistics:
     def _copy_parameters(self) -> None:
         """Copy the parameters, stacked by shape, always into the same memory.
 
-        Stacked, because most are small: one operation each would cost more than the copy. In the same memory, because
-        on a CPU the pages of freed memory would have to fault in again.
+        Most parameters are small, and one operation for each would cost more than the copy. On a CPU, new memory would
+        also cost page faults.
         """
         params = list(self.runner.params.values())
         groups = [[params[index] for index in group] for group in self._by_shape]

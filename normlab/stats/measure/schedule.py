@@ -1,4 +1,4 @@
-"""The schedule of statistics: core ones in measured steps, extended ones between steps, probes at a few steps."""
+"""The schedule of statistics: core in measured steps, extended passes between steps, probes at a few steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StatisticsSchedule:
     record: Callable[[str, Profiles], None]
     """Receives the tier and the statistics of each extended pass and probe."""
     measure: CoreStatistics | None = field(init=False)
-    """For the measured steps."""
+    """Computes the core statistics in measured steps; None without core statistics."""
     _extended: ExtendedPass | None = field(init=False)
     _probe_steps: frozenset[int] = field(init=False)
     _probe_seconds: list[float] = field(default_factory=list, init=False)
@@ -49,7 +49,7 @@ class StatisticsSchedule:
     """The layout of each set of columns, and the permutation into it."""
 
     def __post_init__(self) -> None:
-        """Build what the options select."""
+        """Build the core statistics, the extended pass and the probe steps that the options select."""
         config, windows = self.config, self.validation
         core, extended, probe = (config.stats.names(tier) for tier in (CORE, EXTENDED, PROBE))
         self.measure = CoreStatistics(self.runner, core) if core else None
@@ -99,7 +99,7 @@ class StatisticsSchedule:
         return Profiles(layout, np.array([step]), values[None, order])
 
     def probe_if_due(self, step: int) -> None:
-        """Probe the model if that is due after `step` updates and the time share allows; print what was done."""
+        """Run the probe that is due after `step` updates, if the time share allows it; print a line either way."""
         if step not in self._probe_steps:
             return
         stats, start = self.config.stats, time.perf_counter()
@@ -130,7 +130,7 @@ class StatisticsSchedule:
 def probe_cost(depth: int, batch_size: int) -> float:
     """Return the approximate cost of a probe in training steps; a Hessian product is 3.5 forward and backward passes.
 
-    The cost is counted and not timed, so that the same run is always probed at the same steps. It leaves out matrix
+    The cost is counted and not timed, so that a run is probed at the same steps on every machine. It leaves out matrix
     decompositions and the speed-up of compiled steps.
     """
     forward = 1 / 3
@@ -144,10 +144,9 @@ def probe_examples(batch_size: int) -> int:
 
 
 def probe_steps(config: RunConfig) -> frozenset[int]:
-    """Return the update counts after which a run is probed: as many as fit into stats.probe_share.
+    """Return the update counts after which a run is probed: the first of these sets that fits stats.probe_share.
 
-    The start, the end of the warm-up, a quarter, the half and the end; or the start, the half and the end; or the end;
-    or none.
+    Start, end of the warm-up, quarter, half and end; start, half and end; end; none.
     """
     steps, share = config.train.steps, config.stats.probe_share
     if share is None:

@@ -23,8 +23,8 @@ from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.table import ROWS
 from normlab.placements.wiring import Residual
-from normlab.report.signal_propagation import slope
-from normlab.train.signal_propagation import measure
+from normlab.propagation.measure import measure
+from normlab.propagation.table import slope
 from normlab.verify import init_laws, placements, run
 from normlab.verify.check import Check, LargestError
 from normlab.verify.defaults import DEFAULTS, default_check

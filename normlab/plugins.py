@@ -143,7 +143,7 @@ def read_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
 def load_plugins(paths: Sequence[str]) -> None:
     """Read and run the plugins that the user names, which registers their norms, placements and init rules.
 
-    Copies in a run's folder are not trusted and are loaded by `train.load`.
+    Copies in a run's folder are not trusted and are loaded by `loaded_run`.
 
     Raises:
         ConfigError: A file is missing, cannot be read, or raises; the message names the line.

@@ -100,9 +100,7 @@ def pair(norm: str, placement: str) -> Cell:
         resumed = first.state == "interrupted"
         if complete.state != "diverged" and not resumed:
             return Cell("failed", f"{first.state}, expected interrupted")
-        return Cell(
-            outcome(complete.folder, complete.folder.status()), differences(complete.folder, again.folder), resumed
-        )
+        return Cell(outcome(complete.folder.status()), differences(complete.folder, again.folder), resumed)
 
 
 def outcome(status: dict[str, Any]) -> str:

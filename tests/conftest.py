@@ -86,6 +86,32 @@ def run_command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, s
 
 
 @pytest.fixture
+def command(tmp_path: Path, run_command: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs `normlab train` with OVERRIDES: exit code, stdout, stderr."""
+    from support.run_folders import OVERRIDES
+
+    return lambda *overrides: run_command("train", *OVERRIDES, f"results_dir={tmp_path / 'results'}", *overrides)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run of OVERRIDES, on one thread."""
+    import torch
+
+    from normlab.config.compose import compose_run
+    from normlab.train.run import train
+    from support.run_folders import OVERRIDES
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    results = tmp_path_factory.mktemp("reference")
+    outcome = train(compose_run([*OVERRIDES, f"results_dir={results}"]))
+    torch.set_num_threads(threads)
+    assert outcome.state == "finished"
+    return outcome.folder.path
+
+
+@pytest.fixture
 def run_bound() -> Callable[..., tuple[int, str, str]]:
     """Return a function that calls the command line in a process without root's access to any file."""
     before: list[str] = []

@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("normlab.train.run", "train"),
     "sweep": ("normlab.sweep.plan", "make_plan"),
     "verify": ("normlab.verify.run", "checks_of_run"),
-    "propagation": ("normlab.train.signal_propagation", "measure_rows"),
+    "propagation": ("normlab.propagation.measure", "measure_rows"),
 }
 """For each command the function that receives the config or configs."""
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from normlab import __version__
 from normlab.config.flags import FLAGS, TRAIN_ONLY
 from normlab.errors import one_line
+from normlab.version import __version__
 
 ResultsDir = Annotated[str, typer.Option(help="Folder of the results.")]
 Run = Annotated[str, typer.Argument(help="A run: its folder, id, beginning of the id, or name.")]

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from normlab import __version__
 from normlab.cli.app import ResultsDir, Where, app
 from normlab.errors import one_line
+from normlab.version import __version__
 
 
 @app.command()

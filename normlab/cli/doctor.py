@@ -18,11 +18,11 @@ from pathlib import Path
 
 import typer
 
-from normlab import __version__
 from normlab.cli.app import Json, ResultsDir, app
 from normlab.errors import NormlabError
 from normlab.openmp import wait_policy
 from normlab.paths import cache_dir
+from normlab.version import __version__
 
 GOOD, NOTE, BAD = "ok", "note", "bad"
 """A check's state: fine, could be better, does not work."""

@@ -38,7 +38,8 @@ def inspect(
         spikes = statistics.spike_rows(folder)
         return typer.echo(render(spikes, "json") if json else render(statistics.spike_table(spikes)))
     if probe:
-        from normlab.train.load import LoadedRun, probe_checkpoints
+        from normlab.loaded_run import LoadedRun
+        from normlab.probe_checkpoints import probe_checkpoints
 
         probed = list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic))
         rows = statistics.rows_of(probed, statistic)

@@ -20,7 +20,7 @@ def sample(
     results_dir: ResultsDir = "results",
 ) -> None:
     """Continue a text with a run's model."""
-    from normlab.train.load import load
+    from normlab.loaded_run import load
 
     loaded = load(run, results_dir, trust=trust)
     typer.echo(loaded.sample(prompt, tokens=tokens, temperature=temperature, seed=seed))

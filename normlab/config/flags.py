@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from normlab import __version__
 from normlab.errors import ConfigError
+from normlab.version import __version__
 
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from normlab import __version__, catalogue
+from normlab import catalogue
 from normlab.explain import norms
 from normlab.explain.flow import flows
 from normlab.explain.layout import layout
 from normlab.placements.base import load_all
 from normlab.report.pages.shell import page, write_page
+from normlab.version import __version__
 
 TITLE = "What normalisation does"
 ASSETS = Path(__file__).parent / "assets"

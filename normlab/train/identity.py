@@ -19,7 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import normlab
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
@@ -29,6 +28,7 @@ from normlab.placements.init_rules import INIT_RULE_VERSIONS
 from normlab.plugins import version_of
 from normlab.store.schema import RUN_FILE
 from normlab.train.machine import RuntimeSettings
+from normlab.version import __version__
 
 
 def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
         "norm": {name: getattr(config.norm, name) for name in ("formula", "source", "causal", "batch_statistics")},
         "placement": {"name": config.placement.name},
         "versions": {
-            "normlab": normlab.__version__,
+            "normlab": __version__,
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "numpy", "datasets", "wandb")},
         },
@@ -120,7 +120,7 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
 @cache
 def _git_state() -> dict[str, str] | None:
     """Return the commit and the hash of uncommitted changes; None where normlab is not run from a checkout."""
-    root = Path(normlab.__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
 

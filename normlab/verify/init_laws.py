@@ -20,8 +20,8 @@ from normlab.config.schema import AdamW, ModelConfig, RunConfig, TrainConfig
 from normlab.model.init import build_model, initialise
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
-from normlab.report.signal_propagation import slope
-from normlab.train.signal_propagation import VOCAB, measure
+from normlab.propagation.measure import VOCAB, measure
+from normlab.propagation.table import slope
 from normlab.verify.check import Check
 
 SEEDS = 6

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.report.signal_propagation import slope
-from normlab.train.signal_propagation import measure_rows
+from normlab.propagation.measure import measure_rows
+from normlab.propagation.table import slope
 
 OVERRIDES = [
     "model.width=128", "model.heads=4", "model.bias=false", "model.tie_embeddings=false", "model.context=64",

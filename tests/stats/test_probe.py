@@ -14,15 +14,16 @@ from torch.func import functional_call, hessian
 
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
+from normlab.loaded_run import LoadedRun
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
+from normlab.probe_checkpoints import probe_checkpoints
 from normlab.stats.instrument import main_stream
 from normlab.stats.measure import schedule
 from normlab.stats.measure.probe import Probe, largest_eigenvalue
 from normlab.stats.measure.schedule import fits_share, probe_cost, probe_steps
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import PROBE, TIERS
-from normlab.train.load import LoadedRun, probe_checkpoints
 from support.cadences import CADENCES, bits, trained
 from support.measured_steps import VOCAB, case
 

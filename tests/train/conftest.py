@@ -13,7 +13,7 @@ from normlab.config.compose import compose_run
 from normlab.store.runs import RunFolder
 from normlab.tracking.console import Console
 from normlab.train import run as training
-from support.run_folders import OVERRIDES, Command, Train
+from support.run_folders import OVERRIDES, Train
 
 
 @pytest.fixture(autouse=True)
@@ -34,24 +34,6 @@ def train(tmp_path: Path) -> Train:
         return training.train(compose_run([*OVERRIDES, f"results_dir={tmp_path / results}", *overrides])).folder
 
     return call
-
-
-@pytest.fixture
-def command(tmp_path: Path, run_command: Command) -> Command:
-    """Return a function that runs `normlab train` with OVERRIDES: exit code, stdout, stderr."""
-    return lambda *overrides: run_command("train", *OVERRIDES, f"results_dir={tmp_path / 'results'}", *overrides)
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted run of OVERRIDES."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    results = tmp_path_factory.mktemp("reference")
-    outcome = training.train(compose_run([*OVERRIDES, f"results_dir={results}"]))
-    torch.set_num_threads(threads)
-    assert outcome.state == "finished"
-    return outcome.folder.path
 
 
 @pytest.fixture

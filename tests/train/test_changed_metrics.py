@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from normlab.config.compose import compose_run
+from normlab.loaded_run import load
 from normlab.report.cells_table import summarize_by
 from normlab.store.runs import RunFolder
-from normlab.train.load import load
 from normlab.train.run import train, train_pack
 from support.run_folders import OVERRIDES, Command
 

@@ -485,7 +485,7 @@ def test_out_of_memory_while_reading_a_checkpoint_is_not_damage(
     script = """
 import resource, sys, torch
 from pathlib import Path
-import normlab.config.compose, normlab.train.run, normlab.train.load
+import normlab.config.compose, normlab.train.run, normlab.loaded_run
 from normlab.cli import main
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 7 * 2**27,) * 2)

@@ -1,4 +1,4 @@
-"""Loads a run from its folder: its config, its metrics, and its model in evaluation mode.
+"""A run read from its folder (`normlab.load`): its config, its metrics, and its model in evaluation mode.
 
 Shapes: T time, V vocabulary.
 """
@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
-from normlab.data.batches import validation_windows
-from normlab.data.corpus import open_corpus
 from normlab.data.tokenizers import Tokenizer, from_state
 from normlab.errors import ConfigError, DataError, StoreError, notify, one_line
 from normlab.model.gpt import GPT
@@ -27,12 +23,6 @@ from normlab.norms import base as norms
 from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
-from normlab.stats.measure.core import parameter_families
-from normlab.stats.measure.probe import Probe, adam_preconditioner
-from normlab.stats.measure.schedule import probe_examples
-from normlab.stats.profiles import Layout, Profiles
-from normlab.stats.registry import STATISTICS
-from normlab.stats.statistic import PROBE
 from normlab.store.files import io_error
 from normlab.store.query import resolve_run
 from normlab.store.reading import LARGEST_TOKENIZER
@@ -285,39 +275,3 @@ class LoadedRun:
         if start and text.startswith(decoded_prompt):
             return prompt + text[len(decoded_prompt) :]
         return prompt + self.tokenizer.decode(context_T[0, max(1, len(start)) :].tolist())
-
-
-def probe_checkpoints(run: LoadedRun, only: str | None = None) -> Iterator[Profiles]:
-    """Yield the probe statistics of each intact checkpoint of a run, oldest first; print the time of each.
-
-    Args:
-        run: The run.
-        only: One statistic to measure; None for all of the probe's.
-
-    Raises:
-        StoreError: There is no checkpoint.
-        ConfigError, DataError: The run's config or its corpus cannot be read.
-    """
-    folder, config = run.folder.path / checkpoint.FOLDER, run.config
-    steps = sorted(checkpoint.steps(folder))
-    if not steps:
-        raise StoreError(f"run {run.folder.run_id} has no checkpoint to probe; the same `normlab train` makes one")
-    corpus = open_corpus(config.data)
-    tokens, targets = validation_windows(corpus.val, config.model.context, config.eval.sequences)
-    count = probe_examples(config.train.batch_size)
-    names = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE and only in (None, name))
-    for step in steps:
-        start = time.perf_counter()
-        try:
-            saved = checkpoint.read(folder, step)
-        except checkpoint.DamagedCheckpoint as error:
-            notify(f"{error}; left out")
-            continue
-        model = run.model_at(saved)
-        prefix = "square/"
-        squares = {n.removeprefix(prefix): tensor for n, tensor in saved.tensors.items() if n.startswith(prefix)}
-        preconditioner = adam_preconditioner(config.optim, squares, saved.tensors["count"])
-        measurement = Probe(model, names, tokens[:count], targets[:count], preconditioner)()
-        layout, order = Layout.of(measurement.columns, config.model.depth, parameter_families(model))
-        notify(f"probe of step {step} took {time.perf_counter() - start:.1f} s")
-        yield Profiles(layout, np.array([step]), measurement.values.numpy()[None, order])

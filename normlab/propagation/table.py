@@ -1,4 +1,4 @@
-"""Tables and pages of signal propagation at initialisation, which `train/signal_propagation.py` measures."""
+"""Table and page of signal propagation at initialisation, which `propagation/measure.py` measures."""
 
 from __future__ import annotations
 

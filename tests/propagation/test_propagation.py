@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from normlab.config.compose import compose_grid, compose_run
 from normlab.model.init import build_model
 from normlab.placements.init_rules import INIT_RULES
-from normlab.report.signal_propagation import power_laws, slope, table_row, write_page
+from normlab.propagation.measure import VOCAB, measure, measure_rows, zipf_tokens
+from normlab.propagation.table import power_laws, slope, table_row, write_page
 from normlab.report.tables import render_table
-from normlab.train.signal_propagation import VOCAB, measure, measure_rows, zipf_tokens
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ["model.depth=3", "model.width=32", "model.heads=2", "model.context=16", "train.batch_size=4"]

@@ -68,7 +68,7 @@ def test_invalid_records_fail_in_one_line_before_building_a_model(
     def build(*arguments: Any) -> None:
         raise AssertionError("nothing is built")
 
-    monkeypatch.setattr("normlab.train.load.build_model", build)
+    monkeypatch.setattr("normlab.loaded_run.build_model", build)
     rewrite(folder, option, value)
     for command in (["sample", str(folder.path)], ["inspect", str(folder.path), "sharpness", "--probe"]):
         code, out, err = run_command(*command)

@@ -1,0 +1,1 @@
+"""Signal propagation at initialisation: its measurement, and its table and page."""

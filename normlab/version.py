@@ -1,0 +1,3 @@
+"""The version of normlab."""
+
+__version__ = "0.1.0"

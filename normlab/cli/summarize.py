@@ -23,34 +23,35 @@ def summarize(
         str | None, typer.Option("--by", help="Group runs into cells by these options: norm,placement,model.depth.")
     ] = None,
     against: Annotated[
-        str | None, typer.Option("--against", help="With --by: difference to this baseline, as norm=layernorm.")
+        str | None, typer.Option("--against", help="With --by: compare each cell with this baseline: norm=layernorm.")
     ] = None,
     where: Where = None,
     lr: Annotated[
-        float | None, typer.Option("--lr", help="With --by: a learning rate at which to compare all cells too.")
+        float | None, typer.Option("--lr", help="With --by: compare all cells at this learning rate too.")
     ] = None,
     target: Annotated[
-        float | None, typer.Option("--target", help="With --by: steps and seconds to this validation loss.")
+        float | None, typer.Option("--target", help="With --by: show steps and seconds until this validation loss.")
     ] = None,
     spikes: Annotated[
         bool,
-        typer.Option("--spikes", help="With --by: count loss spikes of older runs, whose records lack the counts."),
+        typer.Option("--spikes", help="With --by: also count the loss spikes of runs whose older records lack counts."),
     ] = False,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Print outcome, losses and speed of each run or cell.
 
-    With --by, the runs that agree in these options form a cell, shown with means and intervals over seeds. A cell is
-    shown at its best learning rate, selected on the same validation loss, and at a learning rate that all cells share.
+    With --by, runs with equal values of the given options form a cell. The table shows the mean and interval of each
+    cell over seeds, at its best learning rate (selected on the same validation loss) and at a rate that all cells
+    share.
 
-    Options may be short where one option has that name: depth for model.depth.
+    The last part of an option is enough if it is unique: depth for model.depth.
 
     Outcomes: a run is stuck if its final loss is in the band around the corpus's unigram entropy, and no evaluation was
-    lower. The band reaches from 5 % below the entropy (or from halfway to the bigram entropy, if that is closer) to 5 %
-    above it. A run has regressed if an evaluation was below this band and the last one is not, if one was in it and the
-    last is above, or if the last is more than 5 % above both ln V and the initial loss. It has diverged if the loss is
-    not finite, or more than 1 nat/token above both ln V and the initial loss. In paired tests a
-    diverged run counts as worse than any finite loss; it is never dropped.
+    below the band. The band reaches from 5 % below the entropy (or from halfway to the bigram entropy, if that is
+    closer) to 5 % above it. A run has regressed if an evaluation was below the band and the final loss is not, if an
+    evaluation was in the band and the final loss is above, or if the final loss is more than 5 % above both ln V and
+    the initial loss. A run has diverged if its loss is not finite, or more than 1 nat/token above both ln V and the
+    initial loss. Paired tests never drop a diverged run: it counts as worse than any finite loss.
     """
     from normlab.report.runs_table import summarize as rows_of
     from normlab.report.tables import render

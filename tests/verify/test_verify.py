@@ -509,7 +509,7 @@ def test_a_misspelt_name_lists_the_choices(
 def test_a_norm_without_effect_is_refused() -> None:
     from normlab.errors import ConfigError
 
-    with pytest.raises(ConfigError, match=r"placement=rezero: has no norm, so norm=rmsnorm, named or by default, has"):
+    with pytest.raises(ConfigError, match=r"placement=rezero: has no norms, so norm=rmsnorm has"):
         compose_run(["placement=rezero"])
     for overrides in (["norm=none"], ["model.qk_norm=head"], ["placement.final_norm=true"]):
         compose_run(["placement=rezero", *overrides])

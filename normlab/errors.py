@@ -13,7 +13,7 @@ class NormlabError(Exception):
 
 
 class ConfigError(NormlabError):
-    """An override, a value or a combination of values that makes no valid run."""
+    """An override, a value or a combination of values from which no run can be built."""
 
 
 class OutOfMemoryError(ConfigError):
@@ -50,7 +50,7 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> str:
 
 
 def no_effect(setting: str, other: str) -> ConfigError:
-    """Return the error for a setting, `option=value`, that has no effect with another setting."""
+    """Return the error for a setting (`option=value`) that has no effect with another setting."""
     return ConfigError(f"{setting}: has no effect with {other}; leave it out, or change {other.partition('=')[0]}")
 
 

@@ -1,4 +1,4 @@
-"""How long the threads of torch's CPU kernels spin at a barrier. Must be set before torch is imported."""
+"""Set how long the threads of torch's CPU kernels spin at a barrier, before torch is imported."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import os
 SPIN_COUNT = 2000
 """Iterations that a thread spins at a barrier before it sleeps: some tens of microseconds.
 
-libgomp's default, 300,000 (milliseconds), takes a core away from the thread that the others wait for as soon as
-another process needs a core too. A smaller count costs time on an idle machine; `scripts/bench_neighbour.py` measures
-both.
+libgomp's default, 300,000, is milliseconds. On a busy machine, spinning threads then occupy the core that the thread
+they wait for needs. A smaller count costs time on an idle machine. `scripts/bench_neighbour.py` measures both.
 """
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -19,7 +18,8 @@ VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 def limit_spinning() -> None:
     """Set `GOMP_SPINCOUNT`, unless the environment already sets how threads wait.
 
-    Child processes inherit the setting. It has no effect once torch is loaded, nor on an OpenMP other than libgomp.
+    Child processes inherit the setting. The setting has no effect after torch is loaded, or with another OpenMP library
+    than libgomp.
     """
     if not any(name in os.environ for name in VARIABLES):
         os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)

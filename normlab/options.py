@@ -17,8 +17,8 @@ from typing import Any
 from normlab.errors import ConfigError, did_you_mean
 
 _UNSET = object()
-_ON_OFF = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
-"""The choice that a user who writes a boolean probably means."""
+_SYNONYMS = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off", "gpu": "cuda"}
+"""The choice that a user probably meant by another word."""
 
 _LIMITS = (
     ("at_least", operator.ge, "must be at least"),
@@ -85,7 +85,7 @@ def check(config: Any, prefix: str = "") -> None:
 def _check_value(name: str, value: Any, limits: Any) -> None:
     choices = limits.get("choices")
     if choices and value not in choices:
-        hint = did_you_mean(_ON_OFF.get(str(value).lower(), str(value)), choices)
+        hint = did_you_mean(_SYNONYMS.get(str(value).lower(), str(value)), choices)
         raise ConfigError(f"{name}={value}: choose one of {', '.join(choices)}{hint}")
     if (longest := limits.get("longest")) is not None:
         for text in value if isinstance(value, list) else [value]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_NESTING = 100
-"""Most levels of objects and lists in a JSON file of normlab; a plugin's options may nest, but not this deep."""
+"""Most levels of objects and lists in a JSON file of normlab; only options of plugins nest more than a few."""
 
 
 def read_at_most(path: Path, max_bytes: int) -> bytes:
@@ -25,7 +25,7 @@ def read_at_most(path: Path, max_bytes: int) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("is a pipe or a device, not a file")
         if status.st_size > max_bytes:
-            raise ValueError(f"has {status.st_size} bytes, of at most {max_bytes}")
+            raise ValueError(f"has {status.st_size} bytes (at most {max_bytes})")
         return file.read(status.st_size)
 
 
@@ -40,7 +40,7 @@ def from_json(content: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(value, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     # The parser may accept deeper nesting than the recursive code that reads the value afterwards.
     # Counting brackets is cheap and skips the walk for almost every file.
     if content.count(b"{") + content.count(b"[") > MAX_NESTING and _is_nested(value, MAX_NESTING):

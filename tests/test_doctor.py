@@ -125,8 +125,8 @@ def test_more_threads_than_cores() -> None:
     [
         ({}, ("note", "no login")),
         ({"WANDB_API_KEY": "a" * 40}, ("ok", "online at")),
-        ({"WANDB_MODE": "offline"}, ("ok", "offline, as set by the user")),
-        ({"WANDB_MODE": "disabled"}, ("ok", "disabled, as set by the user")),
+        ({"WANDB_MODE": "offline"}, ("ok", "offline (set by the user)")),
+        ({"WANDB_MODE": "disabled"}, ("ok", "disabled (set by the user)")),
         ({"WANDB_MODE": "foo"}, ("note", "invalid W&B settings (mode")),
     ],
 )

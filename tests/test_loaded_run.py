@@ -52,7 +52,7 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
     ("option", "value", "message"),
     [
         ("config.model.context", 2**20, "1048576"),
-        ("config.model.width", 2**17, "needs about 1 TiB of memory for its weights, and this machine has "),
+        ("config.model.width", 2**17, "the weights of the model need about 1 TiB of memory, and this machine has "),
         ("config.model.mlp_width", 2**20, "has no param blocks.0.mlp.up.weight of shape (1048576, 32)"),
         ("config.model.depth", 10_000, "has no param blocks.2.attn.q.weight of shape (32, 32)"),
         ("config.model.width", 2**40, "model.width=1099511627776: must be at most 131072"),

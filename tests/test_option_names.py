@@ -72,7 +72,7 @@ def test_an_experiment_is_added_not_set(run_command: Command) -> None:
 def test_an_option_like_no_other_gets_the_sections(run_command: Command) -> None:
     code, out, err = run_command("train", "dropout=0.1")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "dropout=0.1: no such option: options are in data, eval, model," in err
+    assert "dropout=0.1: no such option (sections with options: data, eval, model," in err
 
 
 def test_an_option_of_sweep_gets_a_hint(run_command: Command) -> None:

@@ -1,9 +1,10 @@
-"""The command line: one file a command. A command imports what it needs when it is called."""
+"""The command line: one file per command. A command imports heavy modules only when it runs."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 from importlib import import_module
@@ -32,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     _replace_closed_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
-    # Until a run starts Ctrl-C ends the process: Python could lose an exception that is raised during an import.
+    # Until a run starts, Ctrl-C ends the process: Python can lose a KeyboardInterrupt that is raised during an import.
     replace_interrupt_handler(signal.default_int_handler, signal.SIG_DFL)
     try:
         arguments = [argument for argument in arguments if argument != "--debug"]
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _message_of(error: Exception) -> str | None:
-    """Return what to print about an error of the user's input, files or plugins; None for any other error."""
+    """Return the message for an error that the user can fix, or None for any other error."""
     if isinstance(error, NormlabError):
         return str(error)
     if isinstance(error, OSError):
@@ -71,14 +72,16 @@ def _message_of(error: Exception) -> str | None:
     if hasattr(error, "format_message"):  # typer's errors about arguments, whose class is not public
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "normlab"
-        return f"{error.format_message().rstrip('.')}; {command} --help lists the options"  # pyright: ignore[reportAttributeAccessIssue]
+        text = error.format_message().rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
+        text = re.sub(r"\.? Did you mean (.*\?)$", r" (did you mean \1)", text[:1].lower() + text[1:])
+        return f"{text}; {command} --help lists the {'options' if context and context.parent else 'commands'}"
     if (where := plugin_line(error)) is not None:
         return f"plugins: {where}: {type(error).__name__}: {error}; fix the file (--debug prints the traceback)"
     return None
 
 
 def _replace_closed_streams() -> None:
-    """Open the null device for a stream that was closed at the start (`>&-`): Python has None for it."""
+    """Open the null device for a stream that the caller has closed (`>&-`), which Python sets to None."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115

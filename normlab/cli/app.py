@@ -1,4 +1,4 @@
-"""The command-line application, and what its commands share."""
+"""The command-line application: arguments, flags, output and warnings that several commands share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from normlab.errors import one_line
 from normlab.version import __version__
 
 ResultsDir = Annotated[str, typer.Option(help="Folder of the results.")]
-Run = Annotated[str, typer.Argument(help="A run: its folder, id, beginning of the id, or name.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Execute the plugins in the run's folder.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Allow execution of the plugins in the run's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Where = Annotated[
     list[str] | None,
@@ -31,16 +31,16 @@ def overrides_argument(help: str) -> Any:
 
 
 class HydraCommand(TyperCommand):
-    """A command that takes Hydra's flags. Short ones are spelt out, since click reads -cd=x as -c -d -= -x."""
+    """A command that takes Hydra's flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments."""
+        """Parse the arguments, with long flags for short ones: click would read -cd=x as -c -d -= -x."""
         long = {short[0]: name for name, *short in FLAGS if short}
         parts = [argument.partition("=") for argument in args]
         return super().parse_args(ctx, [long.get(flag, flag) + equals + value for flag, equals, value in parts])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write Hydra's flags below the command's own."""
+        """Write Hydra's flags below the options of the command."""
         with formatter.section("Flags shared with train"):
             formatter.write_dl(
                 [
@@ -74,13 +74,13 @@ def _options(
 
 
 def show_progress(text: str) -> None:
-    """Replace the current line of a terminal; an empty text clears it."""
+    """Replace the current line of a terminal with a text; an empty text clears the line."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="\r\x1b[K" if not text else "", file=sys.stderr, flush=True)
 
 
 def echo(line: str) -> None:
-    """Print a line; a reader that has closed the pipe does not make the run fail."""
+    """Print a line. If the reader of a pipe has closed it, discard all output instead of raising an error."""
     try:
         typer.echo(line)
         sys.stdout.flush()
@@ -89,7 +89,7 @@ def echo(line: str) -> None:
 
 
 def discard_output() -> None:
-    """Send standard output to the null device, so that Python does not complain about it at exit."""
+    """Redirect standard output to the null device, so that Python reports no broken pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -99,6 +99,6 @@ def warn(message: object) -> None:
 
 
 def replace_interrupt_handler(old: Any, new: Any) -> None:
-    """Replace Python's own handler only: a caller's handler stays, and a background job still ignores Ctrl-C."""
+    """Replace the handler of SIGINT if it is `old`; keep a caller's handler, and SIG_IGN of a background job."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is old:
         signal.signal(signal.SIGINT, new)

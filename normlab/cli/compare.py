@@ -22,21 +22,21 @@ def compare(
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", help="Options that define a cell. Default: those that differ between runs.")
+        str | None, typer.Option("--by", help="Options that define a cell. Default: all that differ between runs.")
     ] = None,
     where: Where = None,
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", help="HTML file to write. Default: compare.html in the sweep's folder."),
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="html, or png to write the figures too.")] = "html",
+    format: Annotated[str, typer.Option("--format", help="html, or png to write each figure as PNG too.")] = "html",
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Write an HTML page that compares runs.
 
-    The page shows which cell is best, with intervals and tests, and the statistics of its runs. It needs no other
-    files. The command prints a summary and the page's path. Damaged records are named and left out.
+    The page shows which cell is best, with intervals and tests, and the statistics of the runs. The page needs no
+    other file. The command prints a summary and the path of the page. It lists damaged records, and leaves them out.
     """
     from normlab.report.compare.write import write_compare
 

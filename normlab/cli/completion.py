@@ -1,7 +1,7 @@
 """Tab completion: candidates from the catalogue, without loading torch or Hydra, and the scripts of the shells.
 
-A script passes the line up to the cursor to `normlab complete`, which prints one candidate a line. A candidate is a
-complete argument; the script knows how its shell splits one.
+A script passes the line up to the cursor to `normlab complete`, which prints one candidate per line. A candidate is a
+complete argument; the script handles the way in which its shell splits arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typer
 from normlab import catalogue
 from normlab.cli.app import app
 from normlab.config.flags import FLAGS
-from normlab.errors import ConfigError, unknown
+from normlab.errors import ConfigError
 from normlab.options import option_fields
 from normlab.report.entries import ENTRIES
 
@@ -28,7 +28,7 @@ GROUPS = {
 """Config groups, and the functions that list their choices."""
 
 DEFAULTS = {"norm": "rmsnorm", "placement": "pre", "data": "stdlib", "optim": "adamw"}
-"""The defaults of conf/train.yaml, whose options are offered; a test compares them with the file."""
+"""The defaults list of conf/train.yaml; a test compares both. Options of these choices are completed by default."""
 
 BASH = """\
 # Tab completion of normlab for bash. Add to ~/.bashrc:  eval "$(normlab completion bash)"
@@ -73,10 +73,10 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH}
 
 
 def candidates(line: str, flags: dict[str, list[str]]) -> list[str]:
-    """Return the completions of the last argument of a line, sorted; none if it is a path or unknown.
+    """Return the completions of the last argument of a line, sorted; an empty list for a path or an unknown argument.
 
     Args:
-        line: The command line up to the cursor, with the program's name.
+        line: The command line up to the cursor, with `normlab` at its start.
         flags: The flags of each command.
     """
     arguments = line.split(" ")[1:]
@@ -109,13 +109,18 @@ def _overrides(command: str, before: list[str], last: str) -> list[str]:
         section = last[: last.rfind(".") + 1]
         names = [name.removeprefix(section) for name in values if name.startswith(section)]
         return [section + (name.split(".")[0] + "." if "." in name else name + "=") for name in names]
-    # A grid has several values, with commas between them.
+    # In a grid, complete the value after the last comma.
     start = key + equals + value[: value.rfind(",") + 1]
     return [start + choice for choice in values.get(key, ())]
 
 
 def _values(command: str, chosen: dict[str, str]) -> dict[str, list[str]]:
-    """Return the values to offer for each option, with the options of the chosen norm, placement, corpus, optimizer."""
+    """Return the completions of each option's value; includes options of the chosen norm, placement, corpus, optimizer.
+
+    Args:
+        command: train or sweep.
+        chosen: The choice from each config group.
+    """
     from normlab.config.corpora import DATA
     from normlab.config.schema import OPTIMIZERS, RunConfig
     from normlab.config.sweep import SweepOptions
@@ -128,7 +133,7 @@ def _values(command: str, chosen: dict[str, str]) -> dict[str, list[str]]:
     for prefix, kind in kinds:
         for option, field in option_fields(kind, prefix):
             values[option] = ["true", "false"] if "bool" in str(field.type) else list(field.metadata.get("choices", ()))
-    for group in ("norm", "placement"):  # their classes need torch, so their options are read from the source
+    for group in ("norm", "placement"):  # importing their classes imports torch, so the catalogue parses their source
         entries = {entry["name"]: entry for entry in GROUPS[group]()}
         entry = entries.get(chosen[group], {})
         for option in entries.get(entry.get("preset_of", ""), entry).get("options", ()):
@@ -136,19 +141,20 @@ def _values(command: str, chosen: dict[str, str]) -> dict[str, list[str]]:
             values[f"{group}.{option['option']}"] = ["true", "false"] if is_bool else list(option.get("choices", ()))
     values["init"] = ["auto", *INIT_RULES]
     for option in [f"{group}.{name}" for group in GROUPS for name in ("name", "preset")]:
-        if (option, chosen["data"]) != ("data.name", "hub"):  # any other is chosen by its group
+        if (option, chosen["data"]) != ("data.name", "hub"):  # norm=... sets norm.name; only data.name of hub is free
             values.pop(option, None)
     return values | {group: [entry["name"] for entry in entries()] for group, entries in GROUPS.items()}
 
 
 @app.command()
-def completion(shell: Annotated[str, typer.Argument(help="bash or zsh.")]) -> None:
+def completion(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash or zsh.")]) -> None:
     """Print a script for tab completion.
 
-    Add to ~/.bashrc: eval "$(normlab completion bash)". For zsh, add the same with zsh to ~/.zshrc.
+    For bash, add to ~/.bashrc: eval "$(normlab completion bash)". For zsh, add to ~/.zshrc: eval "$(normlab completion
+    zsh)".
     """
     if shell not in SCRIPTS:
-        raise ConfigError(unknown("shell", shell, SCRIPTS))
+        raise ConfigError(f"completion {shell}: no script for this shell; choose {' or '.join(SCRIPTS)}")
     typer.echo(SCRIPTS[shell], nl=False)
 
 
@@ -157,8 +163,8 @@ def complete(line: str) -> None:
     """Print the completions of a command line, for the scripts of `normlab completion`."""
     command = typer.main.get_command(app)
     flags = {
-        name: [flag for parameter in each.params for flag in parameter.opts if flag.startswith("--")]
-        for name, each in command.commands.items()  # pyright: ignore[reportAttributeAccessIssue]
-        if not each.hidden
+        name: [flag for parameter in subcommand.params for flag in parameter.opts if flag.startswith("--")]
+        for name, subcommand in command.commands.items()  # pyright: ignore[reportAttributeAccessIssue]
+        if not subcommand.hidden
     }
     typer.echo("\n".join(candidates(line, flags)))

@@ -1,7 +1,7 @@
-"""Check what this machine has for training: `normlab doctor`.
+"""`normlab doctor`: check versions, device, compiler, corpus, W&B and disks of this machine.
 
-A check reports what a run would meet, and never raises. Checks send nothing, and leave nothing behind but the folder
-that W&B makes for its logs.
+A check reports a problem and never raises an error. Checks send nothing over the network, and leave no file except the
+folder that W&B makes for its logs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from normlab.paths import cache_dir
 from normlab.version import __version__
 
 GOOD, NOTE, BAD = "ok", "note", "bad"
-"""A check's state: fine, could be better, does not work."""
+"""The state of a check: training works, works with a limitation, or fails."""
 
 LITTLE_DISK = 2**30
-"""Free bytes below which a disk is nearly full. Two checkpoints with optimizer moments take 3 GB for a 124M model, and
-20 MB for the default model."""
+"""Free bytes below which a disk is reported as nearly full: a 124M model needs 3 GB for two checkpoints, the default
+model 20 MB."""
 
 Check = dict[str, str]
-"""`check` (its name), `state`, `seen` (the finding), and `do` (what to do, empty if nothing)."""
+"""The result of a check: its name `check`, the `state`, the finding `seen`, and the remedy `do` (may be empty)."""
 
 
 def checks(results_dir: str) -> Iterator[Check]:
-    """Make the checks, and yield each as soon as it is made."""
+    """Run the checks, and yield the result of each as soon as it is known."""
     functions: dict[str, Callable[[], tuple[str, str, str]]] = {
         "normlab": _versions,
         "device": _device,
@@ -51,7 +51,11 @@ def checks(results_dir: str) -> Iterator[Check]:
         try:
             state, finding, do = function()
         except Exception as error:  # a failed check must not hide the others
-            state, finding, do = NOTE, f"the check failed: {type(error).__name__} {error}", "fix what the error names"
+            state, finding, do = (
+                NOTE,
+                f"the check failed: {type(error).__name__}: {error}",
+                "fix the cause of the error",
+            )
         yield {"check": name, "state": state, "seen": " ".join(finding.split()), "do": do}
 
 
@@ -100,7 +104,7 @@ def _threads() -> tuple[str, str, str]:
     load = os.getloadavg()[0]
     finding = f"{threads} threads on {cores} cores, load {load:.1f}, {wait_policy()}"
     if threads > cores:
-        return NOTE, finding, f"set OMP_NUM_THREADS={cores}: more threads than cores slow each other down"
+        return NOTE, f"{finding}: threads compete for cores", f"set OMP_NUM_THREADS={cores}"
     if load > cores / 2:
         return NOTE, f"{finding}: the machine is busy", "end other processes, or train later"
     return GOOD, finding, ""
@@ -159,9 +163,9 @@ def _wandb() -> tuple[str, str, str]:
     if settings.mode == "online":
         return GOOD, f"online at {settings.host}", ""
     if not settings.has_login and settings.mode == "offline" and "WANDB_MODE" not in os.environ:
-        offline = "runs are kept offline, and each prints the command that uploads it"
+        offline = "runs are stored offline, and each prints the command that uploads it"
         return NOTE, f"no login at {settings.host}: {offline}", "wandb login"
-    return GOOD, f"{settings.mode}, as set by the user", ""
+    return GOOD, f"{settings.mode} (set by the user)", ""
 
 
 def _disk(folder: Path, remedy: str) -> tuple[str, str, str]:
@@ -188,16 +192,16 @@ def _disk(folder: Path, remedy: str) -> tuple[str, str, str]:
 
 
 def line(check: Check) -> str:
-    """Return a check as one line for a terminal, with a second one if there is something to do."""
+    """Return a check as one line for a terminal, with its remedy on a second line."""
     do = f"\n{'':14}-> {check['do']}" if check["do"] else ""
     return f"{check['check']:8} {check['state']:5}{check['seen']}{do}"
 
 
 @app.command()
 def doctor(results_dir: ResultsDir = "results", json: Json = False) -> int:
-    """Check this machine for training.
+    """Check whether this machine can train.
 
-    Prints how to fix what is missing. Exit code 1 if a run would fail.
+    Prints a remedy for each problem. Exit code 1 if a run would fail.
     """
     from normlab.report.tables import render
 

@@ -17,7 +17,7 @@ def explain(
 ) -> None:
     """Write an HTML page that explains norms and placements.
 
-    The page shows what each norm makes of a matrix that you edit, and a diagram of each placement.
+    The page applies each norm to a matrix that you can edit, and draws a diagram of each placement.
     """
     from normlab.report.pages.shell import check_page
 

@@ -13,15 +13,19 @@ from normlab.errors import ConfigError, notify, one_line
 @app.command()
 def inspect(
     run: Run,
-    statistic: Annotated[str | None, typer.Argument(help="One of `normlab list stats`, or spikes.")] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Measure its checkpoints now, for example curvature.")] = False,
+    statistic: Annotated[
+        str | None, typer.Argument(metavar="STATISTIC", help="One of `normlab list stats`, or spikes.")
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure the probe statistics, such as curvature, on the run's checkpoints.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every step and layer.")] = False,
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Print the statistics measured in a run.
 
-    These are statistics of activations, gradients, norms and updates, by depth and over training.
+    Prints statistics of activations, gradients, norms and updates, by layer and step.
     """
     from normlab.report import inspect as statistics
     from normlab.report.tables import render

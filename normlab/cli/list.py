@@ -14,7 +14,9 @@ from normlab.plugins import load_plugins
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="norms, placements, models, data, optim, init, stats or runs.")],
+    what: Annotated[
+        str, typer.Argument(metavar="KIND", help="norms, placements, models, data, optim, init, stats or runs.")
+    ],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe; for runs, a sweep, run or folder."),
@@ -24,7 +26,7 @@ def list_(
 ) -> None:
     """List norms, placements, models, runs and more.
 
-    With plugins=[my_norm.py] the list includes what your own files register.
+    With plugins=[my_norm.py] the list includes the norms and placements of your own files.
     """
     from normlab.report.entries import ENTRIES, entry_text, one_entry, table_rows
     from normlab.report.runs_table import list_runs

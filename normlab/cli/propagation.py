@@ -1,4 +1,4 @@
-"""`normlab propagation`, also accepted under its old name `normlab probe`."""
+"""`normlab propagation`, and its former name `normlab probe`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from normlab.cli.app import HydraCommand, app, overrides_argument, show_progress
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
 def propagation(
     overrides: Annotated[list[str] | None, overrides_argument("A grid: placement=pre,post model.depth=6,12")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of initialisations and batches to average over.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds (of weights and batch) to average over.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with all profiles over depth.")] = False,
-    page: Annotated[str | None, typer.Option("--page", "-o", help="HTML file to write the profiles to.")] = None,
+    page: Annotated[str | None, typer.Option("--page", "-o", help="HTML file for the profiles.")] = None,
 ) -> None:
     """Measure signal propagation at initialisation.
 
-    Prints profiles over depth of the stream, the branches, the gradient and the first update, without training.
+    Prints, for each layer, the size of the stream, the branches, the gradient and the first update. Trains nothing.
     """
     from normlab.config.compose import compose_grid
     from normlab.config.hydra_flags import show_config

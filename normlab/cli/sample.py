@@ -14,12 +14,12 @@ def sample(
     run: Run,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
     tokens: Annotated[int, typer.Option(help="Number of tokens to generate.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 takes the likeliest token.")] = 0.8,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 for the most likely token.")] = 0.8,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:
-    """Continue a text with a run's model."""
+    """Continue a text with the model of a run."""
     from normlab.loaded_run import load
 
     loaded = load(run, results_dir, trust=trust)

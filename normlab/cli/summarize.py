@@ -23,27 +23,28 @@ def summarize(
         str | None, typer.Option("--by", help="Group runs into cells by these options: norm,placement,model.depth.")
     ] = None,
     against: Annotated[
-        str | None, typer.Option("--against", help="With --by: difference to this baseline, as norm=layernorm.")
+        str | None, typer.Option("--against", help="With --by: compare each cell with this baseline: norm=layernorm.")
     ] = None,
     where: Where = None,
     lr: Annotated[
-        float | None, typer.Option("--lr", help="With --by: a learning rate at which to compare all cells too.")
+        float | None, typer.Option("--lr", help="With --by: compare all cells at this learning rate too.")
     ] = None,
     target: Annotated[
-        float | None, typer.Option("--target", help="With --by: steps and seconds to this validation loss.")
+        float | None, typer.Option("--target", help="With --by: show steps and seconds until this validation loss.")
     ] = None,
     spikes: Annotated[
         bool,
-        typer.Option("--spikes", help="With --by: count loss spikes of older runs, whose records lack the counts."),
+        typer.Option("--spikes", help="With --by: also count the loss spikes of runs whose older records lack counts."),
     ] = False,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Print outcome, losses and speed of each run or cell.
 
-    With --by, the runs that agree in these options form a cell, shown with means and intervals over seeds. A cell is
-    shown at its best learning rate, selected on the same validation loss, and at a learning rate that all cells share.
+    With --by, runs with equal values of the given options form a cell. The table shows the mean and interval of each
+    cell over seeds, at its best learning rate (selected on the same validation loss) and at a rate that all cells
+    share.
 
-    Options may be short where one option has that name: depth for model.depth.
+    The last part of an option is enough if it is unique: depth for model.depth.
 
     Outcomes: finished, stuck (the final loss is at the unigram entropy), regressed (it is in a worse range than the
     best loss) or diverged; the README has the complete rules. In paired tests a diverged run counts as worse than any

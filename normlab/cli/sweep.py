@@ -17,11 +17,11 @@ def sweep(
 ) -> int:
     """Train a grid of runs, or resume it.
 
-    The same command resumes the sweep. Exit code 1 if a run failed; a diverged run is an outcome.
+    The same command resumes the sweep. Exit code 1 if a run failed; a diverged run has not failed.
 
-    Runs that differ only in numbers train stacked, in packs of sweep.pack runs, one process a pack. sweep.pack=auto: 1
-    on a CPU in fp32, 16 in bf16 at width 128 or less; on a GPU 8 up to width 512, 4 up to 1024. The bits of a run
-    depend on the size and members of its pack, which the plan records.
+    Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs, with one process per pack. With
+    sweep.pack=auto a pack has 1 run on a CPU in fp32, and 16 in bf16 up to width 128; on a GPU, 8 up to width 512 and
+    4 up to 1024. The bits of a run depend on the size and members of its pack, which the plan records.
 
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """

@@ -27,7 +27,7 @@ def train(
 
     Example: normlab train norm=rmsnorm placement=pre model.depth=8
     """
-    # Hydra prints through logging, which would report a pipe that its reader closed (`| head`).
+    # Hydra prints through logging, which would report a closed pipe (`| head`).
     logging.raiseExceptions = False
     from normlab.config.hydra_flags import run_job
     from normlab.train.machine import check_machine
@@ -36,12 +36,12 @@ def train(
 
 
 def train_one(config: RunConfig) -> None:
-    """Train one run and print its outcome; exit if a signal stopped it, so that a --multirun stops too."""
+    """Train one run and print its outcome. If a signal stopped the run, exit, so that --multirun stops too."""
     from normlab.store.outcome import final_losses, format_loss
     from normlab.store.record import RunRecord
     from normlab.train.run import train
 
-    replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # train stops at a signal by itself
+    replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # `train` handles signals itself
     outcome = train(config, ends_process=True)
     record = RunRecord.read(outcome.folder)
     if outcome.already_ended:

@@ -9,14 +9,14 @@ from normlab.cli.app import HydraCommand, Json, app, echo, overrides_argument, w
 
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
 def verify(
-    overrides: Annotated[list[str] | None, overrides_argument("norm=rmsnorm placement=pre, as for train.")] = None,
+    overrides: Annotated[list[str] | None, overrides_argument("A run: norm=rmsnorm placement=pre")] = None,
     json: Json = False,
 ) -> int:
     """Check norms and placements against references.
 
-    Checks the block of a run, or without overrides the complete catalogue, against reference implementations,
-    identities and closed-form laws. With plugins=[FILE] alone, checks everything that the plugins register. Exit code
-    1 if a check fails.
+    Compares the block of a run with reference implementations, identities and closed-form laws. Without overrides,
+    checks the complete catalogue. With only plugins=[FILE], checks every norm and placement of the file. Exit code 1 if
+    a check fails.
     """
     import torch
 

@@ -1,1 +1,1 @@
-"""The configuration of runs and sweeps: its schema, and its composition by Hydra."""
+"""The configuration of runs and sweeps: the schema, and composition by Hydra."""

@@ -1,8 +1,8 @@
 """Compose the validated RunConfigs of a command line with Hydra.
 
 `train`, `sweep`, `verify` and `propagation` parse their arguments and compose in the same way. Every run is composed
-and validated before the first one starts, so that an error leaves no files behind. Whatever is wrong with a command
-line is raised as a ConfigError with the override, the value and what to do. Only this module, `hydra_flags.py` and
+and validated before the first one starts, so that an error leaves no files behind. Any error in a command line is
+raised as a ConfigError with the override, the value and what to do. Only this module, `hydra_flags.py` and
 `override_errors.py` import Hydra.
 """
 
@@ -62,14 +62,14 @@ _registered: dict[tuple[str | None, str], Any] = {}
 
 
 def register(plugins: Sequence[str] = ()) -> None:
-    """Register every norm, placement, corpus and optimizer, and those of plugin files, in Hydra's config store."""
+    """Register the norms, placements, corpora and optimizers of normlab and of plugins in Hydra's config store."""
     norms, placements = load_norms(), load_placements()
     load_plugins(plugins)
     nodes: dict[tuple[str | None, str], Any] = {(None, "run_schema"): RunConfig}
     for group, known in (("norm", norms), ("placement", placements), ("data", DATA), ("optim", OPTIMIZERS)):
         nodes |= {(group, name): node for name, node in known.items()}
     for (group, name), node in nodes.items():
-        # Storing a node again would take a third of the time of a composition.
+        # Storing a node takes time: storing all of them again would take a third of a composition.
         if _registered.get((group, name)) is not node:
             ConfigStore.instance().store(group=group, name=name, node=node)
             _registered[group, name] = node
@@ -77,7 +77,7 @@ def register(plugins: Sequence[str] = ()) -> None:
 
 
 def register_plugins(overrides: Sequence[str]) -> None:
-    """Register what the files of the last `plugins=[...]` define; Hydra composes only what is registered before."""
+    """Register the norms and placements of the last `plugins=[...]`, which Hydra needs before it composes."""
     named = [text for text in overrides if re.match(r"\+{0,2}plugins=", text)]
     files: list[str] = []
     for text, override in zip(named, _parse_overrides(normalize_overrides(named)), strict=True):
@@ -110,25 +110,27 @@ class CommandLine:
 
     @property
     def hydra_overrides(self) -> list[str]:
-        """The overrides as typed that set an option of Hydra itself, without its search path."""
+        """The overrides, as typed, that set options of Hydra except its search path."""
         return [text for text in self.typed if re.match(r"[+~]*hydra(?!\.searchpath)\b", text)]
 
 
 def parse_command_line(arguments: Sequence[str]) -> CommandLine:
-    """Parse the arguments of a command, register its plugins, and reject flags without effect."""
+    """Parse the arguments of a command, register its plugins, and reject flags and options without effect."""
     flags = flag_parser().parse_intermixed_args(list(arguments))
     if flags.config_dir is not None and not os.path.isdir(flags.config_dir):
         raise ConfigError(f"--config-dir={flags.config_dir}: no such folder; choose the folder with your configs")
     if (flags.resolve or flags.package is not None) and not flags.cfg:
         flag = "--resolve" if flags.resolve else f"--package={flags.package}"
-        raise ConfigError(f"{flag}: has an effect only when a config is printed; use it with --cfg job")
+        raise ConfigError(f"{flag}: has no effect without --cfg; add --cfg job, or leave it out")
     overrides = [*flags.overrides, *([] if flags.results_dir is None else [f"results_dir={flags.results_dir}"])]
+    if of_sweep := split_sweep_overrides(overrides)[0]:
+        raise ConfigError(f"{of_sweep[0]}: is an option of normlab sweep only; leave it out, or use normlab sweep")
     register_plugins(overrides)
     return CommandLine(overrides, normalize_overrides(overrides), flags)
 
 
 def parse_command_line_without_job(arguments: Sequence[str]) -> CommandLine:
-    """Parse the arguments of `sweep`, `verify` or `propagation`, and reject what concerns only the jobs of `train`."""
+    """Parse the arguments of `sweep`, `verify` or `propagation`, and reject options of Hydra and flags of `train`."""
     line = parse_command_line(arguments)
     unused = [f"--{flag.replace('_', '-')}" for flag in ("run", "hydra_help") if getattr(line.flags, flag)]
     if unused := [*unused, *line.hydra_overrides]:
@@ -154,11 +156,11 @@ def compose_grid(arguments: Sequence[str]) -> list[RunConfig]:
 def compose_sweep(
     arguments: Sequence[str], report_progress: Callable[[str], None] = lambda _: None
 ) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
-    """Return the options of a sweep, and for each run its overrides that vary in the grid, and its config.
+    """Return the options of a sweep and, for each run, its config and its overrides that vary in the grid.
 
     Args:
         arguments: A grid, and the options of the sweep (`sweep.option=value`).
-        report_progress: Receives the progress as text.
+        report_progress: Called with a progress message.
     """
     sweep_overrides, others = split_sweep_overrides(arguments)
     options, line = _sweep_options(sweep_overrides), parse_command_line_without_job(others)
@@ -172,7 +174,7 @@ def compose_sweep(
 
 
 def overrides_in(arguments: Sequence[str]) -> list[str]:
-    """Return the overrides of a command line, and its --config-name if it has one, without Hydra's other flags."""
+    """Return the overrides of a command line, and --config-name=NAME if it is set, without Hydra's other flags."""
     line = parse_command_line_without_job(arguments)
     return [*line.typed, *([f"--config-name={line.config_name}"] if line.flags.config_name else [])]
 
@@ -180,7 +182,7 @@ def overrides_in(arguments: Sequence[str]) -> list[str]:
 def norm_presets() -> list[NormConfig]:
     """Return the norm presets of conf/norm, and register the catalogue.
 
-    A preset is a norm's defaults with some options replaced, so that it needs no composition of a whole run by Hydra.
+    A preset replaces some options of a norm's defaults, so OmegaConf can build it without Hydra.
     """
     register()
     presets = []
@@ -201,7 +203,7 @@ def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
     parsed = _parse_overrides(normalize_overrides(overrides))
     if override := next((override for override in parsed if override.is_sweep_override()), None):
         text = find_override(override.key_or_group, overrides)
-        raise ConfigError(f"{text}: a sweep has one value of each sweep option; choose one")
+        raise ConfigError(f"{text}: several values of a sweep option; choose one")
     cfg = OmegaConf.create({"sweep": OmegaConf.structured(SweepOptions)})
     OmegaConf.set_struct(cfg, True)
     with explaining_errors(overrides):
@@ -215,26 +217,26 @@ def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides by Hydra's grammar; raise ConfigError for the first that it cannot read."""
+    """Parse overrides by Hydra's grammar; raise ConfigError for the first that is not in the grammar."""
     with explaining_errors(overrides):
         return OverridesParser.create().parse_overrides(list(overrides))
 
 
 def single_job(line: CommandLine) -> list[list[str]]:
-    """Return the overrides of the only run of a command line; raise ConfigError for several values of an option."""
+    """Return the overrides of a command line for one run; raise ConfigError for several values of an option."""
     for override in _parse_overrides(line.overrides):
         if override.is_sweep_override():
             text = find_override(override.key_or_group, line.typed)
             key, _, value = text.partition("=")
             raise ConfigError(
-                f"{text}: several values; train each of them with --multirun, or quote a text with commas: "
-                f"{key}='\"{value}\"'"
+                f"{text}: several values for one run; choose one, train all with normlab sweep or --multirun, or quote "
+                f"a text with commas: {key}='\"{value}\"'"
             )
     return [line.overrides]
 
 
 def expand_grid(line: CommandLine) -> list[list[str]]:
-    """Return the overrides of each run of a grid: every combination, the last option varying fastest."""
+    """Return the overrides of each run of a grid: every combination of values; the last option varies fastest."""
     overrides = _parse_overrides(line.overrides)
     values: dict[str, list[str]] = {}
     with explaining_errors(line.typed):
@@ -248,7 +250,7 @@ def expand_grid(line: CommandLine) -> list[list[str]]:
 
 
 def varied_overrides(line: CommandLine, job: Sequence[str]) -> list[str]:
-    """Return the overrides of a job whose options have several values in its grid."""
+    """Return those overrides of a job whose options have several values in the grid."""
     varied = {
         override.get_key_element() for override in _parse_overrides(line.overrides) if override.is_sweep_override()
     }
@@ -258,15 +260,15 @@ def varied_overrides(line: CommandLine, job: Sequence[str]) -> list[str]:
 def compose_jobs(line: CommandLine, jobs: Sequence[Sequence[str]]) -> Iterator[RunConfig]:
     """Yield the validated config of each job, given as its overrides.
 
-    Loading and merging the config groups takes nearly all the time of a composition. So each combination of choices is
-    composed once, and the values of a run are set in a copy of it.
+    Loading and merging the config groups takes nearly all the time of a composition. So Hydra composes each combination
+    of group choices once, and the values of each run are set in a copy of the result.
     """
     if line.flags.config_dir or any("hydra.searchpath" in text for text in line.overrides):
         _compose_choices.cache_clear()  # the user's files may have changed since the last command of this process
     for job in jobs:
         overrides = _parse_overrides(job)
         choices = tuple(str(override.input_line) for override in overrides if not _sets_value(override))
-        shown = line.typed if len(jobs) == 1 else job  # in a message a single run has its overrides as typed
+        shown = line.typed if len(jobs) == 1 else job  # error messages about a single run quote overrides as typed
         with explaining_errors(shown):
             cfg = copy.deepcopy(_compose_choices(line.flags.config_dir, line.config_name, choices))
             _set_values(cfg, [override for override in overrides if _sets_value(override)])
@@ -276,20 +278,22 @@ def compose_jobs(line: CommandLine, jobs: Sequence[Sequence[str]]) -> Iterator[R
 
 @cache
 def _compose_choices(folder: str | None, config_name: str, overrides: tuple[str, ...]) -> DictConfig:
-    """Compose a config with the overrides that choose from config groups; `folder` is that of --config-dir."""
+    """Compose a config with overrides that choose from config groups; `folder` is the value of --config-dir."""
     with initialized_hydra(folder) as loader:
         cfg = compose(config_name, overrides=list(overrides), return_hydra_config=True)
         sources = cfg.hydra.runtime.config_sources
-        if own := [Path(source.path) for source in sources if source.schema == "file" and source.provider != "main"]:
+        if folders := [
+            Path(source.path) for source in sources if source.schema == "file" and source.provider != "main"
+        ]:
             defaults = loader.compute_defaults_list(config_name, list(overrides), RunMode.RUN).defaults
-            _reject_numbers_as_booleans(own, defaults)
+            _reject_numbers_as_booleans(folders, defaults)
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg
 
 
 class _ConfigDir(SearchPathPlugin):
-    """Appends the folder of --config-dir to the search path, where Hydra's own command line has it."""
+    """Appends the folder of --config-dir to the search path, at the same position as Hydra's command line does."""
 
     folder: str | None = None
 
@@ -301,7 +305,7 @@ class _ConfigDir(SearchPathPlugin):
 
 @contextlib.contextmanager
 def initialized_hydra(folder: str | None) -> Iterator[ConfigLoader]:
-    """Prepare Hydra to compose from normlab's configs and those in the folder of --config-dir; yield its loader."""
+    """Initialize Hydra with the configs of normlab and of --config-dir (`folder`); yield Hydra's config loader."""
     GlobalHydra.instance().clear()
     Plugins.instance().register(_ConfigDir)
     _ConfigDir.folder = folder
@@ -310,7 +314,7 @@ def initialized_hydra(folder: str | None) -> Iterator[ConfigLoader]:
 
 
 def _reject_numbers_as_booleans(folders: Sequence[Path], defaults: Sequence[Any]) -> None:
-    """Raise ConfigError for a number in a config file of the user that OmegaConf has converted to a boolean."""
+    """Raise ConfigError for a number that a config file of the user gives to a boolean option."""
     for default in defaults:
         prefix = f"{default.package}." if default.package else ""
         options = [option.removeprefix(prefix) for option in boolean_options() if option.startswith(prefix)]
@@ -323,20 +327,20 @@ def _reject_numbers_as_booleans(folders: Sequence[Path], defaults: Sequence[Any]
 
 
 def _sets_value(override: Override) -> bool:
-    """Return whether an override sets a value of a run; the others choose from a group, add one, or are Hydra's."""
+    """Return whether an override sets an option of a run. Others choose from or add a group, or set up Hydra."""
     key = override.key_or_group
     return key not in GROUPS and key.partition(".")[0] in SECTIONS and not (override.is_add() or override.is_delete())
 
 
 def _set_values(cfg: DictConfig, overrides: Sequence[Override]) -> None:
-    """Set values in a composed config, as Hydra does after it has merged the config groups."""
+    """Set values in a composed config in the same way as Hydra, which merges the config groups first."""
     for override in overrides:
         force = override.is_add() or override.is_force_add()
         OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=force)
 
 
 def to_config(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the validated RunConfig of a config that was composed from these overrides."""
+    """Convert a composed config to a validated RunConfig; error messages quote `overrides`."""
     _reject_unknown_options(cfg)
     try:
         config = OmegaConf.to_object(cfg)
@@ -350,7 +354,7 @@ def to_config(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _reject_unknown_options(node: DictConfig, prefix: str = "") -> None:
-    """Raise ConfigError for an option that `+option=value` added and no dataclass has."""
+    """Raise ConfigError for an option that `+option=value` added and that is not a field of any config class."""
     kind = OmegaConf.get_type(node)
     for key in node:
         option = f"{prefix}{key}"

@@ -20,16 +20,16 @@ MAX_VOCAB_SIZE = 2**20
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
-    """Options of every corpus. A subclass adds the source of its text."""
+    """Options that all corpora share. A subclass adds the options of its source of text."""
 
     name: str
     """Name of the corpus; chosen by `data=`."""
     tokenizer: str = "bytes"
-    """bytes (UTF-8), chars or bpe (of the training text), or pretrained: gpt2, org/name, a tokenizer.json."""
+    """bytes (UTF-8), chars or bpe (fitted to the training text), or pretrained: gpt2, org/name, a tokenizer.json."""
     vocab_size: int | None = option(None, at_least=257, at_most=MAX_VOCAB_SIZE, absent=None)
-    """Largest vocabulary of bpe, with the end-of-document token; 4096 unless set. Only with tokenizer=bpe."""
+    """Largest vocabulary of bpe, including the end-of-document token; 4096 unless set. Only with tokenizer=bpe."""
     max_tokens: int | None = option(None, at_least=2, absent=None)
-    """Most tokens of training and validation together; reading stops there. null for all."""
+    """Most tokens of training and validation together; the rest of the text is not read. null for no limit."""
     seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
     """Seed of the order of the training windows; the value of `seed` unless set."""
     val_fraction: float = option(0.05, above=0, at_most=0.5)
@@ -44,7 +44,7 @@ class DataConfig:
         """Set the options that depend on others, and reject those without effect.
 
         Raises:
-            ConfigError: `name` is set by hand, the tokenizer is misspelt, or `vocab_size` has no effect.
+            ConfigError: An override sets `name`, the tokenizer is misspelt, or `vocab_size` has no effect.
         """
         if not isinstance(self, HubData) and DATA.get(self.name) is not type(self):
             raise ConfigError(
@@ -73,11 +73,11 @@ class StdlibData(DataConfig):
 
 @dataclass(kw_only=True, slots=True)
 class FilesData(DataConfig):
-    """Your own text: .txt (or any text), .jsonl/.json and .parquet; a file, several files, or a folder."""
+    """Your own text: text files, .jsonl/.json and .parquet; a file, several files, or a folder."""
 
     name: str = "files"
     path: Any = option(None, identity=False)
-    """A file, a folder, or a list of them. A run's identity has the hash of the corpus, not its path."""
+    """A file, a folder, or a list of files and folders. The run id depends on the text, not on its path."""
     column: str = "text"
     """The column of JSONL and Parquet files that holds the text."""
 
@@ -86,7 +86,7 @@ class FilesData(DataConfig):
         super(FilesData, self).resolve()
         paths = [self.path] if isinstance(self.path, str) else self.path
         if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path for path in paths):
-            raise ConfigError("data.path: data=files needs a file, a folder, or a list; give data.path=my.txt")
+            raise ConfigError("data.path: data=files needs a file, a folder, or a list; set data.path=my.txt")
         self.path = paths
 
 
@@ -114,28 +114,28 @@ class HubData(DataConfig):
         """Also require a dataset, and resolve the path of a folder."""
         super(HubData, self).resolve()
         if not self.name or self.name == "hub":
-            raise ConfigError("data.name: data=hub needs a dataset's name; give data.name=roneneldan/TinyStories")
+            raise ConfigError("data.name: data=hub needs a dataset's name; set data.name=roneneldan/TinyStories")
         if os.path.isdir(os.path.expanduser(self.name)):
-            self.name = os.path.realpath(os.path.expanduser(self.name))  # one spelling for one folder
+            self.name = os.path.realpath(os.path.expanduser(self.name))  # every spelling of a path gives one run id
         if self.name in DATA:
             raise ConfigError(f"data.name={self.name}: is a corpus, not a dataset of the hub; use data={self.name}")
 
 
 @dataclass(kw_only=True, slots=True)
 class NamedData(DataConfig):
-    """A dataset of the hub with a short name, from the repository that public code commonly reads."""
+    """A dataset of the hub that has a short name here; its repository is the one that public code commonly reads."""
 
     hub: ClassVar[dict[str, Any]]
-    """The options of data=hub that this corpus stands for."""
+    """The options of data=hub that select this dataset."""
     article: ClassVar[str] = ""
-    """Regular expression of the first line of a document, for a dataset whose rows are lines."""
+    """Regular expression of the first line of a document, if the rows of the dataset are lines."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Shakespeare(NamedData):
     """Karpathy's tiny Shakespeare, 1.1 MB, from the hub."""
 
-    # The main branch holds a script, which `datasets` no longer runs; the hub converts it to Parquet on this one.
+    # The main branch has only a loading script, which `datasets` no longer runs; this branch has the text as Parquet.
     hub: ClassVar[dict[str, Any]] = {
         "name": "karpathy/tiny_shakespeare", "split": "train+validation+test", "revision": "refs/convert/parquet",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What Hydra's flags do: print a config (--cfg, --info, --help) and start the jobs of a grid (--multirun)."""
+"""Implement Hydra's flags: print a config (--cfg, --info, --help) and start the jobs of a grid (--multirun)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from normlab.errors import ConfigError, NormlabError, one_line
 
 _HELP = """\
 normlab train [option=value ...]: train one run.
-The same command again resumes the run, or reports that it is finished.
+The same command resumes the run, or reports that it is finished.
 
 == Choices (group=value) ==
 {choices}
@@ -48,7 +48,7 @@ _WRITE_NOTHING = (
     *("hydra.sweep.subdir=.", "hydra.output_subdir=null", "hydra.job.chdir=false", "hydra.job_logging.root=null"),
     "hydra.hydra_logging.root.handlers=[]",
 )
-"""Overrides that keep a launcher from making folders and logs: a run makes its own folder once its config is valid."""
+"""Overrides with which a launcher makes no folders and logs; a run makes its folder after its config is validated."""
 
 
 def run_job(
@@ -56,8 +56,8 @@ def run_job(
 ) -> None:
     """Run `job` on the config of a command line; with --multirun, on each config of the grid.
 
-    `check` sees every config before the first job starts, and raises an error for one that cannot run here. A job that
-    fails does not stop the others; every error is printed in a line, and the last one is raised.
+    `check` is called with every config before the first job starts, and raises an error if the run cannot run here. A
+    job that fails does not stop the others. One error is raised at the end; each other error is printed in a line.
     """
     line = parse_command_line(arguments)
     if line.flags.help:
@@ -80,7 +80,7 @@ def run_job(
             except Exception as error:
                 failures.append(error)
     if failures:
-        # An error without a message of normlab is raised for its traceback; the others are printed in a line each.
+        # Prefer to raise a bug, because its traceback is needed.
         raised = next((error for error in failures if not isinstance(error, NormlabError)), failures[-1])
         for error in failures:
             if error is not raised:
@@ -98,14 +98,14 @@ def _chosen_launcher(line: CommandLine, job: Sequence[str]) -> str:
 
 
 def _launch(line: CommandLine, jobs: Sequence[Sequence[str]], job: Callable[[RunConfig], Any]) -> list[Exception]:
-    """Let a launcher of Hydra (`hydra/launcher=joblib`) start the jobs, and return their errors.
+    """Start the jobs with a launcher of Hydra (`hydra/launcher=joblib`), and return their errors.
 
-    A launcher takes the overrides of each job, and composes its config again where the job runs. These are the steps of
-    Hydra's own sweeper.
+    The steps are those of Hydra's sweeper. A launcher receives the overrides of each job, and the process of the job
+    composes the config again.
     """
 
     def task(cfg: DictConfig) -> Any:
-        register(list(cfg.plugins))  # the launcher may have started a process that has not loaded the plugins
+        register(list(cfg.plugins))  # a process that the launcher has started has not loaded the plugins
         return job(to_config(cfg, line.overrides))
 
     with explaining_errors(line.typed), initialized_hydra(line.flags.config_dir) as loader:
@@ -113,7 +113,7 @@ def _launch(line: CommandLine, jobs: Sequence[Sequence[str]], job: Callable[[Run
         cfg = loader.load_configuration(line.config_name, overrides, RunMode.MULTIRUN)
         context = HydraContext(config_loader=loader, callbacks=Callback())  # pyright: ignore[reportArgumentType]
         launcher = Plugins.instance().instantiate_launcher(context, task, cfg)
-        # The launcher itself adds the overrides of Hydra to those of a job.
+        # The launcher adds the overrides of Hydra to each job.
         runs = [[text for text in overrides if not re.match(r"[+~]*hydra\b", text)] for overrides in jobs]
         results = launcher.launch(runs, initial_job_idx=0)
     failures: list[Exception] = []
@@ -126,7 +126,7 @@ def _launch(line: CommandLine, jobs: Sequence[Sequence[str]], job: Callable[[Run
 
 
 def show_config(arguments: Sequence[str]) -> bool:
-    """Print what --cfg or --info selects, for each run of a grid; return whether either flag is set."""
+    """Print the output of --cfg or --info for each run of a grid; return whether either flag is set."""
     _, others = split_sweep_overrides(arguments)
     line = parse_command_line_without_job(others)
     if not (line.flags.cfg or line.flags.info):
@@ -139,7 +139,7 @@ def show_config(arguments: Sequence[str]) -> bool:
 
 
 def _print_config(line: CommandLine, job: Sequence[str]) -> None:
-    """Print the part of a run's config that --cfg and --package select, or what --info selects."""
+    """Print the output of --cfg (the part of the config that --package selects) or --info for one run."""
     flags = line.flags
     with explaining_errors(line.typed):
         with initialized_hydra(line.flags.config_dir) as loader:
@@ -165,7 +165,7 @@ def _print_config(line: CommandLine, job: Sequence[str]) -> None:
 
 
 def _print_info(kind: str, cfg: DictConfig, defaults: Any) -> None:
-    """Print how Hydra composed a config: its defaults list, search path, plugins, and the config itself."""
+    """Print Hydra's search path, defaults list, plugins and composed config, or the one named by `kind`."""
     if kind in ("all", "searchpath"):
         for source in cfg.hydra.runtime.config_sources:
             print(f"{source.provider}: {source['schema']}://{source.path}")

@@ -1,7 +1,7 @@
-"""Estimate, before anything is built, the least memory that a run needs.
+"""Estimate a lower bound on the memory of a run from its config.
 
-The estimate is a lower bound: weights, gradients, optimiser moments, and the activations that the backward pass of one
-micro-batch keeps. It catches a mistyped size; it does not predict the peak.
+The bound counts weights, gradients, optimiser moments, and the activations that one micro-batch keeps for the backward
+pass. The bound catches a mistyped size; it does not predict the peak.
 
 Shapes: T context, D model width, M width of the MLP, V vocabulary.
 """
@@ -21,16 +21,17 @@ VOCAB_SIZE = 257
 
 
 def estimate(config: RunConfig, activation_bytes: int = 4) -> tuple[int, int]:
-    """Return the bytes that a validated config needs at least: for its state, and for its activations.
+    """Return lower bounds on the bytes of a run's state and of its activations, for a validated config.
 
     The state is weights, gradients, optimiser moments, and the copy of the weights that measured steps make. The
-    activations are those of one micro-batch, each of `activation_bytes` bytes, and the tokens of the whole step.
+    activations are the values of one micro-batch, `activation_bytes` bytes each, and the tokens of the whole step.
     """
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
     moments = 2 if not isinstance(config.optim, SGD) else 1 if config.optim.momentum else 0
     tokens = train.batch_size // train.accumulation * model.context
-    # Per layer: both residual sums and their norms, q, k, v, the attention output, the MLP before and after.
+    # Per layer: both residual sums and their norms, q, k, v, the attention output, the MLP before and after its
+    # nonlinearity.
     per_token = model.depth * (8 * model.width + 2 * model.mlp_width) * activation_bytes + 2 * VOCAB_SIZE * 4
     copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
     activations = tokens * per_token + 16 * train.batch_size * (model.context + 1)
@@ -47,7 +48,7 @@ def num_weights(config: RunConfig) -> int:
 
 
 def check_fits(config: RunConfig, available: int, device: str, activation_bytes: int = 4) -> None:
-    """Raise if a run needs more than the `available` bytes of `device`.
+    """Check that a run fits into the `available` bytes of `device`.
 
     Raises:
         ConfigError: The message names the memory needed, the memory available and what to lower.
@@ -69,7 +70,7 @@ def check_fits(config: RunConfig, available: int, device: str, activation_bytes:
 
 
 def check_weights_fit(config: RunConfig, available: int, device: str) -> None:
-    """Raise if the weights, once in a checkpoint and once in the model, need more than `available` bytes.
+    """Check that the weights fit into the `available` bytes of `device` twice: in a checkpoint and in the model.
 
     Raises:
         ConfigError: The message names the memory needed and the memory available.
@@ -77,7 +78,7 @@ def check_weights_fit(config: RunConfig, available: int, device: str) -> None:
     needed = 2 * 4 * num_weights(config)
     if needed > available:
         raise ConfigError(
-            f"the model needs about {_format_size(needed)} of memory for its weights, and {device} has "
+            f"the weights of the model need about {_format_size(needed)} of memory, and {device} has "
             f"{_format_size(available)}; use a machine with more memory"
         )
 

@@ -24,11 +24,11 @@ ALIASES = {
     "wd": "optim.weight_decay",
     "experiment": "+experiment",
 }
-"""Options by their names in other code (the last part of a dotted name)."""
+"""The option for each name in other code (the last part of a dotted name)."""
 
 
 def meanings(name: str, options: Iterable[str]) -> list[str]:
-    """Return the options that a name may mean: itself, its alias, or every option whose last part is the name."""
+    """Return the options that a name may mean: the name itself, its alias, or all options with this last part."""
     options = set(options)
     if name in options:
         return [name]
@@ -39,13 +39,13 @@ def meanings(name: str, options: Iterable[str]) -> list[str]:
 
 
 def hint(name: str, options: Iterable[str]) -> str:
-    """Return `" (did you mean 'optim.lr'?)"` with the options that a name may mean, or else the closest spelling.
+    """Return `" (did you mean 'optim.lr'?)"` with the options that a name may mean, or with the closest spelling.
 
-    A name without a dot is compared with the last part of each option.
+    A name without a dot is compared with the last part of each option. Return "" if no option is close.
     """
     options = list(options)
-    if not (found := meanings(name, options)):
+    if not (candidates := meanings(name, options)):
         names = options if "." in name else {option.rpartition(".")[2] for option in options}
         close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.6)
-        found = meanings(close[0], options) if close else []
-    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
+        candidates = meanings(close[0], options) if close else []
+    return f" (did you mean {' or '.join(map(repr, candidates))}?)" if candidates else ""

@@ -1,6 +1,6 @@
-"""Parse overrides (`key=value`) and explain what is wrong with one in a single line.
+"""Prepare overrides (`option=value`) for Hydra's grammar, and convert errors of Hydra to messages of one line.
 
-Plain text needs no quotes: `run.name=it's`, `data.path=é.txt` and `run.name=2024_01_05` are quoted here before Hydra
+Plain text needs no quotes: this module quotes `run.name=it's`, `data.path=é.txt` and `run.name=2024_01_05` before Hydra
 parses them. Quotes, lists, sweeps and interpolations keep Hydra's meaning.
 """
 
@@ -18,7 +18,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from normlab.config.corpora import DATA, HubData
 from normlab.config.option_names import hint, meanings
@@ -33,10 +33,10 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS,
     "stats": {},
 }  # fmt: skip
-"""The config groups, and the classes or instances registered in each; Hydra finds the presets."""
+"""The classes or instances that are registered in each config group. Presets are files that Hydra finds."""
 
 SECTIONS = frozenset(field.name for field in dataclasses.fields(RunConfig))
-"""The top-level fields of a run's config. Any other key is Hydra's, or chooses from a config group of the user."""
+"""The top-level fields of a run's config. Any other key belongs to Hydra, or to a config group of the user."""
 
 _FOLDERS_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.subdir", "hydra.output_subdir")
 _FIX = "fix the overrides or the config file"
@@ -48,7 +48,7 @@ def normalize_overrides(overrides: Iterable[str]) -> list[str]:
     """Return the overrides in the form that Hydra's grammar reads.
 
     Raises:
-        ConfigError: An override cannot set an option of a run, whatever its value.
+        ConfigError: An override is not of the form option=value, or its option cannot be set.
     """
     texts = {option for option, kind in _option_types() if re.search(r"\bstr\b|^Any$", kind)} | set(GROUPS)
     booleans = boolean_options()
@@ -66,9 +66,10 @@ def _normalize(text: str, texts: set[str], booleans: set[str]) -> str:
     if not equals or not option or option.startswith("~"):  # no option of a run can be removed
         choices = [f"{group}={text}" for group, names in GROUPS.items() if text in names]
         shown = text if text.strip() else repr(text)
-        raise ConfigError(f"{shown}: not an override option=value; write, for example, {(*choices, 'norm=rmsnorm')[0]}")
+        example = (*choices, "norm=rmsnorm")[0]
+        raise ConfigError(f"{shown}: not of the form option=value; write, for example, {example}")
     if option in _FOLDERS_OF_HYDRA:
-        raise ConfigError(f"{text}: has no effect, since Hydra writes no files here; set results_dir={value}")
+        raise ConfigError(f"{text}: has no effect, since normlab disables Hydra's output; set results_dir={value}")
     if option.startswith("hydra"):
         return text
     if "@" in option:
@@ -77,7 +78,7 @@ def _normalize(text: str, texts: set[str], booleans: set[str]) -> str:
     if group in GROUPS and name in ("name", "preset") and option != "data.name":  # data=hub has an option data.name
         raise ConfigError(f"{text}: {option} cannot be set; {group}=... chooses another {group}")
     if value.strip() == "???":
-        raise ConfigError(f"{text}: ??? is not a value; set one, or leave out this override")
+        raise ConfigError(f"{text}: ??? is not a value; set a value, or leave out this override")
     if option in booleans and re.fullmatch(r"['\"]?[+-]?[\d_.]+['\"]?", value) and value not in ("0", "1"):
         raise ConfigError(f"{text}: not a boolean; set true or false")  # OmegaConf reads any number as true
     if option in GROUPS and value.startswith(("[", "{")):
@@ -112,7 +113,7 @@ def quote(text: str) -> str:
 
 
 def _try_parse(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides by Hydra's grammar; return none of them if it cannot read one."""
+    """Parse overrides by Hydra's grammar; return an empty list if one of them is not in the grammar."""
     try:
         return OverridesParser.create().parse_overrides(list(overrides))
     except (HydraException, ValueError):  # Python raises ValueError for an integer of thousands of digits
@@ -120,18 +121,20 @@ def _try_parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def check_grid(overrides: Iterable[Override]) -> None:
-    """Raise ConfigError for a grid that cannot be listed, or has more than `MOST_RUNS` runs."""
+    """Raise ConfigError for a grid with an interval, or with more than `MOST_RUNS` runs."""
     count = 1
     for override in overrides:
         if override.is_interval_sweep():
-            raise ConfigError(f"{override.input_line}: an interval is not a list of values; use a range or a list")
+            raise ConfigError(f"{override.input_line}: an interval has no list of values; use range(...) or 1,2,3")
         if override.is_range_sweep():
             span: Any = override.value()
             count *= max(1, int((span.stop - span.start) / span.step)) if span.step else 1
         elif override.is_sweep_override():
             count *= sum(1 for _ in override.sweep_iterator())
         if count > MOST_RUNS:
-            raise ConfigError(f"{override.input_line}: a grid of {count} runs; at most {MOST_RUNS}, sweep fewer values")
+            raise ConfigError(
+                f"{override.input_line}: makes a grid of {count} runs (at most {MOST_RUNS}); sweep fewer values"
+            )
 
 
 def _option_types() -> Iterator[tuple[str, str]]:
@@ -139,7 +142,7 @@ def _option_types() -> Iterator[tuple[str, str]]:
     kinds = [(group, kind) for group, kinds in GROUPS.items() for kind in kinds.values()]
     for section, kind in [("", RunConfig), ("sweep", SweepOptions), *kinds]:
         for option, field in option_fields(kind, section and f"{section}."):
-            # The source text, since a plugin's annotations need not be importable from here.
+            # The source text, because names in a plugin's annotations may not resolve in this module.
             yield (
                 option,
                 field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type)),
@@ -147,13 +150,13 @@ def _option_types() -> Iterator[tuple[str, str]]:
 
 
 def all_options() -> set[str]:
-    """Return the dotted name of every option of a run or sweep, in every group, the groups, and `+experiment`."""
+    """Return the names of all config groups, and the dotted names of all options of runs and sweeps."""
     fixed = {f"{group}.{name}" for group in GROUPS for name in ("name", "preset")}
     return {option for option, _ in _option_types()} - fixed | {*GROUPS, "+experiment"}
 
 
 def find_override(key: str, overrides: Sequence[str]) -> str:
-    """Return the last override that sets an option or something in it, or the option's name if none does."""
+    """Return the last override that sets an option or a part of it, or the option's name if there is none."""
     return next(
         (text for text in reversed(overrides) if f"{text.lstrip('+~').split('=')[0]}.".startswith(f"{key}.")), key
     )
@@ -161,7 +164,7 @@ def find_override(key: str, overrides: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
-    """Raise what Hydra, OmegaConf or YAML raise as a ConfigError of one line, and hide Hydra's warnings."""
+    """Convert errors of Hydra, OmegaConf and YAML to a ConfigError of one line, and hide Hydra's warnings."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra")
@@ -173,28 +176,31 @@ def explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
         where = f"{mark.name} line {mark.line + 1}" if mark else "a config file"
         raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error}); fix it") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"a config file is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
+        raise ConfigError(
+            f"a config file is not UTF-8 ({error.reason} at byte {error.start}); convert the file to UTF-8"
+        ) from error
     except (OSError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         # Hydra raises these for some malformed sweeps and config files.
         if isinstance(error, OSError) and error.errno is not None:
-            if error.errno in (errno.ENOSPC, errno.EPIPE):  # of standard output, which the command line handles
+            if error.errno in (errno.ENOSPC, errno.EPIPE):  # `cli.main` handles these errors of standard output
                 raise
             raise ConfigError(
                 f"{error.filename}: {error.strerror}; choose a folder that can be created and read"
             ) from error
-        first = (str(error).strip() or "Hydra cannot read this").splitlines()[0].rstrip(".")
+        first = (str(error).strip() or "Hydra cannot parse these overrides").splitlines()[0].rstrip(".")
         raise ConfigError(f"{' '.join(overrides)}: {first}; {_FIX}") from error
 
 
 def explain_error(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Return an error of Hydra or OmegaConf as one line with the override, the choices and the nearest name."""
+    """Convert an error of Hydra or OmegaConf to one line with the override, the choices and the closest name."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         if not group:
             return ConfigError(f"--config-name={name}: no such config; put {name}.yaml into --config-dir")
         file = re.match(r"In '(.*?)': Could not load", str(error))
         where = f"{file[1]}.yaml" if file else f"{group}={name}"
-        return ConfigError(f"{where}: " + unknown(group, name, error.options or GROUPS.get(group, ())))
+        kind = {"data": "corpus", "optim": "optimizer"}.get(group, group)
+        return ConfigError(f"{where}: " + unknown(kind, name, error.options or GROUPS.get(group, ())))
     if isinstance(error, OverrideParseException):
         return ConfigError(f"{error.override}: not option=value; quote special characters: 'data.path=\"a, b.txt\"'")
     cause: BaseException | None = error
@@ -218,20 +224,22 @@ def no_such_option(override: str, key: str, options: Sequence[str] = ()) -> Conf
     """Return the error for an override whose option does not exist.
 
     Args:
-        override: As the user typed it.
+        override: The override as the user typed it.
         key: The dotted name of the option.
-        options: The options that its section has.
+        options: The options of its section.
     """
     section, _, name = key.rpartition(".")
     if not section:
         known = all_options()
         sections = sorted({option.partition(".")[0] for option in known if "." in option} & SECTIONS)
-        advice = hint(key, known) or f": options are in {', '.join(sections)}"
-        return ConfigError(f"{override}: no such option{advice}; normlab train --cfg job lists them")
+        advice = hint(key, known) or f" (sections with options: {', '.join(sections)})"
+        return ConfigError(f"{override}: no such option{advice}; normlab train --cfg job lists all options")
     known = {option for option in all_options() if not option.startswith(f"{section}.")}
     known |= {f"{section}.{option}" for option in options}
     suggestion = hint(key, known) if meanings(key, known) else did_you_mean(name, options)
-    choices = f"choose one of {', '.join(options)}" if options else "it has none"
+    choices = f"choose one of {', '.join(options)}" if options else "it has no options"
+    if key in all_options():  # for example norm.eps with norm=dyt
+        section, suggestion = f"the chosen {section}", did_you_mean(name, options)
     return ConfigError(f"{override}: {section} has no option {name!r}: {choices}{suggestion}")
 
 
@@ -246,12 +254,13 @@ def _explain_value_error(error: OmegaConfBaseException, message: str, overrides:
         return ConfigError(f"{override}: the config sets no {group}; add one to its defaults list")
     kind = dict(_option_types()).get(key)
     if kind is None:
-        remedy = f"set its options one by one: {key}.option=value"
-    elif kind.startswith("list") and "[" not in override:
-        remedy = f"set a list: {key}=[{override.partition('=')[2]}]"
-    else:
-        remedy = f"set a value of type {kind}"
-    return ConfigError(f"{override}: {message}; {remedy}")
+        return ConfigError(f"{override}: {message}; set its options one by one: {key}.option=value")
+    if kind.startswith("list") and "[" not in override:
+        return ConfigError(f"{override}: not a list; set {key}=[{override.partition('=')[2]}]")
+    kind = kind.replace(" | ", " or ").replace("None", "null")
+    if isinstance(error, ValidationError):
+        return ConfigError(f"{override}: must be of type {kind}")
+    return ConfigError(f"{override}: {message}; set a value of type {kind}")
 
 
 def _options_of(kind: Any) -> list[str]:

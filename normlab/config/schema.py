@@ -1,7 +1,7 @@
 """The config of a run: a tree of typed options, their validation, and the run's identity.
 
-Imports neither Hydra nor torch. `compose.py` composes a `RunConfig` from overrides, and `validate` checks it; later it
-is read-only.
+Imports neither Hydra nor torch. `compose.py` composes a `RunConfig` from overrides and calls `validate`; no later code
+changes the config.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    """The transformer, without its norms and their placement."""
+    """Options of the transformer, except its norm and its placement."""
 
     preset: str = option("", identity=False)
     """Name of the preset that set these options; a label only."""
@@ -43,13 +43,13 @@ class ModelConfig:
     rope_theta: float | None = option(None, above=0)
     """Base of the rotary angles; 10000 unless set. Only with positions=rope."""
     mlp: str = option("gelu", choices=("gelu", "swiglu"))
-    """GELU in its tanh form, as GPT-2; or SwiGLU (Shazeer 2020, arXiv:2002.05202), as Llama."""
+    """GELU in its tanh form, as in GPT-2; or SwiGLU (Shazeer 2020, arXiv:2002.05202), as in Llama."""
     mlp_width: int | None = option(None, at_least=1, at_most=2**20)
     """Hidden width of the MLP; unless set 4 x width for gelu, 8/3 x width rounded up to 32 for swiglu."""
     bias: bool = True
     """Whether the linear layers have biases."""
     tie_embeddings: bool = True
-    """Whether the head uses the matrix of the token embedding."""
+    """Whether the head and the token embedding share their weights."""
     qk_norm: str = option("off", choices=("off", "head", "full"))
     """The run's norm on queries and keys, before RoPE: over each head, or over the full width."""
 
@@ -57,7 +57,7 @@ class ModelConfig:
         """Set the options that depend on others, and reject those without effect.
 
         Raises:
-            ConfigError: The heads do not divide the width, or an option belongs to another choice.
+            ConfigError: The heads do not divide the width, or an option has no effect with another one.
         """
         if self.width % self.heads:
             divisors = [n for n in range(1, self.width + 1) if self.width % n == 0 and n <= 4 * self.heads]
@@ -70,8 +70,8 @@ class ModelConfig:
             self.rope_theta = 10000.0 if self.rope_theta is None else self.rope_theta
             if (self.width // self.heads) % 2:
                 raise ConfigError(
-                    f"model.heads={self.heads}: positions=rope rotates pairs, so model.width / model.heads "
-                    f"must be even, and it is {self.width // self.heads}; choose another number of heads"
+                    f"model.heads={self.heads}: gives heads of odd width {self.width // self.heads}, and "
+                    "model.positions=rope rotates pairs; choose another number of heads"
                 )
         elif self.rope_theta is not None:
             raise no_effect(f"model.rope_theta={self.rope_theta}", "model.positions=learned")
@@ -81,7 +81,7 @@ class ModelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class OptimConfig:
-    """Options of every optimiser: learning rate and schedule, clipping, weight decay."""
+    """Options that all optimisers share: learning rate and schedule, clipping, weight decay."""
 
     formula: ClassVar[str]
     source: ClassVar[str]
@@ -180,9 +180,9 @@ class TrainConfig:
     accumulation: int = option(1, at_least=1, at_most=2**20)
     """Micro-batches per step; must divide the batch size."""
     log_every: int = option(10, at_least=1, at_most=10**9, identity=False)
-    """Steps between two writes of the record, which has the numbers of every step in any case."""
+    """Steps between two writes of the record; the record always has the numbers of every step."""
     checkpoint_every: int = option(200, at_least=0, at_most=10**9, identity=False)
-    """Steps between two checkpoints; 0 for only the final one. The two newest are kept."""
+    """Steps between two checkpoints; 0 for a final checkpoint only. The two newest are kept."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -190,21 +190,21 @@ class EvalConfig:
     """Validation on fixed windows, evenly spaced over the held-out text."""
 
     every: int = option(100, at_least=0, at_most=10**9, identity=False)
-    """Steps between two evaluations; 0 for only those before the first and after the last step."""
+    """Steps between two evaluations; 0 to evaluate only before the first and after the last step."""
     sequences: int = option(64, at_least=1, at_most=2**20)
     """Number of windows, each as long as the context."""
 
 
 @dataclass(kw_only=True, slots=True)
 class TrackingConfig:
-    """Trackers besides the local record, which is always written."""
+    """Options of W&B. The local record is always written."""
 
     wandb: str = option("auto", choices=("auto", "online", "offline", "off"), identity=False)
     """Weights & Biases mode; auto is online with a login, else offline."""
     project: str = option("normlab", longest=128, identity=False)
     """W&B project."""
     entity: str | None = option(None, longest=128, identity=False)
-    """W&B entity (user or team); the default of the login unless set."""
+    """W&B entity (user or team); the default entity of the login unless set."""
     group: str | None = option(None, longest=128, identity=False)
     """W&B group; norm-placement-depth unless set, so that seeds group together."""
     job_type: str = option("train", longest=64, identity=False)
@@ -212,17 +212,17 @@ class TrackingConfig:
     tags: list[str] = option([], longest=64, identity=False)
     """W&B tags in addition to the norm, the placement and the corpus."""
     layers: bool = option(False, identity=False)
-    """Whether W&B also gets the statistics of each block, `layers/<statistic>/L03`: many keys in a deep model."""
+    """Whether to send the statistics of each block to W&B too, as `layers/<statistic>/L03`."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RunOptions:
-    """The name of the run, and whether to start another one."""
+    """The name of the run, and whether to start it again."""
 
     name: str | None = option(None, longest=128, identity=False)
     """Name in tables; the run's id unless set."""
     fresh: bool = option(False, identity=False)
-    """Whether to start another run beside one with the same config."""
+    """Whether to start a new run although a run with the same config exists; both are kept."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -240,11 +240,11 @@ class RunConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     run: RunOptions = field(default_factory=RunOptions)
     seed: int = option(0, at_least=0, at_most=2**63 - 1)
-    """Seed of the initial weights, and of the order of the data unless data.seed is set."""
+    """Seed of the initial weights and, unless data.seed is set, of the order of the data."""
     init: str = "auto"
     """Init rule; auto is the rule of the placement."""
     device: str = option("auto", choices=("auto", "cuda", "cpu"), identity=False)
-    """Device; auto is a GPU if there is one. The resolved device is part of the identity."""
+    """Device; auto is a GPU if the machine has one. The run id depends on the resolved device."""
     precision: str = option("auto", choices=("auto", "fp32", "bf16"), identity=False)
     """fp32, or bf16 autocast with float32 weights; auto is bf16 on a GPU that supports it, else fp32."""
     compile: str = option("auto", choices=("auto", "on", "off"), identity=False)
@@ -294,7 +294,7 @@ class RunConfig:
         for width in self._norm_widths():
             self.norm.check_width(width)
         if self.init != "auto" and self.init not in INIT_RULES:
-            raise ConfigError(f"init={self.init}: " + unknown("rule", self.init, ["auto", *INIT_RULES]))
+            raise ConfigError(f"init={self.init}: " + unknown("init rule", self.init, ["auto", *INIT_RULES]))
         self._check_inits_of_placement()
         if self.train.batch_size % self.train.accumulation:
             raise ConfigError(
@@ -312,18 +312,17 @@ class RunConfig:
                 raise no_effect(f"stats.also={name}", cause)
 
     def reject_unused_options(self) -> None:
-        """Raise if an option of the norm or the placement has no effect in this model.
+        """Check that each option of the norm and the placement has an effect in this model.
 
-        `validate` does not call this method, because such a model can be built: `normlab verify` builds placements
-        with norms and depths for which some options have no effect.
+        `validate` does not call this method, because a model with unused options can be built: `normlab verify` builds
+        placements with norms and depths for which some options have no effect.
 
         Raises:
-            ConfigError: The message names the option, and why it has no effect.
+            ConfigError: An option has no effect; the message names the option and the reason.
         """
         if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.has_norms(self.model.depth):
             raise ConfigError(
-                f"placement={self.placement.name}: has no norm, so norm={self.norm.label}, named or by default, "
-                "has no effect; add norm=none"
+                f"placement={self.placement.name}: has no norms, so norm={self.norm.label} has no effect; set norm=none"
             )
         if self.norm.name == "none" and self.model.qk_norm != "off":
             raise no_effect(f"model.qk_norm={self.model.qk_norm}", "norm=none")
@@ -333,21 +332,21 @@ class RunConfig:
         """Return a warning for each known problem of this config that does not prevent training."""
         placement, rule = self.placement, self.init_rule
         warnings = []
-        wrong = placement.incompatible_inits
-        if reason := wrong.get(rule) or (wrong.get("other") if rule != placement.init else None):
+        reasons = placement.incompatible_inits
+        if reason := reasons.get(rule) or (reasons.get("other") if rule != placement.init else None):
             warnings.append(f"init={rule} is not the rule of placement={placement.name} ({placement.init}): {reason}")
         if placement.is_plain_sum and (reason := self.norm.incompatible_inits.get(rule)):
             warnings.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
         if not self.norm.causal:
-            evaluated = "uses running statistics and does not" if self.norm.batch_statistics else "leaks it too"
+            evaluated = "uses running statistics and does not" if self.norm.batch_statistics else "does too"
             warnings.append(
                 f"norm={self.norm.label}: in training, each token's statistics include later tokens, so the training "
-                f"loss leaks the future; the validation loss {evaluated}"
+                f"loss uses the future; the validation loss {evaluated}"
             )
         return warnings
 
     def _check_inits_of_placement(self) -> None:
-        """Check that the init rules that the placement declares exist; a plugin may misspell one."""
+        """Check that the init rules of the placement exist, because a plugin may misspell one."""
         placement = self.placement
         for rule in map(str, {placement.init, *placement.incompatible_inits} - {"other"}):
             if rule not in INIT_RULES:
@@ -380,8 +379,8 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     """Return the config in a run's record; its norm and its placement must be registered.
 
     Raises:
-        ConfigError: A name or an option is unknown (another version wrote it, or a plugin is missing), or a value is
-            outside the limits of its option.
+        ConfigError: A name or an option is unknown (because another version wrote the record, or a plugin is missing),
+            or a value is outside the limits of its option.
     """
     try:
         parts: dict[str, Any] = dict(tree)
@@ -393,7 +392,7 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
                 raise ConfigError(unknown(group, name, registry))
             entry: Any = registry[name]
             parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), {**tree[group], "name": name})
-        # A name that is not a corpus of normlab is a dataset of the hub.
+        # Any name that is not a corpus of normlab is a dataset of the hub.
         parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
         config: RunConfig = from_tree(RunConfig, parts)
         check(config)

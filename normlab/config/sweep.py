@@ -1,4 +1,4 @@
-"""Options of a sweep, `sweep.*`: where it runs and how its runs are packed. None of them changes what a run is."""
+"""Options of a sweep, `sweep.*`: where it runs and how its runs are packed. None of them changes a run id."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _RESERVED = (
     *("array", "cpus-per-task", "error", "gpus-per-node", "job-name", "mem", "nodes", "ntasks-per-node", "open-mode"),
     *("account", "output", "partition", "signal", "time"),
 )
-"""Options of sbatch that the sweep sets."""
+"""Options of sbatch that normlab sets, so that sweep.slurm.extra may not."""
 
 NODE_GPU_BYTES = 16 * 2**30
-"""Assumed memory of a Slurm node's GPU: that of the smallest in common use."""
+"""Assumed memory of a Slurm node's GPU: the smallest in common use."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -24,17 +24,17 @@ class SlurmOptions:
     """Slurm resources of each pack."""
 
     cluster: str = option("slurm", choices=("slurm", "local"))
-    """slurm; or local: submitit's tasks on this machine, all at once, to try it without Slurm."""
+    """slurm; or local, to try submitit without Slurm: all tasks start at once on this machine."""
     partition: str | None = option(None, longest=200)
     """Partition, or several separated by commas; default: Slurm's."""
     account: str | None = option(None, longest=200)
     """Account to charge; default: Slurm's."""
     time_minutes: int = option(240, at_least=5, at_most=525_600)
-    """Time limit of a task; two minutes before it a pack writes a checkpoint, is queued again and resumes."""
+    """Time limit of a task; two minutes earlier, the pack writes a checkpoint, is queued again and resumes."""
     gpus: int = option(1, at_least=0, at_most=1)
-    """GPUs of a task: one, or none with device=cpu. It decides device=auto."""
+    """GPUs of a task: 1, or 0 for training on CPUs. With device=auto, this option decides the device."""
     gpu_type: str | None = option(None, longest=200)
-    """Type of GPU, by the cluster's name; default: any."""
+    """Type of GPU, as the cluster names it; default: any."""
     cpus: int = option(4, at_least=1, at_most=1024)
     """Cores of a task, and its threads unless OMP_NUM_THREADS is set."""
     memory_gb: float = option(16.0, above=0, at_most=100_000)
@@ -43,7 +43,7 @@ class SlurmOptions:
     """Further options of sbatch, by their long names: [qos=high,constraint=a100,exclusive]."""
 
     def validate(self) -> None:
-        """Check what is more than a range or a choice.
+        """Check the options of a GPU, and the form of `extra`; `check` has checked the limits.
 
         Raises:
             ConfigError: An option has an invalid value or no effect.
@@ -53,12 +53,12 @@ class SlurmOptions:
         for text in self.extra:
             if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
                 raise ConfigError(
-                    f"sweep.slurm.extra={text}: is not an option of sbatch; write its name without dashes before it, "
-                    "and its value if it has one: [qos=high,exclusive]"
+                    f"sweep.slurm.extra={text}: is not an option of sbatch; write name=value, or the name of a flag, "
+                    "without leading dashes: [qos=high,exclusive]"
                 )
             if (name := text.partition("=")[0]) in _RESERVED:
                 raise ConfigError(
-                    f"sweep.slurm.extra={text}: {name} is set by the sweep; use sweep.jobs, or partition, account, "
+                    f"sweep.slurm.extra={text}: normlab sets {name}; use sweep.jobs, or partition, account, "
                     "time_minutes, gpus, gpu_type, cpus or memory_gb of sweep.slurm"
                 )
 
@@ -70,13 +70,13 @@ class SweepOptions:
     name: str | None = option(None, longest=100)
     """Name of the sweep and of its folder in results/sweeps; default: the varied options and a hash of the runs."""
     pack: str = "auto"
-    """Most runs that train as one stacked computation: a number, off, or auto, a rule (`packs.auto_pack_size`)."""
+    """Most runs that train as one stacked computation: a number, off, or auto (the rule of `packs.auto_pack_size`)."""
     on: str = option("local", choices=("local", "slurm"))
     """local: processes on this machine; slurm: an array job with a task per pack."""
     jobs: int | None = option(None, at_least=1, at_most=1024)
-    """Packs at once; default: one here (more share the cores evenly), and no limit in Slurm."""
+    """Packs that train at once; default: one on this machine (several share the cores), and no limit in Slurm."""
     timeout_minutes: float = option(30.0, above=0, at_most=525_600)
-    """A pack that writes neither to a run's record nor to its log for this long counts as hung, and is stopped."""
+    """Minutes after which a pack is stopped as hung if it writes neither to a run's record nor to its log."""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
 
     def validate(self) -> None:
@@ -90,24 +90,24 @@ class SweepOptions:
         if self.on == "slurm" and self.slurm.cluster == "local" and self.jobs is not None:
             raise no_effect(f"sweep.jobs={self.jobs}", "sweep.slurm.cluster=local")
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):
-            raise ConfigError(f"sweep.name={self.name}: is not a folder name; use letters, digits and . _ + = - only")
+            raise ConfigError(f"sweep.name={self.name}: is not a folder name; use only letters, digits and . _ + = -")
         if self.pack in ("auto", "off"):
             return
         if not self.pack.isdecimal() or int(self.pack) < 1:
             close = did_you_mean({"false": "off", "none": "off"}.get(self.pack.lower(), self.pack), ("auto", "off"))
-            raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number of runs of at least 1{close}")
+            raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number of at least 1{close}")
         self.pack = str(int(self.pack))
 
     @property
     def largest_pack(self) -> int | None:
-        """Most runs in a pack; None with sweep.pack=auto, where a rule decides."""
+        """Most runs in a pack; None with sweep.pack=auto."""
         return None if self.pack == "auto" else int(self.pack) if self.pack.isdecimal() else 1
 
     def pack_memory(self, device: str) -> int:
         """Return the memory that the process of one pack may use, in bytes.
 
-        In Slurm it is a task's memory or, since a login node cannot query the nodes' GPUs, `NODE_GPU_BYTES`. Here it is
-        an equal share of the GPU's or the machine's memory.
+        On this machine, each process has an equal share of the memory of the GPU or the machine. In Slurm, a CPU task
+        has `slurm.memory_gb`, and a GPU task `NODE_GPU_BYTES`, since a login node cannot query the nodes' GPUs.
         """
         if self.on == "slurm":
             return NODE_GPU_BYTES if device == "cuda" else int(self.slurm.memory_gb * 2**30)
@@ -121,5 +121,5 @@ class SweepOptions:
 
     @property
     def has_gpu(self) -> bool | None:
-        """Whether the sweep has a GPU; None where this machine decides."""
+        """Whether the tasks in Slurm have a GPU; None for a sweep on this machine."""
         return self.slurm.gpus > 0 if self.on == "slurm" else None

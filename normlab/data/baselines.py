@@ -1,6 +1,6 @@
 """Baselines: the cross entropy of the evaluated targets under uniform, unigram and bigram models, in nats/token.
 
-A run that does not beat `unigram` has not learned to use its context. A run that does not beat `bigram` uses only the
+A run with a loss above `unigram` has not learned to use its context. A run with a loss above `bigram` uses at most the
 last token. Counting takes a pass over the complete corpus, so the counts are cached in the folder of the corpus.
 Scoring the targets of one evaluation takes milliseconds.
 
@@ -20,29 +20,29 @@ from pathlib import Path
 import numpy as np
 
 CHUNK = 1 << 22
-"""Tokens that are converted to 64 bits at once: 32 MiB for a corpus of any length."""
+"""Tokens that are converted to 64 bits at once; takes 32 MiB."""
 
 MAX_TABLE_SIZE = 1 << 22
-"""Largest V x V for which the counts of all pairs are kept in a table: 32 MiB."""
+"""Largest V x V for which the counts of all pairs are kept in a table; takes 32 MiB."""
 
 BACKOFF = 1.0
-"""Weight of the unigram in the bigram, in counts."""
+"""Pseudo-count k of the unigram model in the bigram model."""
 
 COUNTS_FILE = "counts.npz"
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of the training tokens, enough for the baselines of any validation window."""
+    """Counts of tokens and pairs in the training text, as the baselines of any validation window need them."""
 
     tokens_V: np.ndarray
-    """How often each token occurs."""
+    """c(b): count of each token."""
     firsts_V: np.ndarray
-    """How often each token has a successor: c(a), the sum of c(a, b) over b."""
+    """c(a): count of each token as the first of a pair, the sum of c(a, b) over b."""
     pairs_P: np.ndarray
     """The distinct pairs of neighbours (a, b) in the validation text, as a V + b, sorted."""
     counts_P: np.ndarray
-    """How often each of these pairs occurs in the training tokens: c(a, b)."""
+    """c(a, b): count of each of these pairs in the training text."""
 
 
 def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
@@ -59,9 +59,9 @@ def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Cou
 
 
 def load_or_count(folder: Path, train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
-    """Return `count_tokens(...)`, cached in the folder of the corpus; a damaged file is replaced.
+    """Return `count_tokens(...)`, cached in the folder of the corpus; replace a damaged cache file.
 
-    If the folder is read-only, the tokens are counted each time.
+    In a read-only folder, the tokens are counted at every call.
     """
     path = folder / COUNTS_FILE
     with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
@@ -115,9 +115,10 @@ def _pair_chunks(tokens_N: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
 
 
 def _count_pairs(pairs_P: np.ndarray, tokens_N: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return how often each of the sorted pairs occurs among the tokens, shape (P,).
+    """Return the count of each of the sorted pairs among the tokens, shape (P,).
 
-    A small vocabulary counts every pair in one table. The table of a large vocabulary would not fit into memory.
+    With a small vocabulary, every pair is counted in one table. The table of a large vocabulary would not fit into
+    memory.
     """
     if not len(pairs_P):
         return np.zeros(0, np.int64)

@@ -1,7 +1,7 @@
 """Windows of tokens for training and validation.
 
-A training batch is a pure function of (seed, step). There is no data loader and no state to save, and a resumed run
-reads the same batches.
+A training batch is a pure function of (seed, step). So there is no data loader and no state to save, and a resumed run
+reads the same batches as an undisturbed one.
 
 Shapes: N tokens or windows, B batch, T context.
 """
@@ -16,7 +16,7 @@ import torch
 from normlab.errors import DataError
 
 MAX_MEMORY_SHARE = 1 / 8
-"""Tokens are copied to a GPU if they take less than this share of its free memory."""
+"""Largest share of a GPU's free memory that a copy of the training tokens may take."""
 
 CHUNK = 1 << 26
 """Tokens that are copied to a GPU at once."""
@@ -26,7 +26,7 @@ SIGNED = {2: torch.int16, 4: torch.int32}
 
 
 class Batches:
-    """Batches of training windows, drawn uniformly with replacement from all that fit.
+    """Batches of training windows, drawn uniformly with replacement from all windows of the text.
 
     Args:
         tokens_N: The training tokens.
@@ -58,14 +58,14 @@ class Batches:
                 self.keep_on_device()
 
     def keep_on_device(self) -> None:
-        """Copy the tokens to the device, so that `batch` reads them there. Done automatically on a GPU with room."""
+        """Copy the tokens to the device; the constructor does so on a GPU with enough memory."""
         self._on_device_N = _copy_to(self._tokens_N, self.device)
 
     def starts(self, step: int) -> np.ndarray:
         """Return the start of each window of a step, (B,): uniform over 0..N - T - 1.
 
-        The counter of Philox4x64 has 256 bits. The step is in the upper 128, so the draws of two steps cannot overlap.
-        NumPy guarantees the raw output of Philox across versions, but not that of `Generator.integers`, so the scaling
+        The step is the upper half of the 256-bit counter of Philox4x64, so the draws of two steps cannot overlap. NumPy
+        guarantees the raw output of Philox across versions, but not the output of `Generator.integers`, so the scaling
         is done here.
         """
         generator = np.random.Philox(key=self.seed, counter=int(step) << 128)
@@ -93,7 +93,7 @@ class StackedBatches:
     """The batches of R runs, stacked to shape (R, B, T)."""
 
     def __init__(self, batches: Sequence[Batches]) -> None:
-        # Runs with one seed share their `Batches`, whose windows are then read once.
+        # Runs with one seed share their `Batches`, so each window is read once.
         self._distinct = list(dict.fromkeys(batches))
         self._index_R = [self._distinct.index(of_run) for of_run in batches]
 

@@ -1,8 +1,7 @@
-"""A cache of folders that are expensive to build and appear atomically.
+"""A cache of folders that are expensive to build: each is built by one process, and appears atomically.
 
-One process at a time builds a folder: under a temporary name, with fsync, then renamed. The other processes that need
-the folder wait. The kernel holds the lock, so a process that is killed releases it; the next holder then knows that
-the half-built folder is left over.
+A process builds a folder under a temporary name, calls fsync, and renames the folder. Other processes that need the
+same folder wait. The kernel releases the lock of a killed process; the next holder deletes its half-built folder.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ LOCKS = "normlab.locks"
 BUILDING = ".normlab-making"
 
 QUIET_S = 1.0
-"""Seconds to wait for another process before a message is printed."""
+"""Seconds that a process waits for the lock before it prints a message."""
 
 
 @contextlib.contextmanager
 def locked(cache: Path, key: str) -> Iterator[Path]:
     """Hold the lock for building one folder of a cache; yield the path of a temporary folder for its content.
 
-    Temporary folders of killed processes are deleted, whichever folder they were building.
+    Also delete all temporary folders of killed processes.
 
     Raises:
         OSError: The cache cannot be written, or its disk does not support locks.
@@ -42,7 +41,7 @@ def locked(cache: Path, key: str) -> Iterator[Path]:
         while not _try_lock(file):
             time.sleep(0.02)
             if time.monotonic() > notify_at:
-                pid = Path(file.name).read_text(encoding="ascii")  # empty if the holder has not written it yet
+                pid = Path(file.name).read_text(encoding="ascii")  # empty until the holder has written its id
                 holder = f"process {pid}" if pid else "another process"
                 notify(f"waiting for {holder}, which is building this corpus")
                 notify_at = math.inf
@@ -54,12 +53,12 @@ def locked(cache: Path, key: str) -> Iterator[Path]:
                         _remove(other)
             yield building / key
         finally:
-            with contextlib.suppress(OSError):  # another process builds another folder there
+            with contextlib.suppress(OSError):  # not empty while another process builds a folder
                 building.rmdir()
 
 
 def _lock_file(cache: Path, key: str) -> TextIO:
-    # Lock files are never deleted: another process may have opened the file and wait for its lock.
+    # Lock files are never deleted, because another process may have opened the file to wait for its lock.
     return (cache / LOCKS / key).open("a", encoding="ascii")
 
 
@@ -86,7 +85,7 @@ def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
     _remove(temporary)
     try:
         while not new.is_dir():
-            # Another process that finishes removes the empty parent folder, perhaps just now.
+            # Another process removes the parent folder when it finishes and the folder is empty.
             with contextlib.suppress(FileNotFoundError):
                 new.mkdir(parents=True)
         folder.parent.mkdir(exist_ok=True)

@@ -1,8 +1,9 @@
 """A corpus: text as two files of tokens, built once and cached.
 
 `<cache>/tokens/<key>/` holds `train.bin` and `val.bin` (little-endian unsigned integers, each document followed by the
-end-of-document token), `meta.json`, and `counts.npz` for the baselines. The key is a hash of everything that determines
-the files. Opening a corpus verifies the lengths and the hashes of its files; a damaged corpus is built again.
+end-of-document token), `meta.json`, and `counts.npz` for the baselines. The key is a hash of the text's source and of
+all options that change the files. Opening a corpus verifies the lengths and hashes of its files, and builds a damaged
+corpus again.
 
 Shapes: N tokens.
 """
@@ -33,7 +34,7 @@ from normlab.parsing import from_json
 from normlab.paths import cache_dir
 
 FORMAT = 1
-"""Version of the cache format; raised when a folder that an older version built must not be used."""
+"""Version of the cache format; raise it when folders of an older version must not be used any more."""
 
 PARTS = ("train", "val")
 
@@ -50,8 +51,8 @@ class Corpus:
     sha256: str
     """Identity of the corpus: hash of the tokens of both parts and of the tokenizer."""
     description: dict[str, Any]
-    """For the record of a run, as plain JSON values: its name, its sizes, how it was split (complete `documents` or
-    their `tails`), and for a dataset of the hub the `source`."""
+    """For the record of a run, as plain JSON values: name, sizes, the kind of validation split (complete `documents` or
+    their `tails`), and the `source` of a dataset of the hub."""
     folder: Path
     """Folder in the cache."""
 
@@ -61,7 +62,7 @@ class Corpus:
 
 
 def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
-    """Return the corpus of a config from the cache, after building it if it is not there.
+    """Return the corpus of a config from the cache; build it first if the cache has none.
 
     Args:
         config: The source of the text, its split and its tokenizer.
@@ -87,12 +88,12 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     folder = cache / "tokens" / key
     if corpus := _read(folder):
         return corpus
-    # Errors of the hub are raised before this process waits for others.
+    # Ask the hub before waiting for the lock, so that errors of the hub are raised at once.
     pretrained = None if config.tokenizer in TOKENIZERS else pretrained_tokenizer(config.tokenizer)
     text.connect()
     try:
         with locked(cache, key) as temporary:
-            if corpus := _read(folder):  # another process built it while this one waited
+            if corpus := _read(folder):  # another process has built the corpus while this one waited
                 return corpus
             with atomic_folder(folder, temporary) as new:
                 with closing(text.documents(temporary / "scratch")) as stream:
@@ -110,7 +111,7 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         ) from error
     if corpus := _read(folder):
         return corpus
-    raise DataError(f"{folder}: the files differ from those that were written; check the disk, or set NORMLAB_CACHE")
+    raise DataError(f"{folder}: the disk returned other bytes than were written; check it, or set NORMLAB_CACHE")
 
 
 def _text(config: DataConfig) -> FilesText | HubText:
@@ -141,7 +142,7 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
         digests.append(hashlib.sha256(document.encode()).digest())
         lengths.append(len(document))
     if not digests:
-        raise DataError(f"{config.override}: there is no text, every document is empty; add some text")
+        raise DataError(f"{config.override}: every document is empty; add text")
     held_out = held_out_documents(digests, lengths, config.val_fraction)
 
     def split() -> Iterator[tuple[str, str]]:
@@ -165,7 +166,7 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
                 f"{config.override}: {sum(lengths)} characters in {len(lengths)} documents leave nothing "
                 f"for {part} with data.val_fraction={config.val_fraction}; add more text (or raise data.max_tokens)"
             )
-    # Counting under the lock lets one process count while the others wait.
+    # Counting under the lock lets one process count for all that wait.
     train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
     load_or_count(folder, train_N, val_N, tokenizer.vocab_size)
     return {
@@ -205,10 +206,7 @@ def _write_tokens(
 
 
 def _batches(split_texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str, bool]]]:
-    """Yield lists of pieces with about `PIECE` characters, which are encoded together.
-
-    A piece is its part, its text, and whether it is the last of its document.
-    """
+    """Yield batches of pieces, of about `PIECE` characters, as (part, text, whether the piece ends its document)."""
     batch, characters = [], 0
     for texts in split_texts:
         for part, text in zip(PARTS, texts, strict=True):
@@ -239,7 +237,7 @@ def _read(folder: Path) -> Corpus | None:
                     return None
         tokenizer = tokenizers.from_state(meta["tokenizer_state"])
         train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # any other content is damage
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
         return None
     sha256 = canonical_hash({part: meta["files"][part]["sha256"] for part in PARTS} | {"tokenizer": tokenizer.state()})
     description = {

@@ -1,7 +1,7 @@
 """Documents of a corpus: their file on disk, and the split into training and validation text.
 
-The validation split is complete documents if there are enough of them, else the end of each document. Both rules depend
-only on the text, not on the order or the names of files, nor on a random number.
+The validation text is a set of complete documents if the corpus has enough of them, else the end of each document. Both
+rules depend only on the text, not on the order or names of files or on random numbers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ SPLIT_VERSION = 1
 """Version of the split rules; part of the key of a cached corpus, raised when the rules change."""
 
 MIN_DOCUMENTS = 20
-"""With fewer distinct documents, the end of each is held out."""
+"""Fewest distinct documents from which complete documents are held out."""
 
 MAX_OVERSHOOT = 1.5
-"""Held-out documents have at most this multiple of `val_fraction` of the characters."""
+"""Largest ratio of the held-out fraction of the characters to `val_fraction`."""
 
 
 class Spool:
@@ -26,7 +26,7 @@ class Spool:
     Empty documents are dropped.
 
     Args:
-        path: A new file, which must exist as long as the documents are read.
+        path: A new file; the caller deletes it when the documents are no longer needed.
         documents: The documents; the iterator is consumed.
     """
 
@@ -53,11 +53,12 @@ def first_characters(documents: Iterable[str], characters: int) -> Iterator[str]
 
 
 def held_out_documents(digests: Sequence[bytes], lengths: Sequence[int], val_fraction: float) -> set[bytes]:
-    """Return the digests of the held-out documents, or an empty set if the end of each should be held out.
+    """Return the digests of the held-out documents, or an empty set if the end of each document must be held out.
 
-    Documents are taken in the order of their SHA-256 until they have `val_fraction` of all characters. A document that
+    Documents are added in the order of their SHA-256 until they have `val_fraction` of all characters. A document that
     would raise the fraction above 1.5 x `val_fraction` is skipped. Equal documents stay together, so that no validation
-    document is also trained on. The result is empty with fewer than 20 distinct documents, or with too few small ones.
+    document is also a training document. The set is empty if the corpus has fewer than 20 distinct documents, or if
+    the documents that fit have less than `val_fraction` of the characters.
 
     Args:
         digests: SHA-256 of each document's UTF-8.
@@ -82,8 +83,8 @@ def held_out_documents(digests: Sequence[bytes], lengths: Sequence[int], val_fra
 def tail_start(text: str, val_fraction: float) -> int:
     """Return the index of the first held-out character of a document; `len(text)` if none is held out.
 
-    The tail is the last `val_fraction` of the characters, rounded down. It starts at the next line, unless that would
-    halve the tail.
+    The tail is the last `val_fraction` of the characters, rounded down. The tail starts at the beginning of a line,
+    unless that would make it less than half as long.
     """
     cut = len(text) - int(val_fraction * len(text))
     line_break = text.find("\n", max(cut - 1, 0), (cut + len(text)) // 2)

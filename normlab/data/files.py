@@ -1,6 +1,7 @@
 """The files of a corpus: their order, one hash of their content, and their documents.
 
-A text file is one document. A JSON or Parquet file has one document per row. Memory holds one text file, or a few rows.
+A text file is one document. A JSON or Parquet file has one document per row. At most one text file, or a few rows, are
+in memory at once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ EXCLUDED_FOLDERS = frozenset(
 """Folders below the standard library with tests or installed packages."""
 
 BUILD_SPECIFIC = ("config-", "_sysconfigdata")
-"""Prefixes of the names that the build of an interpreter writes."""
+"""Prefixes of the names of files that differ between builds of one Python version."""
 
 CHUNK = 1 << 20
 """Bytes, or characters of JSON, that are read at once."""
@@ -39,7 +40,7 @@ BATCH_SIZE = 16
 """Rows of a Parquet file in memory at once."""
 
 JSON_BLANK = re.compile(r"[ \t\r\n\ufeff]*")
-"""White space between rows; a concatenation of files may contain byte order marks."""
+"""White space between rows; a file made by concatenation may contain byte order marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Source:
 
     path: Path
     name: str
-    """Path below the folder in `data.path`, with `/`; the hash of the corpus depends on names and their order."""
+    """Path relative to the folder in `data.path`, with `/`; the hash of the corpus depends on the names in order."""
 
     @property
     def kind(self) -> str:
@@ -60,19 +61,19 @@ def find_sources(config: DataConfig) -> list[Source]:
     """Return the files of a corpus, in order.
 
     `stdlib`: every `*.py` of the standard library in UTF-8, sorted by path, without tests, installed packages and files
-    that differ between builds of one Python version. `files`: the files of `path` in its order; those of a folder are
-    sorted by path, with subfolders and without hidden files. A file that is named twice is used once.
+    that differ between builds of one Python version. `files`: the files of `path` in the order of the list; the files
+    in a folder and its subfolders are sorted by path, without hidden ones. A file that is listed twice is used once.
 
     Raises:
-        DataError: A path does not exist, or has no file.
+        DataError: A path does not exist, or a folder has no file.
     """
     if not isinstance(config, FilesData):
         return _stdlib()
     sources = _files(config.path)
     if config.column != FilesData().column and all(source.kind == "text" for source in sources):
         raise DataError(
-            f"data.column={config.column}: has no effect, text has no columns and data.path has no JSONL or "
-            "Parquet; leave it out"
+            f"data.column={config.column}: has no effect, since data.path has only text files; leave it out, or add "
+            "JSONL or Parquet"
         )
     return sources
 
@@ -87,7 +88,7 @@ def source_sha256(sources: Iterable[Source]) -> str:
     for source in sources:
         with _opened(source.path) as file:
             content = hashlib.file_digest(file, "sha256").digest()
-        # Both parts have a fixed length, so that two lists of files cannot give the same bytes.
+        # Both hashes have a fixed length, so two different lists of files cannot give the same bytes.
         total.update(hashlib.sha256(os.fsencode(source.name)).digest() + content)
     return total.hexdigest()
 
@@ -124,16 +125,16 @@ class FilesText:
     """
 
     provenance = None
-    """For the record of a run: files have no dataset or commit."""
+    """The source in the record of a run; None, because files have no dataset or commit."""
 
     def __init__(self, config: DataConfig) -> None:
         self._column = config.column if isinstance(config, FilesData) else "text"
         self._sources = find_sources(config)
         self.key: dict[str, Any] = {"source_sha256": source_sha256(self._sources), "column": self._column}
-        """All that determines the text, as plain JSON values."""
+        """All inputs that determine the text, as plain JSON values."""
 
     def connect(self) -> None:
-        """Return at once, because files need no network."""
+        """Do nothing, because files need no network."""
 
     def documents(self, scratch: Path) -> Generator[str]:
         """Yield the documents of the files in order; `scratch` is unused."""
@@ -150,7 +151,7 @@ def read_documents(sources: Iterable[Source], column: str) -> Generator[str]:
         column: The column of JSON and Parquet files that holds the text.
 
     Raises:
-        DataError: A file is not UTF-8, cannot be read as its suffix says, lacks the column, or has a row without text.
+        DataError: A file is not UTF-8, is not in the format of its suffix, lacks the column, or has a row without text.
     """
     for source in sources:
         try:
@@ -172,8 +173,8 @@ def read_documents(sources: Iterable[Source], column: str) -> Generator[str]:
         except Exception as error:  # the errors of `pyarrow` have no common class
             if isinstance(error, UnicodeDecodeError) and source.kind != "parquet":
                 raise DataError(
-                    f"{source.path}: not UTF-8 at byte {invalid_utf8_at(source.path)}; convert it (iconv -t utf-8), "
-                    "unpack it, or leave it out"
+                    f"{source.path}: not UTF-8 at byte {invalid_utf8_at(source.path)}; convert the file (iconv -t "
+                    "utf-8), unpack it if it is compressed, or leave it out"
                 ) from error
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise DataError(
@@ -182,7 +183,7 @@ def read_documents(sources: Iterable[Source], column: str) -> Generator[str]:
 
 
 def _json_column(path: Path, column: str) -> Iterator[Any]:
-    """Yield a column of JSON rows, with None where a row lacks it. A row may be the text itself."""
+    """Yield a column of JSON rows, with None for a row without the column. A row may also be a string: its text."""
     with _opened_text(path) as file:
         rows = (row for value in _json_values(file) for row in (value if isinstance(value, list) else [value]))
         for number, row in enumerate(rows):
@@ -192,7 +193,7 @@ def _json_column(path: Path, column: str) -> Iterator[Any]:
 
 
 def _json_values(file: io.TextIOWrapper) -> Iterator[Any]:
-    """Yield the JSON values of a file, which may span lines. Memory holds one chunk, or twice the longest value."""
+    """Yield the JSON values of a file; a value may span lines. Memory holds one chunk, or twice the longest value."""
     decoder, text = json.JSONDecoder(), ""
     while chunk := file.read(max(CHUNK, len(text))):
         text += chunk
@@ -203,12 +204,12 @@ def _json_values(file: io.TextIOWrapper) -> Iterator[Any]:
                 yield value
                 start = _skip_blank(text, end)
         except json.JSONDecodeError as error:
-            # A value that continues in the next chunk fails at the end of this one, or in a string without an end.
+            # An incomplete value fails at the end of the chunk, or as an unterminated string: read the next chunk.
             if error.pos < len(text) - 16 and not error.msg.startswith("Unterminated"):
                 raise
         text = text[start:]
     if text:
-        decoder.decode(text)  # raises the error
+        decoder.decode(text)  # raises the error of the incomplete value
 
 
 def _skip_blank(text: str, start: int) -> int:
@@ -241,7 +242,7 @@ def _stdlib() -> list[Source]:
         and invalid_utf8_at(source.path) is None
     ]
     if not sources:
-        raise DataError(f"{root}: has no source of Python's standard library; use data=files data.path=...")
+        raise DataError(f"{root}: has no source files of Python's standard library; use data=files data.path=...")
     return sources
 
 
@@ -250,14 +251,12 @@ def _files(paths: Iterable[str]) -> list[Source]:
     for name in paths:
         path = Path(name).expanduser()
         if not os.path.exists(path):  # Path.exists raises for a name that is too long
-            raise DataError(f"data.path={name}: there is no such file or folder; check the path")
+            raise DataError(f"data.path={name}: no such file or folder; check the path")
         if not path.is_dir() and not path.is_file():
-            raise DataError(
-                f"data.path={name}: is not a regular file, and reading it might never end; choose a file or a folder"
-            )
+            raise DataError(f"data.path={name}: is a device or a pipe; choose a file or a folder")
         below = files_below(path) if path.is_dir() else [Source(path, path.name)]
         if not below:
-            raise DataError(f"data.path={name}: has no file that is not hidden; put text there")
+            raise DataError(f"data.path={name}: has no files, or only hidden ones; add text files")
         for source in below:
             sources.setdefault(source.path.resolve(), source)
     return list(sources.values())
@@ -269,7 +268,7 @@ def files_below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Sourc
     for folder, folders, names in os.walk(root, onerror=_raise_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in skipped]
         paths += [Path(folder, name) for name in names if not name.startswith(".")]
-    # This drops dangling links, sockets and pipes; reading a pipe would block.
+    # Drop dangling links, sockets and pipes; reading a pipe would block.
     sources = [Source(path, path.relative_to(root).as_posix()) for path in paths if path.is_file()]
     return sorted(sources, key=lambda source: source.name)
 

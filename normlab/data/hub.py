@@ -1,8 +1,8 @@
 """Text of the Hugging Face hub.
 
-A dataset is streamed once, as far as needed, onto the disk; no copy is kept beside the tokens. If the hub does not
-answer, a dataset in the cache of `datasets` is read from there. `datasets` is imported inside functions: the import
-takes seconds, and a cached corpus does not need it.
+A dataset is streamed once, as far as needed, and only its tokens are stored. If the hub does not answer, the dataset is
+read from the cache of `datasets`. `datasets` is imported inside functions, because the import takes seconds and a
+cached corpus does not need it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from normlab.data.files import files_below, source_sha256
 from normlab.data.hub_access import NoAnswer, endpoint, hub_error, import_hub, query_hub, reason_of
 from normlab.errors import DataError, did_you_mean, notify
 
-OFFLINE_CHOICES = "data=stdlib needs no network, data=files data.path=... reads your own text"
+OFFLINE_CHOICES = "without a network, use data=stdlib, or data=files data.path=... for your own text"
 
 BLANK_BEFORE_NULL = re.compile(rb"(?<!\s)\s+(?:\xef\xbb\xbf\s*)?(?=null)")
-"""All white space before a null; a concatenation of files may contain byte order marks."""
+"""All white space before a null; a file made by concatenation may contain byte order marks."""
 NULL_AT_START = re.compile(rb"(\s*(?:\xef\xbb\xbf)?\s*)null")
 _NEWLINES_TO_TABS = bytes.maketrans(b"\r\n", b"\t\t")
 
@@ -36,7 +36,7 @@ class HubText:
         config: The dataset.
 
     Raises:
-        DataError: A revision of a folder, or a file of it that cannot be read.
+        DataError: `revision` is set for a folder, or a file of the folder cannot be read.
     """
 
     def __init__(self, config: HubData | NamedData) -> None:
@@ -56,9 +56,9 @@ class HubText:
             "article": self._article,
             "source_sha256": source_sha256(files_below(self._folder)) if self._folder else None,
         }
-        """All that determines the text and is known before reading it, as plain JSON values."""
+        """All inputs that determine the text and are known before it is read, as plain JSON values."""
         self._commit: str | None = None
-        self._no_answer = ""  # why the hub cannot be read, if the dataset is in the local cache
+        self._no_answer = ""  # if the hub cannot be read: the reason; then the local cache is read
 
     @property
     def provenance(self) -> dict[str, str | None]:
@@ -72,7 +72,7 @@ class HubText:
         Raises:
             DataError: The dataset or its revision does not exist, access is denied, or neither hub nor cache has it.
         """
-        import_hub(self._override)  # for a folder too, because `datasets` imports it
+        import_hub(self._override)  # also for a folder, because `datasets` imports `huggingface_hub`
         if self._folder:
             return
         from huggingface_hub import HfApi
@@ -101,14 +101,14 @@ class HubText:
         from huggingface_hub import utils as hub_utils
 
         if not self._folder:
-            # Reading may take minutes without any other output.
+            # Reading may take minutes and prints nothing else.
             place = "the cache of `datasets`" if self._no_answer else endpoint()
             notify(f"reading {self._options.name} from {place} (only once)")
         for library in (utils, hub_utils):
             library.disable_progress_bars()
             library.logging.set_verbosity(logging.CRITICAL)
         settings = {
-            # Otherwise `load_dataset` reports each use to the hub.
+            # When the hub is not needed, this also keeps `load_dataset` from reporting each use to the hub.
             "HF_HUB_OFFLINE": bool(self._folder or self._no_answer),
             # By default, `datasets` retries a broken stream for half an hour. Before each of its retries,
             # `huggingface_hub` has already retried six times, over 23 seconds.
@@ -130,10 +130,10 @@ class HubText:
         from huggingface_hub import constants
 
         cache = Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")).expanduser()
-        # The folder of org/TinyStories is org___tiny_stories.
+        # For example, the folder of org/TinyStories is org___tiny_stories.
         name = self._options.name.replace("/", "").replace("_", "").lower()
         folders = [folder for folder in cache.glob("*") if folder.name.replace("_", "").lower() == name]
-        # The levels below are the subset, the version and the commit.
+        # The levels below the folder are subset, version and commit.
         return any(any(folder.glob("*/*/*")) for folder in folders)
 
     def _rows(self, scratch: Path) -> Iterator[str]:
@@ -159,7 +159,7 @@ class HubText:
         for name in names:
             rows = splits[name]
             if column in (rows.column_names or ()):
-                rows = rows.select_columns([column])  # other columns, such as images, are then not decoded
+                rows = rows.select_columns([column])  # so that other columns, such as images, are not decoded
             for row in rows:
                 number += 1
                 if column not in row:
@@ -175,13 +175,13 @@ class HubText:
                 yield row[column]
 
     def _error(self, error: Exception) -> DataError:
-        """Return the error for the user, for any error of the hub's libraries."""
+        """Convert an error of the hub's libraries to a DataError with what to do."""
         message = " ".join(str(error).split())
         if isinstance(error, ValueError) and ("BuilderConfig" in message or "Config name is missing" in message):
             return DataError(f"{self._override}: {message.partition(' Example of usage')[0]}; set data.subset")
         if self._folder:
             return DataError(
-                f"{self._override}: cannot be read ({reason_of(error)}); fix it, or use data=files to see which file"
+                f"{self._override}: cannot be read ({reason_of(error)}); fix it, or use data=files to find the file"
             )
         if self._no_answer:
             return DataError(
@@ -192,10 +192,10 @@ class HubText:
 
 
 def join_articles(lines: Iterable[str], first_line: str) -> Iterator[str]:
-    """Join rows that are lines, with their line breaks, into documents.
+    """Join the lines of a dataset whose rows are lines, and yield the documents.
 
     Args:
-        lines: The lines.
+        lines: The lines, with their line breaks.
         first_line: Regular expression of the first line of a document.
     """
     pattern = re.compile(first_line)
@@ -222,12 +222,12 @@ def _patched(target: Any, **attributes: Any) -> Iterator[None]:
 
 
 def _accept_nulls(original: Any) -> Any:
-    """Return `pyarrow.json.read_json` without its crash on a line of JSONL that is null.
+    """Wrap `pyarrow.json.read_json` so that a JSONL line `null` does not crash the process.
 
     pyarrow 26.0.1 crashes with a segmentation fault if one of its blocks begins with such a line. Blocks begin after
-    line breaks, so every line break before a null becomes a tab: tabs are equal to line breaks between JSON tokens, and
-    equally invalid within strings. A null at the start becomes an object without columns. The row is then reported by
-    its number.
+    line breaks, so the wrapper replaces every line break before a null by a tab: JSON treats both alike between tokens,
+    and allows neither in strings. A null at the start becomes an object without columns. The caller then reports the
+    row by its number.
     """
 
     def read_json(file: BinaryIO, *args: Any, **kwargs: Any) -> Any:

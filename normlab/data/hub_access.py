@@ -1,8 +1,8 @@
-"""Requests to the Hugging Face hub with a short timeout, and the errors of its libraries.
+"""Requests to the Hugging Face hub with a short timeout, and errors of its libraries as messages for the user.
 
 The libraries retry for 23 seconds, so a first request checks whether the hub answers at all. `HF_ENDPOINT`, `HF_HOME`,
-`HF_HUB_OFFLINE` and `HF_TOKEN` keep their meaning. The libraries are imported inside functions: the imports take
-seconds, and a cached corpus does not need them.
+`HF_HUB_OFFLINE` and `HF_TOKEN` keep their meaning. The libraries are imported inside functions, because the imports
+take seconds and a cached corpus does not need them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TypeVar
 from normlab.errors import DataError
 
 DEFAULT_TIMEOUT_S = 1.5
-"""Seconds until the hub must answer the first request, for one commit; a command should fail within 5 s."""
+"""Seconds within which the hub must answer the first request, so that a command without a network fails within 5 s."""
 TIMEOUT_VARIABLE = "NORMLAB_HUB_PATIENCE"
-"""Environment variable with another timeout, in seconds."""
+"""Environment variable that replaces this timeout, in seconds."""
 
 T = TypeVar("T")
 
@@ -28,10 +28,10 @@ class NoAnswer(Exception):
 
 
 def import_hub(override: str) -> None:
-    """Import `huggingface_hub`, which parses its environment variables.
+    """Import `huggingface_hub`; the import parses its environment variables.
 
     Raises:
-        DataError: A variable that must be a number is none.
+        DataError: A variable that must be a number is not a number.
     """
     try:
         import huggingface_hub.constants  # noqa: F401
@@ -56,7 +56,8 @@ def query_hub(request: Callable[[float], T]) -> T:
 
     Raises:
         DataError: The timeout is not a positive number.
-        NoAnswer: No network, a failing hub, or HF_HUB_OFFLINE. A refusal of the hub is raised unchanged.
+        NoAnswer: There is no network, the hub fails, or HF_HUB_OFFLINE is set.
+        Exception: The hub refuses the request; the error of `huggingface_hub` is raised unchanged.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
@@ -72,7 +73,7 @@ def query_hub(request: Callable[[float], T]) -> T:
         except Exception as error:
             results.append(error)
 
-    # A name that does not resolve can block its thread for longer than any timeout; the thread is then abandoned.
+    # Name resolution can block for longer than any timeout; the thread is then abandoned.
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -80,7 +81,7 @@ def query_hub(request: Callable[[float], T]) -> T:
         raise NoAnswer(f"no answer from {endpoint()} within {seconds:g} s ({TIMEOUT_VARIABLE}=30 waits longer)")
     error = results[0]
     if not isinstance(error, Exception):
-        return error
+        return error  # the result
     if isinstance(error, OfflineModeIsEnabled):
         raise NoAnswer("HF_HUB_OFFLINE is set") from error
     status = getattr(getattr(error, "response", None), "status_code", 0)
@@ -91,13 +92,13 @@ def query_hub(request: Callable[[float], T]) -> T:
 
 
 def hub_error(error: Exception, override: str, repository: str, alternative: str) -> DataError:
-    """Return the error for the user, with what to do, for any error of the hub's libraries.
+    """Convert an error of the hub's libraries to a DataError with what to do.
 
     Args:
         error: An error of `huggingface_hub` or `datasets`, or a `NoAnswer`.
         override: The override that names the repository.
         repository: Its path on the hub: org/name for a model, datasets/org/name for a dataset.
-        alternative: What needs no download.
+        alternative: Advice on other choices, which need no download.
     """
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -111,36 +112,37 @@ def hub_error(error: Exception, override: str, repository: str, alternative: str
     causes = _causes(error)
     statuses = [getattr(getattr(cause, "response", None), "status_code", 0) for cause in causes]
     if isinstance(error, NoAnswer):
-        problem = f"{error}, and {repository.removeprefix('datasets/')} is not in the local cache, nor a path here"
+        name = repository.removeprefix("datasets/")
+        problem = f"{error}, and {name} is neither in the local cache nor a path on this machine"
         remedy = f"connect to a network, or set HF_ENDPOINT to a mirror; {alternative}"
     elif isinstance(error, RevisionNotFoundError):
-        problem, remedy = f"no such commit, branch or tag at {address}", "choose another data.revision"
+        problem, remedy = f"{address} has no such commit, branch or tag", "choose another data.revision"
     elif isinstance(error, EntryNotFoundError):
         problem, remedy = f"{address} has no tokenizer.json", "choose another model"
     elif isinstance(error, HFValidationError) or (
         isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
     ):
-        problem = f"no such repository at {address}, and no such path here"
+        problem = f"no repository {address}, and no such path on this machine"
         remedy = f"choose another org/name, or log in if it is private (hf auth login, or HF_TOKEN); {alternative}"
     elif {401, 403} & {*statuses} or any("gated" in str(cause) for cause in causes):
         problem = f"{endpoint()} denies access"
         remedy = f"log in (hf auth login, or HF_TOKEN), and accept the terms at {address}"
     else:
         problem = f"reading from {endpoint()} failed ({reason_of(error)})"
-        remedy = f"nothing was kept, try again; {alternative}"
+        remedy = f"run the same command again; {alternative}"
     return DataError(f"{override}: {problem}; {remedy}")
 
 
 def reason_of(error: Exception) -> str:
     """Return the class of an error and the start of its message, on one line."""
-    if isinstance(error, StopIteration):  # the error of `datasets` for files without a row
+    if isinstance(error, StopIteration):  # `datasets` raises it for files without a row
         return "no rows"
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message:.200}" if message else type(error).__name__
 
 
 def _causes(error: Exception) -> list[BaseException]:
-    """Return an error and the chain of its causes, the first cause last."""
+    """Return an error and the chain of its causes, the root cause last."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
         causes.append(cause)
@@ -159,5 +161,5 @@ def _timeout() -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise DataError(f"{TIMEOUT_VARIABLE}={text:.40}: must be a positive number of seconds, such as 30; or unset it")
+        raise DataError(f"{TIMEOUT_VARIABLE}={text:.40}: must be a positive number of seconds; set 30, or unset it")
     return seconds

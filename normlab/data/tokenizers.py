@@ -1,9 +1,9 @@
 """Tokenizers: UTF-8 bytes, the characters of the training text, byte-level BPE trained on it, and pretrained ones.
 
-Every tokenizer has a token that no text encodes to, `end_of_document`, which follows each document of a corpus. It
-decodes to a line break, so that each document in generated text starts on a new line. Subwords use Hugging Face
-`tokenizers` and are stored as its JSON, so that a run's tokenizer gives the same tokens on every machine, without a
-download.
+Every tokenizer has a token `end_of_document`, which follows each document of a corpus and is never the token of a text.
+This token decodes to a line break, so that each document in generated text starts on a new line. Subword tokenizers use
+Hugging Face `tokenizers` and are stored as its JSON, so that a run's tokenizer gives the same tokens on every machine
+without a download.
 
 Shapes: T tokens.
 """
@@ -29,13 +29,13 @@ PIECE = 1 << 20
 """Most characters that are encoded at once. `tokenizers` needs about 100 bytes of memory per token."""
 
 SEAM = re.compile(r"(?<=\S) ")
-"""Where a longer text is cut: no byte-level token continues across a space, so the tokens stay the same."""
+"""Position at which a long text is cut: no byte-level token continues across a space, so the tokens stay the same."""
 
 SEAM_WINDOW = 1 << 12
-"""Characters at the end of a piece in which a seam is searched; without a seam, the text is cut anyway."""
+"""Characters at the end of a piece that are searched for a seam; without a seam, the text is cut at the end."""
 
 SAMPLE = "It's a trial, the 1st of 2."
-"""Text that every tokenizer encodes when it is loaded, because some load and then fail on every text."""
+"""Text that a tokenizer encodes when it is loaded, because some tokenizers load and then fail on every text."""
 
 BPE_CHARACTERS = 1 << 24
 """Characters of training text that BPE is trained on; memory grows with the number of distinct words."""
@@ -43,7 +43,8 @@ BPE_CHARACTERS = 1 << 24
 WORD_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}{1,32}| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]{1,32}|\s{1,32}(?!\S)|\s{1,32}"
 """Words for BPE: the pattern of GPT-2 (Radford et al. 2019) with a limit on the length of every run.
 
-Without the limits, a line of 300 MB without a space is one word, and training is quadratic in the length of a word.
+Training time is quadratic in the length of a word, and without the limits a long line without a space would be one
+word.
 """
 
 
@@ -63,7 +64,7 @@ class Tokenizer(Protocol):
         return [self.encode(text) for text in texts]
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
-        """Return the text of tokens; every sequence of tokens has one."""
+        """Return the text of any sequence of tokens."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class BytesTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text."""
-        # An argument of a command line holds bytes that are not UTF-8 as surrogates; these become the bytes again.
+        # Python decodes a command line's invalid UTF-8 to surrogates; encode them to the original bytes.
         return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype("<u2")
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
@@ -116,7 +117,7 @@ class CharsTokenizer(Tokenizer):
         self.unknown = len(characters) + 1
         self.vocab_size = len(characters) + 2
         codes = _code_points(characters)
-        # The last entry is for all code points beyond the largest in the alphabet.
+        # The last entry stands for all code points above the largest in the alphabet.
         self._token_of_code = np.full(codes.max(initial=0).astype(int) + 2, self.unknown, token_dtype(self.vocab_size))
         self._token_of_code[codes] = np.arange(len(characters))
         self._code_of_token = np.concatenate([codes, [ord("\n"), 0xFFFD]]).astype("<u4")
@@ -152,19 +153,19 @@ class SubwordTokenizer:
         try:
             with _silent_stderr(), _panics_as_errors():
                 self._tokenizer = Tokenizer.from_str(definition)
-                with contextlib.suppress(Exception):  # a small vocabulary may lack tokens for this one text
+                with contextlib.suppress(Exception):  # a small vocabulary may lack tokens for the sample
                     self._tokenizer.decode(self._tokenizer.encode(SAMPLE, add_special_tokens=False).ids)
         except Exception as error:  # `tokenizers` raises no narrower class
             raise ValueError(f"{name}: not a tokenizer.json ({error})") from error
         if dropout := getattr(self._tokenizer.model, "dropout", None):
             raise ValueError(f"{name}: has dropout {dropout:g}, so its tokens are random")
-        # Truncation and padding are meant for the inputs of a classifier.
+        # A tokenizer.json may ask for truncation and padding, which would change the text.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.end_of_document: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.vocab_size = self.end_of_document + 1
         if self.vocab_size > MAX_VOCAB_SIZE:
-            raise ValueError(f"{name}: has a token {self.end_of_document - 1}; the largest is {MAX_VOCAB_SIZE - 2}")
+            raise ValueError(f"{name}: has a token {self.end_of_document - 1} (at most {MAX_VOCAB_SIZE - 2})")
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, without the special tokens that some tokenizers add around it."""
@@ -176,7 +177,7 @@ class SubwordTokenizer:
         Raises:
             DataError: The tokenizer cannot encode a text.
         """
-        # An argument of a command line holds bytes that are not UTF-8 as surrogates, which no tokenizer accepts.
+        # Python decodes a command line's invalid UTF-8 to surrogates, which no tokenizer accepts.
         valid = [text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for text in texts]
         try:
             with _panics_as_errors():
@@ -200,10 +201,10 @@ class SubwordTokenizer:
 
 
 def characters_for(name: str, tokens: int) -> int:
-    """Return how many characters to read for a number of tokens.
+    """Return a number of characters that is enough for a number of tokens.
 
-    With bytes and chars, a character has at least one token, so the result is exact or more than enough. Subwords have
-    three to five characters in most text; the result allows for eight.
+    With bytes and chars, a character has at least one token. A subword has three to five characters in most text; the
+    result allows eight.
     """
     return tokens if name in ("bytes", "chars") else 8 * tokens
 
@@ -213,7 +214,7 @@ def fit(name: str, training_texts: Iterable[str], vocab_size: int | None = None)
 
     Args:
         name: bytes, chars or bpe.
-        training_texts: The texts; only those that the tokenizer needs are read.
+        training_texts: The texts; bytes reads none, bpe only the first.
         vocab_size: Largest vocabulary of bpe.
     """
     if name == "bytes":
@@ -240,10 +241,10 @@ def from_state(state: dict[str, Any]) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> SubwordTokenizer:
-    """Train byte-level BPE with at most `vocab_size` tokens. It encodes every text, and decoding is exact.
+    """Train byte-level BPE with at most `vocab_size` tokens; it can encode every text, and decoding is exact.
 
-    256 tokens are bytes and one ends a document. A pair that occurs once is not merged, so a short text gives fewer
-    tokens. Training is deterministic.
+    256 tokens are bytes and one is the end of a document. A pair that occurs once is not merged, so a short text gives
+    a smaller vocabulary. Training is deterministic.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -278,11 +279,11 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
         DataError: No tokenizer has that name, it has no tokenizer.json, or neither hub nor cache has it.
     """
     path = local_tokenizer(name)
-    # No name on the hub looks like these.
+    # A name on the hub has none of these forms, so this is a wrong path.
     if path is None and (name.startswith(("/", ".", "~")) or name.endswith((".json", "/"))):
         raise DataError(
-            f"data.tokenizer={name}: there is no such file, or folder with a tokenizer.json, here; choose a "
-            "tokenizer.json, a folder with one, or a model of the hub as org/name"
+            f"data.tokenizer={name}: no such file, and no folder with a tokenizer.json; choose a tokenizer.json, its "
+            "folder, or a model of the hub as org/name"
         )
     path = path or _download(name)
     try:
@@ -292,7 +293,7 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
 
 
 def local_tokenizer(name: str) -> Path | None:
-    """Return the file of a tokenizer that is named by its path, or None if there is none."""
+    """Return the tokenizer.json that `name` is the path of, or None if `name` is not such a path."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user
     if path.is_dir():
         path = path / "tokenizer.json"
@@ -323,10 +324,10 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces of at most `PIECE` characters, whose tokens together are those of the text.
+    """Yield a text in pieces of at most `PIECE` characters, such that the tokens of all pieces are those of the text.
 
     This is exact for bytes, characters and byte-level BPE that is cut at a space. A pretrained tokenizer that marks the
-    start of its input (SentencePiece) adds a mark at each piece.
+    start of its input (SentencePiece) marks the start of each piece.
     """
     start = 0
     while len(text) - start > PIECE:
@@ -339,7 +340,7 @@ def pieces(text: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """Convert a Rust panic, a BaseException of a class that cannot be imported, to a RuntimeError."""
+    """Convert a Rust panic to a RuntimeError; its class is a BaseException that cannot be imported."""
     try:
         yield
     except BaseException as error:
@@ -350,7 +351,7 @@ def _panics_as_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Discard the stderr of the process for a moment, because a Rust panic prints a report there."""
+    """Discard the process's stderr inside the block, because a Rust panic prints a report there."""
     try:
         original = os.dup(2)
     except OSError:  # the process has no stderr
@@ -367,12 +368,12 @@ def _silent_stderr() -> Iterator[None]:
 
 
 def _code_points(text: str) -> np.ndarray:
-    # surrogatepass: an escaped byte of a command line then counts as an unknown character.
+    # surrogatepass: a surrogate for an invalid byte of the command line counts as an unknown character.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
 def _checked(tokens_T: np.ndarray | Iterable[int], vocab_size: int) -> np.ndarray:
-    """Return the tokens as int64, after a check of their range, since numpy wraps negative indices around."""
+    """Return the tokens as int64; raise ValueError outside 0..V-1, because numpy accepts negative indices."""
     ids_T = np.asarray(tokens_T if isinstance(tokens_T, np.ndarray) else list(tokens_T), dtype=np.int64)
     if ids_T.size and not (ids_T.min() >= 0 and ids_T.max() < vocab_size):
         raise ValueError(f"tokens must be in 0..{vocab_size - 1}; got {ids_T.min()}..{ids_T.max()}")

@@ -72,7 +72,7 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         record = from_json(read_at_most(path, LARGEST_PLAN if path.name == PLAN_FILE else LARGEST_RECORD))
     except ValueError as error:
-        reason = "no JSON object" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
+        reason = "not a JSON object" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
         raise _damaged(path, reason) from None
     except FileNotFoundError:
         raise StoreError(f"{path}: is missing; {_how_to_fix(path)}") from None

@@ -1,1 +1,1 @@
-"""Sweeps: plan the runs, group them into packs, and train each pack in a process of its own."""
+"""Sweeps: plan the runs, group them into packs, and train each pack in a separate process."""

@@ -1,4 +1,4 @@
-"""Run packs on this machine: a process for each, in a session of its own, watched and stopped from here."""
+"""Run packs on this machine: start, watch and stop one process per pack, each in a separate session."""
 
 from __future__ import annotations
 
@@ -23,20 +23,18 @@ POLL_EVERY_S = 0.1
 """Seconds between two checks of a process."""
 _STOPPED = plans.INTERRUPTED, "stopped; the same command resumes it"
 _STOP_CODES = tuple(code for number in (signal.SIGINT, signal.SIGTERM) for code in (128 + number, -number))
-"""Exit codes of a run that was asked to stop."""
+"""Exit codes of a process that a signal has stopped."""
 _MEMORY_MESSAGES = ("std::bad_alloc", "Cannot allocate memory", "CUDA out of memory")
-"""Messages of libraries that abort the process when an allocation fails."""
+"""Messages with which libraries abort the process when an allocation fails."""
 
 
 class LocalExecutor:
-    """Runs packs as processes of this machine.
-
-    Its methods are what the supervisor calls; `SlurmExecutor` has the same.
+    """Runs packs as processes of this machine; has the same methods as `SlurmExecutor`, for the supervisor.
 
     Args:
-        folder: The sweep's.
-        options: The number of processes at once, which share the cores evenly, and their timeout.
-        on_start: Receives the number of each pack that starts.
+        folder: The folder of the sweep.
+        options: Number of processes at once (which share the cores evenly), and timeout.
+        on_start: Called with the number of each pack that starts.
     """
 
     def __init__(self, folder: Path, options: SweepOptions, on_start: Callable[[int], None]) -> None:
@@ -61,22 +59,22 @@ class LocalExecutor:
         return list(waiting[room:])
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
-        """Yield new outcomes; the caller has recorded one before it asks for the next."""
+        """Yield new outcomes; the caller must record each outcome before it requests the next."""
         for process in list(self._processes):
             if outcome := process.poll():
                 self._processes.remove(process)
                 yield outcome
 
     def stop(self, *, again: bool) -> str:
-        """Ask the processes to stop after a signal, kill them `again` after a second; return a message for the user."""
+        """Stop the processes after a signal, or kill them after a second signal (`again`); return a message."""
         for process in self._processes:
             process.stop()
             if again:
                 process.kill()
-        return "" if again else "stopping: the runs write their checkpoints (Ctrl-C again kills them)"
+        return "" if again else "stopping: the runs write their checkpoints (Ctrl-C again kills the runs)"
 
     def close(self) -> None:
-        """Close the pipes of processes that still run after an error, which makes them stop."""
+        """Stop the processes that still run after an error, by closing their pipes."""
         for process in self._processes:
             process.close_pipe()
 
@@ -85,14 +83,14 @@ class PackProcess:
     """The process of a pack.
 
     Args:
-        folder: The sweep's.
-        plan: Its plan, which is on the disk already.
+        folder: The folder of the sweep.
+        plan: The plan of the sweep, as stored in the folder.
         pack: The pack to train.
         threads: Threads of the process unless OMP_NUM_THREADS is set; None leaves the choice to torch.
         timeout_minutes: Minutes after which a process that writes nothing counts as hung.
 
     Raises:
-        StoreError: Its log cannot be written.
+        StoreError: The log of the pack cannot be written.
     """
 
     def __init__(self, folder: Path, plan: Plan, pack: Pack, threads: int | None, timeout_minutes: float) -> None:
@@ -106,14 +104,14 @@ class PackProcess:
         self._last_signs: list[tuple[int, int]] = []
         self._memory_kills_before = _memory_kills()
         self._log = plans.log_of(folder, pack.number)
-        # -P: a file of the current folder is never imported in place of a module.
+        # -P: a file in the current folder must not replace a module.
         command = [sys.executable, "-P", "-m", "normlab.sweep.worker", str(folder.absolute()), str(pack.number)]
         threads_setting = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         try:
             self._log.parent.mkdir(exist_ok=True)
             with self._log.open("ab") as log:
                 self._log_start = log.seek(0, os.SEEK_END)
-                # No other process inherits this end of the pipe, so it closes when the supervisor dies.
+                # No other process inherits the write end of the pipe, so the pipe closes when the supervisor dies.
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -128,8 +126,8 @@ class PackProcess:
     def poll(self) -> PackOutcome | None:
         """Return the outcome of the process, or None while it runs.
 
-        A process that wrote nothing for too long is asked to stop, and one that was asked to and did not is killed.
-        After a failure the rest of its session is killed too.
+        Stop a process that has written nothing for `timeout_minutes`, and kill one that has not stopped within the
+        grace period. After a failure, kill the other processes of its session too.
         """
         code = self._process.poll()
         if code is None:
@@ -153,20 +151,20 @@ class PackProcess:
         return PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time())
 
     def stop(self, cause: str = _STOPPED[0], detail: str = _STOPPED[1]) -> None:
-        """Ask the process to write a checkpoint and stop; `poll` kills it after `GRACE_S`."""
+        """Send SIGTERM, so that the process writes a checkpoint and stops; `poll` kills it after `GRACE_S`."""
         if self._stopped is None:
             self._stopped, self._kill_at = (cause, detail), time.monotonic() + GRACE_S
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process and everything that it started."""
-        # The process leads a session and so a process group with its own pid.
+        """Kill the process and all its child processes."""
+        # The process leads a session, so the id of its process group is its pid.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close_pipe(self) -> None:
-        """Close the pipe to the process, which makes it stop if it still runs."""
+        """Close the pipe to the process, which stops the process if it still runs."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -184,7 +182,7 @@ class PackProcess:
     def _seconds_silent(self) -> float:
         """Return the seconds since a byte was written to the log or to the record of one of the runs."""
         runs = [plans.run_of(self._folder, run) for run in self._runs]
-        # Replacing a file, a status or a checkpoint, changes the folder.
+        # A new status or checkpoint replaces a file, which changes the folder.
         paths = [path for run in runs for path in (run.path, run.metrics_path)]
         signs = [_size_and_time(path) for path in (*paths, self._log)]
         if signs != self._last_signs:
@@ -198,11 +196,11 @@ def cause_of_exit(
     """Return the cause of a pack's outcome, and a detail as text.
 
     Args:
-        code: Exit code of the process; minus the number of the signal that ended it.
-        log: The last lines of its log.
-        completed: Whether each of its runs has finished or diverged.
+        code: Exit code of the process, or minus the number of the signal that ended it.
+        log: The last lines of the pack's log.
+        completed: Whether each run of the pack has finished or diverged.
         stopped: The cause and the detail if the supervisor stopped the process.
-        memory_kill: Whether the system has killed a process for lack of memory since this one started.
+        memory_kill: Whether the system has killed any process for lack of memory since this process started.
     """
     last = log[-1] if log else ""
     error = last.removeprefix(ERROR_PREFIX) if last.startswith(ERROR_PREFIX) else ""
@@ -215,7 +213,7 @@ def cause_of_exit(
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         if -code == signal.SIGKILL and memory_kill:
-            return plans.MEMORY, f"the system ran out of memory and killed it ({name})"
+            return plans.MEMORY, f"the system ran out of memory and killed the process ({name})"
         if message := next((line for line in log if any(text in line for text in _MEMORY_MESSAGES)), ""):
             return plans.MEMORY, f"{message} ({name})"
         return plans.KILLED, f"by {name}"
@@ -233,10 +231,10 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _memory_kills() -> int:
-    """Return how many processes of this control group the system has killed for lack of memory so far."""
+    """Return the number of processes in this control group that the system has killed for lack of memory."""
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
         lines = Path("/sys/fs/cgroup", group.lstrip("/"), "memory.events").read_text().splitlines()
-    except OSError:  # there is no such limit
+    except OSError:  # the group has no memory limit
         return 0
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

@@ -1,7 +1,7 @@
 """Group runs into packs that train as one stacked computation: a pure function of configs and memory.
 
-Runs that differ only in numbers may train together. An option that changes a shape, a formula or the control flow keeps
-runs apart.
+Runs that differ only in numbers may share a pack. Runs that differ in an option that changes a shape, a formula or the
+control flow may not.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _PER_RUN = {
     ),
     "run": ("name",),
 }
-"""Options in which the runs of a pack may differ, by config group; besides `seed`, `init` and all of tracking."""
+"""Options, by config group, that may differ within a pack, in addition to `seed`, `init` and tracking."""
 
 
 def pack_key(config: RunConfig) -> str:
-    """Return the options that the runs of a pack share, as canonical JSON."""
+    """Return as canonical JSON the options that must be equal within a pack; runs with one key may share a pack."""
     tree = plain_tree(config)
     for option in ("seed", "init", "tracking"):
         del tree[option]
     for group, options in _PER_RUN.items():
         for option in options:
             tree[group].pop(option, None)
-    # A threshold per run is a tensor; training with and without clipping are two computations.
+    # The threshold of clipping is a number per run, but training without clipping is another computation.
     tree["optim"]["clip"] = config.optim.clip is not None
     return json.dumps(tree, sort_keys=True)
 
@@ -42,12 +42,12 @@ def pack_key(config: RunConfig) -> str:
 def make_packs(
     configs: Sequence[RunConfig], indices: Sequence[int], alone: Collection[int], size: int
 ) -> list[list[int]]:
-    """Return the packs of some runs, as lists of indices.
+    """Return packs of the given runs, as lists of indices.
 
     Args:
-        configs: All configs.
-        indices: The runs.
-        alone: Those of them that train alone in any case.
+        configs: The configs of all runs.
+        indices: The runs to group.
+        alone: The runs among `indices` that must train alone.
         size: Most runs in a pack.
     """
     groups: dict[str, list[int]] = {}
@@ -60,18 +60,17 @@ def make_packs(
 
 
 def auto_pack_size(device: str, precision: str, width: int, run_bytes: int, memory_bytes: int) -> int:
-    """Return the largest pack size of `sweep.pack=auto`. It is a rule; nothing is timed.
+    """Return the largest pack size of `sweep.pack=auto`, by a fixed rule.
 
-    - cpu, fp32: 1. A pack of 16 trains 0.77 (eager) and 0.92 (compiled) as many runs/hour as one run at a time.
-    - cpu, bf16: 16 up to width 128, the measured width (1.26 eager, 1.58 compiled); 1 above.
-    - cuda: 8 up to width 512, where steps are bound by kernel launches; 4 up to width 1024; 1 above. Not measured on a
-      GPU.
+    - cpu, fp32: 1. A pack of 16 trains 0.77 (eager) or 0.92 (compiled) times the runs/hour of single runs.
+    - cpu, bf16: 16 up to width 128 (measured: 1.26 times eager, 1.58 compiled); 1 above.
+    - cuda: 8 up to width 512, where steps are bound by kernel launches; 4 up to width 1024; 1 above. Not measured.
 
-    The CPU's ratios are in `results/bench_sweep.md`. A pack uses at most half of the memory by this count, since
-    `run_bytes` is a lower bound.
+    `results/bench_sweep.md` has the measurements. The size is reduced until `run_bytes` of all runs fill at most half
+    of the memory, since `run_bytes` is a lower bound.
 
     Args:
-        device: cpu or cuda, of the machine that trains.
+        device: Device of the training process: cpu or cuda.
         precision: fp32 or bf16.
         width: Width of the model.
         run_bytes: Lower bound on the memory of one run, in bytes (`memory.estimate`).
@@ -85,9 +84,9 @@ def auto_pack_size(device: str, precision: str, width: int, run_bytes: int, memo
 
 
 def split(group: Sequence[int], largest: int) -> list[list[int]]:
-    """Split a group into packs of at most `largest` runs: equal packs if a size above largest / 2 allows it.
+    """Split a group into packs of at most `largest` runs.
 
-    Otherwise the sizes of two packs differ by at most one run.
+    The packs have equal sizes if a size above largest / 2 divides the group; otherwise sizes differ by at most one.
     """
     equal = next((size for size in range(largest, largest // 2, -1) if len(group) % size == 0), None)
     packs = len(group) // equal if equal else math.ceil(len(group) / largest)

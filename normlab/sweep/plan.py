@@ -1,4 +1,4 @@
-"""Plan a sweep from its overrides: its runs, those that exist already, and the packs to train."""
+"""Plan a sweep: the runs of its grid, and the packs of those runs that are not completed yet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PlannedSweep:
     plan: Plan
     folder: Path
     warnings: list[str]
-    """Warnings of the configs, and overrides that give the same run twice."""
+    """Warnings of the configs, and a warning for each repeated run."""
 
 
 def make_plan(
@@ -43,17 +43,18 @@ def make_plan(
     composed: Sequence[tuple[list[str], RunConfig]],
     show_progress: Callable[[str], None] = lambda _: None,
 ) -> PlannedSweep:
-    """Return the plan of a sweep's runs, with the packs of the stored plan if there is one. Writes nothing.
+    """Return the plan of a sweep, with the packs of the stored plan if it exists. Writes no file.
 
     Args:
-        options: The sweep's.
-        composed: The overrides that the sweep varies and the config of each run, from `compose_sweep`.
-        show_progress: Receives a line of progress.
+        options: The options of the sweep.
+        composed: The varied overrides and the config of each run, from `compose_sweep`.
+        show_progress: Called with a progress message.
 
     Raises:
-        ConfigError: There is no run, the runs have several results folders or run.fresh=true, or the sweep's name is
-            another sweep's.
-        DataError, StoreError: A corpus does not exist; an existing run or plan cannot be read.
+        ConfigError: There is no run, the runs have several results folders or run.fresh=true, or another sweep has the
+            same name.
+        DataError: A corpus does not exist.
+        StoreError: An existing run or plan cannot be read.
     """
     _check_configs([config for _, config in composed])
     for _, config in composed:
@@ -63,7 +64,7 @@ def make_plan(
     configs: list[RunConfig] = []
     for number, (overrides, config) in enumerate(composed, 1):
         show_progress(f"planning: {number} of {len(composed)} runs")
-        # The seed of the batches is no part of the corpus.
+        # The corpus does not depend on data.seed.
         key = canonical_hash(plain_tree(replace(config.data, seed=0)))
         if key not in corpora:
             corpora[key] = open_corpus(config.data)
@@ -93,9 +94,9 @@ def make_plan(
 
 
 def _pack_size(options: SweepOptions, configs: Sequence[RunConfig]) -> tuple[int, int | None]:
-    """Return the most runs in a pack, and with sweep.pack=auto the memory in bytes that limits it.
+    """Return the largest pack size of the sweep and, with sweep.pack=auto, the memory in bytes that limits it.
 
-    The whole sweep has one size: with sweep.pack=auto the smallest of the sizes of its configs.
+    With sweep.pack=auto, the size is the smallest of the sizes for each config.
     """
     if options.largest_pack is not None:
         return options.largest_pack, None
@@ -113,15 +114,15 @@ def _size_notes(packs: Sequence[Sequence[int]]) -> list[str]:
     if len(counts) < 2:
         return []
     sizes = ", ".join(f"{count} of {size}" for size, count in sorted(counts.items(), reverse=True))
-    return [f"packs of several sizes ({sizes} runs): the size of its pack changes the rounding of a run"]
+    return [f"packs of several sizes ({sizes} runs): the rounding of a run depends on the size of its pack"]
 
 
 def _existing_run_notes(runs: Sequence[RunFolder], packs: Sequence[Sequence[int]]) -> list[str]:
-    """Report existing runs that were trained in other packs than a plan of all runs gives them.
+    """Return a note on existing runs that were trained in other packs than a new sweep would train them in.
 
     Args:
         runs: All runs of the sweep.
-        packs: Packs of all runs, as indices, as if none existed.
+        packs: The packs of a sweep without existing runs, as indices.
 
     Raises:
         StoreError: The record of a run cannot be read.
@@ -135,21 +136,20 @@ def _existing_run_notes(runs: Sequence[RunFolder], packs: Sequence[Sequence[int]
     if not trained:
         return []
     sizes = sorted({len(members) for members in trained})
-    off = "sweep.pack=off trains all alone, " if sizes == [1] else ""
+    off = "set sweep.pack=off to train all runs alone, or " if sizes == [1] else "set "
     return [
         f"{len(trained)} of {len(runs)} runs exist already and were trained in other packs (of size "
-        f"{', '.join(map(str, sizes))}): they are not trained again, and have other rounding; {off}another results_dir "
-        "trains all of them again"
+        f"{', '.join(map(str, sizes))}), so their rounding differs; {off}another results_dir to train all runs again"
     ]
 
 
 def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
-    """Return a plan with the packs of the stored plan of the same runs.
+    """Return the plan of the command's overrides, with the packs of the stored plan.
 
-    A stored plan is data: the configs, and with them the plugins that are executed, come from the command's overrides.
+    The configs, and so the plugins that are executed, come from the command's overrides: a stored plan is only data.
 
-    A run without a pack was completed when the plan was made; if it was deleted since, it gets a pack of its own. So
-    does a deleted run of a pack in which others are completed, because those are not trained again for it.
+    Each deleted run that cannot train in its pack gets a new pack: a run without a pack, which was completed when the
+    plan was made, or a run of a pack with completed runs, which are not trained again.
 
     Raises:
         ConfigError: The stored plan has other runs or another `sweep.pack`.
@@ -175,16 +175,16 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
 
 
 def is_completed(run: RunFolder) -> bool:
-    """Whether a run has finished or diverged.
+    """Return whether a run has finished or diverged.
 
     Raises:
-        StoreError: Its status cannot be read.
+        StoreError: The status of the run cannot be read.
     """
     return run.exists() and run.status()["state"] in COMPLETED_STATES
 
 
 def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:
-    """Whether all runs of a pack have finished or diverged; False where a record is damaged."""
+    """Return whether all runs of a pack have finished or diverged; False if a record is damaged."""
     try:
         return all(is_completed(run_of(folder, run)) for run in runs)
     except StoreError:
@@ -199,17 +199,17 @@ def tokens_of(run: PlannedRun) -> int:
 
 def _check_configs(configs: Sequence[RunConfig]) -> None:
     if not configs:
-        raise ConfigError("the sweep has no runs: an override has no value; give each override at least one value")
+        raise ConfigError("the sweep has no runs, because an override has no value; give each override a value")
     if any(config.run.fresh for config in configs):
         raise ConfigError(
-            "run.fresh=true: a sweep does not train completed runs again; leave it out, or change the seed"
+            "run.fresh=true: has no effect in a sweep, which never repeats a run; leave it out, or change the seed"
         )
     if len(folders := {config.results_dir for config in configs}) > 1:
-        raise ConfigError(f"results_dir={','.join(sorted(folders))}: a sweep has one results folder; give one")
+        raise ConfigError(f"results_dir={','.join(sorted(folders))}: a sweep has one results folder; choose one")
 
 
 def _default_name(options: SweepOptions, runs: Sequence[PlannedRun]) -> str:
-    """Return the varied options and a hash of the runs: the same overrides find the same sweep."""
+    """Return a name made of the varied options and a hash of the runs, equal for equal overrides."""
     keys = dict.fromkeys(
         override.partition("=")[0].lstrip("+").rpartition(".")[2] for run in runs for override in run.overrides
     )
@@ -224,8 +224,8 @@ def _check_not_in_another_pack(run: RunFolder, name: str) -> None:
     pack = parse_part(RecordedPack, run.run().get("pack"))
     if len(pack.runs) > 1 and pack.sweep != name:
         raise ConfigError(
-            f"run {run.run_id}: trains in a pack of {len(pack.runs)} runs of sweep {pack.sweep}, and is not completed; "
-            "complete that sweep first, or leave the run out"
+            f"run {run.run_id}: is not completed, and trains in a pack of {len(pack.runs)} runs of sweep "
+            f"{pack.sweep}; complete that sweep first, or leave the run out"
         )
 
 
@@ -233,11 +233,11 @@ def _check_same_sweep(stored: Plan, plan: Plan) -> None:
     stored_runs, runs = ({run.run_id for run in each.runs} for each in (stored, plan))
     if stored_runs != runs:
         raise ConfigError(
-            f"sweep.name={stored.name}: is the name of a sweep of {len(stored_runs)} runs; these overrides make "
-            f"{len(runs)}, and it has {len(stored_runs & runs)} of them; choose another name, or leave it out"
+            f"sweep.name={stored.name}: the existing sweep of this name has other runs ({len(stored_runs)}, these "
+            f"overrides make {len(runs)}, {len(stored_runs & runs)} in common); choose another name, or leave it out"
         )
     if stored.pack != plan.pack:
         raise ConfigError(
             f"sweep.pack={plan.pack}: sweep {stored.name} started with sweep.pack={stored.pack}, and other packs "
-            f"would change its numbers; use sweep.pack={stored.pack}, or choose another sweep.name"
+            f"would change its losses; use sweep.pack={stored.pack}, or choose another sweep.name"
         )

@@ -1,6 +1,6 @@
-"""What the terminal shows of a sweep: its plan, its progress on stderr, and its result.
+"""Show the plan, the progress (on stderr) and the result of a sweep.
 
-The progress is one live table on a terminal, and a line per event elsewhere.
+A terminal shows the progress as a live table; any other stream receives a line per event.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 REFRESH_S = 0.5
-"""Shortest time between two drawings of the table."""
+"""Shortest time, in seconds, between two updates of the table."""
 PLAIN_EVERY_S = 60.0
-"""Time between two progress lines without a terminal."""
+"""Time, in seconds, between two progress lines without a terminal."""
 MOST_LINES = 30
-"""With more packs or runs, only those are shown that run, failed, diverged, regressed or are stuck."""
+"""Most packs or runs that a table shows completely; of more, a table shows those that run, failed, or are unusual."""
 WAITING, RUNNING, STOPPED = "waiting", "running", "stopped"
 
 
 def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
-    """Yield a sweep's name, runs, packs, notes and tokens; and, if asked to, a table of the packs to train."""
+    """Yield a sweep's name, runs, packs, notes and tokens; `with_packs`, also a table of the packs to train."""
     left = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(folder, run))}
     packs = [pack for pack in plan.packs if left.intersection(pack.runs)]
     completed = len(plan.runs) - len(left)
     yield f"sweep   {plan.name}"
-    note = f", {completed} of them completed already: not trained again" if completed else ""
+    note = f" ({completed} completed already, not trained again)" if completed else ""
     yield f"runs    {len(plan.runs)}{note}"
     if left:
         largest = max((len(pack.runs) for pack in packs), default=0)
@@ -70,9 +70,9 @@ def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
 
 
 def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) -> Iterator[str]:
-    """Yield a table of the runs, the counts of outcomes, the failures, and the commands that come next.
+    """Yield a table of the runs, the counts of outcomes, the failures, and suggested commands.
 
-    With many runs the table shows only failed, diverged, regressed, stuck and damaged ones.
+    With more than `MOST_LINES` runs, the table shows only failed, diverged, regressed, stuck and damaged runs.
     """
     failures = {index: failed[pack.number] for pack in plan.packs if pack.number in failed for index in pack.runs}
     rows = [_result_row(run_of(folder, run), run, failures.get(index)) for index, run in enumerate(plan.runs)]
@@ -80,7 +80,7 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
     yield render([row for row in rows if len(rows) <= MOST_LINES or row["state"] in unusual])
     states = Counter[str]()
     for index, state in enumerate(row["state"] for row in rows):
-        # A run may be killed without a failure of its pack, by a second Ctrl-C.
+        # A second Ctrl-C kills runs, but their packs have not failed.
         left = "failed" if index in failures else "left to train"
         states[state if state in (*OUTCOMES, schema.DAMAGED) else left] += 1
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
@@ -92,7 +92,7 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
     if failed:
         yield "failed packs are skipped; the same command with --retry-failed retries them"
     if states["left to train"]:
-        yield "the same command trains what is left"
+        yield "the same command trains the remaining runs"
     yield f"normlab summarize {plan.name if folder.parent.parent == Path('results') else folder}"
 
 
@@ -113,11 +113,11 @@ def _result_row(run: RunFolder, planned: PlannedRun, failure: PackOutcome | None
 
 
 class PackProgress:
-    """The progress of a pack, from the records of its runs; a run that cannot be read counts as not started.
+    """The progress of a pack, from the records of its runs; a run with an unreadable record counts as not started.
 
     Args:
-        folder: The sweep's.
-        plan: Its plan.
+        folder: The folder of the sweep.
+        plan: The plan of the sweep.
         pack: The pack; its runs have the same number of steps.
         state: waiting, running, stopped, finished, or one of `FAILURES`.
     """
@@ -132,7 +132,7 @@ class PackProgress:
         self.start(state)
 
     def start(self, state: str = RUNNING) -> None:
-        """Set the state, and measure the pace from now on."""
+        """Set the state, and measure the speed from now on."""
         self.update()
         self.state, self._started, self._fraction_at_start = state, time.monotonic(), self.fraction
 
@@ -142,14 +142,14 @@ class PackProgress:
         self.outcomes = Counter(state for state, _, _ in progress if state in OUTCOMES)
         """Number of completed runs, by outcome."""
         self.unusual = Counter({outcome: count for outcome, count in self.outcomes.items() if outcome != FINISHED})
-        """The same without finished runs."""
+        """Number of runs with an outcome other than finished, by outcome."""
         steps = [self.steps if state in OUTCOMES else step for state, step, _ in progress]
         self.step = sum(steps) / len(steps)
-        """Mean number of steps done; a completed run counts as having done all."""
+        """Mean number of steps done over the runs; all steps for a completed run."""
         self.fraction = self.step / self.steps
         """Fraction of the work that is done, 0 to 1."""
         self.loss = progress[0][2] if len(progress) == 1 else None
-        """Latest validation loss of a pack of one run that has not diverged, in nats/token."""
+        """Latest validation loss, in nats/token; None for several runs or a diverged one."""
 
     @property
     def gained(self) -> float:
@@ -172,15 +172,15 @@ class PackProgress:
 
     @property
     def time_left(self) -> str:
-        """Estimated time left of a running pack; empty where unknown."""
+        """Estimated time left of a running pack; empty if unknown."""
         return _time_left(self.gained, 1 - self.fraction, self._started) if self.state == RUNNING else ""
 
 
 class ProgressDisplay:
-    """Shows the progress of a sweep from the folders of its runs.
+    """Shows the progress of a sweep, which it reads from the folders of the runs.
 
     Args:
-        folder: The sweep's.
+        folder: The folder of the sweep.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -192,10 +192,10 @@ class ProgressDisplay:
         self._stream = SafeStream(sys.stderr)
 
     def start(self, plan: Plan, packs: Sequence[Pack], failed: Mapping[int, PackOutcome]) -> None:
-        """Show the packs to train and the failed ones that are not retried; on a terminal, start the table.
+        """Show the packs to train and the failed packs that are not retried; on a terminal, start the table.
 
         Args:
-            plan: The sweep's plan; its other packs are completed.
+            plan: The plan of the sweep; all packs that are in neither argument below are completed.
             packs: The packs to train.
             failed: Outcomes of the packs that failed earlier, by number.
         """
@@ -238,7 +238,7 @@ class ProgressDisplay:
             self.print(f"pack {outcome.pack} {pack.label}: {pack.status}{detail}{split}")
 
     def refresh(self) -> None:
-        """Draw the table, or print a progress line, if it is time to."""
+        """Update the table every `REFRESH_S`, or print a progress line every `PLAIN_EVERY_S`."""
         now = time.monotonic()
         if now - self._drawn_at < (PLAIN_EVERY_S if self._live is None else REFRESH_S):
             return
@@ -252,7 +252,7 @@ class ProgressDisplay:
             self.print("; ".join([self._summary(), *(f"{pack.label} {pack.status}" for pack in running)]))
 
     def print(self, line: str) -> None:
-        """Print a line; above the table, if there is one."""
+        """Print a line: above the table on a terminal, else on stderr."""
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
         else:
@@ -260,7 +260,7 @@ class ProgressDisplay:
             self._stream.flush()
 
     def finish(self) -> None:
-        """Draw the last state and stop the table."""
+        """Show the final state and stop the table."""
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
             self._live.stop()
@@ -282,7 +282,7 @@ class ProgressDisplay:
         return table
 
     def _summary(self) -> str:
-        """Return the number of packs by state, of unusual outcomes, and the time left."""
+        """Return as text the number of packs by state, the number of unusual outcomes, and the time left."""
         packs = self._packs.values()
         states = Counter("failed" if pack.state in FAILURES else pack.state for pack in packs)
         states["completed"] = states.pop(FINISHED, 0) + self._completed_before
@@ -298,7 +298,7 @@ class ProgressDisplay:
 
 
 def _time_left(gained: float, left: float, started: float) -> str:
-    """Return the estimated time that the work left takes, at the pace since `started`; empty where unknown."""
+    """Return the estimated time for the work `left`, at the speed since `started`; empty if unknown."""
     return format_duration(left * (time.monotonic() - started) / gained) if gained > 0 and left else ""
 
 
@@ -313,7 +313,7 @@ def _progress(run: RunFolder) -> tuple[str, float, float | None]:
         row = read_last_row(run.metrics_path) or {}
     except StoreError:
         return "", 0, None
-    # The step of a training row counts from 0; that of other rows is the number of updates before them.
+    # The step of a training row counts from 0; the step of any other row is the number of updates so far.
     step = (schema.number(row.get("step")) or 0) + (row.get("kind") == "train")
     state = status.get("outcome", status["state"])
     return state, step, final_losses(state, schema.number(status.get("val_loss")))[0]

@@ -1,7 +1,7 @@
 """Run the packs of a sweep in Slurm: array jobs with a task per pack, submitted by submitit.
 
-No process needs to watch the tasks: `slurm/queue.json` lists what was submitted, and each task writes its outcome. A
-supervisor that is stopped leaves the tasks alone, and the next one continues to watch them.
+No process needs to watch the tasks: `slurm/queue.json` lists the submitted packs, and each task writes its outcome. A
+supervisor that is stopped does not stop the tasks, and the next supervisor watches them again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ POLL_EVERY_S = 2.0
 MOST_IN_AN_ARRAY = 1000
 """Tasks of one array job: Slurm's default limit."""
 MOST_REQUEUES = 1000
-"""How often a pack may reach its time limit."""
+"""Most times that a pack may reach its time limit."""
 NOTICE_S = 120
-"""Seconds before the time limit at which Slurm announces it."""
+"""Seconds before the time limit at which Slurm sends a signal."""
 
 
 class SlurmExecutor:
-    """Submits the packs of a sweep to Slurm, and reads their outcomes; like `LocalExecutor`.
+    """Submits the packs of a sweep to Slurm, and reads their outcomes; has the same methods as `LocalExecutor`.
 
     Args:
-        folder: The sweep's.
-        options: Resources of a task, the number of tasks at once, and their timeout.
-        on_start: Receives the number of each pack whose task has started.
+        folder: The folder of the sweep.
+        options: Resources of a task, number of tasks at once, and timeout.
+        on_start: Called with the number of each pack whose task has started.
 
     Raises:
         ConfigError: submitit or Slurm is not installed.
@@ -60,10 +60,10 @@ class SlurmExecutor:
             _require_slurm(options.slurm.cluster)
 
     def load_queue(self) -> None:
-        """Watch the packs that were submitted before; the caller holds the sweep's lock.
+        """Watch the packs that were submitted before; the caller must hold the lock of the sweep.
 
         Raises:
-            ConfigError: They were submitted to Slurm, which is not installed here.
+            ConfigError: A pack was submitted to Slurm, which is not installed on this machine.
             StoreError: The queue cannot be read.
         """
         self._queue = plans.read_queue(self._folder)
@@ -73,7 +73,7 @@ class SlurmExecutor:
 
     @property
     def active(self) -> set[int]:
-        """The numbers of the packs that are queued or running; empty once `stop` was called."""
+        """The numbers of the packs that are queued or running; empty after `stop`."""
         return set(self._queue)
 
     @property
@@ -93,7 +93,7 @@ class SlurmExecutor:
         return []
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
-        """Yield the outcome of each pack whose task is over; a task that starts first writes to its log."""
+        """Yield the outcome of each pack whose task has ended, and report tasks whose log shows that they started."""
         if time.monotonic() - self._polled >= POLL_EVERY_S:
             self._polled = time.monotonic()
             for number in sorted(self._not_started & {pack.number for pack in plan.packs}):
@@ -103,11 +103,11 @@ class SlurmExecutor:
             yield from self.tasks_over(plan)
 
     def tasks_over(self, plan: Plan, *, at_once: bool = False) -> Iterator[PackOutcome]:
-        """Yield the outcome of each pack whose task has left its result, or has ended without one.
+        """Yield the outcome of each pack whose task has ended, with or without a result.
 
         Args:
-            plan: The sweep's plan.
-            at_once: Whether a task that is out of Slurm's queue counts as ended before `GONE_FOR_S`.
+            plan: The plan of the sweep.
+            at_once: Whether a task counts as ended as soon as it is out of Slurm's queue, not after `GONE_FOR_S`.
         """
         packs = {pack.number: pack for pack in plan.packs}
         for number, state in self._ended(0.0 if at_once else GONE_FOR_S).items():
@@ -120,14 +120,14 @@ class SlurmExecutor:
             plans.write_queue(self._folder, self._queue)
 
     def stop(self, *, again: bool) -> str:
-        """Stop watching and leave the tasks alone: a shell on a login node dies easily."""
+        """Stop watching; the tasks continue, because a shell on a login node dies easily. `again` is unused."""
         del again
         packs = "1 pack continues" if len(self._queue) == 1 else f"{len(self._queue)} packs continue"
         command, self._queue, self._not_started = self.cancel_command, {}, set()
-        return f"no longer watching: {packs} in Slurm; the same command watches again, `{command}` ends it"
+        return f"stopped watching: {packs} in Slurm; use the same command to watch again, or `{command}` to cancel"
 
     def close(self) -> None:
-        """Do nothing: the tasks need no supervisor."""
+        """Do nothing, because the tasks need no supervisor."""
 
     def _submit_array(self, plan: Plan, packs: Sequence[Pack]) -> None:
         from submitit import AutoExecutor
@@ -191,13 +191,13 @@ class SlurmExecutor:
 def _require_slurm(cluster: str) -> None:
     if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
         raise ConfigError(
-            "sweep.on=slurm: Slurm is not installed here (no sbatch or srun); start the sweep on a login node, "
-            "or use sweep.on=local"
+            "sweep.on=slurm: Slurm is not installed on this machine (no sbatch or srun); start the sweep on a login "
+            "node, or use sweep.on=local"
         )
 
 
 def _outcome_of_state(number: int, state: str, *, completed: bool) -> PackOutcome:
-    """Return the outcome of a task that wrote none, by its final state in Slurm."""
+    """Return the outcome of a task that wrote no outcome, by its final state in Slurm."""
     cause = plans.FINISHED if completed else CAUSES.get(state, plans.LOST)
     detail = {
         plans.FINISHED: "",
@@ -210,7 +210,7 @@ def _outcome_of_state(number: int, state: str, *, completed: bool) -> PackOutcom
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and has not been waited for does not."""
+    """Return whether a process runs; a zombie process does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

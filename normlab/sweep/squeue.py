@@ -1,7 +1,7 @@
 """Ask Slurm which tasks have left its queue, with or without accounting.
 
-squeue knows every pending or running task, and for some minutes how a task ended (`MinJobAge`); sacct knows the final
-state for good, but only where accounting is set up. A command that fails is no evidence.
+squeue lists every pending or running task and, for some minutes (`MinJobAge`), the final state of a task. sacct keeps
+the final state, but works only if accounting is set up. A command that fails says nothing about a task.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from normlab.store.plans import EXITED, INTERRUPTED, KILLED, MEMORY
 ASK_EVERY_S = 15.0
 """Shortest time, in seconds, between two calls of squeue; one call asks for all tasks of a sweep."""
 GONE_FOR_S = 60.0
-"""Seconds that a task must be out of the queue to count as over: it may be requeued, or its files may be late."""
+"""Seconds after which a task outside the queue counts as ended; sooner, Slurm may requeue it or its files be late."""
 ANSWER_WITHIN_S = 20.0
 """Longest time that one command of Slurm may take, in seconds."""
 CAUSES = {
@@ -24,26 +24,26 @@ CAUSES = {
     "OUT_OF_MEMORY": MEMORY,
     "COMPLETED": EXITED,
 }
-"""Slurm's states of a task that is over, and the cause of its outcome if the task reported none.
+"""The final states in Slurm, and the cause of the outcome of a task that wrote no outcome.
 
-In every other state it is queued, running or about to be requeued.
+In every other state a task is queued, running or about to be requeued.
 """
 
 
 class Squeue:
-    """Records since when each task is out of the queue."""
+    """Records the time at which each task left the queue."""
 
     def __init__(self) -> None:
         self._asked = self._answered = -float("inf")
         self._gone: dict[str, tuple[float, str]] = {}
-        """By task: when it was first out of the queue, and its final state, "" if unknown."""
+        """By task: the time at which it left the queue, and its final state ("" if unknown)."""
 
     def gone(self, tasks: Collection[str], *, min_seconds: float) -> dict[str, str]:
-        """Return the tasks that have been out of the queue for `min_seconds`, with their final state, "" if unknown.
+        """Return the final state ("" if unknown) of each task that has been out of the queue for `min_seconds`.
 
         Args:
             tasks: Slurm's names, JOB or ARRAY_INDEX.
-            min_seconds: Between two answers of squeue.
+            min_seconds: Time between the first and the last answer of squeue without the task.
         """
         now = time.monotonic()
         if tasks and now - self._asked >= ASK_EVERY_S:
@@ -64,23 +64,23 @@ class Squeue:
             if task in tasks and self._answered - since >= min_seconds
         }
         if unknown := [task for task, state in gone.items() if not state]:
-            # None without accounting.
+            # The answer is None without accounting.
             final = _ask(unknown, "sacct", "--allocations", "--parsable2", "--format=JobID,State") or {}
             gone |= {task: state for task, state in final.items() if state in CAUSES}
         return gone
 
 
 def _ask(tasks: Collection[str], program: str, *options: str) -> dict[str, str] | None:
-    """Return the states of the tasks that one of Slurm's programs knows, or None if it does not answer."""
-    jobs = ",".join(sorted({task.partition("_")[0] for task in tasks}))  # one name for all tasks of an array
+    """Return the states of tasks by a program of Slurm, or None if the program fails."""
+    jobs = ",".join(sorted({task.partition("_")[0] for task in tasks}))  # the tasks of an array share one job id
     command = [program, "--noheader", *options, f"--jobs={jobs}"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_WITHIN_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # "Invalid job id" means that squeue knows none of them.
+    # "Invalid job id" means that none of the tasks is in the queue.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         return None
     rows = (line.strip().partition("|") for line in answer.stdout.splitlines())
-    # "CANCELLED by 1000" is CANCELLED.
+    # Of "CANCELLED by 1000", keep "CANCELLED".
     return {task: state.split()[0] for task, _, state in rows if task in tasks and state.split()}

@@ -1,8 +1,8 @@
 """The supervisor of a sweep: submit the packs to an executor, and record their outcomes.
 
-Each pack is a process, here (`local.py`) or in Slurm (`slurm.py`), and a failure ends one pack alone. Outcomes are
-recorded in the sweep's folder. When the same command runs again, packs that failed wait for `--retry-failed`, and all
-others that are not completed resume.
+Each pack is a process, on this machine (`local.py`) or in Slurm (`slurm.py`), and a failure ends only its pack. The
+supervisor records outcomes in the folder of the sweep. When the same command runs again, the packs that are not
+completed resume, except failed ones, which need `--retry-failed`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SweepResult:
     plan: Plan
     """The latest plan."""
     failed: dict[int, PackOutcome]
-    """The outcomes of the packs that have failed, now or earlier, by number."""
+    """The outcomes of the failed packs, by number, also of those that failed in an earlier command."""
     incomplete: int = 0
     """Packs that are neither completed nor failed."""
     signal: int | None = None
@@ -43,7 +43,7 @@ class SweepResult:
 
     @property
     def code(self) -> int:
-        """The command's exit code: 0 if all packs are completed, 1 if not, 128 + n after signal n."""
+        """The exit code of the command: 0 if all packs are completed, 128 + n after signal n, else 1."""
         return 128 + self.signal if self.signal else int(bool(self.failed or self.incomplete))
 
 
@@ -53,22 +53,22 @@ def supervise(
     """Train the packs of a sweep that are not completed.
 
     Args:
-        folder: The sweep's; it is made.
+        folder: The folder of the sweep, which is created if it does not exist.
         plan: The plan of the command's overrides; the packs of a stored plan take precedence.
         options: Where packs run, how many at once, and their timeout.
         display: Shows the progress.
         retry_failed: Whether to retry packs that failed before.
 
     Raises:
-        ConfigError: The stored plan is another sweep's, or the packs cannot run where they should.
-        StoreError: Another process supervises the sweep, Slurm has some of its packs, or the system refused a file.
+        ConfigError: The stored plan is of another sweep, or `options.on` is not available on this machine.
+        StoreError: Another process supervises the sweep, Slurm has some of its packs, or a file cannot be written.
     """
     kind = SlurmExecutor if options.on == "slurm" else LocalExecutor
     executor = kind(folder, options, display.pack_started)
     make_folder(folder)
     with file_lock(plans.lock_of(folder), f"sweep {plan.name}", alternative="another sweep.name"):
         delete_temporaries(folder)
-        # Another supervisor may have written or halved the plan since the command read it.
+        # Another supervisor may have changed the plan since the command read it.
         stored = plans.read_plan(folder) if plans.has_plan(folder) else None
         if stored is None:
             plans.archive_outcomes(folder)
@@ -87,18 +87,18 @@ def _record_slurm_outcomes(
     """Record the outcomes of Slurm tasks that ended without a supervisor.
 
     Raises:
-        StoreError: Some tasks are still active, and the sweep is to run here.
+        StoreError: The command runs the sweep on this machine, and some tasks in Slurm are still active.
     """
     watches_slurm = isinstance(executor, SlurmExecutor)
     slurm = executor if watches_slurm else SlurmExecutor(folder, options, lambda _: None)
     slurm.load_queue()
-    # A sweep that runs here never asks Slurm again, so this one answer decides.
+    # A local sweep asks Slurm only once, so a task counts as ended at once.
     for outcome in slurm.tasks_over(plan, at_once=not watches_slurm):
         plans.append_outcome(folder, outcome)
     if slurm.active and not watches_slurm:
         raise StoreError(
-            f"sweep {plan.name}: Slurm has {len(slurm.active)} of its packs; sweep.on=slurm watches them, and "
-            f"`{slurm.cancel_command}` ends them"
+            f"sweep {plan.name}: {len(slurm.active)} of its packs are in Slurm; use sweep.on=slurm to watch them, or "
+            f"`{slurm.cancel_command}` to cancel them"
         )
 
 
@@ -115,7 +115,7 @@ class _Supervisor:
         latest = {outcome.pack: outcome for outcome in plans.read_outcomes(self.folder)}
         active = self.executor.active
         for pack in list(self.plan.packs):
-            # It ran out of memory while no supervisor lived to halve it.
+            # The pack may have run out of memory after its supervisor died, so it is not halved yet.
             if pack.number in latest and pack.number not in active and not self._is_completed(pack):
                 self._halve_after(latest[pack.number])
         left = [pack for pack in self.plan.packs if pack.number in active or not self._is_completed(pack)]
@@ -155,7 +155,7 @@ class _Supervisor:
         self.display.pack_ended(self.plan, outcome, halves)
 
     def _halve_after(self, outcome: PackOutcome) -> list[Pack]:
-        """Replace a pack of several runs that ran out of memory by its halves, in the plan, and return these."""
+        """If a pack of several runs ran out of memory, replace it by two halves in the plan; return the halves."""
         pack = self.plan.pack_of(outcome.pack)
         if outcome.cause != MEMORY or len(pack.runs) < 2:
             return []
@@ -170,7 +170,7 @@ class _Supervisor:
 
 @contextmanager
 def _received_signals() -> Iterator[list[int]]:
-    """Yield a list that receives SIGINT and SIGTERM, which otherwise end the process; only in the main thread."""
+    """Yield a list to which SIGINT and SIGTERM are appended instead of ending the process (in the main thread)."""
     received: list[int] = []
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

@@ -1,8 +1,8 @@
-"""A Slurm task: train one pack, as the supervisor does on this machine.
+"""A Slurm task, which trains one pack in a process, as the supervisor does on this machine.
 
-submitit runs `Task`, and calls its `checkpoint` when Slurm announces that the time is up or that the node is needed:
-the pack writes its checkpoint, and the task is queued again. The next one resumes from the newest step that all of the
-pack's runs have.
+submitit runs `Task`, and calls `Task.checkpoint` when Slurm announces the time limit or a preemption: the pack writes
+its checkpoint, and submitit queues the task again. The next task resumes from the newest step that all runs of the pack
+have.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Task:
     """Train one pack of a sweep.
 
     Args:
-        folder: The sweep's, absolute.
-        number: The pack's.
-        threads: Threads of its process unless OMP_NUM_THREADS is set.
+        folder: Absolute path of the folder of the sweep.
+        number: Number of the pack.
+        threads: Threads of the process unless OMP_NUM_THREADS is set.
         timeout_minutes: Minutes after which a process that writes nothing counts as hung.
     """
 
@@ -40,11 +40,11 @@ class Task:
     _process: PackProcess | None = field(default=None, init=False, repr=False)
 
     def __call__(self) -> str:
-        """Train the pack, write its outcome, and return the cause.
+        """Train the pack, write its outcome, and return the cause of the outcome.
 
         Raises:
-            NormlabError: It failed, which marks the task as failed for Slurm.
-            SystemExit: It was asked to stop; Slurm may queue it again.
+            NormlabError: The pack failed; the error marks the task as failed in Slurm.
+            SystemExit: A signal stopped the pack; Slurm may queue the task again.
         """
         folder = Path(self.folder)
         delete_task_outcome(folder, self.number)
@@ -52,7 +52,7 @@ class Task:
         process = self._process = PackProcess(
             folder, plan, plan.pack_of(self.number), self.threads, self.timeout_minutes
         )
-        # Sent by scancel, and by a system that needs the node without notice.
+        # scancel sends these signals, and so does a system that shuts the node down.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: process.stop())
         try:
@@ -64,11 +64,11 @@ class Task:
         if outcome.cause in FAILURES:
             raise NormlabError(f"pack {self.number} {FAILURES[outcome.cause]}: {outcome.detail}")
         if outcome.cause == INTERRUPTED:
-            sys.exit(128 + signal.SIGTERM)  # without a result: the task may be queued again
+            sys.exit(128 + signal.SIGTERM)  # writes no result, so Slurm may queue the task again
         return outcome.cause
 
     def checkpoint(self) -> DelayedSubmission:
-        """Make the pack write its checkpoint, and return the task to queue; submitit calls this in a signal handler."""
+        """Stop the pack with a checkpoint, and return the task to queue. submitit calls this in a signal handler."""
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:

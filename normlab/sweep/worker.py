@@ -1,7 +1,7 @@
 """The process of one pack: `python -m normlab.sweep.worker FOLDER NUMBER`, started by the supervisor.
 
-Standard input is a pipe that the supervisor holds open. When it closes, the supervisor is gone: the process asks itself
-to stop with SIGTERM, so that a checkpoint is written, and is killed after a grace period.
+Standard input is a pipe that the supervisor holds open. The pipe closes when the supervisor dies; the process then
+sends itself SIGTERM, so that it writes a checkpoint and stops, and kills itself after a grace period.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from normlab.store.runs import RunFolder
 
 GRACE_S = 30.0
-"""Seconds that a run may take to write its checkpoint after it is asked to stop."""
+"""Seconds that a process may take to write its checkpoint after SIGTERM."""
 OUT_OF_MEMORY = 12
-"""Exit code when memory ran out: the number of ENOMEM. An error of the user's has 2, any other exception 1."""
+"""Exit code when memory ran out (ENOMEM). The exit code is 2 after a NormlabError and 1 after any other exception."""
 ERROR_PREFIX = "error: "
-"""Prefix of the log's last line after an error."""
+"""Start of the last line of the log after an error."""
 
 
 def main(folder: Path, number: int) -> int:
@@ -41,8 +41,8 @@ def main(folder: Path, number: int) -> int:
     except Exception as error:
         traceback.print_exc()
         code, message = OUT_OF_MEMORY if isinstance(error, MemoryError) else 1, f"{type(error).__name__}: {error}"
-        if "randomness" in message:  # from vmap's error message
-            message = f"the norm draws random numbers, which a pack cannot do; use sweep.pack=off ({message})"
+        if "randomness" in message:  # vmap's error message
+            message = f"the norm draws random numbers, which fails in a pack; use sweep.pack=off ({message})"
     print(f"{ERROR_PREFIX}{one_line(message)}", file=sys.stderr, flush=True)
     return code
 
@@ -63,7 +63,7 @@ def _train(folder: Path, number: int) -> int:
     for run in runs:
         load_plugins(run.config["plugins"])
         config = config_from_record(run.config)
-        if os.path.realpath(config.results_dir) != os.path.realpath(results):  # the folder was moved
+        if os.path.realpath(config.results_dir) != os.path.realpath(results):  # the results folder was moved
             config.results_dir = str(results)
         configs.append(config)
     wait_until_inactive([run_of(folder, run) for run in runs])
@@ -74,14 +74,14 @@ def _train(folder: Path, number: int) -> int:
 
 
 def wait_until_inactive(runs: Sequence[RunFolder]) -> None:
-    """Wait while processes of a killed supervisor write their checkpoints."""
+    """Wait until the processes of a killed supervisor have written the checkpoints of these runs."""
     deadline = time.monotonic() + GRACE_S + 5
     while any(run.is_active() for run in runs) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
 def _stop_with_parent() -> None:
-    """Stop when standard input closes, and kill this session after the grace period."""
+    """Wait until standard input closes; then send SIGTERM, and kill this session after the grace period."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
@@ -94,11 +94,11 @@ def _stop_with_parent() -> None:
 
 if __name__ == "__main__":
     limit_spinning()
-    # Slurm may send its notices to every process of a task; only the parent handles them, and asks for the stop.
+    # Slurm may send its notices to every process of a task; only the parent must handle them.
     for notice in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(notice, signal.SIG_IGN)
     threading.Thread(target=_stop_with_parent, name="normlab parent", daemon=True).start()
-    # When the machine's memory runs out, the system kills this process and not its supervisor.
+    # When memory runs out, the system then kills this process and not the supervisor.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

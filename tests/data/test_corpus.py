@@ -171,7 +171,7 @@ def test_corpus_hash_depends_on_tokens_not_on_file_names(files: Files, tmp_path:
 
 
 def test_corpus_without_text_is_rejected(files: Files) -> None:
-    with pytest.raises(DataError, match="data=files: there is no text, every document is empty"):
+    with pytest.raises(DataError, match="data=files: every document is empty; add text"):
         open_corpus(files({"a.txt": "", "b.jsonl": '{"text": ""}\n'}))
 
 

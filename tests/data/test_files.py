@@ -72,7 +72,7 @@ def test_stdlib_excludes_tests_packages_and_other_encodings(tmp_path: Path, monk
 
 def test_error_for_a_missing_stdlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(DataError, match="no source of Python's standard library"):
+    with pytest.raises(DataError, match="no source files of Python's standard library"):
         find_sources(StdlibData())
 
 
@@ -108,7 +108,7 @@ def test_format_depends_on_the_suffix(files: Files) -> None:
 def test_column_is_rejected_for_text_files(files: Files) -> None:
     config = files({"a.txt": "a"})
     config.column = "body"
-    with pytest.raises(DataError, match=r"data\.column=body: has no effect, text has no columns .*leave it out"):
+    with pytest.raises(DataError, match=r"data\.column=body: has no effect, since .* only text files; leave"):
         find_sources(config)
     (Path(config.path[0]) / "b.jsonl").write_text('{"body": "b"}\n')
     assert source_names(config) == ["a.txt", "b.jsonl"]
@@ -123,13 +123,13 @@ def test_dangling_links_and_pipes_are_skipped(files: Files, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("path", ["nowhere.txt", "x" * 5000])
 def test_error_names_a_missing_path(path: str) -> None:
-    with pytest.raises(DataError, match=f"data.path={path}: there is no such file or folder"):
+    with pytest.raises(DataError, match=f"data.path={path}: no such file or folder"):
         find_sources(FilesData(path=[path]))
 
 
 def test_empty_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_text("x")
-    with pytest.raises(DataError, match=r"has no file that is not hidden"):
+    with pytest.raises(DataError, match=r"has no files, or only hidden ones"):
         find_sources(FilesData(path=[str(tmp_path)]))
 
 
@@ -367,7 +367,7 @@ def test_parquet_with_empty_row_groups(files: Files, read: Read, tmp_path: Path)
 @pytest.mark.parametrize("name", ["b.txt", "b.jsonl"])
 @pytest.mark.parametrize("content", [b"caf\xe9", "text".encode("utf-16"), b"\x1f\x8b\x08\x00packed"])
 def test_error_names_a_file_that_is_not_utf8(name: str, content: bytes, files: Files, read: Read) -> None:
-    with pytest.raises(DataError, match=rf"{name}: not UTF-8 at byte \d+; convert it \(iconv -t utf-8\)"):
+    with pytest.raises(DataError, match=rf"{name}: not UTF-8 at byte \d+; convert the file \(iconv -t utf-8\)"):
         read(files({"a.txt": "fine", name: content}))
 
 

@@ -31,7 +31,7 @@ from support.hub_server import COMMIT, Hub, Repositories
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"Story {i}: \u00e9t\u00e9 \U0001f600\n" + f"word {i} " * (20 + i % 7) for i in range(120)]
-OFFLINE_CHOICES = "data=stdlib needs no network, data=files"
+OFFLINE_CHOICES = "without a network, use data=stdlib, or data=files"
 
 
 def parquet(texts: list[str], column: str = "text") -> bytes:
@@ -171,16 +171,16 @@ def test_max_tokens_limits_the_download(hub: Any, opened: Any) -> None:
 def test_errors_of_datasets_say_what_to_do(hub: Any, opened: Any, cache: Path) -> None:
     served = hub(gated=("datasets/org/gated",))
     cases: dict[str, dict[str, Any]] = {
-        r"data.name=org/none: no such repository at .*/datasets/org/none.*org/name": {"name": "org/none"},
-        r"data.name=a/b/c: no such repository .*no such path here": {"name": "a/b/c"},
-        r"data.name=org/jsonl: no such commit, branch or tag .*data.revision": {"name": "org/jsonl", "revision": "old"},
+        r"data.name=org/none: no repository .*/datasets/org/none.*org/name": {"name": "org/none"},
+        r"data.name=a/b/c: no repository .*no such path on this machine": {"name": "a/b/c"},
+        r"data.name=org/jsonl: .* has no such commit, .*data.revision": {"name": "org/jsonl", "revision": "old"},
         r"no column 'text'; it has number, body; set data.column": {"name": "org/jsonl"},
         r"data.split=trian: .*did you mean 'train'.*it has train": {"name": "org/parquet", "split": "trian"},
         r"available configs: \['one', 'two'\]; set data.subset": {"name": "org/subsets"},
         r"'tow' not found. Available: \['one', 'two'\]; set data.subset": {"name": "org/subsets", "subset": "tow"},
         r"row 2 of column 'text' is None, not text": {"name": "org/numbers"},
         r"data.name=org/gated: .*hf auth login, or HF_TOKEN": {"name": "org/gated"},
-        r"data.tokenizer=org/none: no such repository at .*/org/none.*org/name": {
+        r"data.tokenizer=org/none: no repository .*/org/none.*org/name": {
             "name": "org/jsonl",
             "column": "body",
             "tokenizer": "org/none",
@@ -220,7 +220,7 @@ def test_missing_path_of_a_tokenizer_sends_no_request(name: str, tmp_path: Path)
     name = name.format(tmp_path)
     with pytest.raises(DataError) as caught:
         open_corpus(StdlibData(tokenizer=name))
-    missing = "there is no such file, or folder with a tokenizer.json, here; choose a tokenizer.json"
+    missing = "no such file, and no folder with a tokenizer.json; choose a tokenizer.json"
     assert str(caught.value).startswith(f"data.tokenizer={name}: {missing}")
 
 
@@ -231,9 +231,9 @@ def test_folder_without_tokenizer_json_may_be_a_name_on_the_hub(
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
     before = f"import normlab, os; os.chdir({str(tmp_path)!r})"
     (result,) = opened(hub().endpoint, {"name": ".", "tokenizer": "a-folder"}, before=before)
-    assert re.search(r"data.tokenizer=a-folder: no such repository at .*, and no such path here", result["error"])
+    assert re.search(r"data.tokenizer=a-folder: no repository .*, and no such path on this machine", result["error"])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"data.tokenizer=a-folder: HF_HUB_OFFLINE is set, .* nor a path here"):
+    with pytest.raises(DataError, match=r"data.tokenizer=a-folder: HF_HUB_OFFLINE is set, .* nor a path on"):
         open_corpus(StdlibData(tokenizer="a-folder"))
 
 
@@ -272,7 +272,7 @@ def test_error_without_hub_and_cache(
         assert result["error"].startswith("data.name=org/parquet: ")
         assert OFFLINE_CHOICES in result["error"]
     assert ("HF_HUB_OFFLINE is set" if failure == "offline" else f"no answer from {endpoint}") in result["error"]
-    assert "is not in the local cache, nor a path here;" in result["error"]
+    assert "is neither in the local cache nor a path on this machine;" in result["error"]
 
 
 @pytest.mark.network
@@ -296,7 +296,7 @@ def test_other_datasets_in_the_cache_are_ignored(opened: Any, tmp_path: Path) ->
         (tmp_path / "datasets" / name).mkdir(parents=True)
     (tmp_path / "datasets" / "org___other" / "default" / "0.0.0" / "hash").mkdir(parents=True)
     (result,) = opened(closed_port(), {"name": "org/parquet"}, HF_HOME=str(tmp_path))
-    assert "org/parquet is not in the local cache" in result["error"]
+    assert "org/parquet is neither in the local cache" in result["error"]
     assert not result["datasets"]
 
 
@@ -308,7 +308,7 @@ def test_dataset_in_the_cache_is_found(name: str, tmp_path: Path, monkeypatch: p
     *owner, last = name.split("/")
     (tmp_path / "___".join([*owner, camelcase_to_snakecase(last)]) / "default" / "0.0.0" / "hash").mkdir(parents=True)
     module.HubText(HubData(name=name)).connect()
-    with pytest.raises(DataError, match=r"not in the local cache"):
+    with pytest.raises(DataError, match=r"neither in the local cache"):
         module.HubText(HubData(name=f"{name}s")).connect()
 
 
@@ -504,7 +504,7 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
         (["data.vocab_size=256", "data.tokenizer=bpe"], r"data.vocab_size=256: must be at least 257"),
         (["data.vocab_size=100000000000", "data.tokenizer=bpe"], r"vocab_size=100000000000: must be at most 1048576"),
         (["data.max_tokens=1"], r"data.max_tokens=1: must be at least 2"),
-        (["data=hub"], r"data=hub needs a dataset's name; give data.name=roneneldan/TinyStories"),
+        (["data=hub"], r"data=hub needs a dataset's name; set data.name=roneneldan/TinyStories"),
         (["data=hub", "data.name=stdlib"], r"data.name=stdlib: is a corpus.*use data=stdlib"),
         (["data=stdlib", "data.name=org/x"], r"data.name=org/x: cannot be set;.*data=hub"),
         (["data=hub", "data.nam=org/x"], r"did you mean 'name'"),

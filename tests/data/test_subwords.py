@@ -251,5 +251,5 @@ def test_vocabulary_has_a_maximum(largest: int, files: Callable[..., FilesData],
     if largest == MAX_VOCAB_SIZE - 2:
         assert open_corpus(config).tokenizer.vocab_size == MAX_VOCAB_SIZE
     else:
-        with pytest.raises(DataError, match=rf"has a token {largest}; the largest is 1048574\); choose another"):
+        with pytest.raises(DataError, match=rf"has a token {largest} \(at most 1048574\)\); choose another"):
             open_corpus(config)

@@ -12,7 +12,7 @@ from normlab.config.compose import compose_run
 from normlab.norms.base import NORMS
 
 Command = Callable[..., tuple[int, str, str]]
-WARNING = "norm={}: in training, each token's statistics include later tokens, so the training loss leaks the future"
+WARNING = "norm={}: in training, each token's statistics include later tokens, so the training loss uses the future"
 
 
 @pytest.mark.parametrize("name", ["batchnorm", "batchnorm_past", "batchnorm_position", "rmsnorm", "layernorm"])
@@ -24,7 +24,7 @@ def test_warning_follows_the_declaration(name: str) -> None:
 def test_warning_covers_every_norm_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose_run(["norm=layernorm"])
     monkeypatch.setattr(type(config.norm), "causal", False)
-    assert config.warnings() == [WARNING.format("layernorm") + "; the validation loss leaks it too"]
+    assert config.warnings() == [WARNING.format("layernorm") + "; the validation loss does too"]
 
 
 def test_warning_is_printed_once_and_recorded(overrides: list[str], run_command: Command, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_spikes_by_every_rule(command: Command, run: RunFolder) -> None:
     ("overrides", "message"),
     [
         (["resid_rsm"], "unknown statistic 'resid_rsm'.*did you mean 'resid_rms'"),
-        (["resid_rms", "--format", "csv"], "No such option"),
+        (["resid_rms", "--format", "csv"], "no such option"),
     ],
 )
 def test_unknown_statistic_and_option_are_errors(

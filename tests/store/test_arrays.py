@@ -84,7 +84,7 @@ def test_numpy_reads_rows_by_their_description(stored: StatisticsFiles) -> None:
 
 def test_file_of_terabytes_is_not_read(stored: StatisticsFiles) -> None:
     os.truncate(stored.path / "core.bin", 2**40)
-    with pytest.raises(StoreError, match=rf"core.bin: is damaged \(has {2**40} bytes, of at most "):
+    with pytest.raises(StoreError, match=rf"core.bin: is damaged \(has {2**40} bytes \(at most "):
         stored.read("core")
 
 

@@ -76,7 +76,7 @@ def test_file_of_terabytes_is_not_read(tmp_path, name):
     path.write_bytes(b"{}\n")
     os.truncate(path, 2**40)
     read = reading.read_rows if name.endswith("l") else reading.read_record
-    with pytest.raises(StoreError, match=rf"{name}: is damaged \(has {2**40} bytes, of at most [0-9]+\); "):
+    with pytest.raises(StoreError, match=rf"{name}: is damaged \(has {2**40} bytes \(at most [0-9]+\)\); "):
         read(path)
 
 

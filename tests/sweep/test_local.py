@@ -178,7 +178,7 @@ def test_a_sweep_of_two_runs(overrides: list[str], run_command: Command, tmp_pat
     assert out.startswith("finished at step 8")
     code, out, _ = run_command("sweep", *grid)
     assert code == 0
-    assert "2 of them completed already: not trained again" in out
+    assert "(2 completed already, not trained again)" in out
     assert len(read_outcomes(folder)) == 2
     assert "2 runs, 1 diverged, 1 finished" in out
 
@@ -352,7 +352,7 @@ def test_sweep_started_by_another_command_in_between(fake_sweep: Callable[..., A
     options, composed = compose_sweep([*overrides, "sweep.name=x", "seed=5,6"])
     ours = make_plan(options, composed)
     fake_sweep("seed=0", ways={})
-    with pytest.raises(ConfigError, match=r"sweep.name=x: is the name of a sweep of 1 runs"):
+    with pytest.raises(ConfigError, match=r"sweep.name=x: the existing sweep of this name has other runs \(1"):
         supervise(ours.folder, ours.plan, options, RecordingDisplay())
 
 
@@ -414,7 +414,7 @@ def test_cause_of_an_exit(
 
 def test_kill_by_the_system_for_lack_of_memory() -> None:
     found = local.cause_of_exit(-9, [], completed=False, stopped=None, memory_kill=True)
-    assert found == ("memory", "the system ran out of memory and killed it (SIGKILL)")
+    assert found == ("memory", "the system ran out of memory and killed the process (SIGKILL)")
 
 
 def test_largest_pack() -> None:

@@ -121,7 +121,7 @@ def test_packs_of_several_sizes_are_in_the_plan_once(
 ) -> None:
     assert plan("seed=range(9)", "sweep.pack=4").plan.notes == []
     made = plan("seed=range(10)", "sweep.pack=4").plan
-    note = "packs of several sizes (1 of 4, 2 of 3 runs): the size of its pack changes the rounding of a run"
+    note = "packs of several sizes (1 of 4, 2 of 3 runs): the rounding of a run depends on the size of its pack"
     assert made.notes == [note]
     code, out, _ = run_command("sweep", *overrides, "seed=range(10)", "sweep.pack=4", "--dry-run")
     assert (code, out.count(f"note    {note}\n")) == (0, 1)
@@ -151,8 +151,8 @@ def test_runs_that_were_trained_differently_are_reported(
     grid = ("train.steps=2", "seed=range(12)", "sweep.pack=4")
     made = plan(*grid).plan
     note = (
-        "3 of 12 runs exist already and were trained in other packs (of size 1): they are not trained again, and have "
-        "other rounding; sweep.pack=off trains all alone, another results_dir trains all of them again"
+        "3 of 12 runs exist already and were trained in other packs (of size 1), so their rounding differs; "
+        "set sweep.pack=off to train all runs alone, or another results_dir to train all runs again"
     )
     assert (made.notes, sizes_of(made)) == ([note], [3, 3, 3])
     assert f"note    {note}\n" in run_command("sweep", *overrides, *grid, "--dry-run")[1]

@@ -148,6 +148,6 @@ def test_table_of_many_runs_shows_only_unusual_ones(folder: Path, jobs: list[Pla
     assert lines[0] == "x: 40 runs, 1 diverged, 1 failed, 37 finished, 1 left to train"
     assert lines[1].startswith("pack 39 raised an exception: norm=rmsnorm seed=18: ValueError: no (")
     assert lines[1].endswith("logs/pack_039.log)")
-    assert "the same command trains what is left" in lines
+    assert "the same command trains the remaining runs" in lines
     table, *_ = result_lines(Plan("x", "off", jobs[:10], packs[:10]), folder, {})
     assert table.count("norm=layernorm seed=") == 10

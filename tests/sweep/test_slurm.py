@@ -112,10 +112,10 @@ def test_supervisor_may_stop_and_continue_to_watch(
     code, text = first.wait(timeout=60), output.read_text()
     assert code == 130, text
     queue = read_queue(folder)
-    assert "2 packs continue in Slurm; the same command watches again, `kill " in text
+    assert "2 packs continue in Slurm; use the same command to watch again, or `kill " in text
     assert queue[1].job in text
     assert "2 left to train" in text
-    with pytest.raises(StoreError, match=r"sweep x: Slurm has 2 of its packs; sweep.on=slurm watches them"):
+    with pytest.raises(StoreError, match=r"sweep x: 2 of its packs are in Slurm; use sweep.on=slurm to watch"):
         run_sweep([override for override in grid if "sweep.slurm" not in override and "sweep.on" not in override])
 
     before = [run.rows("train").rows[-1]["step"] for run in runs_of(folder)]
@@ -380,7 +380,7 @@ def test_outcomes_without_a_supervisor_are_recorded_later(
 
     outcome, events, _ = run_sweep(grid, interrupt)
     assert outcome.code == 130
-    assert "3 packs continue in Slurm; the same command watches again, `scancel 12` ends it" in events[1]
+    assert "3 packs continue in Slurm; use the same command to watch again, or `scancel 12` to cancel" in events[1]
     assert read_queue(folder) == {
         1: SubmittedPack("slurm", "12_0"),
         2: SubmittedPack("slurm", "12_1"),
@@ -411,8 +411,8 @@ def test_sweep_continues_here_once_slurm_has_no_pack_of_it(
     here = [override for override in grid if not override.startswith(("sweep.on", "sweep.slurm"))]
     code, _, err = run_command("sweep", *here)
     assert code == 2
-    assert "Slurm has 1 of its packs" in err
-    assert "`scancel 12` ends them" in err
+    assert "1 of its packs are in Slurm" in err
+    assert "`scancel 12` to cancel them" in err
     cluster.says(t12="CANCELLED by 1000")
     code, out, err = run_command("sweep", *here)
     assert code == 0, err
@@ -438,7 +438,7 @@ def test_without_submitit_or_slurm(
     monkeypatch.setenv("PATH", str(tmp_path))
     code, _, err = run_command("sweep", *overrides, *THERE)
     assert code == 2
-    assert "Slurm is not installed here (no sbatch or srun)" in err
+    assert "Slurm is not installed on this machine (no sbatch or srun)" in err
     assert not (tmp_path / "results").exists()
     imported = builtins.__import__
 
@@ -462,7 +462,7 @@ def test_without_submitit_or_slurm(
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"], r"device=cuda: each Slurm task has no GPU"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.gpu_type=a100"], r"gpu_type=a100: has no effect"),
         (["sweep.on=slurm", "sweep.slurm.extra=[--qos=high]"], r"extra=--qos=high: is not an option of sbatch"),
-        (["sweep.on=slurm", "sweep.slurm.extra=[time=3]"], r"extra=time=3: time is set by the sweep"),
+        (["sweep.on=slurm", "sweep.slurm.extra=[time=3]"], r"extra=time=3: normlab sets time"),
         (["sweep.on=slurm", "sweep.slurm.time_minutes=1"], r"sweep.slurm.time_minutes=1: must be at least 5"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.memory_gb=0.001"], r"a task \(sweep.slurm.memory_gb\)"),
         (["sweep.on=slurm", "sweep.slurm.partitoin=x"], r"partitoin.*did you mean"),

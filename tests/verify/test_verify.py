@@ -188,7 +188,9 @@ BREAKS = {
     "has a reference that does not call its module": (
         "return x_D * self.factor\n\n\n", "return self.build(x_D.shape[-1])(x_D)\n\n\n",
     ),
-    "declares its initial values": ("self.factor = factor", "self.factor, self.w = factor, nn.Parameter(torch.ones(3))"),
+    "declares its initial values": (
+        "self.factor = factor", "self.factor, self.w = factor, nn.Parameter(torch.ones(3))",
+    ),
     "parameters: 0": ("        self.factor = factor", "        self.factor, self.w = factor, nn.Linear(1, 3)"),
     "every option has an effect": ("return Halved(self.factor)", "return Halved(0.5)"),
 }  # fmt: skip

@@ -67,7 +67,7 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
         "torn": "finished", "new": "not started",
     }  # fmt: skip
     assert runs["good"]["note"] == ""
-    assert "is damaged (no JSON object)" in runs["bare"]["note"]
+    assert "is damaged (not a JSON object)" in runs["bare"]["note"]
     assert "holds no run" in runs["hollow"]["note"]
     assert runs["killed"]["note"].startswith("killed at step 20 of 100")
     assert runs["running"]["note"].startswith("is still running")

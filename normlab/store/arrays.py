@@ -78,8 +78,8 @@ class Part:
         rows = np.frombuffer(content, kind, count)
         return rows, np.array([row["crc"] == _checksum(row) for row in rows], dtype=bool), torn_bytes
 
-    def torn(self) -> bool:
-        """Whether the last row is torn.
+    def has_torn_row(self) -> bool:
+        """Whether the last row is incomplete.
 
         Raises:
             StoreError: The file exists and cannot be read.

@@ -152,6 +152,14 @@ def loss_of(value: Any) -> float | None:
     return None if loss is None or LARGEST_LOSS < abs(loss) < math.inf else loss
 
 
-def format_loss(loss: float | None) -> str:
-    """Return a loss as text: four decimals, or four digits where it is very large."""
-    return "?" if loss is None else f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.4g}"
+def format_loss(loss: float | None, sign: str = "") -> str:
+    """Return a loss as text: four decimals, four digits from 1e5 on, `?` for None.
+
+    Args:
+        loss: The loss, nats/token.
+        sign: `+` to write the sign of a positive number too.
+    """
+    if loss is None:
+        return "?"
+    digits = ".4f" if abs(loss) < 1e5 else ".4g"
+    return format(loss, digits if math.isnan(loss) else sign + digits)

@@ -77,7 +77,7 @@ def test_overview_is_short(command: Command, run: RunFolder) -> None:
         ("norm_in_rms", "close"),
         ("grad_share", "mlp"),
     } <= cells
-    assert lines[-2] == "first: step 0; last: step 20; over training: at the last layer"
+    assert lines[-2] == "first: step 0; last: step 20; over training: the last layer"
     assert lines[-1].endswith("normlab list stats lists them")
 
 
@@ -156,7 +156,7 @@ def test_damaged_rows_are_left_out_with_a_warning(overrides: list[str], run_comm
 def test_overview_names_statistics_measured_at_other_steps() -> None:
     steps = {"resid_rms": [0, 10, 990], "logz": [0, 10, 990], "token_cos": [0, 800], "attn_sink": [0, 800]}
     line = overview_steps([{"statistic": name, "steps": each} for name, each in steps.items()])
-    expected = "first: step 0; last: step 990; attn_sink, token_cos: steps 0 and 800; over training: at the last layer"
+    expected = "first: step 0; last: step 990; attn_sink, token_cos: steps 0 and 800; over training: the last layer"
     assert line == expected
     assert overview_steps([]) == ""
 

@@ -49,7 +49,7 @@ class Cell:
 
     @cached_property
     def unusable_lrs(self) -> frozenset[float]:
-        """Learning rates at which a completed run diverged, regressed, is stuck or ended above the unigram band."""
+        """Learning rates at which a completed run diverged or has not learned to use the context."""
         return frozenset(run.lr for run in self.runs if run.has_loss and not run.has_learned)
 
     @cached_property
@@ -131,7 +131,7 @@ def rank_cells(cells: Sequence[Cell]) -> list[int]:
 
 
 def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
-    """Return the reasons why the cells of a table are not comparable, except mixtures within a cell."""
+    """Return why the cells of a table are not comparable, except mixtures within a cell."""
     warnings: list[str] = []
     within = {name for cell in cells for name in mixed_settings(cell.runs)}
     # The width of the MLP follows from the width of the model.

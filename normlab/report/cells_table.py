@@ -278,7 +278,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[Cell | None]:
-    """Return the baseline of each cell: the cell with the values of `text`, equal in all other options.
+    """Return each cell's baseline: the cell with the values of `text` and equal other options.
 
     A cell that is a baseline, or has none, gets None.
 

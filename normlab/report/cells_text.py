@@ -92,7 +92,7 @@ def _sensitivity_text(row: Row) -> str:
 
 
 def _comparison_texts(row: Row, prefix: str, suffix: str) -> Row:
-    """Return the columns `-0.0123 [-0.0200, -0.0046] (n=5)`, in nats/token, and the corrected p-value."""
+    """Return the difference, `-0.0123 [-0.0200, -0.0046] (n=5)`, and its corrected p-value."""
     if "baseline" not in row:
         return {}
     difference, p = "", row[f"{prefix}p_holm"]
@@ -120,7 +120,7 @@ def _spikes_text(row: Row) -> str:
 
 
 def notes(table: CellsTable) -> list[str]:
-    """Return the definitions of the columns and how their values are selected and tested, one per line."""
+    """Return the definitions of the columns, one per line."""
     rows = table.rows
     grid = sorted({len(row["learning_rates"]) for row in rows if row["learning_rates"]})
     lines = [
@@ -172,7 +172,7 @@ def notes(table: CellsTable) -> list[str]:
 
 
 def _design_notes(rows: Sequence[Row]) -> list[str]:
-    """Return the notes on which variance the intervals include: initial weights, data order, or both."""
+    """Return notes on the variance that the intervals include: initial weights, data order."""
     prefixes = (BEST, SHARED)
     fixed = {row[f"{prefix}seeds_fixed"] for row in rows for prefix in prefixes}
     notes = [

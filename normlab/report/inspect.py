@@ -12,7 +12,7 @@ from normlab.report.tables import Row, evenly_spaced, sparkline
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import count_spikes
-from normlab.stats.statistic import OF, PROBE
+from normlab.stats.statistic import EXTENDED, OF, PROBE
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
@@ -55,9 +55,14 @@ def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
     try:
         return rows_of(read_statistics(folder, problems), name)
     except StatisticsError as error:
-        if name in STATISTICS and STATISTICS[name].tier == PROBE:
-            raise StatisticsError(f"{error}; `normlab inspect RUN {name} --probe` measures it now") from error
-        raise
+        remedies = {
+            PROBE: f"`normlab inspect RUN {name} --probe` measures it now",
+            EXTENDED: "train with stats=full to measure it",
+        }
+        remedy = remedies.get(STATISTICS[name].tier) if name in STATISTICS else None
+        if remedy is None:
+            raise
+        raise StatisticsError(f"{error}; {remedy}") from error
     finally:
         for problem in problems:
             print(f"normlab: {problem}", file=sys.stderr)
@@ -129,7 +134,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def overview_steps(rows: Sequence[Row]) -> str:
-    """Return a line with the steps of the overview's columns, and of statistics with other steps."""
+    """Return the steps of the overview's columns, and of statistics with other steps."""
     names_by_steps: dict[tuple[int, int], list[str]] = {}
     for name in OVERVIEW:
         if steps := next((row["steps"] for row in rows if row["statistic"] == name), None):
@@ -203,7 +208,7 @@ def spike_table(rows: Sequence[Row]) -> list[Row]:
 def heading(name: str) -> str:
     """Return the formula, the unit and the question of a statistic, in a line."""
     statistic = STATISTICS[name]
-    return f"{name} = {statistic.formula} [{statistic.unit}]; of {OF[statistic.of]}. {statistic.question}"
+    return f"{name} = {statistic.formula}; unit {statistic.unit}; of {OF[statistic.of]}. {statistic.question}"
 
 
 def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -51,7 +51,7 @@ class Design(NamedTuple):
         return SEEDS[self.levels.index(1)] if self.n > 1 and 1 in self.levels else None
 
     def __str__(self) -> str:
-        """Return `3` for independent values, `6x6` if crossed, `11 of 6x6` if the crossing is incomplete."""
+        """Return `3` if independent, `6x6` if crossed, `11 of 6x6` if incompletely crossed."""
         crossing = "x".join(map(str, self.levels))
         return f"{self.n}" if not self.crossed else crossing if self.complete else f"{self.n} of {crossing}"
 
@@ -211,7 +211,7 @@ def _signed_rank_test(differences: Mapping[Replicate, float], level: float, both
 
 
 def _median(values: Sequence[float]) -> float:
-    """Return the median; 0, which favours neither side, if the two middle values are -inf and +inf."""
+    """Return the median; 0, which favours no side, if the middle values are -inf and +inf."""
     ordered = sorted(values)
     middle = ordered[(len(ordered) - 1) // 2] / 2 + ordered[len(ordered) // 2] / 2
     return 0.0 if math.isnan(middle) else middle
@@ -252,7 +252,7 @@ def _hodges_lehmann(differences: list[float], level: float) -> tuple[float | Non
 
 
 def _doubled_ranks(values: Sequence[float]) -> list[int]:
-    """Return twice the rank of each value; ties share their mean rank, whose double is an integer."""
+    """Return twice the rank of each value, an integer; ties share their mean rank."""
     import numpy as np
 
     _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
@@ -260,7 +260,7 @@ def _doubled_ranks(values: Sequence[float]) -> list[int]:
 
 
 def _null_distribution(ranks: Iterable[int]) -> list[float]:
-    """Return the probability of each sum of positive ranks, from 0 on, if signs are fair coin tosses.
+    """Return the probability of each sum of positive ranks, from 0 on, for random signs.
 
     `scipy.stats.wilcoxon` has no exact distribution for ties or zeros.
     """

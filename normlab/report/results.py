@@ -147,7 +147,7 @@ def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) ->
 
 
 def distinguishing_options(results: Sequence[RunResult]) -> list[str]:
-    """Return the options besides learning rate and seeds in which runs differ, `MAIN_OPTIONS` first.
+    """Return the options in which runs differ, `MAIN_OPTIONS` first; no learning rate or seeds.
 
     An option that separates no more runs than the options before it is left out, such as an MLP width that follows from
     the model width.

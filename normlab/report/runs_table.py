@@ -50,7 +50,7 @@ _FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_
 def summarize(
     path: str | os.PathLike[str], where: Sequence[str] = (), results_dir: str | os.PathLike[str] = "results"
 ) -> list[Row]:
-    """Return a row of `COLUMNS` for each run of a results folder, a `runs` folder, a sweep or a run.
+    """Return a row of `COLUMNS` for each run of a results folder, `runs` folder, sweep or run.
 
     Rows are sorted by corpus, then by final loss, lowest first, then runs without a final loss. A run that diverged,
     failed, was killed or cannot be read also has a row, with a note.

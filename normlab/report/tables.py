@@ -132,12 +132,12 @@ def _local_time(created: Any) -> Any:
 
 
 def _corpus_label(row: Row) -> str:
-    """Return the name of a corpus and the beginning of its hash, because two texts can have one name."""
+    """Return the name of a corpus and the beginning of its hash; names are not unique."""
     return f"{format_value('corpus', row['corpus'])} {format_value('corpus_sha256', row['corpus_sha256'])[:8]}".strip()
 
 
 def _old_baselines_note(rows: Sequence[Row]) -> str:
-    """Return a note on runs whose `vs_bigram` uses baselines of the whole text, or an empty text."""
+    """Return a note on runs whose `vs_bigram` uses whole-text baselines, or an empty text."""
     old = sum(bool(row.get("baselines")) and row.get("vs_bigram") is not None for row in rows)
     return f"vs bigram of {counted(old, 'run')} with older records: {WHOLE_TEXT_NOTE}" if old else ""
 
@@ -229,7 +229,7 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _fit(columns: Columns, width: int) -> tuple[list[str], dict[str, int]]:
-    """Remove columns in `_DROP_ORDER` until the rest fits; return the removed keys and the other widths."""
+    """Remove columns in `_DROP_ORDER` until the rest fits; return removed keys and widths."""
     dropped: list[str] = []
     first = next(iter(columns))
     for key in ("", *(key for key in _DROP_ORDER if key in columns and key != first)):
@@ -242,7 +242,7 @@ def _fit(columns: Columns, width: int) -> tuple[list[str], dict[str, int]]:
 
 
 def _widths(columns: Columns, width: int, min_text: int) -> dict[str, int]:
-    """Return the width of each column; text columns shrink until the table fits, to `min_text` at least.
+    """Return column widths; text columns shrink until the table fits, to `min_text` at least.
 
     Columns in which no word has to be cut shrink first. The first column does not fold, because users copy names from
     it; a run's name folds, because it can have any length.
@@ -302,7 +302,7 @@ _FLAT = 0.01
 
 
 def evenly_spaced(items: Sequence[T], most: int) -> Sequence[T]:
-    """Return at most `most` (2 or more) of the items, evenly spaced, with the first and the last."""
+    """Return at most `most` (2 or more) items, evenly spaced, with the first and the last."""
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

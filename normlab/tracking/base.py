@@ -1,4 +1,4 @@
-"""The interface of a tracker. A tracker receives a run's numbers and never changes the run."""
+"""The interface of a tracker, which receives a run's numbers and never changes the run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import Any, Protocol
 from normlab.stats.profiles import Profiles
 
 Row = Mapping[str, Any]
-"""One line of the record: `kind` (train, eval, pace), `step`, and plain numbers by name."""
+"""A row of the metrics: `kind` (train, eval or pace), `step`, and numbers by name."""
 
 
 class Tracker(Protocol):
     """Receives the start of a run, its rows and statistics in order, and its end."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
-        """Start: `run` is the content of run.json; `first_step` is 0, or the step that the run resumes from."""
+        """Start tracking.
+
+        Args:
+            run: The content of run.json.
+            first_step: 0, or the step from which the run resumes.
+        """
         ...
 
     def log(self, rows: Sequence[Row]) -> None:
@@ -23,9 +28,13 @@ class Tracker(Protocol):
         ...
 
     def log_statistics(self, profiles: Profiles) -> None:
-        """Log the statistics of a measured step, after the interval's rows."""
+        """Log the statistics of a measured step, after the rows up to this step."""
         ...
 
     def finish(self, status: Mapping[str, Any]) -> None:
-        """Finish, with the content of status.json and `spikes`: by rule, their number and of how many steps."""
+        """Finish tracking.
+
+        Args:
+            status: The content of status.json, and `spikes`: by rule, the number of spikes and of judged steps.
+        """
         ...

@@ -53,7 +53,7 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
     code, out, err = command("it's peri", "resid_rms")
     assert (code, err) == (0, "")
     about, head, _, *lines = out.splitlines()
-    assert about.startswith("resid_rms = sqrt(mean x^2) [of x]; of the stream that enters a block, and the head. ")
+    assert about.startswith("resid_rms = sqrt(mean x^2); unit of x; of the stream that enters a block, and the head. ")
     assert head.split("  ")[0] == "layer"
     assert all(f"step {step}" in head for step in (0, 10, 20))
     (profiles,), _ = run.statistics.read("core")
@@ -203,9 +203,7 @@ def measured(overrides: list[str]) -> tuple[RunFolder, int]:
 def test_lost_rows_are_a_warning(measured: tuple[RunFolder, int], run_command: Command) -> None:
     folder, length = measured
     stats = folder.path / "stats"
-    expected = (
-        f"normlab: {stats}: rows of core statistics are missing, of {{}} measured steps from {{}} to 10; restore a copy"
-    )
+    expected = f"normlab: {stats}: missing rows of core statistics: {{}} measured steps from {{}} to 10; restore a copy"
     truncate_rows(folder, 4 * length)
     assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [expected.format(2, 8)]
     truncate_rows(folder, 3 * length + 1)
@@ -232,7 +230,7 @@ def test_resumed_run_warns_of_lost_rows_and_not_of_unmeasured_steps(
     truncate_rows(folder, 2 * length)
     capfd.readouterr()
     train(compose_run([*overrides, "stats.every=1"]), trackers=[])
-    expected = "rows of core statistics are missing, of 4 measured steps from 2 to 5; restore a copy"
+    expected = "missing rows of core statistics: 4 measured steps from 2 to 5; restore a copy"
     assert expected in capfd.readouterr().err
     assert expected in run_command("inspect", str(folder.path), "logz")[2]
 

@@ -138,7 +138,7 @@ def _option_values(records: Sequence[RunRecord], option: str) -> list[Any]:
 
 
 def _title(selection: Selection, kept: int) -> str:
-    """Return the sweep's name, or the number of runs, or of selected runs if conditions exclude some."""
+    """Return the sweep's name or the number of runs, and how many conditions select."""
     total = len(selection.records)
     count = f"{kept} of {counted(total, 'run')}" if kept < total else counted(total, "run")
     if not selection.name:

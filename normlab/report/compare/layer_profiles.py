@@ -96,7 +96,7 @@ def layer_profiles(
 
 
 def choose_steps(steps: NDArray[np.int64], warmup: int | None, most: int) -> NDArray[np.int64]:
-    """Return at most `most` steps: the first, the first after warm-up, the last, and others between.
+    """Return at most `most` steps, with the first, the first after warm-up and the last.
 
     Args:
         steps: (S,), rising.
@@ -150,7 +150,7 @@ def run_units(
 def _cell_units(
     records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
 ) -> list[Unit]:
-    """Return the units of each cell: means over runs with the same columns, at its best learning rate."""
+    """Return each cell's units: means over runs with equal columns, at its best learning rate."""
     index_of = {record.folder.path: index for index, record in enumerate(records)}
 
     def units_of(number: int, cell: Cell) -> Iterator[Unit]:
@@ -171,7 +171,7 @@ def _cell_units(
 
 
 def _read_histories(index: int, record: RunRecord, problems: list[Problem]) -> tuple[Layout, Histories] | None:
-    """Return the columns and core statistics of a run; None, and a line in `problems`, without any."""
+    """Return the columns and core statistics of a run, or None and a line in `problems`."""
     if record.state in NO_RUN_STATES:
         return None
     messages: list[str] = []
@@ -191,7 +191,7 @@ def _read_histories(index: int, record: RunRecord, problems: list[Problem]) -> t
 
 
 def _mean_unit(label: str, runs: Mapping[int, Histories], cell: int | None, layout: Layout, warmup: int | None) -> Unit:
-    """Return the unit with the mean over runs of the finite values, at `MAX_STEPS` measured steps."""
+    """Return a unit: the mean over runs of finite values, at up to `MAX_STEPS` steps."""
     measured = np.unique(np.concatenate([each.steps for run in runs.values() for each in run.values()]))
     steps = choose_steps(measured, warmup, MAX_STEPS)
     tables = [_values_at(steps, run, layout) for run in runs.values()]

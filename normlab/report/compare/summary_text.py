@@ -71,7 +71,7 @@ def _describe_best(cells: Sequence[Cell], best: int, by: Sequence[str]) -> str:
 
 
 def _describe_margin(cells: Sequence[Cell], order: Sequence[int], by: Sequence[str]) -> str:
-    """Return the comparison of the best cell with the second best, paired by seed and data order."""
+    """Compare the best cell with the second best, paired by seed and data order."""
     if len(order) < 2:
         return "No other cell has a result."
     best, second = cells[order[0]], cells[order[1]]

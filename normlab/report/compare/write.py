@@ -81,7 +81,7 @@ def write_compare(
 
 
 def _warnings(data: Row) -> list[str]:
-    """Return the warnings of `normlab summarize --by`, and a line per run with an unreadable record."""
+    """Return the warnings of `normlab summarize --by`, and a line per unreadable run."""
     warnings, lines = data["warnings"], []
     for run in data["runs"]:
         problems = [problem for problem in run["problems"] if not any(problem in warning for warning in warnings)]

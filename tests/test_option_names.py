@@ -89,7 +89,7 @@ def test_by_and_where_give_the_same_hints(
     for arguments in (["--by", name], ["--where", f"{name}=3"], ["--by", "norm", "--where", f"{name}>3"]):
         code, _, err = run_command("summarize", str(results), *arguments)
         assert (code, err.count("\n")) == (2, 1)
-        assert f"{name}: no run has such an option (did you mean '{option}'?)" in err
+        assert f"{name}: no run has this option (did you mean '{option}'?)" in err
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Table and page of signal propagation at initialisation, which `propagation/measure.py` measures."""
+"""Tables and pages of signal propagation at initialisation, measured by `propagation/measure.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def table_row(row: Row) -> Row:
-    """Return a row as texts for a table: first and last values of the profiles, and the shape of two of them."""
+    """Return a row as text for a table: first and last values of profiles, and two sparklines."""
     first, last = row["gradient"][0], row["gradient"][-1]
     return {
         **{name: row[name] for name in ("norm", "placement", "depth")},
@@ -51,7 +51,7 @@ def _sparkline(profile: Sequence[float | None]) -> str:
 
 
 def power_laws(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the first block that is not finite in each row, and each group's growth as a power of the depth L."""
+    """Yield each row's first non-finite block, and each group's growth as a power of depth."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(_label(row), []).append(row)
@@ -79,13 +79,13 @@ def power_laws(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _label(row: Row) -> str:
-    """Return the label of a row and of the rows that differ from it in depth only."""
+    """Return the label that a row shares with the rows that differ only in depth."""
     options = "".join(f" {option}={value}" for option, value in row["overrides"].items())
     return f"{row['norm']} {row['placement']}{options} (init {row['init']})"
 
 
 def write_page(rows: Sequence[Row], path: Path) -> None:
-    """Write one HTML file with each profile over depth: a line for each row, its dash showing the depth.
+    """Write an HTML page with each profile over depth, a line per row and a dash per depth.
 
     Raises:
         StoreError: The file cannot be written.
@@ -121,6 +121,6 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
 
 
 def slope(depths: list[int], values: list[float]) -> float:
-    """Return the power of L by which values grow: the least-squares slope of log(value) over log(L)."""
+    """Return the growth exponent: the least-squares slope of log(value) over log(depth)."""
     x, y = np.log(depths), np.log(values)
     return float(np.polyfit(x, y, 1)[0])

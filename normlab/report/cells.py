@@ -1,7 +1,7 @@
-"""Group runs into cells, rank them, and warn where runs of a cell, or cells of a table, are not comparable.
+"""Group runs into cells, rank the cells, and warn about runs and cells that are not comparable.
 
-A cell is the runs that have the same values of the options of `--by` (for example `norm,placement`), over all learning
-rates and seeds.
+A cell is all runs with the same values of the options of `--by`, for example `norm,placement`. The runs of a cell
+differ in learning rate and seed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The values as they are typed."""
+        """The values as on the command line, separated by spaces."""
         return " ".join(map(format_setting, self.key))
 
     @cached_property
     def losses(self) -> Losses:
-        """Final validation loss by learning rate and replicate."""
+        """Final validation losses, by learning rate and replicate."""
         return self._arrange(lambda run: run.loss)
 
     @cached_property
     def lowest_losses(self) -> Losses:
-        """Lowest validation loss of any evaluation, by learning rate and replicate."""
+        """Lowest validation losses of each run's evaluations, by learning rate and replicate."""
         return self._arrange(lambda run: run.best_loss)
 
     def _arrange(self, value: Callable[[RunResult], float]) -> Losses:
@@ -49,7 +49,7 @@ class Cell:
 
     @cached_property
     def unusable_lrs(self) -> frozenset[float]:
-        """The learning rates at which a run has an outcome and has not learned."""
+        """Learning rates at which a completed run diverged or has not learned to use the context."""
         return frozenset(run.lr for run in self.runs if run.has_loss and not run.has_learned)
 
     @cached_property
@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def diverged(self) -> int:
-        """How many replicates diverged at the best learning rate."""
+        """Number of replicates that diverged at the best learning rate."""
         return sum(map(math.isinf, self.best_losses.values()))
 
     @property
@@ -86,28 +86,30 @@ class Cell:
         return sum(run.state == state for run in self.runs)
 
     def warnings(self) -> list[str]:
-        """Return what makes the cell's numbers unreliable, a line each."""
+        """Return the reasons why the cell's numbers are unreliable, one per line."""
         warnings = [f"mixes {mixture}" for mixture in mixed_settings(self.runs).values()]
         if unfinished := self.count(UNFINISHED):
-            warnings.append(f"{unfinished} of {len(self.runs)} runs are not finished and are left out")
+            warnings.append(f"unfinished runs, left out: {unfinished} of {len(self.runs)}")
         warnings += damaged_run_warnings(
             {run.record.run_id: damage_of(run) for run in self.runs if run.state == DAMAGED}
         )
         repeats = Counter((run.lr, run.replicate) for run in self.runs if run.has_loss)
         if repeated := sum(count > 1 for count in repeats.values()):
-            warnings.append(f"{repeated} of its seeds ran more than once at one learning rate: their mean counts once")
+            warnings.append(f"seeds with several runs at one learning rate, averaged to one value each: {repeated}")
         if len(self.losses) > 1:
             if len({frozenset(by_replicate) for by_replicate in self.losses.values()}) > 1:
                 seeds = ", ".join(f"{lr:g}: {len(by_replicate)}" for lr, by_replicate in self.losses.items())
-                warnings.append(f"its learning rates have different seeds (number of seeds: {seeds})")
-            for limit, where, beyond in ((min, "lowest", "lower"), (max, "highest", "higher")):
+                warnings.append(f"the learning rates have different seeds (number of seeds: {seeds})")
+            for limit, extreme, beyond in ((min, "lowest", "lower"), (max, "highest", "higher")):
                 if self.best_lr == limit(self.losses):
-                    warnings.append(f"its best learning rate is the {where} of its grid: a {beyond} one may be better")
+                    warnings.append(
+                        f"the best learning rate is the {extreme} of the grid; a {beyond} one may be better"
+                    )
         return warnings
 
 
 def group_cells(runs: Iterable[RunResult], by: Sequence[str]) -> list[Cell]:
-    """Return the cells in the order of their values: numbers by size, then names alphabetically."""
+    """Return the cells sorted by their values: numbers by size, then names alphabetically."""
     grouped: dict[tuple[Setting, ...], list[RunResult]] = {}
     for run in runs:
         grouped.setdefault(tuple(setting(run.record, option) for option in by), []).append(run)
@@ -115,10 +117,10 @@ def group_cells(runs: Iterable[RunResult], by: Sequence[str]) -> list[Cell]:
 
 
 def rank_cells(cells: Sequence[Cell]) -> list[int]:
-    """Return the indices of the cells that have a result, best first, each at its best learning rate.
+    """Return the indices of the cells with a result, best first.
 
-    The order is by the share of diverged seeds; cells with a stuck or regressed run follow those without; then by the
-    mean final validation loss of the other seeds.
+    Cells are compared at their best learning rates: first by the share of diverged seeds, then by whether a run is
+    stuck or regressed, then by the mean final validation loss of the seeds that did not diverge.
     """
     keys: dict[int, tuple[float, bool, float]] = {}
     for index, cell in enumerate(cells):
@@ -129,7 +131,7 @@ def rank_cells(cells: Sequence[Cell]) -> list[int]:
 
 
 def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
-    """Return what makes the cells of a table not comparable; each cell warns of what it mixes itself."""
+    """Return why the cells of a table are not comparable, except mixtures within a cell."""
     warnings: list[str] = []
     within = {name for cell in cells for name in mixed_settings(cell.runs)}
     # The width of the MLP follows from the width of the model.
@@ -144,5 +146,9 @@ def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
 def _sort_key(value: Setting) -> tuple[int, float, str]:
     if isinstance(value, bool | int | float):
         known = number(int(value) if isinstance(value, bool) else value)
-        return 0, math.inf if known is None else float(known), ""  # a damaged record may hold what no float can
+        return (
+            0,
+            math.inf if known is None else float(known),
+            "",
+        )  # a damaged record may hold an integer above any float
     return (2, 0.0, "") if value is None else (1, 0.0, value)

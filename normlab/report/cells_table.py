@@ -1,9 +1,9 @@
-"""`normlab summarize --by norm,placement`: one row for each cell (see `cells`), with its numbers and warnings.
+"""`normlab summarize --by norm,placement`: one row per cell, with its numbers and warnings.
 
 The numbers of a row are not rounded; their keys are those of JSON and CSV. With a baseline (`--against
-norm=layernorm`) a row has the difference of losses, paired by seed and data order: a pair is a run of each cell with
-the same seeds. If one of the two diverged, the difference is infinite; if both did, it is 0. Runs without an outcome
-form no pair.
+norm=layernorm`) a row also has the difference between the cell's loss and the baseline's, paired by seed and data
+order. A pair is one run of each cell with the same seeds. The difference of a pair is infinite if one run diverged, and
+0 if both diverged. Runs without an outcome form no pair.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from normlab.store.schema import number
 from normlab.store.series import Evaluation, evaluations
 
 BEST, SHARED = "", "shared_"
-"""Prefixes of the keys of a cell's numbers at its best learning rate, and at the one that all cells share."""
+"""Prefixes of a cell's keys: for its best learning rate, and for the learning rate that all cells share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class CellsTable:
 
     by: Sequence[str]
     rows: Sequence[Row]
-    """One for each cell, all with the same keys: the options of `by`, the numbers, the warnings."""
+    """One row per cell, all with the same keys: the options of `by`, the numbers, the warnings."""
     table_warnings: Sequence[str]
     """Warnings about the table as a whole."""
     cells: Sequence[Cell]
@@ -46,16 +46,16 @@ class CellsTable:
 
     @property
     def warnings(self) -> list[str]:
-        """All warnings; one that several cells have names all of them."""
+        """All warnings; equal warnings of several cells are one line that names the cells."""
         cells_of: dict[str, list[str]] = {}
         for row in self.rows:
             for warning in row["warnings"]:
                 cells_of.setdefault(warning, []).append(row["cell"])
-        every = len(self.rows) if len(self.rows) > 1 else 0
-        named = {
-            warning: "every cell" if len(names) == every else ", ".join(names) for warning, names in cells_of.items()
-        }
-        return [*self.table_warnings, *(f"{names}: {warning}" for warning, names in named.items())]
+        lines = list(self.table_warnings)
+        for warning, names in cells_of.items():
+            is_general = len(names) == len(self.rows) > 1
+            lines.append(f"{'every cell' if is_general else ', '.join(names)}: {warning}")
+        return lines
 
 
 def summarize_by(
@@ -66,18 +66,18 @@ def summarize_by(
     results_dir: str | os.PathLike[str] = "results",
     **options: Any,
 ) -> CellsTable:
-    """Return the cells of a results folder, a `runs` folder, a run or a sweep, from the records alone.
+    """Return the table of cells of a results folder, a `runs` folder, a run or a sweep.
 
     Args:
         path: A folder, or the name of a sweep or a run, as for `query.select_runs`.
         by: The options that define cells.
         where: Conditions that the runs must meet.
-        results_dir: Where names are looked up.
+        results_dir: The folder in which names are looked up.
         options: Other options of `build_table`.
 
     Raises:
         ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
-        StoreError: There is no run, or none with a readable record.
+        StoreError: There is no run with a readable record.
     """
     results, warnings = read_results(select_runs([os.fspath(path)], results_dir).records)
     if not results:
@@ -95,7 +95,7 @@ def cell_options(by: Sequence[str], runs: Sequence[RunRecord]) -> list[str]:
     """
     options = resolve_options(by, runs, "--by") if all(by) and runs else list(by)
     if not all(by) or not by or len(set(options)) < len(by):
-        raise ConfigError(f"--by {','.join(by)}: give one option or more, each once, such as norm,placement")
+        raise ConfigError(f"--by {','.join(by)}: name at least one option, each once, such as norm,placement")
     return options
 
 
@@ -109,16 +109,16 @@ def build_table(
     spikes: bool = False,
     warnings: Sequence[str] = (),
 ) -> CellsTable:
-    """Return the cells of some runs.
+    """Return the table of cells of some runs.
 
     Args:
         results: The runs.
-        by: The options that define cells, by their full names.
-        against: The baseline: `norm=layernorm`.
+        by: The full names of the options that define cells.
+        against: The baseline, such as `norm=layernorm`.
         lr: The shared learning rate; by default the one with the best mean rank.
-        target: A validation loss: the steps and seconds to it are read from the metrics.
-        spikes: Whether to count spikes from the metrics of runs whose status has no count.
-        warnings: What the warnings about the table begin with.
+        target: A validation loss; the rows then have the steps and seconds to reach it.
+        spikes: Count spikes from the metrics of runs whose status has no count.
+        warnings: Warnings to put before those about the table.
 
     Raises:
         ConfigError: The baseline or the learning rate is unknown.
@@ -126,8 +126,8 @@ def build_table(
     cells = group_cells(results, by)
     shared = shared_lr([cell.ranking for cell in cells if cell.losses]) if lr is None else lr
     if lr is not None and not any(lr in cell.losses for cell in cells):
-        tried = sorted({tried for cell in cells for tried in cell.losses})
-        raise ConfigError(f"--lr {lr:g}: no run has it; choose one of {', '.join(f'{tried:g}' for tried in tried)}")
+        choices = ", ".join(f"{rate:g}" for rate in sorted({rate for cell in cells for rate in cell.losses}))
+        raise ConfigError(f"--lr {lr:g}: no run has this learning rate; choose one of {choices}")
     rows = [_row(cell, by, shared, target, spikes) for cell in cells]
     if against is not None:
         baselines = _find_baselines(cells, by, against)
@@ -137,7 +137,7 @@ def build_table(
             if baseline is not None:
                 row["warnings"] += _comparison_warnings(cell, baseline, by)
             elif cell not in baselines:
-                row["warnings"].append(f"there is no baseline for it ({against})")
+                row["warnings"].append(f"has no baseline: no cell with {against} matches its other options")
     return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], cells)
 
 
@@ -165,10 +165,10 @@ def _row(cell: Cell, by: Sequence[str], shared: float | None, target: float | No
 
 
 def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
-    """Return final and best validation loss at one learning rate: mean and interval over seeds, in nats/token.
+    """Return the final and best validation loss at one learning rate, in nats/token.
 
-    The mean is infinite where a run diverged. The mean of the other runs has a key and no interval of its own: the
-    runs that happen to survive are not a sample of what the method does.
+    Each has a mean and an interval over seeds. If a run diverged, the mean is infinite, and another key holds the mean
+    of the other runs. That mean has no interval, because the surviving runs are not a random sample.
     """
     row: Row = {f"{prefix}lr": lr, f"{prefix}seeds": 0, f"{prefix}seeds_diverged": 0}
     for key, losses in (("val_loss", cell.losses), ("best_val_loss", cell.lowest_losses)):
@@ -189,17 +189,17 @@ def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
 
 
 def _sensitivity(cell: Cell) -> Row:
-    """Return the sensitivity to the learning rate with the grid, the usable range and its upper edge."""
+    """Return the learning-rate sensitivity, with the grid and its usable range."""
     starts = [loss_of(run.record.corpus.baselines.uniform) for run in cell.runs]
     loss_at_start = max((start for start in starts if start is not None), default=None)
-    found = sensitivity(cell.losses, loss_at_start, cell.unusable_lrs)
+    result = sensitivity(cell.losses, loss_at_start, cell.unusable_lrs)
     return {
         "learning_rates": list(cell.losses),
-        "lr_sensitivity": found.value,
+        "lr_sensitivity": result.value,
         "loss_at_start": loss_at_start,
-        "usable_lr": found.usable and list(found.usable),
+        "usable_lr": result.usable and list(result.usable),
         "usable_within": USABLE,
-        "edge_lr": found.edge,
+        "edge_lr": result.edge,
         "unusable_lrs": sorted(cell.unusable_lrs),
     }
 
@@ -215,10 +215,10 @@ def _costs(cell: Cell) -> Row:
 
 
 def _to_target(cell: Cell, target: float, warnings: list[str]) -> Row:
-    """Return the mean steps and seconds to the first evaluation at or below a loss, at the best learning rate.
+    """Return the mean steps and seconds to a validation loss, at the best learning rate.
 
     The means are None unless every run reaches the target. A run whose metrics changed after it finished is left out,
-    with a line in `warnings`.
+    and `warnings` receives a line.
     """
     runs = 0
     reached: list[Evaluation] = []
@@ -239,11 +239,11 @@ def _to_target(cell: Cell, target: float, warnings: list[str]) -> Row:
 
 
 def _spikes(cell: Cell, *, from_metrics: bool) -> dict[str, Row]:
-    """Return the spikes at the best learning rate by rule: runs, spikes, steps that the rule judges, and the share.
+    """Return, by rule, the number of runs, spikes and judged steps at the best learning rate.
 
     Args:
         cell: The runs.
-        from_metrics: Whether to count the spikes of a run from its metrics if its status has no count.
+        from_metrics: Count spikes from the metrics of runs whose status has no count.
     """
     totals: dict[str, Row] = {}
     for run in cell.runs_at(cell.best_lr):
@@ -263,8 +263,8 @@ def _spikes_of(run: RunRecord, from_metrics: bool) -> Mapping[str, Any]:
     from normlab.stats.spikes import count_spikes
     from normlab.store.series import series
 
-    found = count_spikes(series(run.folder))
-    return {spikes.rule.name: {"spikes": len(spikes.spikes), "of_steps": spikes.scored} for spikes in found}
+    counts = count_spikes(series(run.folder))
+    return {count.rule.name: {"spikes": len(count.spikes), "of_steps": count.scored} for count in counts}
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -278,26 +278,27 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[Cell | None]:
-    """Return for each cell the baseline that has the values of `text` and matches it in all other options of `by`.
+    """Return each cell's baseline: the cell with the values of `text` and equal other options.
 
-    None where the cell is itself a baseline, or where there is no such cell.
+    A cell that is a baseline, or has none, gets None.
 
     Raises:
         ConfigError: An option is not in `by`, or no cell has such a value.
     """
-    error, wanted = f"--against {text}", dict[str, str]()
+    error, baseline_values = f"--against {text}", dict[str, str]()
     for condition in parse_conditions([text], "--against", signs=("=",)):
-        found = meanings(condition.option, by)
-        if len(found) != 1:
+        options = meanings(condition.option, by)
+        if len(options) != 1:
             raise ConfigError(f"{error}: {condition.option} is not in --by {','.join(by)}; add it there")
-        values = {format_setting(cell.key[by.index(found[0])]) for cell in cells}
+        values = {format_setting(cell.key[by.index(options[0])]) for cell in cells}
         if condition.value not in values:
-            raise ConfigError(f"{error}: " + unknown(found[0], condition.value, values))
-        wanted[found[0]] = condition.value
+            raise ConfigError(f"{error}: " + unknown(options[0], condition.value, values))
+        baseline_values[options[0]] = condition.value
     keys = [tuple(map(format_setting, cell.key)) for cell in cells]
     by_key = dict(zip(keys, cells, strict=True))
     baselines = [
-        by_key.get(tuple(wanted.get(option, value) for option, value in zip(by, key, strict=True))) for key in keys
+        by_key.get(tuple(baseline_values.get(option, value) for option, value in zip(by, key, strict=True)))
+        for key in keys
     ]
     if not any(baselines):
         raise ConfigError(f"{error}: no cell has all of these values; give fewer options")
@@ -311,9 +312,10 @@ def _add_comparisons(
     lrs: Mapping[tuple[Any, ...], float | None],
     prefix: str,
 ) -> None:
-    """Add to each cell's row the comparison with its baseline, each at its learning rate, by the cell's key.
+    """Add to each row the comparison of its cell with the cell's baseline.
 
-    The p-values are corrected for all comparisons of the table.
+    `lrs` maps a cell's key to the learning rate at which the cell is compared. The p-values are corrected for all
+    comparisons of the table.
     """
     tests: list[PairedTest | None] = []
     for cell, baseline in zip(cells, baselines, strict=True):
@@ -334,18 +336,18 @@ def _add_comparisons(
 
 
 def _comparison_warnings(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
-    """Return what makes the comparison of a cell with its baseline, at their best learning rates, unreliable."""
+    """Return the reasons why the comparison of a cell with its baseline is unreliable."""
     unpaired = set(cell.best_losses) ^ set(baseline.best_losses) if cell.losses and baseline.losses else ()
     intended = [option for option, a, b in zip(by, cell.key, baseline.key, strict=True) if a != b]
     different = mixed_settings([*cell.runs, *baseline.runs], intended).values()
     return [
-        *([f"seeds with a result on one side of its comparison only: {len(unpaired)}"] if unpaired else []),
-        *([f"it and its baseline differ in {'; '.join(different)}"] if different else []),
+        *([f"seeds with a result only in the cell or only in its baseline: {len(unpaired)}"] if unpaired else []),
+        *([f"the cell and its baseline also differ in {'; '.join(different)}"] if different else []),
     ]
 
 
 def compare_cells(cell: Cell, lr: float | None, other: Cell, other_lr: float | None) -> PairedTest | None:
-    """Return the test of loss(cell) - loss(other), paired by replicate; None without a pair."""
+    """Test loss(cell) - loss(other), paired by replicate; return None if there is no pair."""
     losses: Mapping[Replicate, float] = cell.losses.get(lr, {}) if lr is not None else {}
     others: Mapping[Replicate, float] = other.losses.get(other_lr, {}) if other_lr is not None else {}
     pairs = {key: (losses[key], others[key]) for key in sorted(set(losses) & set(others), key=str)}

@@ -1,11 +1,9 @@
-"""The cells of a sweep for people: few columns, losses with interval and n, and notes on what they mean."""
+"""Render the table of cells as text: few columns, losses with interval and n, and notes that define the columns."""
 
 from __future__ import annotations
 
 import json
 import math
-import shutil
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,18 +12,18 @@ from normlab.report.cells_table import BEST, SHARED, CellsTable
 from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format_losses, mean_interval
 from normlab.report.learning_rates import EDGE
 from normlab.report.results import STATES
-from normlab.report.tables import Row, render
+from normlab.report.tables import Row, fold_lines, render, terminal_width
 from normlab.store.outcome import DESCRIPTIONS, WHOLE_TEXT_NOTE
 from normlab.store.schema import FINISHED
 
 NO_SENSITIVITY = "-"
 """S of a cell without a usable learning rate."""
 SPIKE_RULE = "loss_olmo_core"
-"""The rule whose count the table has; JSON has all of them."""
+"""The spike rule of the table's column; JSON has the counts of all rules."""
 
 
 def render_cells(table: CellsTable, format: str) -> str:
-    """Render the cells in one of `tables.FORMATS`; JSON and CSV hold every value.
+    """Render the cells in one of `tables.FORMATS`; JSON and CSV have every value.
 
     Raises:
         NormlabError: The format is unknown.
@@ -34,21 +32,20 @@ def render_cells(table: CellsTable, format: str) -> str:
         return render(table.rows, format)
     if format == "csv":
         flat = [_flatten(row) for row in table.rows]
-        keys = dict.fromkeys(key for row in flat for key in row)  # a cell without spikes has no keys for the rules
+        keys = dict.fromkeys(key for row in flat for key in row)  # a cell without counts has no spike keys
         return render([{key: row.get(key) for key in keys} for row in flat], format)
     text, lines = render(table_rows(table), format), notes(table)
     if format == "markdown":
         return "\n\n".join([text, "\n".join(f"- {line}" for line in lines)])
-    width = max(shutil.get_terminal_size((160, 24)).columns, 56)
-    return "\n\n".join([text, "\n".join(textwrap.fill(line, width, subsequent_indent="  ") for line in lines)])
+    return f"{text}\n\n{fold_lines(lines, terminal_width())}"
 
 
 def table_rows(table: CellsTable) -> list[Row]:
-    """Return the columns of the table as text, without those that are empty or repeat others."""
+    """Return the rows of the table as text, without columns that are empty or repeat others."""
     rows = [_table_row(row, cell, table.by) for row, cell in zip(table.rows, table.cells, strict=True)]
-    repeats_best = all(row["lr"] == row["shared_lr"] for row in table.rows)
+    is_same_lr = all(row["lr"] == row["shared_lr"] for row in table.rows)
     hidden = [
-        key for key in rows[0] if not any(row[key] for row in rows) or (repeats_best and key.endswith(" shared lr"))
+        key for key in rows[0] if not any(row[key] for row in rows) or (is_same_lr and key.endswith(" shared lr"))
     ]
     return [{key: value for key, value in row.items() if key not in hidden} for row in rows]
 
@@ -80,7 +77,7 @@ def _text(value: float | None, form: str) -> str:
 
 
 def loss_text(losses: Mapping[Replicate, float]) -> str:
-    """Return `2.2425 ± 0.0031 (n=3)`; if runs diverged, their number before the mean of the others."""
+    """Return `2.2425 ± 0.0031 (n=3)`, or `1 of 3 diverged, others 2.2420` if a run diverged."""
     finite = {replicate: loss for replicate, loss in losses.items() if math.isfinite(loss)}
     if len(finite) < len(losses):
         others = f", others {mean_interval(finite).estimate:.4f}" if finite else ""
@@ -95,7 +92,7 @@ def _sensitivity_text(row: Row) -> str:
 
 
 def _comparison_texts(row: Row, prefix: str, suffix: str) -> Row:
-    """`-0.0123 [-0.0200, -0.0046] (n=5)`, in nats/token, and the corrected p-value to two digits."""
+    """Return the difference, `-0.0123 [-0.0200, -0.0046] (n=5)`, and its corrected p-value."""
     if "baseline" not in row:
         return {}
     difference, p = "", row[f"{prefix}p_holm"]
@@ -123,55 +120,59 @@ def _spikes_text(row: Row) -> str:
 
 
 def notes(table: CellsTable) -> list[str]:
-    """Return what the columns mean, and how they are selected and tested, a line each."""
+    """Return the definitions of the columns, one per line."""
     rows = table.rows
     grid = sorted({len(row["learning_rates"]) for row in rows if row["learning_rates"]})
     lines = [
-        f"losses: nats/token, mean ± half of its {LEVEL:.0%} interval over n seeds (Student's t); with two seeds, the "
-        "losses of both",
+        f"losses: nats/token, mean ± half of its {LEVEL:.0%} interval over n seeds (Student's t); both losses if n=2",
         *_design_notes(rows),
     ]
     if grid and grid[-1] > 1:
         k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))
         lines.append(
-            f"best lr: the best of {k} learning rates, selected on this same validation loss, so its value is "
-            "optimistic; a learning rate at which a seed diverged is selected only if a seed diverged at all of them"
+            f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
+            "learning rate with a diverged seed is selected only if every learning rate has one"
         )
     shared = next((row["shared_lr"] for row in rows if row["shared_lr"] is not None), None)
     if shared is not None and any(row["lr"] != shared for row in rows):
-        lines.append(f"shared lr: {shared:g}, the same for every cell: that with the best mean rank, or --lr")
-    lines += [f"{outcome}: {text}" for outcome, text in DESCRIPTIONS.items() if any(row[outcome] for row in rows)]
+        lines.append(
+            f"shared lr: {shared:g} for every cell: the learning rate of --lr, else the one with the best mean rank"
+        )
+    lines += [f"{state}: {rule}" for state, rule in DESCRIPTIONS.items() if any(row[state] for row in rows)]
     old = sum(run.record.references.whole_text for cell in table.cells for run in cell.runs)
     if old:
-        lines.append(f"the outcomes of {old} older runs are judged by {WHOLE_TEXT_NOTE}")
+        lines.append(f"runs of an older normlab, whose outcomes use {WHOLE_TEXT_NOTE}: {old}")
     if any(row["lr_sensitivity"] is not None for row in rows):
         lines.append(
-            "S: sensitivity to the learning rate, the mean over the learning rates of min(loss, ln V), minus the "
-            "lowest loss of a usable one; a diverged run counts as ln V, so read S together with the number that "
-            "diverged. Edge lr: the lowest learning rate above the best that is unusable, or worse by more than "
-            f"{EDGE:g} nats/token"
+            "S: sensitivity to the learning rate: the mean of min(loss, ln V) over the learning rates, minus the "
+            "lowest loss of a usable learning rate; a diverged run counts as ln V, so read S together with the number "
+            "of diverged runs. Edge lr: the lowest learning rate above the best one that is unusable or more than "
+            f"{EDGE:g} nats/token worse"
         )
     if any(_sensitivity_text(row) == NO_SENSITIVITY for row in rows):
         lines.append(
-            f"S {NO_SENSITIVITY}: no learning rate is usable; at each of them a run diverged, is stuck, regressed, or "
+            f"S {NO_SENSITIVITY}: no learning rate is usable: at each one a run diverged, is stuck, regressed, or "
             "ended above the band around the unigram entropy"
         )
     if any(row.get("baseline") for row in rows):
         m = sum(row.get("p") is not None for row in rows)
         lines.append(
-            "vs baseline: loss minus that of the baseline, paired by seed and data order; negative is better. "
-            f"p: of {m} comparisons with Holm's correction, by a paired t test, or by an exact signed-rank test if a "
-            "run of a pair diverged; a diverged run has the highest rank"
+            "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
+            "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
+            f"run ranks worst); corrected by Holm's method (number of comparisons: {m})"
         )
     if any("target" in row for row in rows):
-        lines.append(f"to {rows[0]['target']:g}: the first evaluation at or below it, at the best lr, mean over seeds")
-    if any(row["spikes"] for row in rows):
-        lines.append(f"spikes: spikes of the loss, of the steps that the rule {SPIKE_RULE} judges, at the best lr")
+        lines.append(
+            f"to {rows[0]['target']:g}: steps and training time until an evaluation reaches this loss, at the best lr, "
+            "mean over seeds"
+        )
+    if any(_spikes_text(row) for row in rows):
+        lines.append(f"spikes: loss spikes by the rule {SPIKE_RULE}, of the steps that it judges, at the best lr")
     return lines
 
 
 def _design_notes(rows: Sequence[Row]) -> list[str]:
-    """What the intervals include of the variance over seeds and data seeds."""
+    """Return notes on the variance that the intervals include: initial weights, data order."""
     prefixes = (BEST, SHARED)
     fixed = {row[f"{prefix}seeds_fixed"] for row in rows for prefix in prefixes}
     notes = [
@@ -197,7 +198,7 @@ def _design_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _flatten(row: Row) -> dict[str, Any]:
-    """A row for CSV: nested values with dotted keys, and lists as JSON."""
+    """Return a row for CSV: nested values with dotted keys, and lists as JSON."""
     flat: dict[str, Any] = {}
     for key, value in row.items():
         if isinstance(value, dict):

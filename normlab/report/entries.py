@@ -1,4 +1,4 @@
-"""`normlab list`: the entries of the catalogue and of plugins, as rows, or one as text."""
+"""`normlab list`: the entries of the catalogue and of plugins, as the rows of a table or one entry as text."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _norm_formulas() -> dict[str | None, str]:
 
 
 def _preset_text(entry: Entry) -> str:
-    """Return `layernorm with bias=False` for a preset that has its norm's formula, else an empty text."""
+    """Return `layernorm with bias=False` for a preset with its norm's formula, else no text."""
     if entry["formula"] != _norm_formulas().get(entry.get("preset_of")):
         return ""
     return f"{entry['preset_of']} with {', '.join(f'{option}={value}' for option, value in entry['sets'].items())}"
@@ -147,15 +147,15 @@ HEADINGS = {
     "placements": "placements", "wrong_for": "wrong for", "preset_of": "preset of", "sets": "sets",
     "note": "note", "source": "source",
 }  # fmt: skip
-"""The heading of each key of an entry that is rendered in a line."""
+"""The heading of each key that is one line of an entry's text."""
 INDENT = 19
 
 
 def entry_text(kind: str, name: str, width: int) -> str:
     """Return an entry as text: formula, properties, documentation, options and pitfalls.
 
-    A name of another kind gives the commands that show it. A name that the literature uses for entries of this kind
-    gives a table of them.
+    For a name of another kind, return the commands that print it. For a name from the literature, return a table of the
+    entries that it may mean.
 
     Args:
         kind: norms, placements, models, data, optim, init or stats.
@@ -190,21 +190,21 @@ def one_entry(kind: str, name: str) -> Entry:
 
 
 def _may_mean(name: str, entry: Entry) -> bool:
-    """Whether a name may mean an entry: a word of the entry's name or of its description begins with it."""
+    """Whether a word of an entry's name or description begins with a name."""
     letters = re.sub(r"[\W_]", "", name.lower())
     stem = re.sub("(norm|ln)$", "", letters)
     description = " ".join(entry.get(key) or "" for key in ("note", "source", "about"))
-    # Fewer letters match too much.
+    # Two letters match too many entries.
     return len(stem) > 2 and (_has_word(entry["name"], stem) or _has_word(description, letters))
 
 
 def _has_word(text: str, letters: str) -> bool:
-    """Whether a word of a text begins with these letters, in any spelling: `Post-Norm`, `post_norm`."""
+    """Whether a word of a text begins with these letters, as in `Post-Norm` and `post_norm`."""
     return re.search(r"(?<![^\W_])" + r"[\W_]*".join(letters), text.lower()) is not None
 
 
 def _with_texts(kind: str, entry: Entry) -> Entry:
-    """The entry with its structured values as text."""
+    """Return the entry with its structured values as text."""
     texts = dict(entry)
     if kind == "norms":
         texts["causal"] = "in training and evaluation" if entry["causal"] else "not in training: it uses later tokens"
@@ -246,7 +246,7 @@ def _lines(entry: Entry, width: int) -> Iterator[str]:
 
 
 def _paragraphs(text: str, width: int) -> Iterator[str]:
-    """Fold documentation to the width, each paragraph and each item of a list by itself."""
+    """Fold each paragraph and each list item of a documentation to the width."""
     joined: list[str] = []
     for line in text.splitlines():
         if joined and joined[-1] and line.strip() and not line.startswith("- "):

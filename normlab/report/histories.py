@@ -1,6 +1,6 @@
-"""Read the statistics of a run from its record: each over all measured steps, across the parts of the record.
+"""Read the statistics of a run from its record, each over all measured steps.
 
-A run starts a new part of its record where its set of statistics changes.
+A run starts a new part of its record when its set of statistics changes; a history joins the parts.
 
 Shapes: S measured steps, L blocks; the L + 2 layers are the embeddings, the blocks and the head.
 """
@@ -22,11 +22,11 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import COMPLETED_STATES, RUNNING
 
 SPIKES = "spikes"
-"""The name under which the spikes of the loss and the gradient norm are inspected."""
+"""The name that `normlab inspect` accepts for the spikes of the loss and the gradient norm."""
 
 
 class NothingMeasured(StoreError):
-    """A run without statistics whose record is complete."""
+    """A complete record of a run that measured no statistics."""
 
 
 class History(NamedTuple):
@@ -37,9 +37,9 @@ class History(NamedTuple):
     values: Array
     """(S, L + 2), or (S,)."""
     layers: list[int]
-    """The layers that have a value, of the L + 2."""
+    """The layers with values, 0 to L + 1."""
     counts: list[int] | None = None
-    """(S,): how many measured steps each value averages; None for a statistic that does not average."""
+    """The number of measured steps that each value averages, (S,); None for a statistic that is not averaged."""
     notes: tuple[str, ...] = ()
     """Warnings about the values."""
     is_per_step: bool = False
@@ -47,7 +47,7 @@ class History(NamedTuple):
 
     @property
     def has_values(self) -> bool:
-        """Whether the record has a column of it."""
+        """Whether the record has a column of the statistic at this site."""
         return self.is_per_step or bool(self.layers)
 
 
@@ -56,33 +56,35 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
 
     Args:
         folder: The run's folder.
-        problems: Gets a line for each thing that is damaged or missing.
+        problems: Receives a line for each damaged or missing part.
 
     Raises:
         NothingMeasured: Statistics are off, or no step has been measured yet.
         StoreError: The statistics are missing or cannot be read.
     """
-    run = RunRecord.read(folder)  # before the arrays, which then hold at least what this status counts on
+    run = RunRecord.read(folder)  # read first, so that the arrays are at least as new as the status
     arrays, unreadable = folder.statistics, list[str]()
-    described = list(arrays.parts(unreadable))
+    stored_parts = list(arrays.parts(unreadable))
     if run.state != RUNNING:  # a running process may be in the middle of a row
-        unreadable += [f"{part.file.path}: incomplete last row, left out" for _, part in described if part.torn()]
+        unreadable += [
+            f"{part.file.path}: incomplete last row, left out" for _, part in stored_parts if part.has_torn_row()
+        ]
     measured: list[Profiles] = []
-    for tier in dict.fromkeys(tier for tier, _ in described):
+    for tier in dict.fromkeys(tier for tier, _ in stored_parts):
         parts, damaged = arrays.read(tier)
         if damaged:
             unreadable.append(f"{arrays.path}: damaged rows, left out: {damaged}")
         measured += [part for part in parts if len(part.steps)]
-    # The rows before a checkpoint are on the disk and stay there when the run is resumed.
+    # Every row before the newest checkpoint is on the disk: a checkpoint syncs the rows, and a resume keeps them.
     saved = int(run.status.checkpoint or 0)
     missing = arrays.missing_warnings(saved)
     problems += unreadable + (missing if measured else [])
     if measured:
         return measured
     must_have_rows = saved or run.state in COMPLETED_STATES
-    # Steps that were copied from a parent run may not have been measured.
+    # A parent run may not have measured the steps that a branch copies.
     measures_first_step = run.config.stats.every is not None and not run.is_branch
-    if unreadable or missing or (described and must_have_rows) or (saved and measures_first_step):
+    if unreadable or missing or (stored_parts and must_have_rows) or (saved and measures_first_step):
         raise StoreError(f"{arrays.path}: the statistics of run {folder.run_id} are missing; restore them from a copy")
     raise NothingMeasured(
         f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
@@ -90,7 +92,7 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
 
 
 def histories(profiles: Sequence[Profiles], tier: str | None = None) -> Iterator[tuple[str, History]]:
-    """Yield each statistic that was measured, or is derived from one that was, at each of its sites.
+    """Yield each measured or derived statistic with its history at each site.
 
     Args:
         profiles: The parts of the record.
@@ -98,17 +100,17 @@ def histories(profiles: Sequence[Profiles], tier: str | None = None) -> Iterator
     """
     for statistic in STATISTICS.values():
         if tier in (None, statistic.tier):
-            # A damaged record may overflow, or have parts of different depths.
+            # The parts of a damaged record may overflow or differ in depth.
             with np.errstate(all="ignore"), contextlib.suppress(StatisticsError, ValueError):
                 yield from [(statistic.name, each) for each in history(profiles, statistic.name)]
 
 
 def history(profiles: Sequence[Profiles], name: str) -> list[History]:
-    """Return a statistic over all parts of a run, by site, in the order of the steps.
+    """Return the history of a statistic at each site, sorted by step.
 
     Raises:
-        ConfigError: There is no statistic of that name.
-        StatisticsError: It was not measured.
+        ConfigError: The statistic is unknown.
+        StatisticsError: The statistic was not measured.
     """
     if name not in STATISTICS and not any(name in part for part in profiles):
         raise ConfigError(unknown("statistic", name, [*STATISTICS, SPIKES]))
@@ -117,22 +119,22 @@ def history(profiles: Sequence[Profiles], name: str) -> list[History]:
     by_site: dict[str, list[tuple[Profiles, Array]]] = {}
     layers: dict[str, set[int]] = {}
     problem: StatisticsError | None = None
-    # Parts may differ in other statistics only; a mean over steps continues across those.
+    # Parts that differ only in other statistics are joined, so that a mean over steps continues across them.
     for part in join(part.select(needs) for part in profiles):
         try:
             for site, values in values_of(part, name).items():
                 by_site.setdefault(site, []).append((part, values))
-            for site, is_there in layers_of(part, name).items():
-                layers.setdefault(site, set()).update(np.flatnonzero(is_there).tolist())
+            for site, has_value in layers_of(part, name).items():
+                layers.setdefault(site, set()).update(np.flatnonzero(has_value).tolist())
         except StatisticsError as error:
             problem = error
     if not by_site:
         assert problem is not None
         raise problem
-    return [_history(name, site, parts, sorted(layers.get(site, ()))) for site, parts in by_site.items()]
+    return [_join_parts(name, site, parts, sorted(layers.get(site, ()))) for site, parts in by_site.items()]
 
 
-def _history(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], layers: list[int]) -> History:
+def _join_parts(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], layers: list[int]) -> History:
     steps = np.concatenate([part.steps for part, _ in parts])
     order = np.argsort(steps, kind="stable")
     values = np.concatenate([values for _, values in parts])[order]

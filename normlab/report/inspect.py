@@ -1,28 +1,25 @@
-"""Report what happened inside a run, from its record: `normlab inspect RUN [STATISTIC]`."""
+"""Tables of the statistics that a run recorded: `normlab inspect RUN [STATISTIC]`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TypeVar
 
 from normlab.errors import ConfigError, StatisticsError
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, histories, history, read_statistics
-from normlab.report.tables import Row, sparkline
+from normlab.report.tables import Row, evenly_spaced, sparkline
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import count_spikes
-from normlab.stats.statistic import OF, PROBE
+from normlab.stats.statistic import EXTENDED, OF, PROBE
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
-T = TypeVar("T")
-
 MAX_STEPS = 5
-"""Steps that a table shows; --json has all."""
+"""Most steps in a table; --json has all."""
 MAX_LAYERS = 24
-"""Layers of each site that a table shows."""
+"""Most layers of each site in a table."""
 OVERVIEW = (
     "resid_rms", "attn_ratio", "mlp_ratio", "adj_cos", "dresid_rms", "resid_kurt", "resid_crest", "resid_uniform",
     "norm_in_rms", "norm_gain", "gain_rms", "grad_share", "logz", "attn_entropy", "attn_sink", "token_cos",
@@ -45,29 +42,34 @@ def check_statistic(name: str | None, *, probe: bool) -> None:
 def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
     """Return the rows of one statistic, or of every statistic that was measured.
 
-    A row is one site and one layer: `statistic`, `site`, `place` (the layer), `steps`, `values`, `formula`, `unit`;
-    and `n`, the number of measured steps that each value averages, and `notes`, warnings, where there are any. Damage
-    is reported on stderr.
+    A row is one site and one layer: `statistic`, `site`, `place` (the layer), `steps`, `values`, `formula`, `unit`. A
+    statistic that is averaged also has `n`, the number of measured steps per value; a statistic with warnings has
+    `notes`. Damage is reported on stderr.
 
     Raises:
-        ConfigError: There is no statistic of that name.
-        StatisticsError: It was not measured.
+        ConfigError: The statistic is unknown.
+        StatisticsError: The statistic was not measured.
         StoreError: The record cannot be read.
     """
     problems: list[str] = []
     try:
         return rows_of(read_statistics(folder, problems), name)
     except StatisticsError as error:
-        if name in STATISTICS and STATISTICS[name].tier == PROBE:
-            raise StatisticsError(f"{error}; `normlab inspect RUN {name} --probe` measures it now") from error
-        raise
+        remedies = {
+            PROBE: f"`normlab inspect RUN {name} --probe` measures it now",
+            EXTENDED: "train with stats=full to measure it",
+        }
+        remedy = remedies.get(STATISTICS[name].tier) if name in STATISTICS else None
+        if remedy is None:
+            raise
+        raise StatisticsError(f"{error}; {remedy}") from error
     finally:
         for problem in problems:
             print(f"normlab: {problem}", file=sys.stderr)
 
 
 def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
-    """Return the rows of statistics that have been read or probed; rows and errors as `inspect`."""
+    """Return the rows of recorded or probed statistics; rows and errors as in `inspect`."""
     if name is not None:
         return [row for part in history(profiles, name) for row in _rows(name, part)]
     return [row for statistic, part in histories(profiles) for row in _rows(statistic, part)]
@@ -95,7 +97,7 @@ def _rows(name: str, part: History) -> list[Row]:
 
 
 def table_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return one statistic's rows for a table: a few steps, some layers, and a sparkline over training."""
+    """Return a table of one statistic: a few steps, some layers, and a sparkline over training."""
     sites = _by_site(rows)
     has_layers = any(row["place"] for row in rows)
     return [
@@ -104,17 +106,17 @@ def table_rows(rows: Sequence[Row]) -> list[Row]:
             **({"layer": row["place"]} if has_layers else {}),
             **{
                 f"step {row['steps'][index]}": f"{row['values'][index]:.4g}"
-                for index in _thin(range(len(row["steps"])), MAX_STEPS)
+                for index in evenly_spaced(range(len(row["steps"])), MAX_STEPS)
             },
             "over training": sparkline(row["values"]),
         }
         for site, site_rows in sites.items()
-        for row in _thin(site_rows, MAX_LAYERS)
+        for row in evenly_spaced(site_rows, MAX_LAYERS)
     ]
 
 
 def left_out(rows: Sequence[Row]) -> str:
-    """Return what `table_rows` leaves out of one statistic, in a line; empty if nothing."""
+    """Return the number of layers and steps that `table_rows` shows, or an empty text if all."""
     layers = sum(min(len(site_rows), MAX_LAYERS) for site_rows in _by_site(rows).values())
     steps = len(rows[0]["steps"])
     counts = {"layers": (layers, len(rows)), "measured steps": (min(steps, MAX_STEPS), steps)}
@@ -123,16 +125,16 @@ def left_out(rows: Sequence[Row]) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return notes on one statistic's values, a line each: how many steps they average, and warnings."""
+    """Return the notes on one statistic: the number of averaged steps, and warnings."""
     lines = list(dict.fromkeys(note for row in rows for note in row.get("notes", ())))
     if "n" in rows[0]:
-        counts = _thin(list(zip(rows[0]["steps"], rows[0]["n"], strict=True)), MAX_STEPS)
+        counts = evenly_spaced(list(zip(rows[0]["steps"], rows[0]["n"], strict=True)), MAX_STEPS)
         lines.insert(0, f"n = measured steps averaged: {', '.join(f'{n} at step {step}' for step, n in counts)}")
     return lines
 
 
 def overview_steps(rows: Sequence[Row]) -> str:
-    """Return the steps of the overview's columns, in a line that names the statistics measured at other steps."""
+    """Return the steps of the overview's columns, and of statistics with other steps."""
     names_by_steps: dict[tuple[int, int], list[str]] = {}
     for name in OVERVIEW:
         if steps := next((row["steps"] for row in rows if row["statistic"] == name), None):
@@ -141,11 +143,11 @@ def overview_steps(rows: Sequence[Row]) -> str:
         return ""
     (first, last), *others = sorted(names_by_steps, key=lambda steps: -len(names_by_steps[steps]))
     exceptions = [f"; {', '.join(names_by_steps[steps])}: steps {steps[0]} and {steps[1]}" for steps in others]
-    return f"first: step {first}; last: step {last}{''.join(exceptions)}; over training: at the last layer"
+    return f"first: step {first}; last: step {last}{''.join(exceptions)}; over training: the last layer"
 
 
 def overview_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return a row for each statistic and site: its first and last layer at the first and at the last step."""
+    """Return a row per statistic and site: first and last layer at the first and last step."""
     overview: list[Row] = []
     for name in OVERVIEW:
         for site, layers in _by_site([row for row in rows if row["statistic"] == name]).items():
@@ -165,9 +167,10 @@ def overview_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def spike_rows(folder: RunFolder) -> list[Row]:
-    """Return the spikes of a run's loss and gradient norm by each rule: `rule`, `spikes`, `of steps`, `share`, `at`.
+    """Return the spikes of a run's loss and gradient norm, a row for each rule.
 
-    A warning on stderr reports metrics that changed after the run finished.
+    A row has `rule`, `spikes`, `of steps`, `share`, `formula`, `source` and `at`, the steps of the spikes. A warning on
+    stderr reports metrics that changed after the run finished.
 
     Raises:
         StoreError: The run has no steps yet, or its record cannot be read.
@@ -177,15 +180,15 @@ def spike_rows(folder: RunFolder) -> list[Row]:
     metrics = series(folder)
     return [
         {
-            "rule": found.rule.name,
-            "spikes": len(found.spikes),
-            "of steps": found.scored,
-            "share": found.share,
-            "formula": found.rule.formula,
-            "source": found.rule.source,
-            "at": metrics["step"][found.spikes].astype(int).tolist(),
+            "rule": counts.rule.name,
+            "spikes": len(counts.spikes),
+            "of steps": counts.scored,
+            "share": counts.share,
+            "formula": counts.rule.formula,
+            "source": counts.rule.source,
+            "at": metrics["step"][counts.spikes].astype(int).tolist(),
         }
-        for found in count_spikes(metrics)
+        for counts in count_spikes(metrics)
     ]
 
 
@@ -205,7 +208,7 @@ def spike_table(rows: Sequence[Row]) -> list[Row]:
 def heading(name: str) -> str:
     """Return the formula, the unit and the question of a statistic, in a line."""
     statistic = STATISTICS[name]
-    return f"{name} = {statistic.formula} [{statistic.unit}]; of {OF[statistic.of]}. {statistic.question}"
+    return f"{name} = {statistic.formula}; unit {statistic.unit}; of {OF[statistic.of]}. {statistic.question}"
 
 
 def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -213,10 +216,3 @@ def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         sites.setdefault(row["site"], []).append(row)
     return sites
-
-
-def _thin(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most `most` of the items, evenly spaced, with the first and the last."""
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

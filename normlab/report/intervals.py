@@ -1,6 +1,6 @@
-"""Means over seeds with their intervals, differences paired by seed with their p-values, and Holm's correction.
+"""Intervals of means over seeds, paired tests, and Holm's correction.
 
-Pure functions of floats. The loss of a diverged run is infinity: worse than every number, and in no mean.
+The loss of a diverged run is infinity, which ranks worse than every number.
 
 A replicate is a pair of levels of two random factors: the seed of the initial weights and the seed of the data order.
 Replicates that share no level are independent. Where levels repeat in both factors the design is crossed, and a x b
@@ -25,14 +25,14 @@ Replicate = tuple[Hashable, Hashable]
 
 
 class Design(NamedTuple):
-    """How many replicates there are, and how many levels of each factor."""
+    """The number of replicates, and the number of levels of each factor."""
 
     n: int
     levels: tuple[int, int]
 
     @property
     def crossed(self) -> bool:
-        """Whether both factors vary and a level of one of them repeats, so that the values depend on each other."""
+        """Whether both factors vary and a level repeats, so that values depend on each other."""
         return min(self.levels) > 1 and self.levels != (self.n, self.n)
 
     @property
@@ -47,11 +47,11 @@ class Design(NamedTuple):
 
     @property
     def fixed(self) -> str | None:
-        """The factor that has one level while the other varies; the interval does not include its variance."""
+        """The factor with one level while the other varies; intervals exclude its variance."""
         return SEEDS[self.levels.index(1)] if self.n > 1 and 1 in self.levels else None
 
     def __str__(self) -> str:
-        """`3` independent values, `6x6` crossed ones, `11 of 6x6` where the crossing is incomplete."""
+        """Return `3` if independent, `6x6` if crossed, `11 of 6x6` if incompletely crossed."""
         crossing = "x".join(map(str, self.levels))
         return f"{self.n}" if not self.crossed else crossing if self.complete else f"{self.n} of {crossing}"
 
@@ -69,28 +69,28 @@ class PairedTest(NamedTuple):
     """The result of a paired comparison."""
 
     estimate: float
-    """Mean of the differences, or their pseudomedian; infinite where most runs of one side diverged."""
+    """Mean of the differences, or their pseudomedian; infinite if most runs of one side diverged."""
     low: float | None
     high: float | None
     p: float | None
     """Two-sided; None with fewer than two pairs."""
     design: Design
-    """Of the pairs, or of the medians that a signed-rank test of crossed pairs uses."""
+    """The design of the pairs, or of the medians in a signed-rank test of crossed pairs."""
     test: str
     """The name of the test."""
 
 
 def design_of(replicates: Iterable[Replicate]) -> Design:
-    """Return how many replicates there are, and how many levels of each factor."""
+    """Return the number of replicates and of levels of each factor."""
     replicates = list(replicates)
     first, second = ({replicate[factor] for replicate in replicates} for factor in (0, 1))
     return Design(len(replicates), (len(first), len(second)))
 
 
 def format_losses(losses: Mapping[Replicate, float]) -> str:
-    """Return `2.2425 ± 0.0031`, the mean of one value or more and half of its interval, for every text and page.
+    """Return `2.2425 ± 0.0031`: the mean of one value or more, and half of its interval.
 
-    Of two values both are shown, `2.2412 and 2.2438`: a t interval would be 12.7 times wider than their difference.
+    Two values are listed, `2.2412 and 2.2438`: their t interval is 12.7 times wider than their difference.
     """
     if len(losses) == 2:
         return " and ".join(f"{losses[replicate]:.4f}" for replicate in sorted(losses, key=str))
@@ -101,12 +101,12 @@ def format_losses(losses: Mapping[Replicate, float]) -> str:
 def mean_interval(values: Mapping[Replicate, float], level: float = LEVEL) -> Interval:
     """Return the mean and its interval by Student's t: mean +- t(f) * standard error.
 
-    Independent replicates: the standard error is s / sqrt(n), s over n - 1, and f = n - 1. If one factor has a single
-    level, the interval is over the other factor and does not include the variance of the constant one.
+    Independent replicates: the standard error is s / sqrt(n), where s has n - 1 in its denominator, and f = n - 1. If
+    one factor has a single level, the interval does not include the variance of that factor.
 
     Crossed replicates: two random effects, see `_crossed_error`.
 
-    There is no interval if n < 2 or a value is infinite; the mean is that infinity then.
+    There is no interval if n < 2. If a value is infinite, the mean is infinite and there is no interval.
 
     Raises:
         ValueError: There is no value.
@@ -118,7 +118,7 @@ def mean_interval(values: Mapping[Replicate, float], level: float = LEVEL) -> In
     mean = math.fsum(numbers) / design.n if all(map(math.isfinite, numbers)) else sum(numbers)
     if design.n < 2 or not math.isfinite(mean):
         return Interval(mean, None, None, design)
-    from scipy.special import stdtrit  # slow to import, and a summary of runs needs no interval
+    from scipy.special import stdtrit  # imported here, because it is slow and a summary of runs needs no interval
 
     error, freedom = _standard_error(values, mean)
     half = float(stdtrit(freedom, (1 + level) / 2)) * error
@@ -126,11 +126,11 @@ def mean_interval(values: Mapping[Replicate, float], level: float = LEVEL) -> In
 
 
 def paired_test(differences: Mapping[Replicate, float], level: float = LEVEL, *, both_diverged: int = 0) -> PairedTest:
-    """Test whether paired differences are other than zero, two-sided.
+    """Test whether paired differences differ from zero, two-sided.
 
-    No run diverged: the paired t test, with the standard error and the degrees of freedom of `mean_interval`. It is
-    exact for normal independent differences and close for losses over seeds; with three to five seeds a rank test
-    could never reject at 5 %. It is conservative for crossed differences.
+    No run diverged: the paired t test, with the standard error and the degrees of freedom of `mean_interval`. The test
+    is exact for normal independent differences, and conservative for crossed ones. A rank test could never reject at
+    5 % with three to five seeds.
 
     Some runs diverged: Wilcoxon's signed-rank test with its exact null distribution over all signs (ties share their
     mean rank; a zero keeps its rank and has no sign, after Pratt 1959). An infinite difference has the highest rank,
@@ -142,13 +142,13 @@ def paired_test(differences: Mapping[Replicate, float], level: float = LEVEL, *,
     the result has the larger p-value with its estimate, and the wider bounds. The medians of one factor share the
     levels of the other, so each test alone rejects too often where the other factor dominates.
 
-    The choice of the test depends on the sizes of the differences only, not on their signs. So where the two sides
-    are exchangeable each test, and hence the whole procedure, rejects at its stated rate or less.
+    The choice of the test depends on the sizes of the differences, not on their signs. If the two sides are
+    exchangeable, each test therefore rejects at its stated rate or less, and so does the whole procedure.
 
     Args:
-        differences: First side less second side; infinite if one of the two runs diverged, 0 if both did.
+        differences: First side minus second side; infinite if one of the two runs diverged, 0 if both did.
         level: Coverage of the interval.
-        both_diverged: In how many pairs both runs diverged.
+        both_diverged: Number of pairs in which both runs diverged.
 
     Raises:
         ValueError: There is no pair, or a difference is NaN.
@@ -171,10 +171,11 @@ def paired_test(differences: Mapping[Replicate, float], level: float = LEVEL, *,
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return p-values corrected for m comparisons: the k-th smallest times m - k + 1, at most 1, never decreasing.
+    """Return p-values corrected for m comparisons by Holm's method.
 
-    The probability of any false rejection is at most the level, however the comparisons depend on each other. None
-    stays None and does not count.
+    The k-th smallest p-value is multiplied by m - k + 1, then made at most 1 and no smaller than the one before. The
+    probability of any false rejection is at most the level, for any dependence between the comparisons. None stays
+    None and is not counted in m.
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
     """
@@ -187,7 +188,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def _signed_rank_test(differences: Mapping[Replicate, float], level: float, both_diverged: int) -> PairedTest:
-    """The signed-rank test of the differences, or of their medians per level if they are crossed."""
+    """Return the signed-rank test of the differences, or of medians per level if crossed."""
     design = design_of(differences)
     diverged = sum(map(math.isinf, differences.values())) + both_diverged
     both = f", {both_diverged} on both sides" if both_diverged else ""
@@ -210,7 +211,7 @@ def _signed_rank_test(differences: Mapping[Replicate, float], level: float, both
 
 
 def _median(values: Sequence[float]) -> float:
-    """The median; 0, which favours neither side, where its two middle values are -inf and +inf."""
+    """Return the median; 0, which favours no side, if the middle values are -inf and +inf."""
     ordered = sorted(values)
     middle = ordered[(len(ordered) - 1) // 2] / 2 + ordered[len(ordered) // 2] / 2
     return 0.0 if math.isnan(middle) else middle
@@ -229,10 +230,10 @@ def _signed_rank(differences: list[float], level: float, design: Design, test: s
 
 
 def _hodges_lehmann(differences: list[float], level: float) -> tuple[float | None, float | None, float]:
-    """Both bounds and the median of the Walsh averages.
+    """Return the lower bound, the upper bound and the median of the Walsh averages.
 
-    The average of +inf and -inf is undefined. The interval uses -inf for its lower and +inf for its upper bound, which
-    makes it conservative.
+    The average of +inf and -inf is undefined. It counts as -inf for the lower bound and as +inf for the upper bound,
+    which makes the interval conservative.
     """
     n = len(differences)
     pairs = [(differences[i], differences[j]) for i in range(n) for j in range(i, n)]
@@ -251,7 +252,7 @@ def _hodges_lehmann(differences: list[float], level: float) -> tuple[float | Non
 
 
 def _doubled_ranks(values: Sequence[float]) -> list[int]:
-    """Twice the rank of each value, from 1; ties share their mean rank, which is whole when doubled."""
+    """Return twice the rank of each value, an integer; ties share their mean rank."""
     import numpy as np
 
     _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
@@ -259,9 +260,9 @@ def _doubled_ranks(values: Sequence[float]) -> list[int]:
 
 
 def _null_distribution(ranks: Iterable[int]) -> list[float]:
-    """Probability of each sum of the positive ranks, from 0 on, where each sign is + or - with probability 1/2.
+    """Return the probability of each sum of positive ranks, from 0 on, for random signs.
 
-    `scipy.stats.wilcoxon` gives it neither for ties nor for zeros.
+    `scipy.stats.wilcoxon` has no exact distribution for ties or zeros.
     """
     import numpy as np
 
@@ -275,7 +276,7 @@ def _null_distribution(ranks: Iterable[int]) -> list[float]:
 
 
 def _standard_error(values: Mapping[Replicate, float], mean: float) -> tuple[float, float]:
-    """The standard error of the mean of n >= 2 values, and its degrees of freedom."""
+    """Return the standard error of the mean of n >= 2 values, and its degrees of freedom."""
     design = design_of(values)
     if design.crossed:
         return _crossed_error(values, mean, design)
@@ -284,7 +285,7 @@ def _standard_error(values: Mapping[Replicate, float], mean: float) -> tuple[flo
 
 
 def _crossed_error(values: Mapping[Replicate, float], mean: float, design: Design) -> tuple[float, float]:
-    """The standard error of the mean of crossed values, and its degrees of freedom.
+    """Return the standard error of the mean of crossed values, and its degrees of freedom.
 
     The model is y_ij = mu + A_i + B_j + E_ij with independent normal effects of variances s_a^2, s_b^2 and s_e^2.
 
@@ -297,10 +298,11 @@ def _crossed_error(values: Mapping[Replicate, float], mean: float, design: Desig
     the complete case, and otherwise too large because y_i includes the other two effects. The sum of both is
     conservative: nothing is subtracted.
 
-    Degrees of freedom: those of the factor with fewer levels, min(a, b) - 1; of unequal shares min(1 / W) - 1, at
-    least 1. For a sum of two independent mean squares an interval with the smaller of the two degrees of freedom
-    never covers less than it states, whatever the variances (Mickey & Brown 1966, Annals of Mathematical Statistics
-    37, 639-642). Satterthwaite's are more, and cover 88 % instead of 95 % of the time for 2 x 6 with s_b = 0.3 s_a.
+    Degrees of freedom: min(a, b) - 1, from the factor with fewer levels; for unequal shares min(1 / W) - 1, at least
+    1. For a sum of two independent mean squares, an interval with the smaller degrees of freedom never covers less
+    than it states, for any variances (Mickey & Brown 1966, Annals of Mathematical Statistics 37, 639-642).
+    Satterthwaite's degrees of freedom are larger: their interval covers 88 % instead of 95 % for 2 x 6 with
+    s_b = 0.3 s_a.
 
     Source: Scheffe 1959, The Analysis of Variance, chapter 7; Searle, Casella & McCulloch 1992, Variance Components.
     """

@@ -1,8 +1,8 @@
-"""Arrange a cell's losses by learning rate and seed; find the best learning rate, and the sensitivity to it.
+"""The best learning rate of a cell, and the sensitivity of its loss to the learning rate.
 
-A diverged run's loss is infinity. A learning rate is unusable if a run at it diverged, is stuck, regressed, or ended
-above the band around the unigram entropy (`store/outcome.py`). Runs with the same learning rate and replicate (a seed
-and a data seed) count as one value, their mean, because on a CPU in the same pack they are bit-identical.
+The loss of a diverged run is infinity. A learning rate is unusable if one of its runs diverged, is stuck, regressed, or
+ended above the band around the unigram entropy (`store/outcome.py`). Runs with the same learning rate and replicate (a
+seed and a data seed) count as one value, their mean, because on a CPU in the same pack they are bit-identical.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ Ranking = Mapping[float, tuple[bool, float, float]]
 """Sort key of each learning rate; the best has the smallest."""
 
 USABLE = 0.02
-"""Nats/token above the best loss up to which a learning rate counts as equally good."""
+"""A learning rate is as good as the best one if its loss is at most this many nats/token higher."""
 EDGE = 0.1
-"""Nats/token above the best loss from which a learning rate is too high."""
+"""A learning rate above the best one is too high if its loss is more than this many nats/token higher."""
 
 
 class Sensitivity(NamedTuple):
-    """How much the loss depends on the learning rate, over a grid of them; all None without a usable one."""
+    """Dependence of the loss on the learning rate over a grid; all None without a usable learning rate."""
 
     value: float | None
     """S in nats/token; None with fewer than two learning rates."""
     usable: tuple[float, float] | None
-    """The lowest and the highest learning rate of the range around the best whose loss is within `USABLE` of it."""
+    """Lowest and highest learning rate of the range around the best whose losses are within `USABLE` of the best."""
     edge: float | None
-    """The lowest learning rate above the best that is unusable or more than `EDGE` worse; None if the grid has none."""
+    """The lowest learning rate above the best that is unusable or more than `EDGE` worse, or None."""
 
 
 def arrange(values: Iterable[tuple[float, Replicate, float]]) -> dict[float, dict[Replicate, float]]:
-    """Return the mean loss by learning rate, lowest first, and replicate."""
+    """Return the mean loss by learning rate (ascending) and replicate."""
     losses: dict[float, dict[Replicate, list[float]]] = {}
     for lr, replicate, loss in values:
         losses.setdefault(lr, {}).setdefault(replicate, []).append(loss)
@@ -47,9 +47,9 @@ def arrange(values: Iterable[tuple[float, Replicate, float]]) -> dict[float, dic
 
 
 def badness(losses: Iterable[float]) -> tuple[float, float]:
-    """Return a sort key: the share of replicates that diverged, then the mean loss of the others.
+    """Return a sort key: the share of diverged replicates, then the mean loss of the others.
 
-    A learning rate at which one seed diverges is therefore worse than any at which none does.
+    A learning rate with a diverged seed is therefore worse than any learning rate without one.
     """
     losses = list(losses)
     finite = [loss for loss in losses if math.isfinite(loss)]
@@ -62,27 +62,30 @@ def ranking(losses: Losses, unusable: Collection[float] = ()) -> Ranking:
 
 
 def best_lr(ranking: Ranking) -> float | None:
-    """Return the best learning rate, the lowest of equals; None if there is none."""
+    """Return the best learning rate, the lowest one in a tie; None if the ranking is empty."""
     return min(ranking, key=lambda lr: (*ranking[lr], lr), default=None)
 
 
 def shared_lr(rankings: Sequence[Ranking]) -> float | None:
-    """Return the learning rate with the best mean rank over all cells, of those that every cell has; None if none is.
+    """Return the learning rate with the best mean rank over all cells, or None.
 
-    Of equal mean ranks the one with the better worst rank wins, then the lower learning rate.
+    Only learning rates that every cell has are ranked. Equal mean ranks are decided by the worst rank, then in favour
+    of the lower learning rate.
     """
     common = sorted(set[float].intersection(*map(set, rankings))) if rankings else []
     ranks: dict[float, list[int]] = {lr: [] for lr in common}
     for ranking in rankings:
         keys = [ranking[lr] for lr in common]
         for lr, key in zip(common, keys, strict=True):
-            # Twice the rank, which is whole where equals share the mean of theirs.
+            # Twice the rank, because ties share their mean rank, which may be half-integral.
             ranks[lr].append(sum((other < key) + (other <= key) for other in keys) + 1)
     return min(common, key=lambda lr: (sum(ranks[lr]), max(ranks[lr]), lr), default=None)
 
 
 def sensitivity(losses: Losses, loss_at_start: float | None, unusable: Collection[float] = ()) -> Sensitivity:
-    """Return the learning-rate sensitivity S = mean over the grid of max(l(lr), l*) - l*, in nats/token.
+    """Return the learning-rate sensitivity of a cell.
+
+    S = mean over the grid of max(l(lr), l*) - l*, in nats/token.
 
     l(lr) is the mean over replicates of min(loss, l0), so that a diverged run counts as the loss at initialisation l0.
     l* is the lowest l(lr) of the usable learning rates. S depends on the grid and on the number of divergences:
@@ -90,7 +93,7 @@ def sensitivity(losses: Losses, loss_at_start: float | None, unusable: Collectio
 
     Args:
         losses: Loss by learning rate and replicate.
-        loss_at_start: l0 = ln V, the loss of a uniform guess; None where the record has none.
+        loss_at_start: l0 = ln V, the loss of a uniform guess; None if the record lacks it.
         unusable: The unusable learning rates.
 
     Source: Wortsman et al. 2023, arXiv:2309.14322, who sweep 3e-4 to 3e-1.

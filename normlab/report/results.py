@@ -1,6 +1,7 @@
-"""The results of runs (state, losses, seeds), the settings in which they differ, and warnings where these matter.
+"""The results of runs: state, losses and seeds; and warnings about runs whose results are not comparable.
 
-An option is set by the user. A circumstance (corpus, device, torch version) is not, and defines no cell.
+Runs differ in options, which the user sets, and in circumstances: corpus, device, torch version. Only options define
+cells.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ from normlab.store.schema import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FI
 
 UNFINISHED = "unfinished"
 STATES = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)
-"""The outcome of a run that has finished, or the reason why it has none."""
+"""The outcomes of completed runs, and the states of runs without an outcome."""
 MAIN_OPTIONS = ("norm", "placement", "model.depth")
 """The options that come first in a cell's name."""
 MAX_VALUES = 6
-"""Values that a warning lists."""
+"""Most values that a warning lists."""
 MAX_DAMAGED = 5
-"""Damaged runs with a warning each; the others are listed by id."""
+"""Most damaged runs with a warning of their own; one line lists the ids of the others."""
 _CIRCUMSTANCES = {
     "corpus": ("corpora", "their losses are not comparable"),
     "tokenizer": ("tokenizers", "tokens differ, so their losses are not comparable"),
     "precision": ("precisions", "a difference between them may be rounding"),
     "device": ("devices", "their speeds and last digits are not comparable"),
 }
-"""The plural of each circumstance, and what follows where runs differ in it."""
+"""The plural of each circumstance, and the consequence of a difference."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """A run whose record names a learning rate, with its state and losses as cells need them."""
+    """A run with a learning rate on record, and its state, losses and seeds."""
 
     record: RunRecord
     lr: float
@@ -61,7 +62,7 @@ class RunResult:
 
     @cached_property
     def replicate(self) -> tuple[Setting, Setting]:
-        """The seeds of the weights and of the data order. Runs of two cells with the same replicate form a pair."""
+        """The seeds of the weights and of the data order; equal replicates of two cells form a pair."""
         return setting(self.record, SEEDS[0]), setting(self.record, SEEDS[1])
 
     @cached_property
@@ -72,18 +73,18 @@ class RunResult:
 
     @property
     def best_loss(self) -> float:
-        """Lowest validation loss of any evaluation; infinite if the run diverged, NaN if it has no outcome."""
+        """Lowest validation loss; infinite if the run diverged, NaN if it has no outcome."""
         lowest = loss_of(self.record.status.best_val_loss)
         return self.loss if lowest is None or not math.isfinite(self.loss) else lowest
 
     @property
     def has_loss(self) -> bool:
-        """Whether the run has an outcome, and with it a loss, finite or infinite."""
+        """Whether the run has an outcome, and therefore a finite or infinite loss."""
         return self.state in OUTCOMES
 
     @property
     def has_learned(self) -> bool:
-        """Whether it finished with a loss below the band around the unigram entropy, so that its lr is usable."""
+        """Whether the run finished with a loss below the band around the unigram entropy."""
         return self.state == FINISHED and self.record.references.level(self.loss) == 0
 
     @cached_property
@@ -93,10 +94,12 @@ class RunResult:
 
 
 def read_results(records: Sequence[RunRecord]) -> tuple[list[RunResult], list[str]]:
-    """Return the result of each started run whose record names a learning rate, and warnings about the others."""
-    waiting = count_not_started(records)
-    have = "has" if waiting == 1 else "have"
-    warnings = [f"{waiting} of {len(records)} runs {have} not started"] if waiting else []
+    """Return the result of each started run with a learning rate on record, and warnings.
+
+    The warnings are about the other runs.
+    """
+    not_started = count_not_started(records)
+    warnings = [f"runs that have not started: {not_started} of {len(records)}"] if not_started else []
     records = [record for record in records if record.state not in NO_RUN_STATES]
     results = [RunResult(record, lr) for record in records if (lr := record.config.optim.lr) is not None]
     no_lr = f"its {RUN_FILE} names no learning rate; {HOW_TO_FIX[RUN_FILE]}"
@@ -105,10 +108,10 @@ def read_results(records: Sequence[RunRecord]) -> tuple[list[RunResult], list[st
 
 
 def damaged_run_warnings(damaged: Mapping[str, str]) -> list[str]:
-    """Return a warning for each damaged run: the first `MAX_DAMAGED` with the reason, the others in one line.
+    """Return a warning for each of the first `MAX_DAMAGED` damaged runs, and one for the others.
 
     Args:
-        damaged: What is damaged in each record, by the id of the run.
+        damaged: The problem of each damaged record, by run id.
     """
     ids = list(damaged)
     lines = [f"run {run_id} is damaged and is left out: {damaged[run_id]}" for run_id in ids[:MAX_DAMAGED]]
@@ -117,7 +120,7 @@ def damaged_run_warnings(damaged: Mapping[str, str]) -> list[str]:
 
 
 def damage_of(result: RunResult) -> str:
-    """Return what is damaged in the record of a run whose state is damaged."""
+    """Return the problem of a damaged run's record."""
     path = result.record.folder.path / STATUS_FILE
     return result.record.problem or f"{path}: has no final validation loss; {HOW_TO_FIX[STATUS_FILE]}"
 
@@ -126,11 +129,13 @@ def damage_of(result: RunResult) -> str:
 
 
 def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) -> dict[str, str]:
-    """Return the settings in which runs differ besides learning rate and seed: `model.depth` -> `model.depth 4 and 8`.
+    """Return the settings besides learning rate and seeds in which runs differ.
+
+    The keys are names, the values phrases: `model.depth` -> `model.depth 4 and 8`.
 
     Args:
         results: The runs.
-        ignored: Options that are meant to differ, with the options below them (norm: norm.eps).
+        ignored: Options that may differ, together with the options below them (norm: norm.eps).
     """
     ignored = tuple(ignored)
     phrases: dict[str, str] = {}
@@ -143,9 +148,10 @@ def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) ->
 
 
 def distinguishing_options(results: Sequence[RunResult]) -> list[str]:
-    """Return the options in which runs differ, without learning rate and seeds; `MAIN_OPTIONS` first.
+    """Return the options in which runs differ, `MAIN_OPTIONS` first; no learning rate or seeds.
 
-    An option that separates no more runs than the options before it is left out, as one that follows from the width.
+    An option that separates no more runs than the options before it is left out, such as an MLP width that follows from
+    the model width.
     """
     options = [option for option in differing_settings([run.settings for run in results]) if is_config_option(option)]
     keys: list[tuple[Setting, ...]] = [() for _ in results]
@@ -160,7 +166,10 @@ def distinguishing_options(results: Sequence[RunResult]) -> list[str]:
 
 
 def varying_options(results: Sequence[RunResult]) -> list[str]:
-    """Return all options in which runs differ, learning rate and seeds last; data.seed only if it is not the seed."""
+    """Return all options in which runs differ, learning rate and seeds last.
+
+    `data.seed` is left out if it equals `seed` in every run.
+    """
     same_seeds = all(run.replicate[0] == run.replicate[1] for run in results)
     seeds = SEEDS[:1] if same_seeds else SEEDS
     varying = [option for option in (LR, *seeds) if len({setting(run.record, option) for run in results}) > 1]
@@ -168,7 +177,7 @@ def varying_options(results: Sequence[RunResult]) -> list[str]:
 
 
 def comparability_warnings(results: Sequence[RunResult]) -> list[str]:
-    """Return the differences between runs that make losses, speeds or bits not comparable."""
+    """Return a warning for each difference that makes losses, speeds or bits not comparable."""
     differing = differing_settings([run.settings for run in results])
     warnings = [
         f"the runs use {len(values)} {plural}: {', '.join(values)}: {consequence}"
@@ -182,13 +191,13 @@ def comparability_warnings(results: Sequence[RunResult]) -> list[str]:
     ]
     if numerics:
         warnings.append(
-            f"the runs' numerics differ: {'; '.join(numerics)}: equal options and seeds give different bits"
+            f"the runs differ in numerics: {'; '.join(numerics)}: equal options and seeds give different bits"
         )
     return warnings
 
 
 def reason_not_comparable(results: Sequence[RunResult]) -> str:
-    """Return why the losses of runs cannot be ranked; empty if they can."""
+    """Return why the losses of the runs cannot be ranked, or an empty text."""
     differing = differing_settings([run.settings for run in results])
     listed = [
         f"{len(values)} {_CIRCUMSTANCES[name][0]} ({', '.join(values)})"

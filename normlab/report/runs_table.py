@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from normlab.errors import StoreError
-from normlab.report.settings import select_where
-from normlab.report.tables import Row
+from normlab.report.settings import select_where, setting
+from normlab.report.tables import Row, counted
 from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.parts import Setting, finite
 from normlab.store.query import select_runs
@@ -35,32 +35,32 @@ COLUMNS = (
     "best_val_loss", "last_val_loss", "train_loss", "vs_bigram", "baselines", "corpus", "corpus_sha256", "device",
     "precision", "tokens_per_s", "seconds", "note",
 )  # fmt: skip
-"""Keys of a row, in order. Losses are in nats/token; None where the record has no value.
+"""Keys of a row, in order. Losses are in nats/token; a value that the record lacks is None.
 
-`state`: the outcome of a run that has one (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
+`state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
 `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run. `last_val_loss`: the
-last finite validation loss of a diverged run, which has no rank; None for others. `vs_bigram`: `val_loss` less the
-bigram entropy. `baselines`: `whole text` for an older record, whose bigram entropy is of the whole validation text;
-None where it is of the evaluated windows.
+last finite validation loss of a diverged run; None for other runs. `vs_bigram`: `val_loss` minus the bigram entropy.
+`baselines`: `whole text` for an older record, whose bigram entropy is of the whole validation text; None if the entropy
+is of the evaluated windows.
 """
 RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
 """Keys of a row of `normlab list runs`, in order."""
 _FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
-"""What the status of every finished run has."""
+"""Columns that the status of every finished run fills."""
 
 
 def summarize(
     path: str | os.PathLike[str], where: Sequence[str] = (), results_dir: str | os.PathLike[str] = "results"
 ) -> list[Row]:
-    """Return a row of `COLUMNS` for each run in a results folder, a `runs` folder, a sweep or a run's folder.
+    """Return a row of `COLUMNS` for each run of a results folder, `runs` folder, sweep or run.
 
-    Rows are sorted by corpus, then by final loss, lowest first; runs without one follow. A run that diverged, failed,
-    was killed or cannot be read has a row too, with a note.
+    Rows are sorted by corpus, then by final loss, lowest first, then runs without a final loss. A run that diverged,
+    failed, was killed or cannot be read also has a row, with a note.
 
     Args:
         path: A folder, or the name of a sweep or a run, as for `query.select_runs`.
         where: Conditions that the runs must meet, such as `model.depth>=8`.
-        results_dir: Where names are looked up.
+        results_dir: The folder in which names are looked up.
 
     Raises:
         ConfigError: A condition is invalid, or no run meets it.
@@ -86,7 +86,7 @@ def row_of(run: RunRecord, rows: Callable[[], Rows] | None = None) -> Row:
 
     Args:
         run: The run.
-        rows: Returns the run's metrics, for a caller that has read them already; may raise StoreError.
+        rows: Returns the run's metrics if the caller has read them already; may raise StoreError.
     """
     read_rows, unreadable = rows or run.folder.rows, ""
     if run.status.step is None:
@@ -100,7 +100,7 @@ def row_of(run: RunRecord, rows: Callable[[], Rows] | None = None) -> Row:
         "run": run.name,
         "id": run.run_id,
         "state": run.outcome or run.state,
-        "norm": run.config.norm.preset or run.config.norm.name,
+        "norm": setting(run, "norm"),
         "placement": run.config.placement.name,
         "depth": run.config.model.depth,
         "width": run.config.model.width,
@@ -132,7 +132,7 @@ def row_of(run: RunRecord, rows: Callable[[], Rows] | None = None) -> Row:
 
 
 def _with_progress(run: RunRecord, read_rows: Callable[[], Rows]) -> tuple[RunRecord, str]:
-    """Return a run with the part of its status that the metrics hold, and what could not be read."""
+    """Return a run with its status completed from the metrics, and a note on unreadable metrics."""
     try:
         metrics = read_rows()
     except StoreError as error:
@@ -141,7 +141,7 @@ def _with_progress(run: RunRecord, read_rows: Callable[[], Rows]) -> tuple[RunRe
     losses = [number(row.get("loss")) for row in metrics.rows if row.get("kind") == "eval"]
     step = finite(train.get("step"))
     progress = Status(
-        step=None if step is None else step + 1,  # a row counts steps from 0, a status the steps that are done
+        step=None if step is None else step + 1,  # rows count steps from 0; a status counts completed steps
         train_loss=number(train.get("loss")),
         val_loss=losses[-1] if losses else None,
         best_val_loss=min((loss for loss in losses if loss is not None and math.isfinite(loss)), default=None),
@@ -160,13 +160,12 @@ def _last_finite_loss(read_rows: Callable[[], Rows]) -> float | None:
 
 
 def unreadable_lines_note(metrics: Rows) -> str:
-    """Return how many lines of the metrics cannot be read; empty if all can."""
-    lines = "line" if metrics.damaged == 1 else "lines"
-    return f"{metrics.damaged} {lines} of the metrics cannot be read" if metrics.damaged else ""
+    """Return a note on the unreadable lines of the metrics, or an empty text."""
+    return f"{counted(metrics.damaged, 'line')} of the metrics cannot be read" if metrics.damaged else ""
 
 
 def _state_note(run: RunRecord, row: Row) -> str:
-    """Return why a run has no final loss; empty for a finished run with a complete status."""
+    """Return why a run has no final loss or an incomplete status, or an empty text."""
     at_step = f" at step {or_unknown(row['step'])} of {or_unknown(row['steps'])}"
     if run.state == DAMAGED:
         return run.problem

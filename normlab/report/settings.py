@@ -1,7 +1,7 @@
-"""The settings of a run by option (`norm`, `model.depth`, `corpus`), conditions on them, and the settings that differ.
+"""The settings of a run, conditions on settings, and the settings in which runs differ.
 
-A setting is the value of a config option, or a value that the machine, the corpus or the code decides (the device, the
-version of torch). The latter have option names too, and `is_config_option` tells the two apart.
+A setting is the value of a config option, or a fact about the machine, the corpus or the code (the device, the version
+of torch). Both kinds have names, and `is_config_option` distinguishes them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _READERS: dict[str, Callable[[RunRecord], Setting]] = {
     "deterministic": lambda run: run.machine.deterministic,
     "init": lambda run: run.machine.init,
 }
-"""Options that are no field of the config, or whose `auto` is resolved by the run."""
+"""Options that are not a config field, or whose value `auto` the run resolves."""
 
 NUMERICS = "numerics ("
-"""The beginning of settings that change the last bits."""
+"""Prefix of the names of settings that change the last bits."""
 _PACK_SIZE = "numerics (pack size)"
 _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     "corpus": _READERS["corpus"],
@@ -51,32 +51,32 @@ _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     _PACK_SIZE: lambda run: len(run.pack.runs) or 1,
     "sweep": lambda run: run.pack.sweep,
 }
-"""What the loss depends on besides the config, and the sweep, whose plan fixes the sizes of its packs."""
+"""Settings outside the config that the loss depends on, and the sweep, whose plan fixes the sizes of its packs."""
 
 _CODE = {"norm": "the norm's code", "placement": "the placement's code"}
-"""Parts whose version is part of a run's identity, and the name of that version as a setting."""
+"""Parts of the code with a version in a run's identity, and the name of the version as a setting."""
 _INIT_RULE = "init rule"
 """The rule that `init=auto` resolves to."""
 
 
 def setting(run: RunRecord, option: str) -> Setting:
-    """Return a run's value of an option by its dotted name; None where its record has no such option."""
+    """Return a run's value of an option by its dotted name; None if the record lacks the option."""
     read = _READERS.get(option)
     return read(run) if read else run.options.get(option)
 
 
 def format_setting(value: Setting) -> str:
-    """Return a setting as it is typed on the command line; `-` for None."""
+    """Return a setting as on the command line; `-` for None."""
     if value is None:
         return "-"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def resolve_options(names: Iterable[str], runs: Sequence[RunRecord], flag: str) -> list[str]:
-    """Return the full name of each option; a short name such as `depth` is accepted where it means one option.
+    """Return the full name of each option; accept an unambiguous short name such as `depth`.
 
     Raises:
-        ConfigError: No run has an option, or a short name means several; the message suggests the nearest ones.
+        ConfigError: No run has an option, or a short name is ambiguous; the message suggests the nearest options.
     """
     known = options_of(runs)
     return [_resolve_option(name, known, flag) for name in names]
@@ -85,13 +85,13 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunRecord], flag: str) 
 def _resolve_option(name: str, known: set[str], flag: str) -> str:
     if name in known:
         return name
-    found = meanings(name, known) if "." not in name else []
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"{flag} {name}: is ambiguous; write {' or '.join(found)}")
+    options = meanings(name, known) if "." not in name else []
+    if len(options) == 1:
+        return options[0]
+    if options:
+        raise ConfigError(f"{flag} {name}: is ambiguous; write {' or '.join(options)}")
     raise ConfigError(
-        f"{flag} {name}: no run has such an option{hint(name, known)}; "
+        f"{flag} {name}: no run has this option{hint(name, known)}; "
         f"choose one of {', '.join(_READERS)} or a config option such as model.depth"
     )
 
@@ -102,10 +102,10 @@ def options_of(runs: Iterable[RunRecord]) -> set[str]:
 
 
 def short_names(options: Iterable[str]) -> dict[str, list[str]]:
-    """Return the options that each short or foreign name means: `depth` and `n_layer` mean `model.depth`."""
+    """Return the options of each short name or alias: `depth` and `n_layer` mean `model.depth`."""
     options = set(options)
     names = {option.rpartition(".")[2] for option in options} | ALIASES.keys()
-    return {name: found for name in sorted(names - options) if (found := meanings(name, options))}
+    return {name: targets for name in sorted(names - options) if (targets := meanings(name, options))}
 
 
 # Conditions: `--where 'model.depth>=8,norm!=none'`. Nothing is evaluated as code.
@@ -137,7 +137,7 @@ class Condition:
         """Whether a run meets the condition; a setting that the record lacks equals no value.
 
         Raises:
-            ConfigError: The operator compares numbers and the setting is no number.
+            ConfigError: The operator compares numbers, and the setting is not a number.
         """
         actual, bound = setting(run, self.option), _number(self.value)
         if isinstance(actual, int | float) and not isinstance(actual, bool) and bound is not None:
@@ -172,7 +172,7 @@ def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "-
 
     Raises:
         ConfigError: A condition is invalid, an option is unknown, or no run meets a condition; the message lists the
-            values there are.
+            values of the runs.
     """
     known = options_of(runs)
     conditions = [
@@ -205,9 +205,9 @@ def _number(text: str) -> float | None:
 
 
 def settings_of(run: RunRecord) -> dict[str, Setting]:
-    """Return everything that a run's loss depends on, except learning rate and seeds, for `differing_settings`.
+    """Return all settings that a run's loss depends on, except learning rate and seeds.
 
-    The config options are those of the run's identity, which leaves out what cannot change a number. The corpus
+    The config options are those of the run's identity, which excludes options that cannot change a number. The corpus
     replaces the `data` options that selected it.
     """
     options = {
@@ -221,21 +221,22 @@ def settings_of(run: RunRecord) -> dict[str, Setting]:
 
 
 def is_config_option(name: str) -> bool:
-    """Whether a setting of `settings_of` is chosen on the command line, not by the machine, the corpus or the code."""
+    """Whether a setting of `settings_of` is a config option."""
     return name not in (*_ENVIRONMENT, _INIT_RULE, *_CODE.values())
 
 
 def differing_settings(runs: Sequence[Mapping[str, Setting]]) -> dict[str, list[str]]:
     """Return the settings in which runs differ, each with its sorted values.
 
-    Two norms, placements or optimisers are reported by name, without their options. An init rule is reported where
-    runs asked for different ones, not where it follows from the placement. Code that differs is reported where no
-    option explains it. Pack sizes are reported across sweeps only, because the plan of one sweep lists them.
+    Different norms, placements or optimisers are reported by name, without their options. Different init rules are
+    reported if the option `init` differs, not if they follow from the placement. Different code is reported if no
+    option explains the difference. Pack sizes are reported across sweeps only, because the plan of one sweep lists
+    them.
 
     Args:
         runs: The `settings_of` each run.
     """
-    runs = list({tuple(run.items()): run for run in runs}.values())  # most runs are alike, and hashing is fast
+    runs = list({tuple(run.items()): run for run in runs}.values())  # most runs have equal settings
     different: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for run in runs for name in run):
         values = [run.get(name) for run in runs]

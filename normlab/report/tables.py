@@ -1,8 +1,8 @@
-"""Render the rows of a report: a table for people, Markdown for pages, JSON and CSV for programs; bars in a terminal.
+"""Render the rows of a report as a table, Markdown, JSON or CSV, and draw sparklines.
 
-JSON and CSV hold the exact values. The table and the Markdown round, and add notes on corpora and baselines. A table
-fits the terminal, and names the columns that it leaves out to do so. `rich` is not used for it: it takes ten times as
-long for a folder of many runs.
+JSON and CSV hold the exact values. Tables and Markdown have rounded values, and notes on corpora and baselines. A table
+fits the terminal: columns that do not fit are named below it. `rich` is not used, because it takes ten times as long
+for a folder of many runs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import shutil
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from normlab.errors import NormlabError, unknown
-from normlab.store.outcome import WHOLE_TEXT_NOTE
+from normlab.store.outcome import WHOLE_TEXT_NOTE, format_loss
 from normlab.store.schema import encode, number
 
+T = TypeVar("T")
 Row = dict[str, Any]
 FORMATS = ("table", "json", "csv", "markdown")
 
@@ -33,13 +35,13 @@ FORMATS = ("table", "json", "csv", "markdown")
 def render(rows: Sequence[Row], format: str = "table", width: int | None = None) -> str:
     """Return rows as text, without a newline at the end.
 
-    JSON and CSV hold the exact values, with NaN and infinity as "nan", "inf" and "-inf", and null or an empty field
-    for None. The table and the Markdown round.
+    JSON and CSV hold the exact values, with NaN and infinity as "nan", "inf" and "-inf", and None as null or an empty
+    field. Tables and Markdown have rounded values.
 
     Args:
         rows: Rows with the same keys.
         format: One of `FORMATS`.
-        width: Columns of a table; by default the terminal's, or 160 where there is none.
+        width: Characters per line of a table; by default the terminal's, or 160 without a terminal.
 
     Raises:
         NormlabError: The format is unknown.
@@ -58,7 +60,12 @@ def render(rows: Sequence[Row], format: str = "table", width: int | None = None)
         return text.getvalue().removesuffix("\n")
     if format == "markdown":
         return _markdown(rows)
-    return render_table(rows, width or shutil.get_terminal_size((160, 24)).columns)
+    return render_table(rows, width or terminal_width())
+
+
+def terminal_width() -> int:
+    """Return the characters per line of the terminal, at least 56; 160 without a terminal."""
+    return max(shutil.get_terminal_size((160, 24)).columns, _MIN_WIDTH)
 
 
 def _markdown(rows: Sequence[Row]) -> str:
@@ -76,7 +83,7 @@ def _markdown(rows: Sequence[Row]) -> str:
 
 def _escape(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    # An underscore inside a word is not markup, and names are full of them.
+    # Markdown keeps an underscore inside a word, and most names have one.
     return re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
@@ -92,29 +99,27 @@ _TITLES = {
     "tokens_per_s": "tok/s",
     "corpora": "corpus",
 }
-_FORMATS = {
-    **dict.fromkeys(("depth", "width"), "g"),
-    **dict.fromkeys(("seed", "step", "steps"), ".0f"),
-    **dict.fromkeys(("val_loss", "best_val_loss", "last_val_loss", "train_loss"), ".4f"),
-    "lr": ".4g",
-    "vs_bigram": "+.4f",
-    "tokens_per_s": ",.0f",
-    "seconds": ",.1f",
+_FORMATS: dict[str, Callable[[float], str]] = {
+    **dict.fromkeys(("depth", "width"), "{:g}".format),
+    **dict.fromkeys(("seed", "step", "steps"), "{:.0f}".format),
+    **dict.fromkeys(("val_loss", "best_val_loss", "last_val_loss", "train_loss"), format_loss),
+    "lr": "{:.4g}".format,
+    "vs_bigram": partial(format_loss, sign="+"),
+    "tokens_per_s": "{:,.0f}".format,
+    "seconds": "{:,.1f}".format,
 }
-_LARGE = 1e5
-"""Losses from here on have four significant digits instead of four decimals."""
+"""The columns of numbers, which are aligned to the right, and their formats."""
 
 
 def format_value(key: str, value: Any) -> str:
-    """Return a value as text, empty for None; control characters are escaped, because a name may hold any."""
+    """Return a value as text, empty for None, with control characters escaped."""
     if value is None:
         return ""
     if key == "created":
         value = _local_time(value)
     elif key in _FORMATS and (known := number(value)) is not None:
-        with contextlib.suppress(OverflowError):  # a damaged record may hold an integer that no float can
-            form = _FORMATS[key].replace(".4f", ".4g") if abs(known) >= _LARGE else _FORMATS[key]
-            return format(known, form).replace("+nan", "nan")
+        with contextlib.suppress(OverflowError):  # a damaged record may hold an integer above any float
+            return _FORMATS[key](known)
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
 
 
@@ -127,33 +132,34 @@ def _local_time(created: Any) -> Any:
 
 
 def _corpus_label(row: Row) -> str:
-    """Return the corpus's name with the beginning of its hash: two texts can have the same name."""
+    """Return the name of a corpus and the beginning of its hash; names are not unique."""
     return f"{format_value('corpus', row['corpus'])} {format_value('corpus_sha256', row['corpus_sha256'])[:8]}".strip()
 
 
 def _old_baselines_note(rows: Sequence[Row]) -> str:
-    """Return a note on runs whose `vs_bigram` uses baselines of the whole validation text; empty if there are none."""
+    """Return a note on runs whose `vs_bigram` uses whole-text baselines, or an empty text."""
     old = sum(bool(row.get("baselines")) and row.get("vs_bigram") is not None for row in rows)
-    return f"vs bigram of {_runs(old)} with older records: {WHOLE_TEXT_NOTE}" if old else ""
+    return f"vs bigram of {counted(old, 'run')} with older records: {WHOLE_TEXT_NOTE}" if old else ""
 
 
 def _corpora_note(rows: Sequence[Row]) -> str:
-    """Return a warning where the runs have different corpora; empty if they have the same."""
+    """Return a warning if the runs have different corpora, else an empty text."""
     counts = Counter(_corpus_label(row) for row in rows if row.get("corpus_sha256"))
     if len(counts) < 2:
         return ""
-    listed = ", ".join(f"{corpus}: {_runs(n)}" for corpus, n in counts.items())
-    return f"{len(counts)} corpora: losses compare only within one corpus ({listed})"
+    listed = ", ".join(f"{corpus}: {counted(n, 'run')}" for corpus, n in counts.items())
+    return f"{len(counts)} corpora: losses are comparable only within one corpus ({listed})"
 
 
-def _runs(n: int) -> str:
-    return "1 run" if n == 1 else f"{n} runs"
+def counted(n: int, noun: str) -> str:
+    """Return `1 run` or `3 runs`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 # Tables
 
 _SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus", "device", "precision")
-"""Columns that are moved above the table where all runs have the same value."""
+"""Columns that move to a line above the table if all runs have the same value."""
 _DROP_ORDER = (
     "update, last", "seeds", "attn/stream, last", "mlp/stream, last", "last/first", "loss", "grad profile",
     "its profile", "memory", "spikes", "tok/s", "best val", "vs baseline at shared lr", "p (Holm) at shared lr",
@@ -161,23 +167,23 @@ _DROP_ORDER = (
     "train_loss", "best_val_loss", "last_val_loss", "corpus", "width", "vs_bigram", "steps", "step", "seed", "lr",
     "init", "grad, last", "depth", "corpora", "created", "placement", "norm",
 )  # fmt: skip
-"""Columns to leave out where the table is too wide, the least informative first."""
+"""Columns to leave out of a table that is too wide, in this order."""
 _GAP = 2
 _MIN_WIDTH = 56
 _MIN_TEXT = 8
-"""Width that a text column keeps in the narrowest terminal."""
+"""Smallest width of a text column."""
 
 Columns = dict[str, list[str]]
 """The texts of each column, by key."""
 
 
 def render_table(rows: Sequence[Row], width: int) -> str:
-    """Render rows in lines of at most `width` characters (at least 56): numbers to the right, long texts folded."""
+    """Render rows in lines of at most `width` characters (at least 56), with long texts folded."""
     width = max(width, _MIN_WIDTH)
     if len(rows) == 1:
         texts = {_TITLES.get(key, key): format_value(key, value) for key, value in rows[0].items()}
         indent = max(map(len, texts)) + _GAP
-        return _fold_lines([title.ljust(indent) + text for title, text in texts.items() if text], width, indent)
+        return fold_lines([title.ljust(indent) + text for title, text in texts.items() if text], width, indent)
     columns = _columns(rows)
     shared: dict[str, str] = {}
     for key in _SHARED if "run" in columns else ():
@@ -193,12 +199,12 @@ def render_table(rows: Sequence[Row], width: int) -> str:
         titles = ", ".join(_TITLES.get(key, key) for key in dropped)
         below.append(f"not shown: {titles} (use a wider terminal, or --format json for all values)")
     above = "in common: " + ", ".join(f"{_TITLES.get(key, key)} {value}" for key, value in shared.items())
-    parts = [_fold_lines([above] if shared else [], width), _grid(columns, widths), _fold_lines(below, width)]
+    parts = [fold_lines([above] if shared else [], width), _grid(columns, widths), fold_lines(below, width)]
     return "\n\n".join(filter(None, parts))
 
 
 def _columns(rows: Sequence[Row]) -> Columns:
-    """Format the columns of a table; what a table does not show, and what is empty in every row, is left out."""
+    """Return the texts of each column of a table, without hidden and empty columns."""
     columns = {key: [format_value(key, row[key]) for row in rows] for key in rows[0]}
     if "run" in columns:
         columns["run"] = _names(rows)
@@ -213,7 +219,7 @@ def _columns(rows: Sequence[Row]) -> Columns:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """The name of each run, with its id where several runs have that name."""
+    """Return the name of each run, with its id if several runs have that name."""
     names = [format_value("run", row.get("run")) for row in rows]
     count = Counter(names)
     return [
@@ -223,7 +229,7 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _fit(columns: Columns, width: int) -> tuple[list[str], dict[str, int]]:
-    """Remove columns in `_DROP_ORDER` until the rest fits; return their keys, and the width of each other column."""
+    """Remove columns in `_DROP_ORDER` until the rest fits; return removed keys and widths."""
     dropped: list[str] = []
     first = next(iter(columns))
     for key in ("", *(key for key in _DROP_ORDER if key in columns and key != first)):
@@ -236,9 +242,10 @@ def _fit(columns: Columns, width: int) -> tuple[list[str], dict[str, int]]:
 
 
 def _widths(columns: Columns, width: int, min_text: int) -> dict[str, int]:
-    """The width of each column. Text columns shrink to `min_text` until all fit, those whose words still fit first.
+    """Return column widths; text columns shrink until the table fits, to `min_text` at least.
 
-    The first column does not fold, because it is a name to type; only a run's name can have any length.
+    Columns in which no word has to be cut shrink first. The first column does not fold, because users copy names from
+    it; a run's name folds, because it can have any length.
     """
     first = next(iter(columns))
     cells = {key: [_TITLES.get(key, key), *texts] for key, texts in columns.items()}
@@ -270,7 +277,7 @@ def _grid(columns: Columns, widths: dict[str, int]) -> str:
 
 
 def _fold(text: str, width: int) -> list[str]:
-    # textwrap counts characters, and a wide character takes two cells of the terminal.
+    # textwrap counts characters, but a wide character takes two columns of the terminal.
     is_wide = _cell_len(text) > len(text)
     return textwrap.wrap(text, width // 2 if is_wide else width, break_on_hyphens=False) or [""]
 
@@ -281,26 +288,33 @@ def _cell_len(text: str) -> int:
     return cell_len(text)
 
 
-def _fold_lines(lines: Sequence[str], width: int, indent: int = 2) -> str:
+def fold_lines(lines: Sequence[str], width: int, indent: int = 2) -> str:
+    """Return the lines folded to a width, with continuation lines indented."""
     wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "\n".join(folded for line in lines for folded in wrapper.wrap(line))
 
 
-# Bars
+# Sparklines
 
 BARS = "▁▂▃▄▅▆▇█"
 _FLAT = 0.01
 """Relative difference up to which numbers are drawn at the same height."""
 
 
-def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """Draw at most `width` of the numbers, evenly spaced; `?` for one that is not finite.
+def evenly_spaced(items: Sequence[T], most: int) -> Sequence[T]:
+    """Return at most `most` (2 or more) items, evenly spaced, with the first and the last."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
-    The scale is logarithmic where all finite numbers are positive, else linear. Numbers within 1 % of each other are
-    all drawn at half height.
+
+def sparkline(values: Sequence[float], width: int = 12) -> str:
+    """Draw at most `width` of the numbers, evenly spaced, as bars; `?` for NaN and infinity.
+
+    The scale is logarithmic if all finite numbers are positive, else linear. Numbers within 1 % of each other are all
+    drawn at half height.
     """
-    count = min(width, len(values))
-    heights = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
+    heights = evenly_spaced(values, width)
     finite = [value for value in heights if math.isfinite(value)]
     flat = _FLAT * max(map(abs, finite), default=0.0)
     if finite and min(finite) > 0:

@@ -1,13 +1,13 @@
-"""Files of a run's statistics: rows of one length, appended to, with a description of their numbers.
+"""Files of a run's statistics: one row of numbers per measured step, and a description of the columns.
 
-`stats/core.json` describes the numbers of a row, with formulas and units; `stats/core.bin` holds the rows. A row is,
-little-endian, the step (int64), the numbers (float32 each) and a CRC-32 of both. numpy reads the file in one line:
+`stats/core.json` describes the columns, with formulas and units; `stats/core.bin` holds the rows. A row is the step
+(int64), the numbers (float32 each) and the CRC-32 of both, all little-endian. numpy reads the file in one line:
 
     np.fromfile("core.bin", dtype=[("step", "<i8"), ("values", "<f4", (N,)), ("crc", "<u4")])
 
-Rows of another layout get files of their own, `core.2.json`, `core.2.bin`, ...: a run resumed with other statistics,
-or Adam's moments, which exist from the first update on. `stats/cadence.json` holds how often each tier is measured
-from which step on, so that missing rows are noticed.
+When the columns change, new rows go to new files, `core.2.json`, `core.2.bin`, ...: after a resume with other
+statistics, or once Adam has moments, after the first update. `stats/cadence.json` holds the measuring interval of each
+tier and the step from which it applies, so that readers can detect missing rows.
 
 Shapes: S measured steps, N numbers per step.
 """
@@ -33,7 +33,7 @@ from normlab.store.reading import read_bytes, read_record
 from normlab.store.schema import with_checksum
 
 STATISTICS_FOLDER = "stats"
-"""Folder of the statistics, in the run's folder."""
+"""The name of the statistics folder in a run's folder."""
 ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
 PLACES = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
 CADENCE_FILE = "cadence.json"
@@ -41,12 +41,12 @@ _NAME = re.compile(rf"(?P<tier>{'|'.join(TIERS)})(\.(?P<part>[1-9][0-9]*))?\.(js
 
 
 def row_type(width: int) -> np.dtype[Any]:
-    """Return the numpy type of a row of N = `width` numbers."""
+    """Return the numpy type of a row with N = `width` numbers."""
     return np.dtype([("step", "<i8"), ("values", "<f4", (width,)), ("crc", "<u4")])
 
 
 class Part:
-    """One file of rows with one layout."""
+    """A file of rows with one layout."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self.layout = layout
@@ -56,7 +56,7 @@ class Part:
         """Append rows in one system call.
 
         Raises:
-            StoreError: The system refused; the file holds none of the rows.
+            StoreError: The write failed; the file holds none of the rows.
         """
         if not len(profiles.steps):
             return
@@ -67,7 +67,7 @@ class Part:
         self.file.append(rows.tobytes())
 
     def rows(self) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
-        """Return the complete rows, (S,), which of them are intact, (S,), and the bytes of a torn last row.
+        """Return complete rows, (S,), their intact flags, (S,), and the bytes of a torn last row.
 
         Raises:
             StoreError: The file exists and cannot be read.
@@ -78,8 +78,8 @@ class Part:
         rows = np.frombuffer(content, kind, count)
         return rows, np.array([row["crc"] == _checksum(row) for row in rows], dtype=bool), torn_bytes
 
-    def torn(self) -> bool:
-        """Whether the last row is torn.
+    def has_torn_row(self) -> bool:
+        """Whether the last row is incomplete.
 
         Raises:
             StoreError: The file exists and cannot be read.
@@ -87,7 +87,7 @@ class Part:
         return self.rows()[2] > 0
 
     def truncate(self, step: int) -> None:
-        """Drop the rows of `step` and later, and a torn last row."""
+        """Delete the rows from `step` on, and a torn last row."""
         rows, intact, torn_bytes = self.rows()
         late = np.flatnonzero(intact & (rows["step"] >= step))
         kept = int(late[0]) if len(late) else len(rows)
@@ -96,7 +96,7 @@ class Part:
 
 
 class StatisticsFiles:
-    """A run's statistics: anyone reads them, the holder of the run's lock writes them.
+    """The statistics files of a run. Any process may read them; only the holder of the run's lock may write.
 
     Args:
         path: The run's folder.
@@ -107,10 +107,10 @@ class StatisticsFiles:
         self._open: dict[str, Part] = {}
 
     def append(self, tier: str, profiles: Profiles) -> None:
-        """Append measured rows to the tier's file of their layout.
+        """Append measured rows to the tier's file with their layout.
 
         Raises:
-            StoreError: The system refused; the record holds none of the rows.
+            StoreError: The write failed; the record holds none of the rows.
         """
         part = self._open.get(tier)
         if part is None or part.layout != profiles.layout:
@@ -121,10 +121,10 @@ class StatisticsFiles:
         part.append(profiles)
 
     def parts(self, problems: list[str]) -> Iterator[tuple[str, Part]]:
-        """Yield every tier and readable part; the parts of a tier in the order in which they were started.
+        """Yield the tier and part of each readable file, the parts of a tier oldest first.
 
         Args:
-            problems: Receives a message for each description that is missing, damaged, or a newer normlab's.
+            problems: Receives a message for each description that is missing, damaged or from a newer normlab.
         """
         matches = filter(None, map(_NAME.fullmatch, self._file_names()))
         for tier, number in sorted({(match["tier"], int(match["part"] or 1)) for match in matches}):
@@ -134,14 +134,14 @@ class StatisticsFiles:
             except StoreError as error:
                 problems.append(str(error))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                problems.append(f"{path}: is damaged (it names no columns: {error}); restore a copy")
+                problems.append(f"{path}: is damaged (it has no valid columns: {error}); restore a copy")
             else:
                 yield tier, Part(path.with_suffix(".bin"), layout)
 
     def read(self, tier: str) -> tuple[list[Profiles], int]:
-        """Return the measured rows of a tier, part by part, and the number of damaged rows, which are left out.
+        """Return the intact rows of a tier, one entry per part, and the number of damaged rows.
 
-        Parts without a readable description are left out too; `parts` reports them.
+        Parts without a readable description are left out; `parts` reports them.
 
         Raises:
             StoreError: A file cannot be read.
@@ -156,10 +156,10 @@ class StatisticsFiles:
         return profiles, damaged
 
     def set_cadence(self, step: int, every: Mapping[str, int | None]) -> None:
-        """Record that from a step on each tier is measured every `every[tier]` steps, or not at all.
+        """Record the measuring interval of each tier from `step` on; None for a tier that is off.
 
         Raises:
-            StoreError: The system refused.
+            StoreError: The write failed.
         """
         recorded = self._cadence()
         cadence = [(first, tiers) for first, tiers in recorded if first < step]
@@ -172,14 +172,14 @@ class StatisticsFiles:
             write_atomic(self.path / CADENCE_FILE, with_checksum({"from": content}))
 
     def missing_steps(self, before: int) -> dict[str, list[int]]:
-        """Return, by tier, the steps below `before` that were measured and have no row; empty where unknown.
+        """Return, by tier, the measured steps below `before` without a row; empty if unknown.
 
         Raises:
             StoreError: A file cannot be read.
         """
         cadence, problems = self._cadence(), list[str]()
         ends = [*(first for first, _ in cadence), before][1:]
-        # A tier other than core may measure nothing, and then has no file.
+        # Only the core tier is certain to have a file.
         tiers = {tier for tier, _ in self.parts(problems)} | {CORE}
         missing: dict[str, list[int]] = {}
         for tier in sorted(tiers if not problems else ()):
@@ -188,11 +188,11 @@ class StatisticsFiles:
             due: list[int] = []
             for (first, every), end in zip(cadence, ends, strict=True):
                 if steps := every.get(tier):
-                    # Statistics of Adam alone have no row before the first update.
+                    # A tier with only Adam's statistics has no row before the first update.
                     start = first if tier == CORE else max(first, 1)
                     due += range(-(-start // steps) * steps, min(end, before), steps)
             absent = [step for step in due if step not in present]
-            if len(absent) > damaged:  # damaged rows are reported as such
+            if len(absent) > damaged:  # `read` reports damaged rows
                 missing[tier] = absent
         return missing
 
@@ -203,19 +203,19 @@ class StatisticsFiles:
             StoreError: A file cannot be read.
         """
         return [
-            f"{self.path}: rows of {tier} statistics are missing, of {len(steps)} measured steps from {steps[0]} to "
+            f"{self.path}: missing rows of {tier} statistics: {len(steps)} measured steps from {steps[0]} to "
             f"{steps[-1]}; restore a copy"
             for tier, steps in self.missing_steps(before).items()
         ]
 
     def truncate(self, step: int) -> None:
-        """Drop what was measured at `step` and later."""
+        """Delete the rows from `step` on."""
         self.close()
         for _, part in self.parts([]):
             part.truncate(step)
 
     def copy(self, path: Path, before: int) -> None:
-        """Copy what was measured before a step into another run's folder.
+        """Copy the rows before a step into another run's folder.
 
         Raises:
             StoreError: A file cannot be read or written.
@@ -232,7 +232,7 @@ class StatisticsFiles:
         copies.close()
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk."""
+        """Sync all rows to the disk."""
         for part in self._open.values():
             part.file.sync()
 
@@ -243,7 +243,7 @@ class StatisticsFiles:
         self._open.clear()
 
     def _cadence(self) -> list[tuple[int, dict[str, int]]]:
-        """Return the first step and the intervals of each cadence, ordered by step; empty if unknown."""
+        """Return each cadence as its first step and its intervals, sorted by step; empty if unknown."""
         try:
             entries = read_record(self.path / CADENCE_FILE)["from"]
             return [
@@ -267,7 +267,7 @@ class StatisticsFiles:
         for part_tier, part in self.parts([]):
             if part_tier == tier and part.layout == layout:
                 return part
-        # A file whose description is lost keeps its number, so that no rows of another layout are appended to it.
+        # Never reuse the number of a file without a description: its rows may have another layout.
         matches = filter(None, map(_NAME.fullmatch, self._file_names()))
         numbers = [int(match["part"] or 1) for match in matches if match["tier"] == tier]
         path = self._description_path(tier, max(numbers, default=0) + 1)
@@ -277,7 +277,7 @@ class StatisticsFiles:
 
 
 def description(tier: str, layout: Layout) -> dict[str, Any]:
-    """Return the description of the rows of a layout, which explains each number without the code."""
+    """Return the content of a description file: the columns, formulas and units of a layout."""
     names = dict.fromkeys(group.statistic for group in layout.groups)
     fields = ("formula", "unit", "of", "merge", "question", "source")
     return {

@@ -1,4 +1,4 @@
-"""File writes that survive a kill, a full disk and a power cut: atomic replacement and appending."""
+"""Atomic replacement of files, and appending, both safe against kills, full disks and power cuts."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _REMEDIES = {
     errno.EDQUOT: "free some of your quota and run the same command again",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) and run the same command again",
     errno.EMFILE: "raise the limit on open files (ulimit -n) and run the same command again",
-    errno.ENOLCK: "this disk has no file locks, choose a results_dir on another",
+    errno.ENOLCK: "this disk has no file locks; choose a results_dir on another disk",
 }
 _BAD_PATH = (errno.ENOTDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _MISSING_RIGHT = {"read": "readable", "opened": "readable and writable"}
-"""The right that an action needs; every other action needs a writable file."""
+"""The permission that each action needs; other actions need a writable file."""
 
 
 def io_error(path: Path, action: str, error: OSError, safe: str = "", *, setting: str = "results_dir") -> StoreError:
-    """Return the error for a failed file operation: the file, the reason, what is safe, what to do.
+    """Return the error for a failed file operation, with its reason and a remedy.
 
     Args:
         path: The file.
         action: The operation, as a participle: `written`, `read`.
         error: The operating system's error.
-        safe: What was not lost.
-        setting: The setting that names the folder; the message suggests another value where that helps.
+        safe: A note on data that is not lost.
+        setting: The setting that names the folder; the remedy may be another value of it.
     """
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and run the same command again")
     if error.errno in _FORBIDDEN:
@@ -51,7 +51,7 @@ def make_folder(path: Path) -> None:
     """Make a folder and its parents unless they exist.
 
     Raises:
-        StoreError: The system refused.
+        StoreError: The folder cannot be made.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -60,14 +60,14 @@ def make_folder(path: Path) -> None:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write every byte; one call of `os.write` may write fewer."""
+    """Write all bytes; a single `os.write` may write only some."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    """Sync a file's content, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -76,17 +76,17 @@ def sync(path: Path) -> None:
 
 
 def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir") -> None:
-    """Make or replace a file; at any moment it holds the old content or the new.
+    """Create or replace a file atomically.
 
-    The content is written and synced under a temporary name in the same folder, which is then renamed.
+    The content is written and synced to a temporary file in the same folder, which is then renamed.
 
     Args:
         path: The file.
-        content: All of it.
+        content: The complete new content.
         setting: The setting that names the folder, for the error message.
 
     Raises:
-        StoreError: The system refused (full disk, no permission); the file is unchanged.
+        StoreError: The write failed (full disk, no permission); the file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
@@ -102,15 +102,15 @@ def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir") ->
         if isinstance(error, OSError):
             raise io_error(path, "written", error, setting=setting) from error
         raise
-    # Without this sync a power cut may undo the rename. Some network disks refuse it; the file is complete anyway.
+    # A power cut can undo a rename that is not synced. Some network disks cannot sync a folder, which loses no content.
     with contextlib.suppress(OSError):
         sync(path.parent)
 
 
 def delete_temporaries(folder: Path) -> list[str]:
-    """Delete the temporary files of killed `write_atomic` calls in a folder, and return their names.
+    """Delete the temporary files of killed `write_atomic` calls, and return their names.
 
-    Only the folder's one writer may call this: a temporary file of a live process looks the same.
+    Only the folder's single writer may call this, because temporary files of live processes look the same.
     """
     names = sorted(entry.name for entry in os.scandir(folder) if _TEMPORARY.fullmatch(entry.name))
     for name in names:
@@ -119,11 +119,11 @@ def delete_temporaries(folder: Path) -> list[str]:
 
 
 class AppendFile:
-    """A file that grows at its end; opened by the first `append`. A kill tears at most the last row.
+    """A file of rows that is only appended to; the first `append` opens it. A kill tears at most the last row.
 
     Args:
-        path: The file; its folder exists.
-        lines: Whether rows are lines. A torn last line is then ended before the next append.
+        path: The file, in an existing folder.
+        lines: Whether rows are lines; the first append then ends a torn last line with a newline.
     """
 
     def __init__(self, path: Path, *, lines: bool) -> None:
@@ -135,7 +135,7 @@ class AppendFile:
         """Append rows in one system call.
 
         Raises:
-            StoreError: The system refused; the file holds none of the content.
+            StoreError: The write failed; the file holds none of the content.
         """
         try:
             descriptor = self._open()
@@ -143,13 +143,13 @@ class AppendFile:
             try:
                 write_all(descriptor, content)
             except BaseException:
-                os.ftruncate(descriptor, start)  # part of a record would run into the next one
+                os.ftruncate(descriptor, start)  # the next row must not follow part of this one
                 raise
         except OSError as error:
             raise io_error(self.path, "written", error) from error
 
     def sync(self) -> None:
-        """Wait until the content is on the disk, so that a power cut does not lose it."""
+        """Sync the content to the disk, so that a power cut does not lose it."""
         if self._descriptor is not None:
             try:
                 os.fsync(self._descriptor)
@@ -157,7 +157,7 @@ class AppendFile:
                 raise io_error(self.path, "written", error) from error
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, synced to the disk, and close it."""
+        """Truncate the file to `size` bytes, sync and close it."""
         self.close()
         try:
             with self.path.open("r+b") as file:

@@ -1,7 +1,7 @@
-"""File locks: one writer at a time. The kernel frees a lock when its owner ends, however it ends.
+"""File locks for a single writer. The kernel releases a lock when the owner's process ends, even by SIGKILL.
 
-`filelock` is not used: it has no shared `flock`, by which a reader tests for a writer without making a file and without
-disturbing other readers.
+`filelock` is not used, because it has no shared `flock`. With a shared `flock`, a reader detects a writer without
+creating a file and without blocking other readers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _locked: set[int] = set()
 
 
 def _close_in_child() -> None:
-    # A forked child shares the lock and would keep it after its parent's death. Closing the child's descriptor
-    # leaves the parent's lock alone; unlocking would not.
+    # A forked child shares the lock and would keep it after its parent ends. Closing the child's descriptor keeps the
+    # parent's lock; unlocking would release it.
     for descriptor in _locked:
         os.close(descriptor)
     _locked.clear()
@@ -38,15 +38,15 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @contextlib.contextmanager
 def file_lock(path: Path, subject: str, alternative: str = "run.fresh=true") -> Iterator[int]:
-    """Hold a lock for the length of a `with` block, and give its file descriptor.
+    """Hold a lock during a `with` block, and yield its file descriptor.
 
     Args:
-        path: The lock file; its folder exists. Its content only names the owner, for the message.
-        subject: What is locked, for the message.
-        alternative: The override that starts another beside it, for the message.
+        path: The lock file, in an existing folder. Its content names the owner for error messages.
+        subject: The name of the locked run or sweep, for the message.
+        alternative: The override that starts another one beside it, for the message.
 
     Raises:
-        StoreError: Another process holds the lock, or this process already does.
+        StoreError: Another process, or this process, already holds the lock.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -60,13 +60,13 @@ def file_lock(path: Path, subject: str, alternative: str = "run.fresh=true") -> 
     _locked.add(descriptor)
     owner = os.getpid()
     try:
-        # A full disk may refuse these few bytes; the lock holds without them.
+        # The lock needs no content, so a full disk does no harm.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             write_all(descriptor, to_json({"pid": owner, "started": time.time(), "host": os.uname().nodename}))
         yield descriptor
     finally:
-        if os.getpid() == owner:  # a forked child leaves the block too
+        if os.getpid() == owner:  # a forked child also leaves the block
             _locked.discard(descriptor)
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
@@ -79,7 +79,7 @@ def _acquire(descriptor: int, path: Path, subject: str, alternative: str) -> Non
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            time.sleep(_PAUSE_S)  # `is_locked` of a reader also holds it, for microseconds
+            time.sleep(_PAUSE_S)  # a reader's `is_locked` holds the lock for microseconds
         except OSError as error:
             raise io_error(path, "locked", error) from error
     raise StoreError(
@@ -96,7 +96,7 @@ def _owner(path: Path) -> str:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock; writes nothing and keeps no lock."""
+    """Whether a process holds the lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

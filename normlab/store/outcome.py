@@ -1,6 +1,6 @@
-"""The outcome of a completed run: finished, stuck, regressed or diverged. Trainer and readers use the same rules.
+"""The outcome of a completed run: finished, stuck, regressed or diverged. Training and reports use the same rules.
 
-A validation loss (nats/token) has a level, by what a model must have learned to reach it:
+A validation loss (nats/token) has a level, which shows what the model has learned:
 
 | level | losses | such a model |
 | --- | --- | --- |
@@ -9,8 +9,8 @@ A validation loss (nats/token) has a level, by what a model must have learned to
 | 2 | above the band, up to 5 % above the start: max(ln V, initial loss) | has not learned how often tokens occur |
 | 3 | more than 5 % above the start | is worse than a uniform guess (ln V) and than the untrained model |
 
-The band is U +- 5 %. Its lower edge is at least half-way from the bigram entropy to U, for a corpus where these are
-close, and at most U, for a corpus so small that the bigram scores worse. The outcome is the first that holds:
+The band is U +- 5 %. If the bigram entropy is close to U, the lower edge is halfway between the two. If the bigram
+entropy is above U (a very small corpus), the lower edge is U. The outcome is the first rule that holds:
 
 | outcome | rule | reason |
 | --- | --- | --- |
@@ -19,8 +19,8 @@ close, and at most U, for a corpus so small that the bigram scores worse. The ou
 | stuck | the final loss is in the band | the run never left the unigram entropy |
 | finished | every other run | below the band, or above it and still on the way down |
 
-A uniform guess scores ln V, so a diverged run is confidently wrong: worse than a guess and than no training, by 1
-nat/token. A run of few steps that ends above the band is finished: it has learned little, and lost nothing.
+A uniform guess has the loss ln V, so a diverged run is at least 1 nat/token worse than both a guess and the untrained
+model. A short run that ends above the band is finished: it has learned little and lost nothing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ REGRESSED = "regressed"
 OUTCOMES = (FINISHED, STUCK, REGRESSED, DIVERGED)
 
 BAND = 0.05
-"""Half the width of the band around the unigram entropy, and the margin above the start, as a share of either."""
+"""Half the width of the band relative to U, and the margin of level 3 relative to the start."""
 MARGIN = 1.0
-"""Nats/token above the start from which a final loss is a divergence."""
+"""A final loss more than this many nats/token above the start is a divergence."""
 LARGEST_LOSS = 3.5e38
-"""Just above the largest float32: a finite loss beyond it is not from training in float32."""
+"""Just above the largest float32; training in float32 cannot produce a larger finite loss."""
 
 DESCRIPTIONS = {
     STUCK: f"the final loss is within {BAND:.0%} of the unigram entropy: the run learned only how often tokens occur",
@@ -55,7 +55,7 @@ WHOLE_TEXT_NOTE = "baselines of the whole validation text"
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Reference losses of a run, in nats/token; None where its record has none."""
+    """Reference losses of a run, in nats/token; None if the record lacks them."""
 
     uniform: float | None
     """ln V."""
@@ -68,7 +68,7 @@ class References:
 
     @property
     def start(self) -> float:
-        """The larger of ln V and the initial loss; infinite where neither is known."""
+        """The larger of ln V and the initial loss; infinite if both are unknown."""
         return max((value for value in (self.uniform, self.initial) if value is not None), default=math.inf)
 
     @property
@@ -80,13 +80,13 @@ class References:
         return max((1 - BAND) * self.unigram, min(halfway, self.unigram)), (1 + BAND) * self.unigram
 
     def level(self, loss: float) -> int:
-        """Level of a loss, 0 (uses the context) to 3 (worse than no training)."""
+        """Return the level of a loss, 0 (uses the context) to 3 (worse than no training)."""
         low, high = self.band or (math.inf, math.inf)
         return 0 if loss < low else 1 if loss <= high else 2 if loss <= (1 + BAND) * self.start else 3
 
 
 def outcome(final: float, best: float, references: References, *, finite: bool = True) -> str:
-    """Return the outcome of a completed run, by the table above.
+    """Return the outcome of a completed run, by the rules of this module's docstring.
 
     Args:
         final: Last validation loss.
@@ -103,10 +103,10 @@ def outcome(final: float, best: float, references: References, *, finite: bool =
 
 
 def final_losses(outcome: str | None, loss: float | None) -> tuple[float | None, float | None]:
-    """Return the final validation loss, and the last finite one of a diverged run, which has no final loss.
+    """Return the final validation loss, and the last finite loss of a diverged run.
 
-    A run that is not completed has its latest loss. A diverged run has the loss of its status, or None where that is
-    not finite, even if earlier ones were.
+    The final loss of a diverged run is None. The last finite loss of any other run is None, and that of a diverged run
+    is None too if the loss of its status is not finite.
 
     Args:
         outcome: The outcome or the state.
@@ -118,7 +118,7 @@ def final_losses(outcome: str | None, loss: float | None) -> tuple[float | None,
 
 
 def explain_loss(outcome: str | None, final: float, best: float | None, references: References) -> str:
-    """Explain a final or latest validation loss in words; empty where the record has no baselines.
+    """Return a validation loss compared with its baselines, as text; empty without baselines.
 
     Args:
         outcome: The outcome; None for a run that is not completed.
@@ -144,11 +144,19 @@ def explain_loss(outcome: str | None, final: float, best: float | None, referenc
 
 
 def loss_of(value: Any) -> float | None:
-    """Return a loss of the record; None for anything else, and for a finite number that no float32 can hold."""
+    """Return a loss of a record; None for a value that is no number or no possible float32."""
     loss = number(value)
     return None if loss is None or LARGEST_LOSS < abs(loss) < math.inf else loss
 
 
-def format_loss(loss: float | None) -> str:
-    """Return a loss as text: four decimals, or four digits where it is very large."""
-    return "?" if loss is None else f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.4g}"
+def format_loss(loss: float | None, sign: str = "") -> str:
+    """Return a loss as text: four decimals, four digits from 1e5 on, `?` for None.
+
+    Args:
+        loss: The loss, nats/token.
+        sign: `+` to write the sign of a positive number too.
+    """
+    if loss is None:
+        return "?"
+    digits = ".4f" if abs(loss) < 1e5 else ".4g"
+    return format(loss, digits if math.isnan(loss) else sign + digits)

@@ -1,9 +1,9 @@
-"""A sweep's folder: its runs, their packs, the outcome of each attempt at a pack, and what Slurm has of it.
+"""The files of a sweep: its plan, the outcomes of its packs, logs, and the packs submitted to Slurm.
 
-`results/sweeps/NAME/` holds `plan.json`, `ends.jsonl` (one line per outcome of a pack's process), the processes' logs,
-and in `slurm/` the submitted packs (`queue.json`) and the outcome that each task reports, in a file of its own, since
-many may end at once on as many machines. The packs of a plan are frozen; only a pack that runs out of memory is
-replaced by its halves. The runs are stored in `results/runs/`. The holder of the folder's lock writes.
+`results/sweeps/NAME/` holds `plan.json`, `ends.jsonl` (one line per outcome of a pack's process) and the logs of the
+processes. Its folder `slurm/` holds the submitted packs (`queue.json`) and one file per task with the outcome, because
+tasks on several machines may end at once. The packs of a plan are frozen, but a pack that runs out of memory is
+replaced by its halves. The runs are stored in `results/runs/`. Only the holder of the folder's lock writes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, SWEEPS_FOLDER, to_json, with_checksum
 
 _TIMED_NOTE = "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
-"""The note of a plan with rows of timing trials."""
+"""The note of an older plan with timing trials."""
 
 OUTCOMES_FILE = "ends.jsonl"
 
 FINISHED = "finished"
-"""Cause of a process that ended with every run of the pack finished or diverged."""
+"""The cause of an outcome if every run of the pack finished or diverged."""
 INTERRUPTED = "interrupted"
-"""Cause of a process that was asked to stop; its runs resume from their checkpoints."""
+"""The cause of an outcome if the process received a stop signal; its runs resume from their checkpoints."""
 RAISED, EXITED, KILLED, HUNG, MEMORY, LOST = "raised", "exited", "killed", "hung", "memory", "lost"
 FAILURES = {
     RAISED: "raised an exception",
@@ -40,7 +40,7 @@ FAILURES = {
     MEMORY: "ran out of memory",
     LOST: "is lost",
 }
-"""The causes that are failures, as text."""
+"""The causes that are failures, and the text of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Pack:
     """The runs that one process trains, as one stacked computation if there are several."""
 
     number: int
-    """Never used for another pack of the sweep."""
+    """Unique in the sweep, also among halved packs."""
     runs: list[int]
     """Indices into the plan's runs."""
     halved_from: int | None = None
-    """The pack that ran out of memory and of which this is one half."""
+    """The number of the pack that ran out of memory, if this pack is one half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class Plan:
 
     name: str
     pack: str
-    """Setting `sweep.pack` that the packs were made with."""
+    """The value of `sweep.pack` when the plan was made."""
     runs: list[PlannedRun]
     packs: list[Pack]
-    """Packs of the runs that were not completed when the plan was made."""
+    """The packs of the runs that were incomplete when the plan was made."""
     notes: list[str] = dataclasses.field(default_factory=list)
-    """One line each about numerics: packs of several sizes, runs that were trained in other packs."""
+    """Notes on numerics: packs of several sizes, runs that were trained in other packs."""
     memory_bytes: int | None = None
     """With sweep.pack=auto, the memory of one pack's process, which limits the size of packs."""
 
@@ -86,21 +86,21 @@ class Plan:
         return [self.runs[index] for index in pack.runs]
 
     def label(self, pack: Pack) -> str:
-        """Return the overrides of a pack's first run, or the id if there are none, and the number of other runs."""
+        """Return the overrides (or the id) of a pack's first run, and the number of other runs."""
         first = self.runs[pack.runs[0]]
         more = f" and {len(pack.runs) - 1} more" if len(pack.runs) > 1 else ""
         return (" ".join(first.overrides) or first.run_id) + more
 
     def pack_of(self, number: int) -> Pack:
-        """Return the pack with a number.
+        """Return a pack by its number.
 
         Raises:
-            StoreError: No pack has it.
+            StoreError: No pack has this number.
         """
         for pack in self.packs:
             if pack.number == number:
                 return pack
-        raise StoreError(f"sweep {self.name} has no pack {number}; start the sweep again, which lists its packs")
+        raise StoreError(f"sweep {self.name} has no pack {number}; start the sweep again to list its packs")
 
     def halve(self, pack: Pack) -> Plan:
         """Return the plan with a pack replaced by its two halves, which get new numbers."""
@@ -218,10 +218,10 @@ def append_outcome(folder: Path, outcome: PackOutcome) -> None:
 
 
 def archive_outcomes(folder: Path) -> None:
-    """Rename the outcomes of a plan that was deleted: the next plan numbers its packs anew.
+    """Rename the outcomes of a deleted plan, because the next plan reuses the numbers of packs.
 
     Raises:
-        StoreError: The system refused.
+        StoreError: The file cannot be renamed.
     """
     path = folder / OUTCOMES_FILE
     try:
@@ -242,7 +242,7 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
 
 
 def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
-    """Return the outcome in a record, which may have more fields; None if a field is missing or invalid."""
+    """Return the outcome in a record; None if a field is missing or invalid."""
     names = [field.name for field in dataclasses.fields(PackOutcome)]
     if not record.keys() >= set(names) or type(record["pack"]) is not int:
         return None

@@ -1,4 +1,4 @@
-"""Find runs: by folder, path, id or name, or all runs of a sweep, with those that have not started."""
+"""Find runs by folder, path, id or name, or all runs of a sweep, including runs that have not started."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from normlab.store.runs import RunFolder
 from normlab.store.schema import RUN_FILE, RUNS_FOLDER, STATUS_FILE
 
 EMPTY = "empty"
-"""State of a folder among the runs that has neither settings nor a status."""
+"""State of a folder without run.json and status.json: the run was killed before it started."""
 NOT_STARTED = "not started"
-"""State of a run that a sweep has planned and that has no folder yet."""
+"""State of a run that a sweep has planned, without a folder."""
 NO_RUN_STATES = (EMPTY, NOT_STARTED)
-"""States of records that are not of runs yet; they are in no cell and in no number."""
+"""States of records that have no run yet; cells and counts of runs exclude them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Selection:
     """The runs that were selected by name."""
 
     records: Sequence[RunRecord]
-    """Each run once, in the order found, with records whose state is in `NO_RUN_STATES`."""
+    """Each run once, including records whose state is in `NO_RUN_STATES`."""
     name: str
     """The name of the sweep if the runs are those of one sweep, else empty."""
     home: Path
@@ -72,9 +72,9 @@ def count_not_started(records: Sequence[RunRecord]) -> int:
 
 
 def find_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
-    """Return every run, readable or not, in a results folder, a `runs` folder or one run's folder, ordered by id.
+    """Return every run in a results folder, a `runs` folder or a run's folder, sorted by id.
 
-    The list is empty where the folder does not exist.
+    Unreadable runs are included. The list is empty if the folder does not exist.
 
     Raises:
         StoreError: The folder exists and cannot be read.
@@ -86,7 +86,7 @@ def find_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
 
 
 def resolve_run(query: str, results_dir: str | os.PathLike[str]) -> RunFolder:
-    """Return the run that a query refers to: its folder's path, its id, the beginning of its id, or its name.
+    """Return the run with a path, an id, an unambiguous beginning of an id, or a name.
 
     Raises:
         StoreError: No run matches, or several do; the message lists the candidates.
@@ -112,14 +112,14 @@ def resolve_run(query: str, results_dir: str | os.PathLike[str]) -> RunFolder:
 
 
 def no_runs_message(path: str | os.PathLike[str]) -> str:
-    """Return the message for a folder without runs."""
-    return f"no runs in {os.fspath(path)}: make one with `normlab train`, or name the folder that has them"
+    """Return the error message for a folder without runs."""
+    return f"no runs in {os.fspath(path)}: train one with `normlab train`, or name a folder with runs"
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder has a run.json or a status.json, or may not be read.
+    """Whether a folder has a run.json or a status.json, or denies access.
 
-    A kill before a run starts leaves a folder with neither.
+    A run that is killed before it starts leaves a folder without both files.
     """
     try:
         with os.scandir(folder) as entries:
@@ -143,7 +143,7 @@ def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
         return _sweep(sweep)
     if os.path.isdir(folder) or folder == Path(results_dir):
         raise StoreError(no_runs_message(name))
-    by_id = Path(results_dir) / RUNS_FOLDER / name  # tried first: a look-up by name reads every run
+    by_id = Path(results_dir) / RUNS_FOLDER / name  # checked first, because a search by name reads every run
     try:
         run = RunFolder(by_id.absolute()) if folder.name == name and is_run(by_id) else resolve_run(name, results_dir)
     except StoreError as error:
@@ -159,7 +159,8 @@ def _sweep(folder: Path) -> Selection:
     for planned in plan.runs:
         run = run_of(folder.absolute(), planned)
         if is_run(run.path):
-            record = RunRecord.read(run)  # of this sweep, whichever trained it: the plan has reported other pack sizes
+            # Another sweep may have trained the run; the notes of this plan report other pack sizes.
+            record = RunRecord.read(run)
             records.append(replace(record, pack=replace(record.pack, sweep=name)))
         elif os.path.isdir(run.path):
             records.append(_empty(run, planned.config))
@@ -170,8 +171,9 @@ def _sweep(folder: Path) -> Selection:
 
 
 def _empty_folders(top: Path) -> list[RunRecord]:
-    """Return the folders that hold no run in a `runs` folder; any other folder can have unrelated ones."""
+    """Return a record for each folder without a run in a `runs` folder."""
     runs = _runs_folder(top)
+    # Any other folder may hold folders that have nothing to do with runs.
     children = _children(runs) if runs.name == RUNS_FOLDER else []
     return [_empty(RunFolder(child)) for child in children if os.path.isdir(child) and not is_run(child)]
 

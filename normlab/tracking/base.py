@@ -1,4 +1,4 @@
-"""The interface of a tracker. A tracker receives a run's numbers and never changes the run."""
+"""The interface of a tracker, which receives a run's numbers and never changes the run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from normlab.stats.profiles import Profiles
 from normlab.store.status import Status
 
 Row = Mapping[str, Any]
-"""One line of the record: `kind` (train, eval, pace), `step`, and plain numbers by name."""
+"""A row of the metrics: `kind` (train, eval or pace), `step`, and numbers by name."""
 
 
 class Tracker(Protocol):
     """Receives the start of a run, its rows and statistics in order, and its end."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
-        """Start: `run` is the content of run.json; `first_step` is 0, or the step that the run resumes from."""
+        """Start tracking.
+
+        Args:
+            run: The content of run.json.
+            first_step: 0, or the step from which the run resumes.
+        """
         ...
 
     def log(self, rows: Sequence[Row]) -> None:
@@ -24,7 +29,7 @@ class Tracker(Protocol):
         ...
 
     def log_statistics(self, profiles: Profiles) -> None:
-        """Log the statistics of a measured step, after the interval's rows."""
+        """Log the statistics of a measured step, after the rows up to this step."""
         ...
 
     def finish(self, status: Status) -> None:

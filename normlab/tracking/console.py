@@ -1,6 +1,7 @@
-"""Console output of a run: a header, a progress bar on a terminal (plain lines elsewhere), and a last line.
+"""Console output of a run: a header, a progress bar on a terminal or plain lines elsewhere, and the outcome.
 
-It goes to stderr, since stdout is for results. There is no thread: `log` redraws the bar, a few times a second at most.
+The output goes to stderr, because stdout is for results. `log` redraws the bar at most four times a second; there is no
+thread.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 REFRESH_SECONDS = 0.25
-"""Shortest time between two drawings of the bar; one takes a few milliseconds."""
+"""Shortest time between two drawings of the bar; a drawing takes a few milliseconds."""
 PLAIN_LINES = 20
-"""Lines of a run without a terminal, besides one for each evaluation."""
+"""Progress lines of a run without a terminal; each evaluation adds a line."""
 
 
 class Console:
-    """Shows a run on `stream` (default stderr): a bar on a terminal, plain lines elsewhere."""
+    """Tracker that prints to `stream` (default stderr): a bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = SafeStream(stream or sys.stderr)
@@ -45,7 +46,7 @@ class Console:
         self._line_waits = False
         self._drawn_at = -math.inf
         self._pace_start: tuple[int, float] | None = None
-        """Step and time of the first training rows."""
+        """Step and time at the first training rows."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
         """Print the header and, on a terminal, start the bar."""
@@ -59,10 +60,10 @@ class Console:
             self._bar.start()
 
     def log_statistics(self, profiles: Profiles) -> None:
-        """Show nothing: `normlab inspect` shows statistics."""
+        """Do nothing; `normlab inspect` prints statistics."""
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Store the latest numbers, and show them if it is time to."""
+        """Store the latest numbers, and print them if a line or a drawing is due."""
         now = time.monotonic()
         if self._line_waits and [(row["kind"], row["step"]) for row in rows[:1]] != [("eval", self._step)]:
             self._print_line(now)
@@ -76,20 +77,20 @@ class Console:
                 self._latest["val"] = row["loss"]
                 if self._bar is None:
                     self._print_line(now)
-        # The pace counts from the first training rows, which come after compiling and reading data.
+        # The time left is estimated from the first training rows on, without the time to compile and to read data.
         if self._pace_start is None and "loss" in self._latest:
             self._pace_start = (self._step, now)
         if self._bar is not None:
             if now - self._drawn_at >= REFRESH_SECONDS:
                 self._draw(self._bar, now)
         elif self._is_due():
-            # The loss of an evaluation of the same step belongs on the same line.
+            # Wait for the evaluation of the same step, whose loss belongs on the same line.
             self._line_waits = self._is_evaluated()
             if not self._line_waits:
                 self._print_line(now)
 
     def finish(self, status: Status) -> None:
-        """Stop the bar, and print the outcome and what the validation loss means."""
+        """Stop the bar, and print the outcome and the validation loss with an explanation."""
         if self._bar is not None:
             self._draw(self._bar, time.monotonic())
             self._bar.stop()
@@ -117,7 +118,7 @@ class Console:
             console=RichConsole(file=cast("TextIO", self._stream), force_terminal=True),
             auto_refresh=False,
             expand=True,
-            # Results stay on stdout. Text that other code writes to stderr appears above the bar.
+            # stdout is for results; text that other code writes to stderr appears above the bar.
             redirect_stdout=False,
             redirect_stderr=self._is_stderr,
         )
@@ -137,7 +138,7 @@ class Console:
     def _print_line(self, now: float) -> None:
         self._printed_step, self._line_waits = self._step, False
         self._print(self._line(now))
-        # A plain line shows a validation loss once, where it was measured; the bar keeps showing it.
+        # Plain lines print each validation loss once; the bar keeps the latest.
         self._latest.pop("val", None)
 
     def _line(self, now: float) -> str:
@@ -165,20 +166,20 @@ _FORMS: dict[str, Callable[[float], str]] = {
 
 
 class SafeStream:
-    """A stream that ignores errors: a run continues when its reader has left (`normlab train ... 2>&1 | head`)."""
+    """A stream that ignores write errors, so that a run survives `normlab train ... 2>&1 | head`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, unless the stream fails."""
+        """Write the text, and ignore errors."""
         # A closed file raises ValueError.
         with suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, unless the stream fails."""
+        """Flush, and ignore errors."""
         with suppress(OSError, ValueError):
             self._stream.flush()
 
@@ -205,7 +206,7 @@ def _header(run: Mapping[str, Any], first_step: int) -> Iterator[tuple[str, str]
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time span as M:SS, or H:MM:SS from an hour on."""
+    """Return a duration as M:SS, or H:MM:SS from one hour on."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,4 +1,6 @@
-"""Metrics for a tracker from the statistics of a measured step: the same keys at every depth, unless asked otherwise.
+"""Convert the statistics of a measured step to metrics for a tracker.
+
+The keys are the same at every depth, unless metrics of single layers are requested.
 
 Shapes: P layers of a statistic.
 """
@@ -19,7 +21,7 @@ PROFILED = (
     "adj_cos", "dresid_rms",
     "attn_logit_max", "attn_entropy", "token_cos", "part_ratio", "layer_drop", "erank",
 )  # fmt: skip
-"""Statistics with a number per layer, sent as five summary numbers and a profile; the last six need stats=full."""
+"""Statistics per layer, sent as five summary numbers and a profile; the last six need stats=full."""
 SINGLE = {
     "resid_growth": "stats/resid_growth",
     "dresid_growth": "stats/dresid_growth",
@@ -31,13 +33,13 @@ SINGLE = {
     "sharpness": "probe/sharpness",
     "sharpness_pre": "probe/sharpness_pre",
 }
-"""Statistics with one number per step or per site, and their keys."""
+"""Statistics with one number per step or per site, and the key of each."""
 LARGEST = {"update_ratio": ".weight", "gain_absmax": "", "resid_nonfinite": ""}
-"""Statistics logged as their maximum over sites, and the suffix of those sites."""
+"""Statistics logged as the maximum over sites whose names end with the suffix."""
 SUMMARIZED_BY_MAX = ("out/logit_absmax", "stats/resid_crest/max", "stats/resid_nonfinite/max")
-"""Keys whose largest value, not the last, is the summary of a run."""
+"""Keys whose summary of a run is the largest value, not the last."""
 MOST_BINS = 512
-"""W&B's limit on the bins of a histogram; a longer profile is not sent."""
+"""W&B's limit on the bins of a histogram; longer profiles are not sent."""
 
 
 class StepMetrics(NamedTuple):
@@ -45,14 +47,14 @@ class StepMetrics(NamedTuple):
 
     numbers: dict[str, float]
     profiles: dict[str, Array]
-    """Values by layer, (P,), all finite and none negative."""
+    """Values by layer, (P,), finite and at least 0."""
 
 
 def step_metrics(profiles: Profiles, *, layers: bool = False) -> StepMetrics:
-    """Return the metrics of the last measured step; statistics that were not measured are left out.
+    """Return the metrics of the last measured step, without statistics that were not measured.
 
     Args:
-        profiles: At least one step.
+        profiles: Statistics of at least one step.
         layers: Whether to add `layers/<statistic>/L03` for each layer of each profile.
     """
     numbers: dict[str, float] = {}
@@ -83,7 +85,7 @@ def step_metrics(profiles: Profiles, *, layers: bool = False) -> StepMetrics:
 
 
 def _last_step(profiles: Profiles, name: str) -> dict[str, Array]:
-    """Return a statistic at the last step, by site; empty where it was not measured."""
+    """Return a statistic at the last step, by site; empty if the statistic was not measured."""
     try:
         return {site: values[-1] for site, values in values_of(profiles, name).items()}
     except StatisticsError:

@@ -1,8 +1,8 @@
-"""Checkpoints: tensors and JSON, nothing that can execute; written atomically.
+"""Checkpoints of tensors and JSON, without executable content, written atomically.
 
 A checkpoint is a folder `step_00000200/` with `state.safetensors`, `meta.json` and `manifest.json`. The manifest holds
-the length and the SHA-256 of the other two, has a checksum like run.json, and is written last. The folder has a
-temporary name until everything in it has reached the disk.
+the lengths and SHA-256 digests of the other two files, has a checksum like run.json, and is written last. The folder
+has a temporary name until all its files are synced to the disk.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from normlab.store.reading import LARGEST_RECORD
 from normlab.store.schema import CHECKSUM_KEY, decode, has_valid_checksum, to_json, with_checksum, with_new_names
 
 FOLDER = "checkpoints"
-"""The name of the folder of checkpoints in a run's folder."""
+"""The name of the checkpoints folder in a run's folder."""
 VERSION = 1
 _NAME = re.compile(r"step_(\d{8,})")
 
 
 class DamagedCheckpoint(StoreError):
-    """A checkpoint whose content has changed; an older one is used. A failure to read is another error."""
+    """A checkpoint with missing or changed content. A failure to read a file is a different error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose hashes were verified."""
+    """A checkpoint with verified digests."""
 
     step: int
-    """Updates made."""
+    """Number of completed updates."""
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
 
@@ -54,7 +54,7 @@ def _digest(path: Path) -> dict[str, Any]:
 
 
 def _system_error(error: OSError | SafetensorError) -> OSError:
-    """Return the system's error; safetensors has its number in the message only."""
+    """Return the system's error, whose number a SafetensorError has only in its message."""
     if isinstance(error, OSError):
         return error
     number = re.search(r"os error (\d+)", str(error))
@@ -68,7 +68,7 @@ def save(
     meta: Mapping[str, Any],
     keep: Collection[int] = (),
 ) -> None:
-    """Write the checkpoint of `step`, then delete older ones that are not in `keep`.
+    """Write the checkpoint of `step`, then delete the older checkpoints that are not in `keep`.
 
     Raises:
         StoreError: The write failed; older checkpoints are unchanged.
@@ -76,7 +76,7 @@ def save(
     final = folder / f"step_{step:08d}"
     temporary = folder / f".{final.name}.tmp"
     try:
-        for unfinished in folder.glob(".step_*.tmp"):  # from a process that was killed while it saved
+        for unfinished in folder.glob(".step_*.tmp"):  # left by killed processes
             shutil.rmtree(unfinished, ignore_errors=True)
         temporary.mkdir(parents=True)
         save_file(
@@ -84,7 +84,7 @@ def save(
             temporary / "state.safetensors",
         )
         (temporary / "meta.json").write_bytes(to_json(meta))
-        # safetensors ignores the umask: only the owner could read its file.
+        # safetensors ignores the umask and makes a file that only its owner can read.
         shutil.copymode(temporary / "meta.json", temporary / "state.safetensors")
         parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
@@ -93,7 +93,7 @@ def save(
         sync(temporary / "manifest.json")
         sync(temporary)
         if final.exists():
-            # It is damaged: the loop saves no step twice, and resumes from the newest intact checkpoint.
+            # An existing checkpoint of this step is damaged, because an intact one would have been resumed from.
             if final.is_dir():
                 shutil.rmtree(final)
             else:
@@ -104,7 +104,7 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
         note = "older checkpoints are intact" if steps(folder) else ""
         raise io_error(final, "written", _system_error(error), note) from error
-    # Later checkpoints are damaged, because the run resumed from before them: they stay for inspection.
+    # Checkpoints of later steps are damaged, because the run resumed from an older one; they are kept for inspection.
     for old in steps(folder):
         if old < step and old not in keep:
             shutil.rmtree(folder / f"step_{old:08d}", ignore_errors=True)
@@ -121,14 +121,14 @@ def read(folder: Path, step: int) -> Checkpoint:
     """Read and verify one checkpoint.
 
     Raises:
-        DamagedCheckpoint: A part of it is damaged.
-        StoreError: It has a newer version, or the system failed to read it.
-        MemoryError: It does not fit into this machine's memory.
+        DamagedCheckpoint: A file is missing or damaged.
+        StoreError: The checkpoint has a newer version, or a file cannot be read.
+        MemoryError: The checkpoint does not fit into this machine's memory.
     """
     path = folder / f"step_{step:08d}"
     try:
         manifest = from_json(read_at_most(path / "manifest.json", LARGEST_RECORD))
-        # Old manifests have no checksum and version 1: any other version without a checksum is damage.
+        # Only old manifests, of version 1, have no checksum.
         if not has_valid_checksum(manifest) and (CHECKSUM_KEY in manifest or manifest["version"] != 1):
             raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its checksum does not match)")
         if type(manifest["version"]) is not int or manifest["version"] < 1:
@@ -141,7 +141,7 @@ def read(folder: Path, step: int) -> Checkpoint:
         if manifest["step"] != step:
             raise DamagedCheckpoint(f"{path}: holds the checkpoint of step {manifest['step']}")
         for name in ("state.safetensors", "meta.json"):
-            # The length first: hashing a sparse file of terabytes takes hours.
+            # Compare lengths first, because hashing a sparse file of terabytes takes hours.
             length = (path / name).stat().st_size
             if length != manifest["files"][name]["bytes"] or _digest(path / name) != manifest["files"][name]:
                 raise DamagedCheckpoint(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
@@ -165,7 +165,9 @@ def read(folder: Path, step: int) -> Checkpoint:
 
 
 def read_newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest intact checkpoint (of at most a step), and the problems of newer ones.
+    """Return the newest intact checkpoint up to `at_most`, and the problems of newer ones.
+
+    The checkpoint is None if there is none.
 
     Raises:
         StoreError: All checkpoints are damaged, or an intact one cannot be read.

@@ -1,4 +1,4 @@
-"""Resolves the `auto` options on this machine, and configures torch."""
+"""Resolve the options with value `auto` on this machine, and configure torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from normlab.openmp import wait_policy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeSettings:
-    """The machine-dependent settings of a run, without `auto`."""
+    """The machine-dependent settings of a run, with each `auto` resolved."""
 
     device: str
-    """cpu or cuda. Part of a run's identity, like precision and compile."""
+    """cpu or cuda; part of a run's identity, as are precision and compile."""
     precision: str
     compile: str
     deterministic: bool
@@ -33,19 +33,19 @@ class RuntimeSettings:
     """The init rule."""
     device_name: str
     threads: int
-    """Threads of torch's CPU kernels: 1 and 2 threads give different bits."""
+    """Threads of torch's CPU kernels; the number of threads changes bits."""
     wait_policy: str
-    """How those threads wait for each other: changes the speed on a busy machine, never bits."""
+    """How the threads wait for each other; changes the speed on a busy machine, never bits."""
     instructions: str
-    """Widest vector instructions that torch uses on this CPU: AVX2 and AVX-512 give different bits."""
+    """Widest vector instructions that torch uses on this CPU; AVX2 and AVX-512 give different bits."""
 
     @property
     def torch_device(self) -> torch.device:
-        """The torch device."""
+        """The device as a torch object."""
         return torch.device(self.device)
 
     def autocast(self) -> Callable[[], AbstractContextManager]:
-        """Return a factory of the context that a forward pass runs in."""
+        """Return a function that makes the autocast context of a forward pass."""
         if self.precision == "fp32":
             return nullcontext
         device = self.device
@@ -53,14 +53,14 @@ class RuntimeSettings:
 
 
 def resolve(config: RunConfig, has_gpu: bool | None = None) -> RuntimeSettings:
-    """Resolve device, precision, compile and determinism of a config for this machine, or for another.
+    """Resolve device, precision, compile and determinism of a config.
 
     Args:
         config: The run's config.
         has_gpu: Whether the training machine has a GPU; None checks this machine.
 
     Raises:
-        ConfigError: The config needs a GPU or a compiler that is missing, or a property of another machine's GPU.
+        ConfigError: A GPU or a compiler is missing, or `precision=auto` depends on the GPU of another machine.
     """
     gpu_here = torch.cuda.is_available()
     has_gpu = gpu_here if has_gpu is None else has_gpu
@@ -99,7 +99,11 @@ def resolve(config: RunConfig, has_gpu: bool | None = None) -> RuntimeSettings:
 
 
 def check_machine(config: RunConfig, slurm: SlurmOptions | None = None) -> None:
-    """Raise ConfigError if this machine, or a task on Slurm, lacks the device, the memory or the corpus's files."""
+    """Check that this machine, or a Slurm task, has the device, the memory and the corpus files.
+
+    Raises:
+        ConfigError: The device, the memory or a corpus file is missing.
+    """
     if slurm is not None and config.device == ("cpu" if slurm.gpus else "cuda"):
         raise ConfigError(
             f"device={config.device}: each Slurm task has {slurm.gpus or 'no'} GPU; set "
@@ -129,11 +133,11 @@ def apply(settings: RuntimeSettings) -> None:
         # cuBLAS reads this when it creates its first handle.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if settings.compile == "on":
-        torch.use_deterministic_algorithms(settings.deterministic)  # also configures the compiler, which it imports
+        torch.use_deterministic_algorithms(settings.deterministic)  # imports and configures the compiler
     else:
         torch.set_deterministic_debug_mode("error" if settings.deterministic else "default")
-    # It fills every new tensor with NaN, which tests kernels and costs time.
+    # The default fills every new tensor with NaN, a debugging aid that costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     if settings.compile == "on":
-        # Graphs are cached by code, not by model: a second width would count towards the recompile limit.
+        # torch caches graphs by code, so the graphs of an earlier model count towards the recompile limit.
         torch.compiler.reset()

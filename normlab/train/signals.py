@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request to stop at the next step boundary; the second signal stops at once."""
+"""Stop after the current step at the first SIGINT or SIGTERM, and at once at the second."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 1.0
-"""Seconds that the handler of the second signal has to end the process."""
+"""Seconds for the default handler of the second signal to end the process."""
 
 
 class StopRequest:
     """A context that stores the first signal in `received` and restores the old handlers for the second.
 
-    Python runs handlers between two of its own instructions. During a long call into torch the second signal would
-    wait for the end of the call, and might merge with a first one that waits too. With `ends_process` a thread
-    therefore counts signals as they arrive and, unless the second is handled within `GRACE_S`, ends the process as a
-    kill would: the files are intact, and the run resumes from its last checkpoint.
+    Python runs signal handlers only between two of its own instructions, so a second signal during a long call into
+    torch waits for the end of the call. With `ends_process`, a thread counts signals as they arrive. If Python does not
+    handle the second signal within `GRACE_S`, the thread ends the process, like a kill: files stay intact, and the run
+    resumes from its last checkpoint.
 
     Args:
         ends_process: Whether the thread may end the process.
@@ -33,7 +33,7 @@ class StopRequest:
         self._watch: _Watch | None = None
 
     def __enter__(self) -> StopRequest:
-        """Install the handlers; in other threads than the main one signals never arrive."""
+        """Install the handlers in the main thread, which receives all signals; else do nothing."""
         if threading.current_thread() is threading.main_thread():
             self._old_handlers = {number: signal.signal(number, self._handle) for number in SIGNALS}
             self._watch = _Watch() if self._ends_process else None
@@ -65,7 +65,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self._ended = threading.Event()
-        # Python's C handler writes a signal's number to this pipe at once, also during a call into torch.
+        # Python's C handler writes each signal number to this pipe at once, even during a call into torch.
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
         self._old_fd = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)

@@ -1,7 +1,7 @@
 """One optimiser step: forward, loss, gradients, clipping, update.
 
-The step changes parameters, moments and buffers in place, and returns its measurements as tensors on the device. It
-never waits for the device.
+The step changes parameters, moments and buffers in place, and returns its measurements as tensors on the device. The
+CPU never waits for the device.
 
 Shapes: R runs, B batch, T time; `...R` marks an axis that only stacked runs have.
 """
@@ -25,13 +25,13 @@ class StepOutput:
     """The measurements of one step."""
 
     loss: Tensor
-    """Nats per token, shape (...R), before the update."""
+    """Loss before the update, nats/token, shape (...R)."""
     grad_norm: Tensor
     """L2 norm of the whole gradient before clipping, shape (...R)."""
     clip_factor: Tensor
-    """Factor that clipping multiplied the gradient by, at most 1, shape (...R)."""
+    """Factor by which clipping multiplied the gradient, at most 1, shape (...R)."""
     alive: Tensor
-    """Whether the update was made: false from the first non-finite loss or gradient on, shape (...R)."""
+    """Whether each run was updated, shape (...R); false from its first non-finite loss or gradient on."""
     measured: Measurement | None = None
     """The core statistics of a measured step."""
 
@@ -51,10 +51,10 @@ class Step:
     measure: CoreStatistics | None = None
     """Computes the core statistics of measured steps."""
     alive: Tensor = field(init=False)
-    """Whether each run is still updated, (...R); once false, always false. Part of the state."""
+    """Whether each run is still updated, shape (...R); part of the state."""
     _old_grads: list[Tensor] = field(default_factory=list, init=False, repr=False)
-    """The last step's gradients, kept until the next backward pass, which then reuses their memory. Freed earlier, on a
-    CPU, their pages return to the system and fault in again: 6 % of a step at depth 6, width 384."""
+    """The last step's gradients, kept until the next backward pass reuses their memory. If they were freed earlier on a
+    CPU, the system would take back the pages and fault them in again: 6 % of a step at depth 6, width 384."""
 
     def __post_init__(self) -> None:
         """Start with all runs alive."""
@@ -74,8 +74,8 @@ class Step:
         Args:
             tokens: The inputs.
             targets: The next tokens.
-            hyperparameters: Those of the single run, or of each stacked run.
-            measured: Whether to compute the core statistics too.
+            hyperparameters: The hyperparameters of the single run, or of each stacked run.
+            measured: Whether to compute the core statistics.
         """
         old_buffers = self.runner.buffers
         measure = self.measure if measured else None
@@ -115,7 +115,9 @@ class Step:
                 )
             self._old_grads.clear()
             gradients = list(torch.autograd.grad(part_loss.sum() / parts, [*params, *taps], materialize_grads=True))
-            for index, parameter in enumerate(params):  # one at a time: never two copies of all gradients
+            for index, parameter in enumerate(
+                params
+            ):  # one at a time, so that memory never holds two copies of all gradients
                 gradients[index] = _with_strides_of(parameter, gradients[index])
             grads, tap_grads = gradients[: len(params)], gradients[len(params) :]
             del gradients
@@ -132,7 +134,7 @@ class Step:
 
     @torch.no_grad()
     def _clip(self, grads: list[Tensor], norms: Tensor) -> tuple[Tensor, Tensor]:
-        """Clip the gradients in place; return the norm of the whole gradient and the clip factor, (...R) each."""
+        """Clip the gradients in place; return the total norm and the clip factor, (...R) each."""
         norm = torch.linalg.vector_norm(norms, dim=0)
         if self.clip is None:
             return norm, torch.ones_like(norm)
@@ -145,7 +147,7 @@ class Step:
         return norm, factor
 
     def _project(self, project: Callable[[Mapping[str, Tensor]], None]) -> None:
-        """Project the parameters of the runs that are alive; the others keep their bits."""
+        """Project the parameters of the runs that are alive; the other runs keep their bits."""
         params = self.runner.params
         projected = {name: p.detach().clone() for name, p in params.items()}
         project(projected)

@@ -59,7 +59,7 @@ def test_cell_has_losses_at_its_best_and_at_the_shared_learning_rate(make, tmp_p
     assert rms["selected"].startswith("lowest mean final validation loss of 2 learning rates")
     assert rms["lr_sensitivity"] == pytest.approx((2.15 + 2.3) / 2 - 2.15)
     assert rows(tmp_path, lr=3e-3)["rmsnorm"]["shared_val_loss"] == pytest.approx(2.3)
-    with pytest.raises(ConfigError, match=r"--lr 0.1: no run has it; choose one of 0.001, 0.003"):
+    with pytest.raises(ConfigError, match=r"--lr 0.1: no run has this learning rate; choose one of 0.001, 0.003"):
         rows(tmp_path, lr=0.1)
 
 
@@ -76,7 +76,7 @@ def test_diverged_runs_are_outcomes_and_failed_runs_are_not(make, tmp_path):
     assert row["val_loss_of_others"] == pytest.approx(2.05)
     report = summarize_by(tmp_path, ["norm"])
     assert table_rows(report)[0]["val loss"] == "2 of 4 diverged, others 2.0500"
-    assert "rmsnorm: 1 of 6 runs are not finished and are left out" in report.warnings
+    assert "rmsnorm: unfinished runs, left out: 1 of 6" in report.warnings
 
 
 def test_the_best_learning_rate_has_no_diverged_seed(make, tmp_path):
@@ -146,7 +146,7 @@ def test_older_baselines_are_noted_once(make, tmp_path):
     make("rmsnorm", 1e-3, 0, 2.0, run=old)
     make("rmsnorm", 1e-3, 1, 2.0)
     lines = notes(summarize_by(tmp_path, ["norm"]))
-    assert lines.count("the outcomes of 1 older runs are judged by baselines of the whole validation text") == 1
+    assert lines.count("runs of an older normlab, whose outcomes use baselines of the whole validation text: 1") == 1
 
 
 def test_mixed_settings_are_a_warning(make, tmp_path):
@@ -179,15 +179,15 @@ def test_seeds_and_learning_rates_are_not_mixed_settings(make, tmp_path):
     make("rmsnorm", 1e-2, 0, 2.5)
     (row,) = rows(tmp_path).values()
     assert row["warnings"] == [
-        "1 of its seeds ran more than once at one learning rate: their mean counts once",
-        "its learning rates have different seeds (number of seeds: 0.001: 1, 0.003: 1, 0.01: 1)",
+        "seeds with several runs at one learning rate, averaged to one value each: 1",
+        "the learning rates have different seeds (number of seeds: 0.001: 1, 0.003: 1, 0.01: 1)",
     ]
 
 
 def test_best_learning_rate_at_the_end_of_the_grid_is_a_warning(make, tmp_path):
     make("rmsnorm", 1e-3, 0, 2.1)
     make("rmsnorm", 3e-3, 0, 2.0)
-    assert "highest of its grid" in rows(tmp_path)["rmsnorm"]["warnings"][0]
+    assert "highest of the grid" in rows(tmp_path)["rmsnorm"]["warnings"][0]
 
 
 def test_cells_that_differ_in_other_options_are_a_warning(make, tmp_path):
@@ -234,7 +234,7 @@ def test_pair_with_a_diverged_run_counts_as_a_loss(make, tmp_path):
         (stats.rankdata(np.abs(ranked)) * np.sign(ranked),), np.sum, permutation_type="samples", n_resamples=np.inf
     )
     assert row["p"] == pytest.approx(shifted.pvalue)
-    assert "seeds with a result on one side of its comparison only: 1" in row["warnings"]
+    assert "seeds with a result only in the cell or only in its baseline: 1" in row["warnings"]
     assert "by ranks" in table_rows(summarize_by(tmp_path, ["norm"], against="norm=layernorm"))[2][
         "vs baseline"
     ]  # fmt: skip
@@ -257,7 +257,7 @@ def test_invalid_options_are_errors(make, tmp_path, options, message):
 
 def test_by_and_format_are_checked(make, tmp_path):
     make("layernorm", 1e-3, 0, 2.0)
-    with pytest.raises(ConfigError, match=r"--by placment: no run has such an option .did you mean 'placement'"):
+    with pytest.raises(ConfigError, match=r"--by placment: no run has this option .did you mean 'placement'"):
         rows(tmp_path, "norm,placment")
     for bad in ("norm,norm", "norm,", ""):
         with pytest.raises(ConfigError, match="each once"):
@@ -403,10 +403,10 @@ def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path,
     for path in ("mine", sweep):
         report = summarize_by(path, ["norm"])
         assert [row["cell"] for row in report.rows] == ["rmsnorm"]
-        assert report.table_warnings == ["1 of 3 runs has not started"]
+        assert report.table_warnings == ["runs that have not started: 1 of 3"]
     code, out, err = run_command("summarize", "mine", "--by", "norm")
     assert (code, "rmsnorm" in out) == (0, True)
-    assert "normlab: 1 of 3 runs has not started" in err
+    assert "normlab: runs that have not started: 1 of 3" in err
     assert run_command("summarize", "mine")[1].count("rmsnorm") >= 1
     for content in ("{", '{"jobs": []}', '{"jobs": [{"run_id": "../runs"}]}', '{"jobs": 3}'):
         (sweep / "plan.json").write_text(content)

@@ -53,7 +53,7 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
     code, out, err = command("it's peri", "resid_rms")
     assert (code, err) == (0, "")
     about, head, _, *lines = out.splitlines()
-    assert about.startswith("resid_rms = sqrt(mean x^2) [1]; of the stream that enters a block, and the head. ")
+    assert about.startswith("resid_rms = sqrt(mean x^2); unit 1; of the stream that enters a block, and the head. ")
     assert head.split("  ")[0] == "layer"
     assert all(f"step {step}" in head for step in (0, 10, 20))
     (profiles,), _ = run.statistics.read("core")
@@ -77,7 +77,7 @@ def test_overview_is_short(command: Command, run: RunFolder) -> None:
         ("norm_in_rms", "close"),
         ("grad_share", "mlp"),
     } <= cells
-    assert lines[-2] == "first: step 0; last: step 20; over training: at the last layer"
+    assert lines[-2] == "first: step 0; last: step 20; over training: the last layer"
     assert lines[-1].endswith("normlab list stats lists them")
 
 
@@ -156,7 +156,7 @@ def test_damaged_rows_are_left_out_with_a_warning(overrides: list[str], run_comm
 def test_overview_names_statistics_measured_at_other_steps() -> None:
     steps = {"resid_rms": [0, 10, 990], "logz": [0, 10, 990], "token_cos": [0, 800], "attn_sink": [0, 800]}
     line = overview_steps([{"statistic": name, "steps": each} for name, each in steps.items()])
-    expected = "first: step 0; last: step 990; attn_sink, token_cos: steps 0 and 800; over training: at the last layer"
+    expected = "first: step 0; last: step 990; attn_sink, token_cos: steps 0 and 800; over training: the last layer"
     assert line == expected
     assert overview_steps([]) == ""
 
@@ -203,9 +203,7 @@ def measured(overrides: list[str]) -> tuple[RunFolder, int]:
 def test_lost_rows_are_a_warning(measured: tuple[RunFolder, int], run_command: Command) -> None:
     folder, length = measured
     stats = folder.path / "stats"
-    expected = (
-        f"normlab: {stats}: rows of core statistics are missing, of {{}} measured steps from {{}} to 10; restore a copy"
-    )
+    expected = f"normlab: {stats}: missing rows of core statistics: {{}} measured steps from {{}} to 10; restore a copy"
     truncate_rows(folder, 4 * length)
     assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [expected.format(2, 8)]
     truncate_rows(folder, 3 * length + 1)
@@ -232,7 +230,7 @@ def test_resumed_run_warns_of_lost_rows_and_not_of_unmeasured_steps(
     truncate_rows(folder, 2 * length)
     capfd.readouterr()
     train(compose_run([*overrides, "stats.every=1"]), trackers=[])
-    expected = "rows of core statistics are missing, of 4 measured steps from 2 to 5; restore a copy"
+    expected = "missing rows of core statistics: 4 measured steps from 2 to 5; restore a copy"
     assert expected in capfd.readouterr().err
     assert expected in run_command("inspect", str(folder.path), "logz")[2]
 

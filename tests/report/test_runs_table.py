@@ -46,7 +46,7 @@ def test_row_has_settings_and_losses(make_run, tmp_path):
 
 
 def test_empty_folder_is_an_error_that_suggests_train(tmp_path):
-    with pytest.raises(StoreError, match=r"no runs in .*: make one with `normlab train`"):
+    with pytest.raises(StoreError, match=r"no runs in .*: train one with `normlab train`"):
         summarize(tmp_path)
 
 

@@ -29,7 +29,7 @@ def test_pack_sizes_are_reported_across_sweeps_only(
         make_run(f"run{seed}", seed=seed, run={} if pack is None else {"pack": pack}) for seed, pack in enumerate(packs)
     ]
     results, _ = read_results(list(map(RunRecord.read, folders)))
-    line = "the runs' numerics differ: pack size 1 and 3: equal options and seeds give different bits"
+    line = "the runs differ in numerics: pack size 1 and 3: equal options and seeds give different bits"
     assert comparability_warnings(results) == [line] * reported
     (row,) = summarize_by(tmp_path, ["norm"]).rows
     assert any("pack size" in warning for warning in row["warnings"]) == reported

@@ -176,7 +176,9 @@ def test_different_corpora_are_a_warning(make_run, tmp_path, format):
     assert "corpora" not in render(summarize(tmp_path), format, 160)
     make_run("cc33", run={"corpus": {"name": "stdlib", "sha256": "b" * 64}})
     text = render(summarize(tmp_path), format, 160)
-    expected = "2 corpora: losses compare only within one corpus (stdlib aaaaaaaa: 2 runs, stdlib bbbbbbbb: 1 run)"
+    expected = (
+        "2 corpora: losses are comparable only within one corpus (stdlib aaaaaaaa: 2 runs, stdlib bbbbbbbb: 1 run)"
+    )
     assert expected in text
     if format == "table":
         assert re.search(r"^cc33 .* stdlib bbbbbbbb", text, re.MULTILINE)

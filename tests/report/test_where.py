@@ -41,11 +41,11 @@ def test_conditions(texts, which):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model.dpth>=8", "--where model.dpth: no run has such an option .did you mean 'model.depth'"),
+        ("model.dpth>=8", "--where model.dpth: no run has this option .did you mean 'model.depth'"),
         ("nrom=rmsnorm", "did you mean 'norm'"),
         ("norm=rmsnrm", "unknown norm 'rmsnrm': choose one of layernorm, none, rmsnorm .did you mean 'rmsnorm'"),
         ("norm>rmsnorm", "compares numbers"),
-        ("x.depth>4", "--where x.depth: no run has such an option .did you mean 'model.depth'"),
+        ("x.depth>4", "--where x.depth: no run has this option .did you mean 'model.depth'"),
         ("model.depth>16", "no run matches; model.depth is 16, 4, 8"),
         ("norm=none,model.depth=4", "no run matches all conditions"),
         ("model.depth", "not a condition"),

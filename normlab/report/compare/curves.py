@@ -1,4 +1,4 @@
-"""Downsampling of a curve for the page: few points, and every extreme at its step.
+"""Downsample the curves of the page to few points, with every extreme at its step.
 
 Shapes: S points of a record, B buckets.
 """
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_POINTS, MIN_POINTS, TOTAL_POINTS = 2_000, 400, 80_000
-"""Points of one curve for few runs and for many; points of all runs together above which each has fewer."""
+"""Most points of a curve with few runs and with many; the points of all curves together aim at the total."""
 MAX_TIMES, MIN_TIMES, TOTAL_TIMES = 200, 20, 10_000
-"""Time stamps of one run, bounded in the same way."""
+"""Limits on the time stamps of a run, as for points."""
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 SAMPLING = (
@@ -22,25 +22,25 @@ SAMPLING = (
     "steps, so no spike is lost; the first and last point and both ends of each non-finite stretch are kept too; means "
     "are over the finite points of a bucket"
 )
-"""The downsampling, for captions."""
+"""A description of the downsampling, for captions."""
 
 
 def points_per_curve(runs: int) -> int:
-    """Return the most points of a curve on a page of `runs` runs."""
+    """Return the maximum number of points of a curve on a page of `runs` runs."""
     return min(MAX_POINTS, max(MIN_POINTS, TOTAL_POINTS // max(runs, 1)))
 
 
 def times_per_run(runs: int) -> int:
-    """Return the most time stamps of a run on a page of `runs` runs."""
+    """Return the maximum number of time stamps of a run on a page of `runs` runs."""
     return min(MAX_TIMES, max(MIN_TIMES, TOTAL_TIMES // max(runs, 1)))
 
 
 def sample(values: NDArray[np.float64], most: int) -> tuple[NDArray[np.intp], int]:
-    """Return the indices of the points to keep, rising, and the number of points of a bucket.
+    """Return the sorted indices of the points to keep, and the number of points per bucket.
 
-    A curve of at most `most` points is kept, with buckets of 1. A longer one keeps, of each of B = (most - 2) / 2
-    buckets, the least and the largest finite value; its first and last point; and the first and last point of every
-    non-finite stretch, which can exceed `most`.
+    A curve of at most `most` points is kept, with buckets of 1. A longer curve is cut into B = (most - 2) / 2 buckets.
+    It keeps the smallest and the largest finite value of each bucket, its first and last point, and the first and last
+    point of every non-finite stretch, which may make more than `most` points.
 
     Args:
         values: (S,).
@@ -61,10 +61,10 @@ def sample(values: NDArray[np.float64], most: int) -> tuple[NDArray[np.intp], in
 
 
 def curve(steps: NDArray[np.int64], values: NDArray[np.float64], most: int) -> dict[str, Any] | None:
-    """Return a curve as JSON values, or None without points.
+    """Return a curve as JSON values; None if the record has no points.
 
-    Keys: `n`, the points of the record; `steps` (uint32) and `values` (float32) of the kept points; for a downsampled
-    curve also `mean_steps` and `means` (float32) of each bucket with a finite point. Arrays are packed by `pack`.
+    Keys: `n`, the number of points on record; `steps` (uint32) and `values` (float32) of the kept points; for a
+    downsampled curve also `mean_steps` and `means` (float32) of each bucket with a finite point. `pack` encodes arrays.
 
     Args:
         steps: (S,).
@@ -85,13 +85,13 @@ def curve(steps: NDArray[np.int64], values: NDArray[np.float64], most: int) -> d
 
 
 def pack(values: NDArray[Any], dtype: str = "<f4") -> str:
-    """Return the bytes of an array in base64; a finite value beyond float32 becomes the largest float32."""
+    """Return the bytes of an array in base64; finite values are clipped to the range of float32."""
     if dtype == "<f4":
         values = np.where(np.isfinite(values), np.clip(values, -FLOAT32_MAX, FLOAT32_MAX), values)
     return base64.b64encode(values.astype(dtype).tobytes()).decode()
 
 
 def _in_buckets(values: NDArray[Any], size: int, filler: Any) -> NDArray[Any]:
-    """Return values as (B, size), the last bucket filled up."""
+    """Return the values as (B, size), with `filler` in the rest of the last bucket."""
     missing = -len(values) % size
     return np.concatenate([values, np.full(missing, filler, values.dtype)]).reshape(-1, size)

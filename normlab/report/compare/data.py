@@ -1,4 +1,4 @@
-"""The data of the comparison page: everything that its scripts draw, as JSON values."""
+"""The data of the comparison page as JSON values, which the page's scripts draw."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from normlab.report.results import (
 )
 from normlab.report.runs_table import COLUMNS, row_of, unreadable_lines_note
 from normlab.report.settings import format_setting, options_of, select_where, setting, short_names
-from normlab.report.tables import Row, format_value
+from normlab.report.tables import Row, counted, evenly_spaced, format_value
 from normlab.stats.spikes import RULES, count_spikes
 from normlab.store.query import NO_RUN_STATES, Selection
 from normlab.store.reading import Rows
@@ -39,19 +39,18 @@ RunIndex = Mapping[Path, int]
 TEXT_KEYS = (
     "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "steps", "tokens_per_s",
 )  # fmt: skip
-"""The numbers in the table of runs."""
+"""The numeric columns of the table of runs."""
 SPIKE_RULES = {"loss": "loss_olmo_core", "grad_norm": "grad_norm_olmo_core"}
-"""The rule that finds the spikes of each series."""
+"""The spike rule of each series."""
 DEFAULT_OPTIONS = ("norm", "placement")
-"""The options of cells if the runs do not differ."""
+"""The options that define cells if the runs do not differ."""
 MAX_OPTIONS = 4
-"""The most options that define cells by default."""
+"""Most options that define cells by default."""
 MAX_STEP = 2**32 - 1
-"""The largest step that the page can hold."""
-
+"""The largest step that fits the page's uint32 arrays."""
 MAX_SPIKES = 200
-"""The most spikes of a run and a series that get a mark, the first ones; their number is always complete."""
-STILL_RUNNING = "is still running; its numbers are those so far"
+"""Most spikes of a run and a series that are marked, from the first on; the count includes all."""
+STILL_RUNNING = "still running: the numbers are of its latest step"
 
 
 def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[str]) -> Row:
@@ -59,8 +58,8 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
 
     Args:
         selection: The runs.
-        by: The options that define cells. None: those in which the runs differ.
-        where: Conditions that runs must meet.
+        by: The options that define cells; None for the options in which the runs differ.
+        where: Conditions that the runs must meet.
 
     Raises:
         ConfigError: An option of `by` or a condition is invalid.
@@ -139,16 +138,16 @@ def _option_values(records: Sequence[RunRecord], option: str) -> list[Any]:
 
 
 def _title(selection: Selection, kept: int) -> str:
-    """Return the sweep's name or the number of runs; with conditions, how many of all runs meet them."""
+    """Return the sweep's name or the number of runs, and how many conditions select."""
     total = len(selection.records)
-    count = f"{kept} of {total} runs" if kept < total else "1 run" if total == 1 else f"{total} runs"
+    count = f"{kept} of {counted(total, 'run')}" if kept < total else counted(total, "run")
     if not selection.name:
         return count
     return selection.name if kept == total else f"{selection.name}: {count}"
 
 
 def _run(record: RunRecord, runs: int, differing: Sequence[str]) -> Row:
-    """Return the row of `summarize` for one of `runs` runs, with its curves."""
+    """Return a run's row of `summarize` with its curves, for a page of `runs` runs."""
     problems = [record.problem, record.folder.metrics_problem()]
     rows = Rows([], damaged=0, torn=False)
     try:
@@ -158,15 +157,15 @@ def _run(record: RunRecord, runs: int, differing: Sequence[str]) -> Row:
     trained = series_of([row for row in rows.rows if row.get("kind") == "train"])
     valid = (trained["step"] >= 0) & (trained["step"] <= MAX_STEP) & (np.floor(trained["step"]) == trained["step"])
     order = np.flatnonzero(valid)
-    order = order[np.argsort(trained["step"][order], kind="stable")]  # a damaged row can have the step of another
+    order = order[np.argsort(trained["step"][order], kind="stable")]  # a damaged row may repeat a step
     trained = {name: values[order] for name, values in trained.items()}
     steps, invalid = trained["step"].astype(np.int64), int((~valid).sum())
-    problems += [unreadable_lines_note(rows), f"{invalid} rows of the metrics have no step" if invalid else ""]
+    problems += [unreadable_lines_note(rows), f"rows of the metrics without a valid step: {invalid}" if invalid else ""]
     problems = list(filter(None, problems))
     spikes: dict[str, list[int]] = {series: [] for series in SPIKE_RULES}
     if len(steps):
         rules = [rule for rule in RULES if rule.name in SPIKE_RULES.values()]
-        spikes = {found.rule.of: steps[found.spikes].tolist() for found in count_spikes(trained, rules)}
+        spikes = {counts.rule.of: steps[counts.spikes].tolist() for counts in count_spikes(trained, rules)}
     others = [row for row in rows.rows if row.get("kind") != "train"]
     measured = evaluations_of(others)
     batch, context = _whole_number(record.config.train.batch_size), _whole_number(record.config.model.context)
@@ -200,22 +199,21 @@ def _diverged_at(record: RunRecord, row: Row) -> int | None:
 
 
 def _times(rows: Sequence[Row], most: int) -> Row:
-    """Return at most `most` pairs of a step and the seconds until then, evenly spaced, with the first and the last."""
+    """Return at most `most` steps and the training seconds until each, evenly spaced."""
     pairs = [(number(row.get("step")), number(row.get("seconds"))) for row in rows if row.get("kind") == "pace"]
-    times = [pair for pair in pairs if None not in pair]
-    kept = [times[at] for at in np.linspace(0, len(times) - 1, min(len(times), most)).round().astype(int)]
-    return {"steps": [step for step, _ in kept], "seconds": [seconds for _, seconds in kept]}
+    times = evenly_spaced([pair for pair in pairs if None not in pair], most)
+    return {"steps": [step for step, _ in times], "seconds": [seconds for _, seconds in times]}
 
 
 def _whole_number(value: float | None) -> int | None:
-    """Return a number of a record that is whole and 0 or more, else None."""
+    """Return the number as an integer if it is a whole number of at least 0, else None."""
     return int(value) if value is not None and value >= 0 and value % 1 == 0 else None
 
 
 def _learning_rate_points(cell: Cell, index: RunIndex) -> list[Row]:
-    """Return, for each learning rate of a cell, the loss over the seeds and the loss of each run.
+    """Return, for each learning rate of a cell, the mean loss and the loss of each run.
 
-    A mean with a diverged run is infinite; the mean of the others is in `val_loss_of_others`.
+    If a run diverged, the mean is infinite and `val_loss_of_others` holds the mean of the other runs.
     """
     return [
         {

@@ -1,6 +1,6 @@
-"""Layer profiles: every core statistic of each run at a few steps, or of each cell on a page of many runs.
+"""Layer profiles: every core statistic at a few steps, of each run, or of each cell on a page of many runs.
 
-Only the core tier is included, measured or derived: other tiers have steps of their own.
+Only the core tier is included, because other tiers are measured at other steps.
 
 Shapes: S steps, N columns, L blocks; the L + 2 layers are the embeddings, the blocks and the head.
 """
@@ -26,19 +26,19 @@ from normlab.store.query import NO_RUN_STATES
 from normlab.store.record import RunRecord
 
 MAX_RUNS = 50
-"""With more runs than this, the page has the mean of each cell instead of each run."""
+"""Most runs with profiles of their own; on a larger page each cell has the mean of its runs."""
 MAX_STEPS, MIN_STEPS = 32, 6
 MAX_BYTES = 2_500_000
-"""Each unit has up to `MAX_STEPS` measured steps; fewer, down to `MIN_STEPS`, if all units exceed `MAX_BYTES`."""
+"""Limits on the measured steps of a unit; it has fewer than `MAX_STEPS` if all units exceed `MAX_BYTES`."""
 NO_STATISTICS = "no statistics on record"
 """The note of a run without statistics."""
 
 MAX_DEPTH = 10_000
-"""A record of more blocks than this is taken to be damaged."""
+"""Most blocks of a model; a record of more is damaged and is left out."""
 DESCRIPTION_KEYS = ("formula", "unit", "of", "question", "source")
 
 Problem = tuple[int, str]
-"""The index of a run, and why its statistics are missing."""
+"""The index of a run, and the reason why its statistics are missing."""
 Histories = Mapping[tuple[str, str], History]
 """Each statistic of a run over its measured steps, by statistic and site."""
 
@@ -96,21 +96,21 @@ def layer_profiles(
 
 
 def choose_steps(steps: NDArray[np.int64], warmup: int | None, most: int) -> NDArray[np.int64]:
-    """Return at most `most` steps: the first, the first after warm-up, the last, the others evenly between.
+    """Return at most `most` steps, with the first, the first after warm-up and the last.
 
     Args:
         steps: (S,), rising.
-        warmup: Updates of warm-up, if known.
+        warmup: Number of warm-up updates; None if unknown.
         most: 3 or more.
     """
     if len(steps) <= most:
         return steps
     after = index_after_warmup(steps, warmup)
-    picked = np.round(np.linspace(0, len(steps) - 1, most)).astype(int)
-    if after is not None and after not in picked:
-        inner = np.abs(picked[1:-1] - after).argmin() + 1
-        picked[inner] = after
-    return steps[np.unique(picked)]
+    indices = np.round(np.linspace(0, len(steps) - 1, most)).astype(int)
+    if after is not None and after not in indices:
+        nearest = np.abs(indices[1:-1] - after).argmin() + 1
+        indices[nearest] = after
+    return steps[np.unique(indices)]
 
 
 def index_after_warmup(steps: NDArray[np.int64], warmup: int | None) -> int | None:
@@ -139,25 +139,27 @@ def run_units(
 ) -> list[Unit]:
     """Return a unit for each run with statistics; append the others to `problems`."""
     cell_of = {run.record.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
-    return [
-        _mean_unit(record.name, {index: found[1]}, cell_of.get(record.folder.path), found[0], warmups[index])
-        for index, record in enumerate(records)
-        if (found := _read_histories(index, record, problems))
-    ]
+    units: list[Unit] = []
+    for index, record in enumerate(records):
+        if measured := _read_histories(index, record, problems):
+            layout, run = measured
+            units.append(_mean_unit(record.name, {index: run}, cell_of.get(record.folder.path), layout, warmups[index]))
+    return units
 
 
 def _cell_units(
     records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
 ) -> list[Unit]:
-    """Return, for each cell, the mean over its runs at its best learning rate that have the same columns."""
+    """Return each cell's units: means over runs with equal columns, at its best learning rate."""
     index_of = {record.folder.path: index for index, record in enumerate(records)}
 
     def units_of(number: int, cell: Cell) -> Iterator[Unit]:
         groups: dict[Layout, dict[int, Histories]] = {}
         for run in cell.runs_at(cell.best_lr):
             index = index_of[run.record.folder.path]
-            if found := _read_histories(index, run.record, problems):
-                groups.setdefault(found[0], {})[index] = found[1]
+            if measured := _read_histories(index, run.record, problems):
+                layout, run_histories = measured
+                groups.setdefault(layout, {})[index] = run_histories
         depths = {layout.depth for layout in groups}
         for count, (layout, runs) in enumerate(groups.items(), start=1):
             suffix = f", depth {layout.depth}" if len(depths) == len(groups) else f", depth {layout.depth} ({count})"
@@ -169,51 +171,51 @@ def _cell_units(
 
 
 def _read_histories(index: int, record: RunRecord, problems: list[Problem]) -> tuple[Layout, Histories] | None:
-    """Return the core statistics of a run and their columns; append why there are none to `problems`."""
+    """Return the columns and core statistics of a run, or None and a line in `problems`."""
     if record.state in NO_RUN_STATES:
         return None
     messages: list[str] = []
-    found: dict[tuple[str, str], History] = {}
+    measured: dict[tuple[str, str], History] = {}
     depth = 0
     try:
         parts = [part for part in read_statistics(record.folder, messages) if part.layout.depth <= MAX_DEPTH]
         depth = max((part.layout.depth for part in parts), default=0)
-        found = {(name, each.site): each for name, each in histories(parts, CORE) if each.has_values}
+        measured = {(name, each.site): each for name, each in histories(parts, CORE) if each.has_values}
     except NothingMeasured:
         messages = [NO_STATISTICS]
     except StoreError as error:
         messages.append(str(error))
-    problems += [(index, message) for message in messages or ([] if found else [NO_STATISTICS])]
-    columns = ((*key, (None,) if each.is_per_step else tuple(each.layers)) for key, each in found.items())
-    return (Layout(depth, tuple(columns)), found) if found else None
+    problems += [(index, message) for message in messages or ([] if measured else [NO_STATISTICS])]
+    columns = ((*key, (None,) if each.is_per_step else tuple(each.layers)) for key, each in measured.items())
+    return (Layout(depth, tuple(columns)), measured) if measured else None
 
 
 def _mean_unit(label: str, runs: Mapping[int, Histories], cell: int | None, layout: Layout, warmup: int | None) -> Unit:
-    """Return the mean over runs of the finite values, at the steps kept of all measured steps."""
-    measured = np.unique(np.concatenate([each.steps for found in runs.values() for each in found.values()]))
+    """Return a unit: the mean over runs of finite values, at up to `MAX_STEPS` steps."""
+    measured = np.unique(np.concatenate([each.steps for run in runs.values() for each in run.values()]))
     steps = choose_steps(measured, warmup, MAX_STEPS)
-    tables = [_values_at(steps, found, layout) for found in runs.values()]
+    tables = [_values_at(steps, run, layout) for run in runs.values()]
     values = tables[0] if len(tables) == 1 else mean_of_finite(np.stack(tables))
     return Unit(label, list(runs), cell, layout, warmup, steps, values)
 
 
-def _values_at(steps: NDArray[np.int64], found: Histories, layout: Layout) -> Array:
+def _values_at(steps: NDArray[np.int64], run: Histories, layout: Layout) -> Array:
     """Return the values of a run at some steps, (S, N); NaN for a step that was not measured."""
     tables: list[Array] = []
     for name, site, layers in layout.columns:
-        history = found[name, site]
+        history = run[name, site]
         measured = np.asarray(history.steps)
         rows = np.searchsorted(measured, steps, side="right") - 1
-        there = (rows >= 0) & (measured[rows] == steps)
+        is_measured = (rows >= 0) & (measured[rows] == steps)
         # One number per step is an array (S,), or the last layer of (S, L + 2).
         columns = [-1 if layer is None else layer for layer in layers]
         values = history.values[:, None] if history.values.ndim == 1 else history.values[:, columns]
-        tables.append(np.where(there[:, None], values[rows], np.nan))
+        tables.append(np.where(is_measured[:, None], values[rows], np.nan))
     return np.hstack(tables)
 
 
 def mean_of_finite(tables: Array) -> Array:
-    """Return the mean over the first axis of the finite values; NaN without one."""
+    """Return the mean of the finite values over the first axis; NaN if there is none."""
     finite = np.isfinite(tables)
     counts = finite.sum(axis=0)
     return np.where(counts > 0, np.where(finite, tables, 0).sum(axis=0) / np.maximum(counts, 1), np.nan)

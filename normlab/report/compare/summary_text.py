@@ -1,6 +1,6 @@
-"""Summary sentences of a comparison: the best cell, its margin over the second best, and the runs without a loss.
+"""Summary sentences of a comparison: the best cell, its margin over the second best, and the outcomes of all runs.
 
-A mean never hides a diverged run: a sentence with a loss also counts diverged seeds.
+A sentence with the loss of a cell also counts the cell's diverged seeds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from normlab.report.cells_table import compare_cells
 from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, mean_interval
 from normlab.report.results import UNFINISHED, reason_not_comparable
 from normlab.report.settings import format_setting
+from normlab.report.tables import counted
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.schema import DAMAGED, DIVERGED, FAILED
 
 
 def best_cell(cells: Sequence[Cell]) -> int | None:
-    """Return the index of the best cell; None if cells cannot be ranked, or each has a run that failed to learn."""
+    """Return the index of the best cell, or None.
+
+    There is no best cell if the losses are not comparable, or if every cell has a run that diverged, is stuck or
+    regressed.
+    """
     order = rank_cells(cells)
     if len(cells) < 2 or not order or cells[order[0]].has_failed or _reason_not_comparable(cells):
         return None
@@ -31,8 +36,8 @@ def summary_sentences(cells: Sequence[Cell], missing: Sequence[str] = (), by: Se
 
     Args:
         cells: The compared cells.
-        missing: The state of each run that is in no cell: `damaged`, `not started`.
-        by: The options that define the cells. Without them, cells are named by their values alone.
+        missing: The state of each run that is in no cell, such as `damaged` or `not started`.
+        by: The options that define the cells; without `by`, the name of a cell has values only.
     """
     order, best = rank_cells(cells), best_cell(cells)
     if not order:
@@ -50,7 +55,7 @@ def summary_sentences(cells: Sequence[Cell], missing: Sequence[str] = (), by: Se
 
 
 def _name(cell: Cell, by: Sequence[str]) -> str:
-    """Return the cell's name, with options (`model.depth=200`) if its values contain no word."""
+    """Return the cell's name, with options (`model.depth=200`) if its values are only numbers."""
     texts = [format_setting(value) for value in cell.key]
     has_word = any(isinstance(value, bool | str) and any(map(str.isalpha, str(value))) for value in cell.key)
     if has_word or not by:
@@ -72,24 +77,24 @@ def _describe_margin(cells: Sequence[Cell], order: Sequence[int], by: Sequence[s
     best, second = cells[order[0]], cells[order[1]]
     name = _name(second, by)
     test = compare_cells(best, best.best_lr, second, second.best_lr)
-    undecided = f"Not significantly better than the second best, {name}"
+    undecided = f"{_name(best, by)} is not significantly better than the second best, {name}"
     if test is None:
-        return f"{undecided}: they have no seed in common ({_loss_text(second)})."
-    diverged = f"; {_diverged_text(second)} there" if second.diverged else ""
+        return f"{undecided}: the two cells have no seed in common ({_loss_text(second)})."
+    diverged = f"; {_diverged_text(second)} in {name}" if second.diverged else ""
     if test.low is None or test.high is None:
         if second.diverged:
-            return f"The second best, {name}: {_diverged_text(second)}; n={test.design} is too few for an interval."
+            return f"The second best is {name}: {_diverged_text(second)}; n={test.design} is too few for an interval."
         return f"{undecided}: {_difference_text(test)}n={test.design} is too few for an interval."
     name_of_test = "" if test.test == "paired t" else f", {test.test}"
     details = f"({_difference_text(test)}n={test.design}{name_of_test}{diverged})"
     if test.high < 0:
-        margin = "Far" if math.isinf(test.estimate) else f"{-test.estimate:.4f} nats/token"
-        return f"{margin} below the second best, {name} {details}."
-    return f"{undecided}: the {LEVEL:.0%} interval of the difference is not below 0 {details}."
+        margin = "far" if math.isinf(test.estimate) else f"{-test.estimate:.4f} nats/token"
+        return f"The loss is {margin} below that of the second best, {name} {details}."
+    return f"{undecided}: the {LEVEL:.0%} interval of the difference is not entirely below 0 {details}."
 
 
 def _difference_text(test: PairedTest) -> str:
-    """Return `paired difference -0.1000 [-0.2000, -0.0100], `, without the numbers that a divergence makes infinite."""
+    """Return `paired difference -0.1000 [-0.2000, -0.0100], `, without infinite numbers."""
     parts = [] if math.isinf(test.estimate) else [f"paired difference {test.estimate:+.4f}"]
     if test.low is not None and test.high is not None and (math.isfinite(test.low) or math.isfinite(test.high)):
         low = f"{test.low:+.4f}" if math.isfinite(test.low) else "no lower bound"
@@ -99,7 +104,7 @@ def _difference_text(test: PairedTest) -> str:
 
 
 def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str], by: Sequence[str]) -> str:
-    """Count the runs that diverged, failed, are stuck, regressed, or have not finished, by cell."""
+    """Return the number of runs in each state other than finished, by cell."""
     total = sum(len(cell.runs) for cell in cells) + len(missing)
     outcomes = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
     counts = {text: {_name(cell, by): cell.count(outcome) for cell in cells} for text, outcome in outcomes.items()}
@@ -108,12 +113,12 @@ def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str], by: Sequence[
         if number := sum(by_name.values()):
             names = ", ".join(f"{name} ({count})" for name, count in by_name.items() if count)
             parts.append(f"{number} {text}: {names}")
-    runs = "1 run" if total == 1 else f"{total} runs"
+    runs = counted(total, "run")
     return f"Of {runs}, {'; '.join(parts)}." if parts else f"{'' if total == 1 else 'All '}{runs} finished."
 
 
 def _selection_note(cells: Sequence[Cell], best: int | None) -> list[str]:
-    """Warn that a value selected on the reported loss is optimistic."""
+    """Return the note that a loss is optimistic if it was also used for a selection."""
     rates = [len(cell.losses) for cell in cells if cell.losses]
     selected = ["each cell's learning rate"] if max(rates, default=0) > 1 else []
     if best is not None and len(rates) > 2:
@@ -146,5 +151,4 @@ def _lr_text(cell: Cell) -> str:
 
 
 def _diverged_text(cell: Cell) -> str:
-    n = len(cell.best_losses)
-    return f"{cell.diverged} of {n} {'seed' if n == 1 else 'seeds'} diverged"
+    return f"{cell.diverged} of {counted(len(cell.best_losses), 'seed')} diverged"

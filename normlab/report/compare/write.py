@@ -19,10 +19,10 @@ from normlab.store.query import NOT_STARTED, select_runs
 HTML, PNG = "html", "png"
 FORMATS = (HTML, PNG)
 PAGE = "compare.html"
-"""The default name of the page."""
+"""The default file name of the page."""
 ASSETS = Path(__file__).parent / "assets"
 ASSET_NAMES = (
-    "compare.css", "state.js", "picture.js", "answer.js", "tables.js", "series.js", "curves.js",
+    "compare.css", "state.js", "picture.js", "losses.js", "tables.js", "series.js", "curves.js",
     "rates.js", "matrix.js", "units.js", "profiles.js", "heatmaps.js", "start.js",
 )  # fmt: skip
 """Styles and scripts in loading order."""
@@ -32,18 +32,18 @@ def write_compare(
     names: Sequence[str], *, by: str | None = None, where: Sequence[str] = (), output: Path | None = None,
     format: str = HTML, open: bool = False, results_dir: str = "results", version: str = "",
 ) -> tuple[list[str], list[Path]]:  # fmt: skip
-    """Write the comparison page of some runs; print its warnings and unreadable records on stderr.
+    """Write the comparison page of some runs, and print its warnings on stderr.
 
-    Returns the sentences that open the page, and the written files, the page last.
+    Returns the summary sentences of the page, and the written files, the page last.
 
     Args:
         names: Runs, sweeps or folders, as for `query.select_runs`.
-        by: The options that define cells, separated by commas; by default those in which runs differ.
+        by: The options that define cells, separated by commas; by default the options in which runs differ.
         where: Conditions that the runs must meet.
         output: The file of the page; by default in the sweep's folder.
-        format: png: also write each figure as an image beside the page.
+        format: `html`, or `png` to also write each figure as an image beside the page.
         open: Open the page in a browser.
-        results_dir: Where names are looked up.
+        results_dir: The folder in which names are looked up.
         version: The version of normlab that writes the page.
 
     Raises:
@@ -81,7 +81,7 @@ def write_compare(
 
 
 def _warnings(data: Row) -> list[str]:
-    """Return the warnings of `normlab summarize --by`, and a line for each run with an unreadable record."""
+    """Return the warnings of `normlab summarize --by`, and a line per unreadable run."""
     warnings, lines = data["warnings"], []
     for run in data["runs"]:
         problems = [problem for problem in run["problems"] if not any(problem in warning for warning in warnings)]

@@ -1,9 +1,9 @@
 "use strict";
-// Shared by all pages: the data, DOM elements built from text (never from markup), the theme, and downloads.
+// Functions of all pages: the data, DOM elements built from text (never from markup), the theme, and downloads.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
-/** Create an element; function attributes are event handlers, and children that are no elements become text. */
+/** Create an element. Attributes that are functions are event handlers; children that are strings become text. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -25,7 +25,7 @@ function makeSvg(tag, attributes = {}, ...children) {
 
 const byId = (id) => document.getElementById(id);
 
-/** A number of a record, in which NaN and infinity are strings; null for anything else. */
+/** A number of a record, which holds NaN and infinity as strings; null for any other value. */
 function number(value) {
   if (typeof value === "number") return value;
   return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value] ?? null;

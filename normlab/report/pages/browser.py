@@ -1,4 +1,4 @@
-"""Export a page's figures as PNG: a headless Chromium or Chrome without network opens the page, which draws them.
+"""Export the figures of a page as PNG, drawn by a headless Chromium or Chrome without network.
 
 Needs Playwright: `pip install 'normlab[images]'`.
 """
@@ -16,9 +16,9 @@ from typing import Any
 from normlab.errors import NormlabError, one_line
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-"""Programs of a browser, looked up on the PATH."""
+"""The browser programs to look up on the PATH, in this order."""
 FLAGS = ("--disable-gpu", "--disable-background-networking", "--disable-component-update")
-"""For a machine without a display; no background requests."""
+"""Command-line flags of the browser: no GPU, and no background requests."""
 TIMEOUT_S = 60.0
 """Time limit from the start of the browser to the last figure."""
 _PNG = "data:image/png;base64,"
@@ -30,7 +30,7 @@ def find_browser() -> str | None:
 
 
 def export_images(page: Path) -> dict[str, bytes]:
-    """Return a page's figures, PNG by name, from its script's function `exportFigures`.
+    """Return a page's figures as PNG, by name; the page's function `exportFigures` draws them.
 
     Raises:
         NormlabError: Playwright or a browser is missing, the browser failed or timed out, or the page has no figures.
@@ -58,7 +58,7 @@ async def _draw(page: Path, program: str) -> list[dict[str, Any]]:
 
     try:
         async with asyncio.timeout(TIMEOUT_S), async_playwright() as playwright:
-            # Playwright disables the sandbox by default; only for root does Chromium need that.
+            # Playwright disables the sandbox by default, but Chromium needs that only for root.
             browser = await playwright.chromium.launch(
                 executable_path=program, args=list(FLAGS), chromium_sandbox=os.geteuid() != 0, timeout=0
             )
@@ -84,7 +84,7 @@ async def _draw(page: Path, program: str) -> list[dict[str, Any]]:
 
 
 def _reason(message: str) -> str:
-    """Return the browser's last error line from a Playwright message, else the message's first line."""
+    """Return the last error line of the browser in a Playwright message, else the first line."""
     lines = message.splitlines()
     errors = [line.rpartition("[err]")[2] for line in lines if "[err]" in line]
     fatal = [line for line in errors if "FATAL" in line]  # a stack trace follows it

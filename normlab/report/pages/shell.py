@@ -24,14 +24,14 @@ SHARED = Path(__file__).parent
 """The folder of the shared styles and scripts."""
 _HTML_STARTS = (b"<!doctype html", b"<html")
 _ALTERNATIVE = "name (-o)"
-"""Completes "choose another ..." in errors."""
+"""The end of "choose another ..." in error messages."""
 
 
 def check_page(path: Path, option: str) -> None:
-    """Check that a page can be written to a path, before any work is done.
+    """Check that a page can be written to a path.
 
     Raises:
-        ConfigError: The path has another suffix than HTML, is a folder, or is a file that is not a page.
+        ConfigError: The path has a suffix other than .html or .htm, is a folder, or is a file that is not HTML.
     """
     if path.suffix.lower() not in ("", ".html", ".htm"):
         raise ConfigError(f"{option} {path}: a page is HTML; choose a name that ends in .html")
@@ -46,7 +46,7 @@ def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path],
 
     Args:
         title: The window's title; any text.
-        body: Trusted HTML; text from records goes into `data`.
+        body: Trusted HTML. Text from records belongs in `data`.
         data: JSON values for the scripts; NaN and infinity become strings, as in a record.
         assets: Styles (.css) and scripts (.js) in loading order, after the shared ones. Scripts share one scope.
         plotly: Include Plotly's library (5 MB).
@@ -83,13 +83,13 @@ def write_page(path: Path, text: str) -> None:
 
 
 def as_json(data: Mapping[str, Any]) -> str:
-    """Return strict JSON for a script element, escaped so that no text can end the element or start another."""
+    """Return strict JSON for a script element, escaped so that no text can end the element."""
     text = json.dumps(encode(data), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _is_html(path: Path) -> bool:
-    """Whether a readable file starts as HTML does."""
+    """Whether a file is readable and starts like HTML."""
     try:
         if not path.is_file():  # reading a pipe can block forever
             return False

@@ -70,8 +70,10 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     assert "is damaged (not a JSON object)" in runs["bare"]["note"]
     assert "holds no run" in runs["hollow"]["note"]
     assert runs["killed"]["note"].startswith("killed at step 20 of 100")
-    assert runs["running"]["note"].startswith("is still running")
-    assert runs["torn"]["note"].startswith("2 lines of the metrics cannot be read; 1 rows of the metrics have no step")
+    assert runs["running"]["note"].startswith("still running")
+    assert runs["torn"]["note"].startswith(
+        "2 lines of the metrics cannot be read; rows of the metrics without a valid step: 1"
+    )
     assert runs["new"]["note"] == "planned by the sweep mine, not started"
     assert runs["new"]["norm"] == "rmsnorm"
     assert {name for name, run in runs.items() if run["cell"] is None} == {"bare", "hollow", "new"}
@@ -79,7 +81,7 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     assert data["title"] == "mine"
     lines = [f"normlab: {warning}" for warning in data["warnings"]]
     assert err.splitlines()[: len(lines)] == lines
-    assert lines[0] == "normlab: 1 of 7 runs has not started"
+    assert lines[0] == "normlab: runs that have not started: 1 of 7"
     broken = [line.split(": ")[:2] for line in err.splitlines()[len(lines) :]]
     assert broken == [["normlab", f"run {name}"] for name in ("hollow", "torn")]
     assert [line.split(": ")[:2] for line in err.splitlines() if "bare" in line] == [

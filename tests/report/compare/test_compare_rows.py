@@ -190,7 +190,7 @@ def test_banners_for_losses_that_are_not_comparable(trained, compare):
     assert data["banners"] == [
         "the runs use 2 corpora: ab abababab, cd cdcdcdcd: their losses are not comparable",
         "the runs use 2 tokenizers: bpe, bytes: tokens differ, so their losses are not comparable",
-        "the runs' numerics differ: torch 2.1 and 2.2: equal options and seeds give different bits",
+        "the runs differ in numerics: torch 2.1 and 2.2: equal options and seeds give different bits",
     ]
     assert data["best"] is None
     assert data["summary"][0].startswith("No best cell: the runs use 2 corpora (ab abababab, cd ")

@@ -92,8 +92,8 @@ def test_another_results_folder(sweeps, run_command, tmp_path):
         (["results", "--results-dir", "nowhere", "-o", "x.pdf"], "-o x.pdf: a page is HTML"),
         (["-o", "results"], "-o results: is a folder"),
         (["--format", "pdf"], "--format pdf: unknown format 'pdf'"),
-        (["--by", "norm,"], "--by norm,: give one option or more"),
-        (["--by", "narm"], "--by narm: no run has such an option (did you mean 'norm'?)"),
+        (["--by", "norm,"], "--by norm,: name at least one option"),
+        (["--by", "narm"], "--by narm: no run has this option (did you mean 'norm'?)"),
         (["--where", "norm=dyt"], "--where norm=dyt: no run matches"),
         (["--where", "norm"], "--where 'norm': not a condition"),
         (["--results-dir", "nowhere"], "no runs in nowhere: make one"),
@@ -161,4 +161,4 @@ def test_warnings_on_stderr_equal_those_of_summarize(trained, run_command, tmp_p
 
 def test_runs_not_started_are_reported_once(sweeps, run_command):
     _, _, err = run_command("compare", "first", "later")
-    assert [line for line in err.splitlines() if "started" in line] == ["normlab: 1 of 3 runs has not started"]
+    assert [line for line in err.splitlines() if "started" in line] == ["normlab: runs that have not started: 1 of 3"]

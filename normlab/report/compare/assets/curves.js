@@ -1,4 +1,4 @@
-// Loss and gradient norm over training: a line per run, or per cell with a band over its seeds, smoothed on request.
+// Loss and gradient norm over training: a line per run, or per cell with a band over seeds, with optional smoothing.
 
 const curves = { of: "loss", axis: "steps", logX: false, logY: false, halfLife: 0, marks: true, late: false };
 
@@ -22,10 +22,10 @@ const QUANTITIES = {
 const AXES = { steps: "step", tokens: "tokens", seconds: "training time, s (without evaluations and checkpoints)" };
 const HALF_LIVES = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 const LAST_STEP = Math.max(0, ...RUNS.map((run) => run.step ?? 0));
-/** The end of the first tenth of training, which can be hidden to enlarge the rest. */
+/** The end of the first tenth of training, which the user can hide to enlarge the rest. */
 const LATE = Math.floor(LAST_STEP / 10);
 
-/** A function from a run's step to the selected axis. */
+/** A function from a step of a run to its position on the selected axis. */
 function axisOf(run) {
   if (curves.axis === "tokens") return (step) => (run.tokens_per_step === null ? NaN : step * run.tokens_per_step);
   if (curves.axis === "steps") return (step) => step;
@@ -73,10 +73,10 @@ function drawCurves(width) {
         ? " Line: mean over a cell's seeds at the selected learning rate; band: minimum to maximum; dotted: mean of the remaining seeds after one diverged."
         : "") +
       (curves.halfLife && curves.of !== "val"
-        ? ` Smoothed by a local linear fit whose weight halves every ${curves.halfLife} steps; the measured values are behind it.`
+        ? ` Smoothed by a local linear fit whose weight halves every ${curves.halfLife} steps; pale: the measured values.`
         : "") +
       ` ✕: diverged. △: spike (${rule.formula}; ${rule.source}). Sampling: ${DATA.sampling}.` +
-      (unmarked ? ` Only the first spikes of a run are marked; ${unmarked} more are not.` : "") +
+      (unmarked ? ` Only the first spikes of a run are marked; ${unmarked} spikes are not.` : "") +
       (missing.length ? ` No record: ${missing.join(", ")}.` : ""),
   };
 }
@@ -155,7 +155,7 @@ function line(steps, axis, y, style, name, columns) {
   };
 }
 
-/** The area between two lines, without the points at which a line or the axis is not finite. */
+/** The area between two lines, without points that are not finite. */
 function bandTrace(steps, axis, low, high, colour, opacity) {
   const x = Array.from(steps, axis);
   const finite = [...x.keys()].filter((i) => [x[i], low[i], high[i]].every(Number.isFinite));

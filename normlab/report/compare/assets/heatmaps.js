@@ -1,4 +1,4 @@
-// A statistic by layer and step, one panel per line; and residual stream and gradient over training by placement.
+// Heatmaps of a statistic by layer and step; and residual stream and gradient over training, by placement.
 
 const MAX_PANELS = 24;
 
@@ -8,7 +8,7 @@ function drawHeatmaps(width) {
     units.some((unit) => measuredOf(unit, statistic, site)?.layers.length),
   );
   if (!all.length && !PROFILES.units.some(unitVisible)) return { empty: NOTHING_MEASURED };
-  if (!all.length) return { empty: `${statistic} is one number per step and has no layers.` };
+  if (!all.length) return { empty: `${statistic} has one number per step, not per layer.` };
   const panels = all.slice(0, MAX_PANELS).map((group) => {
     const profiles = overSteps(group, statistic, site);
     const { layers, depth } = profiles.find(Boolean);
@@ -67,7 +67,7 @@ function drawHeatmaps(width) {
   };
 }
 
-/** Both edges of a single row or column, whose size has no neighbour to follow from. */
+/** Both edges of a single row or column, because Plotly derives sizes from neighbours. */
 const withEdges = (values) => (values.length === 1 ? [values[0] - 0.5, values[0] + 0.5] : values);
 
 /** The ticks of a logarithmic colour bar. */

@@ -30,7 +30,7 @@ function drawMatrix(width) {
       colorbar: { ...colorbar, y: 1, yanchor: "top" },
     },
   };
-  // Without any value Plotly would not know the categories.
+  // List the categories, because Plotly cannot infer them from an empty heatmap.
   const category = (names) => ({ type: "category", categoryarray: names, showgrid: false, fixedrange: true });
   const traces = panels.map((depth, index) => {
     const axes = addPanel(
@@ -93,14 +93,14 @@ function drawMatrix(width) {
   };
 }
 
-/** The options in which the runs of a combination differ although they are averaged. */
+/** The options in which the averaged runs of a combination differ. */
 const mixtures = (cell) =>
   cell.warnings
     .filter((warning) => warning.startsWith("mixes "))
     .map((warning) => warning.replace("mixes ", ""))
     .join(", ");
 
-/** The text in a field of the matrix: the loss, its interval and n, and how many runs diverged. */
+/** The text of a field of the matrix: the loss, its interval and n, and the number of diverged runs. */
 function matrixText(cell) {
   const [first, ...others] = (cell.text || NO_RESULT).split(/ (?=±)| (?=\()|(?<=and) |, /);
   if (!Number.isFinite(number(cell.val_loss))) return [first, ...others].join("<br>");

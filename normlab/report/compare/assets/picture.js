@@ -1,4 +1,4 @@
-// Figures: a Plotly drawing with its caption and downloads, drawn when it scrolls into view.
+// Figures: a Plotly drawing with a caption and downloads, drawn when the figure scrolls into view.
 
 const FIGURES = [];
 const NOTHING_SELECTED = "Nothing is selected: tick a run, or clear the filter.";
@@ -59,7 +59,7 @@ const IN_VIEW = new IntersectionObserver(
   { rootMargin: "600px" },
 );
 
-/** Redraw a figure now if it is in view, else once it is. */
+/** Redraw a figure at once if it is in view, else when it scrolls into view. */
 function redraw(figure) {
   figure.dirty = true;
   if (figure.inView) drawNow(figure);
@@ -89,7 +89,7 @@ async function draw(figure) {
   await Plotly.react(figure.plot, traces, layout, CONFIG);
 }
 
-/** A drawing in the page's colours at a width, with room for its legend below. */
+/** A drawing in the colours of the theme, with room for the legend below. */
 function styled({ traces, layout }, width) {
   const text = themed("text");
   const line = themed("line");
@@ -99,7 +99,7 @@ function styled({ traces, layout }, width) {
   const rows = legendRows(names, width - margin.l - margin.r);
   const showlegend = rows <= MAX_LEGEND_ROWS;
   const legendHeight = rows && showlegend ? rows * 20 + 16 : 0;
-  // A name with an HTML entity stays complete, because a cut could split the entity.
+  // A name with an HTML entity is not cut, because a cut could split the entity.
   const fitting = (name) => (name.includes("&") ? name : short(name, (width - 70) / 6.6));
   const result = {
     ...layout,
@@ -141,7 +141,7 @@ function legendRows(names, width) {
   return names.length ? Math.ceil(names.length / Math.max(1, Math.floor(width / longest))) : 0;
 }
 
-/** The least and the largest of many values; Math.min(...values) has a limit on their number. */
+/** Minimum and maximum of many values; Math.min(...values) limits the number of values. */
 const leastOf = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const largestOf = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
@@ -150,7 +150,7 @@ function scaled(logarithmic, values) {
   const finite = values.filter(Number.isFinite);
   if (!logarithmic || !finite.length || finite.some((value) => value <= 0)) return { type: "linear" };
   const decades = Math.log10(largestOf(finite) / leastOf(finite));
-  const ticks = decades > 3 ? { dtick: 1 } : decades > 0.6 ? { dtick: "D2" } : {}; // fewer, so that labels fit
+  const ticks = decades > 3 ? { dtick: 1 } : decades > 0.6 ? { dtick: "D2" } : {}; // few enough for the labels to fit
   return { type: "log", ...ticks };
 }
 
@@ -201,7 +201,7 @@ function imageUrl(drawing, format, width) {
   return Plotly.toImage({ data: traces, layout, config: CONFIG }, { format, ...size });
 }
 
-/** Every figure with content as PNG, light and 1000 pixels wide; called by `normlab compare --format png`. */
+/** Every figure that is not empty as PNG, in the light theme, 1000 pixels wide; for `normlab compare --format png`. */
 async function exportFigures() {
   while (document.documentElement.dataset.ready !== "yes") await new Promise((resume) => setTimeout(resume, 20));
   chosenTheme = "light";
@@ -254,5 +254,5 @@ function slider(label, id, values, value, text, change, accessibleLabel) {
   return make("label", {}, label, input, output);
 }
 
-// A printout contains the complete page, also the figures that have not been in view.
+// Draw all figures before printing, including those that have not been in view.
 addEventListener("beforeprint", () => FIGURES.filter(({ dirty }) => dirty).forEach(drawNow));

@@ -2,7 +2,7 @@
 
 const NOTHING_MEASURED = "No selected run has statistics on record (stats=off, or none were measured yet).";
 
-/** The steps of the slider: those of the unit with the last sampled step. */
+/** The steps of the slider: the sampled steps of the unit that was sampled last. */
 const sliderSteps = () => (PROFILES.units.length ? longestUnit(PROFILES).steps : []);
 
 function drawProfiles(width) {
@@ -64,7 +64,7 @@ function drawMoments(width, groups) {
     caption:
       describeStatistic(statistic, site) +
       describeLines() +
-      (inside.logarithmic && scale.type !== "log" ? " The axis is linear, because some values are not positive." : "") +
+      (inside.logarithmic && scale.type !== "log" ? " The axis is linear, because some values are 0 or negative." : "") +
       ` Moments: the first measured step, the first after warm-up, the last, and the selected one. ${LAYER_AXIS}`,
   };
 }
@@ -111,7 +111,7 @@ function stepTraces(groups, statistic, site, picks) {
   });
 }
 
-/** Add the figures of layer statistics, and the controls that they share. */
+/** Add the figures of layer statistics and their controls. */
 function addProfiles() {
   byId("heatmaps").hidden = byId("signatures").hidden = !SITES.size;
   if (!SITES.size) {

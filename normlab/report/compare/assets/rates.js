@@ -1,4 +1,4 @@
-// Final loss against the learning rate, one line per cell, and beside it each cell's sensitivity to the learning rate.
+// Final loss against the learning rate, one line per cell; and the learning-rate sensitivity of each cell.
 
 const MAX_BARS = 30;
 
@@ -128,16 +128,16 @@ function drawRates(width) {
       ...cells.flatMap((cell) => pointsOf(cell).map((row) => [cell.label, ...lossValues(row), cell.lr_sensitivity])),
     ],
     caption:
-      `${LOSS}, at each learning rate: mean with its ${INTERVAL}, and the seeds. An interval that leaves the plot is wider than the plot. ` +
+      `${LOSS}, at each learning rate: mean with its ${INTERVAL}, and the seeds. Intervals wider than the plot are cut off. ` +
       "✕ with k/n: k of n seeds diverged, and the learning rate has no mean. " +
-      "S: mean over the learning rates of min(loss, ln V), minus the lowest usable loss, in nats; a diverged run counts as ln V " +
+      "S: mean over the learning rates of min(loss, ln V), minus the lowest loss of a usable one, in nats; a diverged run counts as ln V " +
       "(Wortsman et al. 2023, arXiv:2309.14322). S depends on the grid of learning rates." +
       (unusable.length ? ` No S, because no learning rate is usable: ${unusable.join(", ")}.` : "") +
       (withS.length > bars.length ? ` S of ${withS.length - bars.length} more cells is in the table.` : ""),
   };
 }
 
-/** The range of the loss axis: all losses, and of wide intervals as much again. */
+/** The range of the loss axis: all losses, and intervals up to the range of the losses beyond them. */
 function lossRange(points) {
   const finite = (values) => values.map(number).filter(Number.isFinite);
   const losses = finite(
@@ -152,7 +152,7 @@ function lossRange(points) {
   ];
 }
 
-/** At most `most` of the values, evenly, with the first and the last. */
+/** At most `most` of the values, evenly spaced, with the first and the last. */
 function evenly(values, most) {
   if (values.length <= most) return values;
   return Array.from({ length: most }, (_, i) => values[Math.round((i * (values.length - 1)) / (most - 1))]);

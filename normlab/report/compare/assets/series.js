@@ -43,7 +43,7 @@ function smoothed(steps, values, halfLife) {
   if (!halfLife) return values;
   const sums = Array.from(values, () => new Float64Array(5));
   const addFrom = (indices, sign) => {
-    // Over the points passed: sums of w, w d, w d^2, w y, w d y; w is the weight, d the distance to the current point.
+    // Sums over the previous points of w, w d, w d^2, w y and w d y: w is the weight, d the distance to the current point.
     let [w, wd, wdd, wy, wdy] = [0, 0, 0, 0, 0];
     let last = null;
     for (const i of indices) {

@@ -1,4 +1,4 @@
-// Builds the page: its header, the controls that all figures share, and the figures in their order.
+// Build the page: header, controls for all figures, tables and figures.
 
 const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 const written = new Date(DATA.written * 1000).toISOString().slice(0, 16).replace("T", " ");
@@ -72,7 +72,7 @@ const first = addFigure("losses", "Final validation loss of each cell", drawLoss
 first.inView = true;
 drawNow(first).then(() => {
   performance.mark("first-picture");
-  // The other figures follow after the browser has shown this one.
+  // Draw the other figures after the browser has displayed this one.
   requestAnimationFrame(() => setTimeout(addOthers));
 });
 
@@ -80,8 +80,8 @@ function addOthers() {
   addCellTable();
   addRunTable();
   const explanation =
-    "A check box shows or hides runs in the tables and figures. It changes no number: a cell's mean and interval " +
-    "include all its runs. To exclude runs from the numbers, use --where.";
+    "A check box shows or hides runs in the figures. It changes no number: the mean and the interval of a cell include " +
+    "all its runs. To exclude runs from the numbers, use --where.";
   byId("cells").append(make("p", { class: "muted small" }, explanation));
   addCurves();
   addFigure("rates", "Final loss against learning rate", drawRates);
@@ -94,7 +94,7 @@ function addOthers() {
   document.documentElement.dataset.ready = "yes";
 }
 
-/** The notes on the columns, and the note of each run. */
+/** Add the notes on columns and on runs. */
 function addNotes() {
   const ofRuns = RUNS.filter((run) => run.note).map((run) => `${runName(run)}: ${run.note}`);
   for (const [title, texts] of [
@@ -104,7 +104,7 @@ function addNotes() {
     if (texts.length) byId("notes").append(make("h3", {}, title), list(texts));
 }
 
-/** A function that calls another 150 ms after the last change of the width. */
+/** A function that calls `call` 150 ms after the last change of the page's width. */
 function afterResize(call) {
   let width = document.body.clientWidth;
   let waiting = null;

@@ -16,12 +16,12 @@ const state = {
 
 const LISTENERS = [];
 
-/** Notify figures and tables of a change of the selection. */
+/** Notify figures and tables that the selection has changed. */
 function changed() {
   for (const listen of LISTENERS) listen();
 }
 
-/** The display name of each run: its name, with its id if the name is not unique. */
+/** The display name of each run: its name, followed by the id if the name is not unique. */
 const RUN_NAMES = RUNS.map((run) => {
   const unique = RUNS.every((other) => other === run || other.run !== run.run);
   return unique || run.run === run.id ? run.run : `${run.run} (${run.id})`;
@@ -102,7 +102,7 @@ function filterProblem() {
 
 const visible = (run) => state.ticked.has(run.index) && matches(run);
 
-/** The cells with a visible run, in an order. */
+/** The cells with a visible run, in the order of `order`. */
 const visibleCells = (order = state.order) =>
   order.map((index) => CELLS[index]).filter((cell) => cell.runs.some((index) => visible(RUNS[index])));
 
@@ -112,8 +112,8 @@ function inOrder(items) {
   return items.toSorted((a, b) => (order.get(a.cell) ?? 1e9) - (order.get(b.cell) ?? 1e9));
 }
 
-// Eight colours that are distinct with any colour vision (after Okabe and Ito), then dashes; and a symbol for each cell,
-// so that no distinction depends on colour alone.
+// Cells differ in colour (eight colours that are distinct with any colour vision, after Okabe and Ito), in dashes and in
+// symbols, so that no distinction depends on colour alone.
 
 const LIGHT_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#a0458a", "#b07d00", "#2f8fc4", "#5b4ba8", "#5f6670"];
 const DARK_COLOURS = ["#56a9e8", "#ff8a3d", "#35c79b", "#e79bd0", "#e8b530", "#9bd4f7", "#b3a5ff", "#b7bec8"];
@@ -153,7 +153,7 @@ function runsByRate(cell) {
   return rates.map((rate) => [`${cell.label} lr ${rate}`, cell.runs.filter((index) => RUNS[index].lr === rate)]);
 }
 
-/** A group's label with its number of drawn runs, and of how many if some are hidden. */
+/** A group's label with the number of drawn runs, and the total if some runs are hidden. */
 function labelWithCount(group, drawn) {
   if (group.total === 1 && drawn === 1) return group.label;
   return `${group.label} (n=${drawn}${drawn < group.total ? ` of ${group.total}` : ""})`;

@@ -1,6 +1,6 @@
-// The tables of cells and of runs: sorted by a click on a heading, with check boxes that show or hide runs.
+// The tables of cells and of runs. A click on a heading sorts a table; check boxes show or hide runs.
 
-/** A sample of a cell's line, to find it in the figures. */
+/** A sample of a cell's line, as in a legend. */
 function lineSample(cell) {
   const { colour, dash } = styleOf(cell);
   const dashes = { solid: "", dash: "6 4", dot: "2 3", dashdot: "6 3 2 3" }[dash];

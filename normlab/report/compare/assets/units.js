@@ -1,4 +1,4 @@
-// The layer statistics of each unit (a run, or a cell on a page of many runs) at its sampled steps.
+// The layer statistics of each unit at its sampled steps. A unit is a run, or a cell on a page of many runs.
 
 const PROFILES = DATA.profiles;
 const inside = { statistic: null, site: null, logarithmic: true, relative: false, step: null };
@@ -35,7 +35,7 @@ function measuredOf(unit, statistic, site) {
   return { layers: column.layers, depth: layout.depth, values };
 }
 
-/** The most sampled steps of a unit. */
+/** The largest number of sampled steps of a unit. */
 const SAMPLED = Math.max(0, ...PROFILES.units.map((unit) => unit.steps.length));
 
 const unitVisible = (unit) => unit.runs.some((index) => visible(RUNS[index]));
@@ -63,7 +63,7 @@ const unitRuns = (units) => units.reduce((total, unit) => total + unit.runs.leng
 /** The unit of a group with the last sampled step. */
 const longestUnit = (group) => group.units.reduce((a, b) => (b.steps.at(-1) > a.steps.at(-1) ? b : a));
 
-/** The index of the last sampled step up to a step; null before the first, and one sampling interval after the last. */
+/** The index of the last sampled step up to `step`; null before the first, and a sampling interval after the last. */
 function indexAt(unit, step) {
   const { steps } = unit;
   const interval = steps.reduce((most, at, i) => (i ? Math.max(most, at - steps[i - 1]) : most), 0);
@@ -107,7 +107,7 @@ function describeStatistic(name, site) {
 
 const layerName = (layer, depth) => (layer === 0 ? "embed" : layer > depth ? "head" : `block ${layer}`);
 
-/** What a line is, for captions. */
+/** The meaning of a line, for captions. */
 function describeLines(band = "; band: minimum to maximum") {
   if (PROFILES.of === "cell") return " Line: mean over a cell's runs at its best learning rate.";
   return state.group === "cells" ? ` Line: mean over a cell's seeds at its best learning rate${band}.` : "";

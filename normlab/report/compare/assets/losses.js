@@ -2,12 +2,12 @@
 
 const LOSS = "Final validation loss: mean cross entropy over the held-out windows, nats/token";
 const INTERVAL = `${(DATA.level * 100).toFixed(0)}% interval over three seeds or more (Student's t)`;
-/** Whether a loss is drawn with its interval: that of two seeds is wider than the picture, and the seeds are drawn. */
+/** Whether a loss is drawn with its interval. The interval of two seeds is wider than the plot. */
 const hasInterval = (row) => number(row.val_loss_high) !== null && row.seeds > 2;
 const NO_RESULT = "no result";
 const MAX_CELLS = 40;
 
-/** The columns of a CSV that describe a loss, of a cell or of one of its learning rates. */
+/** The CSV columns of the loss of a cell, or of a cell at one learning rate. */
 const LOSS_COLUMNS = ["learning rate", "val loss", "low", "high", "n", "diverged", "of others"];
 const lossValues = (row) => [
   row.lr,
@@ -19,7 +19,7 @@ const lossValues = (row) => [
   row.val_loss_of_others,
 ];
 
-/** The points of a cell's seeds at one learning rate; a diverged run has no final loss. */
+/** The seeds of a cell at one learning rate, without diverged runs, which have no final loss. */
 function seedPoints(point) {
   return point.runs
     .filter(({ run, loss }) => visible(RUNS[run]) && Number.isFinite(number(loss)))

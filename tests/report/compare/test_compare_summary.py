@@ -51,7 +51,7 @@ def test_best_cell_below_the_second_best(make, read_cells):
     assert summary_sentences(cells) == [
         f"rmsnorm has the lowest validation loss: {mean:.4f} ± {high - mean:.4f} nats/token "
         "(95% interval, n=3), at its best learning rate 0.001 (of 2).",
-        f"{-test.estimate:.4f} nats/token below the second best, layernorm (paired difference "
+        f"The loss is {-test.estimate:.4f} nats/token below that of the second best, layernorm (paired difference "
         f"{test.estimate:+.4f} [{test.low:+.4f}, {test.high:+.4f}], n=3).",
         "All 9 runs finished.",
         "Note: each cell's learning rate is selected on this same loss, so its loss is optimistic.",
@@ -64,7 +64,7 @@ def test_interval_that_includes_zero(make, read_cells):
     make("dyt", [2.5, 2.5, 2.6])
     first, second, third, fourth = summary_sentences(read_cells())
     assert first.endswith("(95% interval, n=3), at lr 0.001.")
-    assert second.startswith("Not significantly better than the second best, layernorm: the 95% interval")
+    assert second.startswith("rmsnorm is not significantly better than the second best, layernorm: the 95% interval")
     assert "(paired difference -0.0667 [" in second
     assert second.endswith(", n=3).")
     assert third == "All 9 runs finished."
@@ -76,12 +76,14 @@ def test_one_pair_and_no_pair(make, read_cells):
     make("rmsnorm", [2.1])
     assert summary_sentences(read_cells())[:2] == [
         "rmsnorm has the lowest validation loss: 2.1000 nats/token (n=1, no interval), at lr 0.001.",
-        "Not significantly better than the second best, layernorm: paired difference -0.1000, n=1 is too few for "
+        "rmsnorm is not significantly better than the second best, layernorm: paired "
+        "difference -0.1000, n=1 is too few for "
         "an interval.",
     ]
     make("dyt", [2.15], first_seed=7)
     assert summary_sentences(read_cells())[1] == (
-        "Not significantly better than the second best, dyt: they have no seed in common (2.1500 nats/token (n=1, no "
+        "rmsnorm is not significantly better than the second best, dyt: the two "
+        "cells have no seed in common (2.1500 nats/token (n=1, no "
         "interval))."
     )
 
@@ -93,7 +95,7 @@ def test_diverged_seed_ranks_last_and_is_reported(make, read_cells):
     assert rank_cells(cells) == [1, 0]
     first, second, third = summary_sentences(cells)
     assert first.startswith("rmsnorm has the lowest validation loss: 2.2000 ± ")
-    assert second == "The second best, layernorm: 1 of 3 seeds diverged; n=3 is too few for an interval."
+    assert second == "The second best is layernorm: 1 of 3 seeds diverged; n=3 is too few for an interval."
     assert third == "Of 6 runs, 1 diverged: layernorm (1)."
 
 
@@ -111,8 +113,9 @@ def test_best_cell_against_one_whose_seeds_all_diverged(make, read_cells):
     make("rmsnorm", [2.0 + seed / 10 for seed in range(6)])
     second = summary_sentences(read_cells())[1]
     assert second == (
-        "Far below the second best, layernorm (n=6, signed-rank (6 of 6 pairs with a diverged run); 6 of 6 seeds "
-        "diverged there)."
+        "The loss is far below that of the second best, layernorm (n=6, "
+        "signed-rank (6 of 6 pairs with a diverged run); 6 of 6 seeds "
+        "diverged in layernorm)."
     )
 
 
@@ -143,7 +146,7 @@ def test_infinity_is_never_printed(make, read_cells, diverged, seeds, first):
 def test_one_pair_with_a_diverged_seed(make, read_cells):
     make("layernorm", [math.inf])
     make("rmsnorm", [2.0])
-    second = "The second best, layernorm: 1 of 1 seed diverged; n=1 is too few for an interval."
+    second = "The second best is layernorm: 1 of 1 seed diverged; n=1 is too few for an interval."
     assert summary_sentences(read_cells())[1] == second
 
 
@@ -165,7 +168,8 @@ def test_no_pair_with_a_diverged_cell(make, read_cells):
     make("rmsnorm", [2.0])
     make("layernorm", [math.inf], first_seed=5)
     assert summary_sentences(read_cells())[1] == (
-        "Not significantly better than the second best, layernorm: they have no seed in common (1 of 1 seed diverged)."
+        "rmsnorm is not significantly better than the second best, layernorm: the two "
+        "cells have no seed in common (1 of 1 seed diverged)."
     )
 
 
@@ -174,7 +178,7 @@ def test_cell_without_letters_is_named_with_its_options(make, read_cells):
     make("rmsnorm", [2.2, math.inf], depth=1e-5)
     first, second, *_, last = summary_sentences(read_cells("model.depth"), by=["model.depth"])
     assert first.startswith("model.depth=200 has the lowest validation loss")
-    assert second.startswith("The second best, model.depth=1e-05: 1 of 2 seeds diverged")
+    assert second.startswith("The second best is model.depth=1e-05: 1 of 2 seeds diverged")
     assert last == "Of 4 runs, 1 diverged: model.depth=1e-05 (1)."
     two = ["run.name", "model.depth"]
     assert summary_sentences(read_cells(*two), by=two)[0].startswith("run.name=- model.depth=200 has the lowest")

@@ -25,56 +25,54 @@ load_placements()
 
 
 def test_a_norm_without_effect_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"placement=rezero: has no norm, so norm=rmsnorm, named or by default, has"):
+    with pytest.raises(ConfigError) as caught:
         compose_run(["placement=rezero"])
+    assert str(caught.value) == (
+        "placement=rezero: has no norm, so norm=rmsnorm, named or by default, has no effect; add norm=none"
+    )
     for overrides in (["norm=none"], ["model.qk_norm=head"], ["placement.final_norm=true"]):
         compose_run(["placement=rezero", *overrides])
 
 
 @pytest.mark.parametrize("overrides", [["model.qk_norm=head"], ["model.qk_norm=full", "placement=ngpt"]])
 def test_qk_norm_without_a_norm_is_refused(overrides: list[str]) -> None:
-    with pytest.raises(
-        ConfigError, match=f"^{overrides[0]}: has no effect with norm=none; leave it out, or change norm"
-    ):
+    with pytest.raises(ConfigError) as caught:
         compose_run(["norm=none", *overrides])
+    assert str(caught.value) == f"{overrides[0]}: has no effect with norm=none; leave it out, or change norm"
+
+
+NO_NORM = "has no effect with norm=none; leave it out or choose a norm"
+FIXED_ENDS = "does not have this option, because the ends of the stream are part of its definition"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "fragment"),
+    ("overrides", "problem"),
     [
-        (
-            "norm=none placement.final_norm=false",
-            "placement.final_norm=false: has no effect with norm=none; leave it out",
-        ),
-        ("norm=none placement.embedding_norm=true", "placement.embedding_norm=true: has no effect with norm=none; "),
-        ("norm=none placement=rezero placement.final_norm=true", "placement.final_norm=true: has no effect with norm"),
-        (
-            "norm=none placement=mix_ln placement.early_blocks=1 model.depth=8",
-            "early_blocks=1: has no effect with norm",
-        ),
-        (
-            "norm=none placement=parallel placement.final_norm=true",
-            "placement.final_norm=true: has no effect with norm",
-        ),
+        ("norm=none placement.final_norm=false", NO_NORM),
+        ("norm=none placement.embedding_norm=true", NO_NORM),
+        ("norm=none placement=rezero placement.final_norm=true", NO_NORM),
+        ("model.depth=8 norm=none placement=mix_ln placement.early_blocks=1", NO_NORM),
+        ("norm=none placement=parallel placement.final_norm=true", NO_NORM),
         (
             "placement=resi_dual placement.embedding_norm=true",
-            "embedding_norm=true: resi_dual does not have this option, because the ends of the "
-            "stream are part of its definition (y = x; x = x + N(y)); leave the option out",
+            f"resi_dual {FIXED_ENDS} (y = x; x = x + N(y)); leave the option out",
         ),
-        ("placement=x0_lambdas placement.final_norm=false", "final_norm=false: x0_lambdas does not have this option"),
         (
-            "placement=mix_ln placement.early_blocks=9 model.depth=8",
-            "early_blocks=9: is more than model.depth=8; choose at",
+            "placement=x0_lambdas placement.final_norm=false",
+            f"x0_lambdas {FIXED_ENDS} (x = N(x); x0 = x; x = N(x)); leave the option out",
+        ),
+        (
+            "model.depth=8 placement=mix_ln placement.early_blocks=9",
+            "is more than model.depth=8; choose at most 8, or raise model.depth",
         ),
     ],
 )
 @pytest.mark.parametrize("command", ["verify", "train"])
 def test_an_unused_option_of_a_placement_is_refused(
-    command: str, overrides: str, fragment: str, run_command: Command
+    command: str, overrides: str, problem: str, run_command: Command
 ) -> None:
-    code, out, err = run_command(command, *overrides.split())
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert fragment in err
+    *_, last = overrides.split()
+    assert run_command(command, *overrides.split()) == (2, "", f"error: {last}: {problem}\n")
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def in_a_process(*arguments: str) -> subprocess.Popen[str]:
 # Kills and signals.
 
 
-@pytest.mark.parametrize("point", ["before the state", "half of the state"])
+@pytest.mark.parametrize("point", [pytest.param("before the state", marks=pytest.mark.process), "half of the state"])
 def test_run_killed_inside_a_save_resumes_bit_identical(
     point: str, train: Train, reference: Path, tmp_path: Path
 ) -> None:

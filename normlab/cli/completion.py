@@ -115,7 +115,7 @@ def _overrides(command: str, before: list[str], last: str) -> list[str]:
 
 
 def _values(command: str, chosen: dict[str, str]) -> dict[str, list[str]]:
-    """Return the values to offer for each option, with the options of the chosen norm, placement, corpus, optimizer."""
+    """Return the values to offer for each option, with the options of the chosen norm, placement, corpus, optimiser."""
     from normlab.config.corpora import DATA
     from normlab.config.schema import OPTIMIZERS, RunConfig
     from normlab.config.sweep import SweepOptions

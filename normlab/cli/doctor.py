@@ -28,7 +28,7 @@ GOOD, NOTE, BAD = "ok", "note", "bad"
 """A check's state: fine, could be better, does not work."""
 
 LITTLE_DISK = 2**30
-"""Free bytes below which a disk is nearly full. Two checkpoints with optimizer moments take 3 GB for a 124M model, and
+"""Free bytes below which a disk is nearly full. Two checkpoints with optimiser moments take 3 GB for a 124M model, and
 20 MB for the default model."""
 
 Check = dict[str, str]

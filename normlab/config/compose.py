@@ -46,7 +46,7 @@ from normlab.config.override_errors import (
     explaining_errors,
     find_override,
     no_such_option,
-    normalize_overrides,
+    rewrite_overrides,
 )
 from normlab.config.schema import OPTIMIZERS, RunConfig
 from normlab.config.sweep import SweepOptions
@@ -62,7 +62,7 @@ _registered: dict[tuple[str | None, str], Any] = {}
 
 
 def register(plugins: Sequence[str] = ()) -> None:
-    """Register every norm, placement, corpus and optimizer, and those of plugin files, in Hydra's config store."""
+    """Register every norm, placement, corpus and optimiser, and those of plugin files, in Hydra's config store."""
     norms, placements = load_norms(), load_placements()
     load_plugins(plugins)
     nodes: dict[tuple[str | None, str], Any] = {(None, "run_schema"): RunConfig}
@@ -80,7 +80,7 @@ def register_plugins(overrides: Sequence[str]) -> None:
     """Register what the files of the last `plugins=[...]` define; Hydra composes only what is registered before."""
     named = [text for text in overrides if re.match(r"\+{0,2}plugins=", text)]
     files: list[str] = []
-    for text, override in zip(named, _parse_overrides(normalize_overrides(named)), strict=True):
+    for text, override in zip(named, _parse_overrides(rewrite_overrides(named)), strict=True):
         value = override.value()
         if not isinstance(value, list):
             example = text.partition("=")[2] if isinstance(value, str | QuotedString) and str(value) else "my_norm.py"
@@ -124,7 +124,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
         raise ConfigError(f"{flag}: has an effect only when a config is printed; use it with --cfg job")
     overrides = [*flags.overrides, *([] if flags.results_dir is None else [f"results_dir={flags.results_dir}"])]
     register_plugins(overrides)
-    return CommandLine(overrides, normalize_overrides(overrides), flags)
+    return CommandLine(overrides, rewrite_overrides(overrides), flags)
 
 
 def parse_command_line_without_job(arguments: Sequence[str]) -> CommandLine:
@@ -198,7 +198,7 @@ def split_sweep_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str
 
 
 def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
-    parsed = _parse_overrides(normalize_overrides(overrides))
+    parsed = _parse_overrides(rewrite_overrides(overrides))
     if override := next((override for override in parsed if override.is_sweep_override()), None):
         text = find_override(override.key_or_group, overrides)
         raise ConfigError(f"{text}: a sweep has one value of each sweep option; choose one")

@@ -12,7 +12,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from normlab.config.compose import compose_grid, compose_run, compose_sweep, to_config
-from normlab.config.override_errors import normalize_overrides
+from normlab.config.override_errors import rewrite_overrides
 from normlab.config.schema import config_from_record
 from normlab.errors import ConfigError, StoreError
 from normlab.options import flatten_options, plain_tree
@@ -57,7 +57,7 @@ def plan(overrides: list[str]) -> Callable[..., PlannedSweep]:
 )
 def test_grid_composed_once_equals_one_composition_per_job(grid: list[str]) -> None:
     """Compare every job of a grid with a composition of its own."""
-    parsed = OverridesParser.create().parse_overrides(normalize_overrides(grid))
+    parsed = OverridesParser.create().parse_overrides(rewrite_overrides(grid))
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     assert len(jobs) > 1
     configs = [plain_tree(config) for config in compose_grid(grid)]

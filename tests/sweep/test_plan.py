@@ -20,6 +20,7 @@ from normlab.paths import config_dir
 from normlab.store.plans import (
     FINISHED,
     KILLED,
+    UNREPORTED,
     Pack,
     PackOutcome,
     Plan,
@@ -303,6 +304,11 @@ def test_torn_line_of_outcomes_loses_only_itself(tmp_path: Path) -> None:
         file.write(b'{"pack":2,"cau')
     append_outcome(tmp_path, outcomes[1])
     assert read_outcomes(tmp_path) == outcomes
+
+
+def test_former_name_of_a_cause_is_read(tmp_path: Path) -> None:
+    append_outcome(tmp_path, PackOutcome(1, "lost", "", None, 0.0, 1.0))
+    assert [outcome.cause for outcome in read_outcomes(tmp_path)] == [UNREPORTED]
 
 
 def test_reading_a_plan_imports_no_torch() -> None:

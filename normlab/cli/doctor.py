@@ -32,7 +32,7 @@ LITTLE_DISK = 2**30
 20 MB for the default model."""
 
 Check = dict[str, str]
-"""`check` (its name), `state`, `seen` (the finding), and `do` (what to do, empty if nothing)."""
+"""`check` (its name), `state`, `finding`, and `remedy` (what to do, empty if nothing)."""
 
 
 def checks(results_dir: str) -> Iterator[Check]:
@@ -52,7 +52,7 @@ def checks(results_dir: str) -> Iterator[Check]:
             state, finding, do = function()
         except Exception as error:  # a failed check must not hide the others
             state, finding, do = NOTE, f"the check failed: {type(error).__name__} {error}", "fix what the error names"
-        yield {"check": name, "state": state, "seen": " ".join(finding.split()), "do": do}
+        yield {"check": name, "state": state, "finding": " ".join(finding.split()), "remedy": do}
 
 
 def _versions() -> tuple[str, str, str]:
@@ -189,8 +189,8 @@ def _disk(folder: Path, remedy: str) -> tuple[str, str, str]:
 
 def line(check: Check) -> str:
     """Return a check as one line for a terminal, with a second one if there is something to do."""
-    do = f"\n{'':14}-> {check['do']}" if check["do"] else ""
-    return f"{check['check']:8} {check['state']:5}{check['seen']}{do}"
+    do = f"\n{'':14}-> {check['remedy']}" if check["remedy"] else ""
+    return f"{check['check']:8} {check['state']:5}{check['finding']}{do}"
 
 
 @app.command()

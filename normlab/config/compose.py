@@ -1,7 +1,7 @@
 """Compose the validated RunConfigs of a command line with Hydra.
 
 `train`, `sweep`, `verify` and `propagation` parse their arguments and compose in the same way. Every run is composed
-and validated before the first one starts, so that an error leaves no files behind. Whatever is wrong with a command
+and validated before the first one starts, so that an error leaves no files behind. An error in a command
 line is raised as a ConfigError with the override, the value and what to do. Only this module, `hydra_flags.py` and
 `override_errors.py` import Hydra.
 """

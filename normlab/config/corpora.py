@@ -44,7 +44,7 @@ class DataConfig:
         """Set the options that depend on others, and reject those without effect.
 
         Raises:
-            ConfigError: `name` is set by hand, the tokenizer is misspelt, or `vocab_size` has no effect.
+            ConfigError: `name` is overridden, the tokenizer is misspelt, or `vocab_size` has no effect.
         """
         if not isinstance(self, HubData) and DATA.get(self.name) is not type(self):
             raise ConfigError(

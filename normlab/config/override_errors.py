@@ -48,7 +48,7 @@ def rewrite_overrides(overrides: Iterable[str]) -> list[str]:
     """Return the overrides in the form that Hydra's grammar reads.
 
     Raises:
-        ConfigError: An override cannot set an option of a run, whatever its value.
+        ConfigError: An override cannot set an option of a run with any value.
     """
     texts = {option for option, kind in _option_types() if re.search(r"\bstr\b|^Any$", kind)} | set(GROUPS)
     booleans = boolean_options()

@@ -54,8 +54,8 @@ def tokens() -> Tensor:
 @torch.no_grad()
 def fill(module: nn.Module, name: str) -> None:
     """Give every parameter hashed numbers: matrices keep the scale of their input, others move by 0.3."""
-    for leaf, parameter in module.named_parameters():
-        noise = hashed_numbers(f"{name}/{leaf}", *parameter.shape)
+    for parameter_name, parameter in module.named_parameters():
+        noise = hashed_numbers(f"{name}/{parameter_name}", *parameter.shape)
         if parameter.dim() == 2:
             parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
         else:
@@ -68,8 +68,8 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     yield
     for name, buffer in before.items():
-        owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, buffer)
+        owner, _, buffer_name = name.rpartition(".")
+        setattr(module.get_submodule(owner), buffer_name, buffer)
 
 
 def shrink(config: RunConfig) -> RunConfig:
@@ -151,10 +151,10 @@ def extra_parameters(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
         if isinstance(module, (nn.Linear, nn.Embedding)):
             seen.update(module.parameters())
             continue
-        for leaf, parameter in module.named_parameters(recurse=False):
+        for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter in seen:
                 continue
             seen.add(parameter)
-            name = f"{prefix}.{leaf}"
+            name = f"{prefix}.{parameter_name}"
             parts = name.split(".", 2)
             yield (int(parts[1]) + 1, parts[2], parameter) if parts[0] == "blocks" else (0, name, parameter)

@@ -87,7 +87,7 @@ class PointwiseConfig(BoundedConfig):
     parameters: ClassVar[str] = "2 * D + 1"
     equals: ClassVar[str] = "dyt with function=tanh; derf with function=erf, shift=true"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "A form with sign(x) has the slope 0 at x = 0 in autograd, whatever the slope of f is.",
+        "A form with sign(x) has the slope 0 at x = 0 in autograd, for any slope of f.",
         "cubsign and logquad_clip are flat at 0: a small stream gets no gradient through them.",
     )
 

@@ -299,7 +299,7 @@ def _crossed_error(values: Mapping[Replicate, float], mean: float, design: Desig
 
     Degrees of freedom: those of the factor with fewer levels, min(a, b) - 1; of unequal shares min(1 / W) - 1, at
     least 1. For a sum of two independent mean squares an interval with the smaller of the two degrees of freedom
-    never covers less than it states, whatever the variances (Mickey & Brown 1966, Annals of Mathematical Statistics
+    never covers less than it states, for any variances (Mickey & Brown 1966, Annals of Mathematical Statistics
     37, 639-642). Satterthwaite's are more, and cover 88 % instead of 95 % of the time for 2 x 6 with s_b = 0.3 s_a.
 
     Source: Scheffe 1959, The Analysis of Variance, chapter 7; Searle, Casella & McCulloch 1992, Variance Components.

@@ -228,7 +228,7 @@ def differing_settings(runs: Sequence[Mapping[str, Setting]]) -> dict[str, list[
     """Return the settings in which runs differ, each with its sorted values.
 
     Two norms, placements or optimisers are reported by name, without their options. An init rule is reported where
-    runs asked for different ones, not where it follows from the placement. Code that differs is reported where no
+    the overrides of runs differ in it, not where it follows from the placement. Code that differs is reported where no
     option explains it. Pack sizes are reported across sweeps only, because the plan of one sweep lists them.
 
     Args:

@@ -1,4 +1,4 @@
-"""The `Statistic` entry and the words of its fields. `registry.py` holds one entry for each statistic."""
+"""The `Statistic` entry and the values that its fields may have. `registry.py` holds one entry for each statistic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics for a tracker from the statistics of a measured step: the same keys at every depth, unless asked otherwise.
+"""Metrics for a tracker from the statistics of a measured step: the same keys at every depth, by default.
 
 Shapes: P layers of a statistic.
 """

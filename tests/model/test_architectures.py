@@ -239,7 +239,7 @@ ROTATION = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_facto
 ROTATION_BY_LAYER = {"rope_parameters": {"full_attention": ROTATION, "sliding_attention": ROTATION}}
 
 
-# What is set aside by hand
+# What is excluded explicitly
 
 
 def without_alibi_of_bloom(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,7 +560,7 @@ ARCHITECTURES = [
         name="BioGPT",
         theirs="BioGptForCausalLM",
         overrides=f"{GPT2} norm=layernorm placement=pre",
-        # Its final norm has torch's eps, 1e-5, whatever that of the others is.
+        # Its final norm has torch's eps, 1e-5, which may differ from that of the others.
         config=TANH | {"scale_embedding": False, "layer_norm_eps": 1e-5},
         block="biogpt.layers.{}.",
         ends={

@@ -339,7 +339,7 @@ def test_config_overrides_the_switches_of_the_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "depth", "reduced"),
+    ("given", "depth", "reduced"),
     [
         (AlgebraPlacement(name="pre", final_norm=True), 4, AlgebraPlacement(name="pre")),
         (AlgebraPlacement(name="post", final_norm=True), 4, AlgebraPlacement(name="post", final_norm=True)),
@@ -355,12 +355,12 @@ def test_config_overrides_the_switches_of_the_row() -> None:
     ],
 )
 def test_override_that_repeats_the_default_keeps_the_identity(
-    asked: AlgebraPlacement, depth: int, reduced: AlgebraPlacement
+    given: AlgebraPlacement, depth: int, reduced: AlgebraPlacement
 ) -> None:
-    assert asked.without_defaults(depth) == reduced
+    assert given.without_defaults(depth) == reduced
     model = dataclasses.replace(composed().model, depth=depth)
-    ids = [dataclasses.replace(composed(), placement=one, model=model).config_hash for one in (asked, reduced)]
-    bare = dataclasses.replace(composed(), placement=type(asked)(name=asked.name), model=model)
+    ids = [dataclasses.replace(composed(), placement=one, model=model).config_hash for one in (given, reduced)]
+    bare = dataclasses.replace(composed(), placement=type(given)(name=given.name), model=model)
     assert ids[0] == ids[1]
     assert (ids[0] == bare.config_hash) == (reduced == bare.placement)
 
@@ -460,7 +460,7 @@ def wired(placement: AlgebraPlacement, depth: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("depth", "asked", "expected"),
+    ("depth", "given", "expected"),
     [
         (12, None, "oooeeeeeeeee"),
         (7, None, "oeeeeee"),
@@ -471,8 +471,8 @@ def wired(placement: AlgebraPlacement, depth: int) -> str:
         (4, 9, "oooo"),
     ],
 )
-def test_mix_ln_is_post_in_its_early_blocks(depth: int, asked: int | None, expected: str) -> None:
-    assert wired(EarlyPlacement(name="mix_ln", early_blocks=asked), depth) == expected
+def test_mix_ln_is_post_in_its_early_blocks(depth: int, given: int | None, expected: str) -> None:
+    assert wired(EarlyPlacement(name="mix_ln", early_blocks=given), depth) == expected
 
 
 def test_model_has_the_configured_early_blocks() -> None:
@@ -503,7 +503,7 @@ def test_unknown_site_in_early_blocks_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "norms", "said"),
+    ("part", "norms", "message"),
     [
         ("mlp", ("in", "attn_inner"), "unknown site 'attn_inner' of mlp"),
         ("mlp", ("q",), "unknown site 'q' of mlp"),
@@ -511,10 +511,10 @@ def test_unknown_site_in_early_blocks_is_rejected() -> None:
     ],
 )
 @pytest.mark.parametrize("early", [False, True])
-def test_site_of_the_other_sub_layer_is_rejected(part: str, norms: tuple[str, ...], said: str, early: bool) -> None:
+def test_site_of_the_other_sub_layer_is_rejected(part: str, norms: tuple[str, ...], message: str, early: bool) -> None:
     subs = {part: SubLayer(norms=norms)}
     row = row_of(early=EarlyBlocks(blocks=quarter, condition="", **subs)) if early else row_of(**subs)
-    with pytest.raises(ConfigError, match=said) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         register_row(row)
     assert str(error.value).endswith(": attn has in, out, res, q, k, v, attn_inner; mlp has in, out, res, mlp_inner")
 

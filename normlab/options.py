@@ -87,6 +87,8 @@ def _check_value(name: str, value: Any, limits: Any) -> None:
     if choices and value not in choices:
         hint = did_you_mean(_SYNONYMS.get(str(value).lower(), str(value)), choices)
         raise ConfigError(f"{name}={value}: choose one of {', '.join(choices)}{hint}")
+    if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
+        raise ConfigError(f"{name}={value}: its elements must be texts or numbers; write {name}=[a,b]")
     if (longest := limits.get("longest")) is not None:
         for text in value if isinstance(value, list) else [value]:
             _check_text(name, str(text), longest)

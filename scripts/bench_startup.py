@@ -137,7 +137,7 @@ def main() -> int:
         train_many(results, text, options.runs)
         print(f"{options.runs} runs of two steps trained in {time.perf_counter() - start:.0f} s", flush=True)
 
-        # The corpus is in the cache; another results folder keeps the number of summarized runs.
+        # The corpus is in the cache; another results folder keeps the number of summarised runs.
         train = ["train", "model=gpt2_nano", "train.steps=1", "data=files", f"data.path={text}"]
         train += [f"results_dir={folder}/more", "run.fresh=true"]
         few = max(1, options.times // 3)

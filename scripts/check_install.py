@@ -92,7 +92,7 @@ def check(python: str, package: Path, folder: Path) -> str:
     loss = call(
         venv / "bin" / "python", "-c", "import normlab; print(normlab.load('rmsnorm').status['val_loss'])", cwd=work
     )
-    return f"trained, summarized, loaded; validation loss {float(loss):.6f}"
+    return f"trained, summarised, loaded; validation loss {float(loss):.6f}"
 
 
 def main() -> int:

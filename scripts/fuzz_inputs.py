@@ -667,7 +667,7 @@ def lab_file(lab: Lab, step: str, file: str) -> Path:
 
 
 def records(draw: random.Random, lab: Lab, *, forged: bool = False) -> Case:
-    """Return a case with a damaged file of a run, which is listed, summarized, sampled from and resumed.
+    """Return a case with a damaged file of a run, which is listed, summarised, sampled from and resumed.
 
     Args:
         draw: Draws the damage.

@@ -83,6 +83,8 @@ def files_below(folder: Path) -> set[str]:
         ("tracking.tags=['']", "tracking.tags"),
         (f"tracking.tags=[{'a' * 65}]", "at most 64"),
         ("tracking.tags=a", "tracking.tags=[a]"),
+        ("tracking.tags=[[1]]", "tracking.tags=[['1']]: its elements must be texts or numbers"),
+        ("stats.also=[[logz]]", "its elements must be texts or numbers; write stats.also=[a,b]"),
         ("results_dir=", "results_dir="),
         ("train.batch_size=100000000000", "at most 1048576"),
         ("train.batch_size=1e11", "train.batch_size=1e11: must be of type int"),

@@ -38,7 +38,7 @@ def test_doctor_reports_this_machine(run_command: Command, tmp_path: Path, monke
     assert code == 0
     assert {result["state"] for result in results} <= {"ok", "note"}
     # A check says what to do exactly if something is not in order.
-    assert all(bool(result["do"]) == (result["state"] != "ok") for result in results)
+    assert all(bool(result["remedy"]) == (result["state"] != "ok") for result in results)
     assert [line.split()[0] for line in out.splitlines() if "->" not in line] == [row["check"] for row in results]
     assert list(tmp_path.iterdir()) == []
 
@@ -66,15 +66,15 @@ def test_versions(
     monkeypatch.setattr(metadata, "version", version)
     result = check("normlab")
     assert result["state"] == state
-    assert seen in result["seen"]
-    assert do in result["do"]
+    assert seen in result["finding"]
+    assert do in result["remedy"]
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     result = check("compile")
-    assert (result["state"], result["seen"]) == ("note", "no C++ compiler 'g++', so compile=on does not work")
+    assert (result["state"], result["finding"]) == ("note", "no C++ compiler 'g++', so compile=on does not work")
 
 
 def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("CXX", str(broken))
     result = check("compile")
     assert result["state"] == "note"
-    assert "cmath: No such file" in result["seen"]
+    assert "cmath: No such file" in result["finding"]
 
 
 @pytest.mark.parametrize("compiler", ["env g++", "no_such_compiler", ""])
 def test_a_compiler_that_torch_does_not_find(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", compiler)
-    assert f"no C++ compiler {compiler!r}" in check("compile")["seen"]
+    assert f"no C++ compiler {compiler!r}" in check("compile")["finding"]
     with pytest.raises(ConfigError, match=r"compile=on: the C.. compiler .* was not found; install"):
         resolve(compose_run(["compile=on", "device=cpu"]))
 
@@ -104,7 +104,7 @@ def test_a_compiler_outside_of_path(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("PATH", str(tmp_path))
     for tool in ("as", "ld"):
         (tmp_path / tool).symlink_to(shutil.which(tool, path=os.defpath) or "")
-    assert check("compile") == {"check": "compile", "state": "ok", "seen": compiler, "do": ""}
+    assert check("compile") == {"check": "compile", "state": "ok", "finding": compiler, "remedy": ""}
     assert resolve(compose_run(["compile=on", "device=cpu"])).compile == "on"
 
 
@@ -116,8 +116,8 @@ def test_more_threads_than_cores() -> None:
     finally:
         torch.set_num_threads(before)
     assert result["state"] == "note"
-    assert f"{cores + 1} threads on {cores} cores" in result["seen"]
-    assert f"OMP_NUM_THREADS={cores}" in result["do"]
+    assert f"{cores + 1} threads on {cores} cores" in result["finding"]
+    assert f"OMP_NUM_THREADS={cores}" in result["remedy"]
 
 
 @pytest.mark.process
@@ -147,7 +147,7 @@ def test_wandb(variables: dict[str, str], expected: tuple[str, str], tmp_path: P
 def test_results_that_cannot_be_written(tmp_path: Path, run_command: Command) -> None:
     (tmp_path / "file").touch()
     result = check("results", tmp_path / "file" / "results")
-    assert (result["state"], result["seen"]) == ("bad", f"{tmp_path / 'file'}: is a file")
+    assert (result["state"], result["finding"]) == ("bad", f"{tmp_path / 'file'}: is a file")
     code, out, _ = run_command("doctor", "--results-dir", "/proc/results")
     assert code == 1
     assert "cannot be written" in out
@@ -158,10 +158,10 @@ def test_a_file_name_that_is_too_long(tmp_path: Path, run_command: Command, monk
     code, out, _ = run_command("doctor", "--results-dir", str(long))
     assert code == 1
     assert "cannot be accessed (File name too long)" in out
-    assert check("results", long)["do"] == "choose another results_dir=..."
+    assert check("results", long)["remedy"] == "choose another results_dir=..."
     monkeypatch.setenv("NORMLAB_CACHE", str(long))
     result = check("cache")
-    assert (result["state"], result["do"]) == ("bad", "set NORMLAB_CACHE to another folder")
+    assert (result["state"], result["remedy"]) == ("bad", "set NORMLAB_CACHE to another folder")
 
 
 def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
     try:
         result = check("results", tmp_path / "results")
         assert result["state"] == "note"
-        assert "nearly full" in result["seen"]
+        assert "nearly full" in result["finding"]
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
 

@@ -99,7 +99,7 @@ def test_a_norm_and_a_row_are_added_in_few_lines() -> None:
 
 @pytest.mark.process
 def test_the_same_file_and_row_inside_the_package(tmp_path: Path) -> None:
-    """In a copy of the package: what the README says of plugins holds of a file and a row of its own."""
+    """In a copy of the package: its plugins also work as a norm file and a row of the package."""
     shutil.copytree(ROOT / "normlab", tmp_path / "normlab")
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     (tmp_path / "normlab" / "norms" / "softsign.py").write_text(block_of("my_norm.py"))

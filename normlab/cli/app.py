@@ -15,13 +15,15 @@ from normlab.config.flags import FLAGS, TRAIN_ONLY
 from normlab.errors import one_line
 from normlab.version import __version__
 
-ResultsDir = Annotated[str, typer.Option(help="Folder of the results.")]
+ResultsDir = Annotated[str, typer.Option(metavar="FOLDER", help="Folder of the results.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Allow execution of the plugins in the run's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Where = Annotated[
     list[str] | None,
-    typer.Option("--where", help="Select runs: 'model.depth>=8,norm!=none'. Operators: = != < <= > >="),
+    typer.Option(
+        "--where", metavar="FILTER", help="Select runs: 'model.depth>=8,norm!=none'. Operators: = != < <= > >="
+    ),
 ]
 
 

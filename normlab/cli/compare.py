@@ -22,14 +22,21 @@ def compare(
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", help="Options that define a cell. Default: all that differ between runs.")
+        str | None,
+        typer.Option(
+            "--by", metavar="OPTIONS", help="Options that define a cell. Default: those that differ between runs."
+        ),
     ] = None,
     where: Where = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", help="HTML file to write. Default: compare.html in the sweep's folder."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="HTML file to write. Default: compare.html in the sweep's folder."
+        ),
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="html, or png to write each figure as PNG too.")] = "html",
+    format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="html, or png to write the figures too.")
+    ] = "html",
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     results_dir: ResultsDir = "results",
 ) -> None:

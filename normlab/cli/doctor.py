@@ -32,7 +32,7 @@ LITTLE_DISK = 2**30
 model 20 MB."""
 
 Check = dict[str, str]
-"""The result of a check: its name `check`, the `state`, the finding `seen`, and the remedy `do` (may be empty)."""
+"""The result of a check: its name `check`, the `state`, the `finding`, and the `remedy` (may be empty)."""
 
 
 def checks(results_dir: str) -> Iterator[Check]:
@@ -56,7 +56,7 @@ def checks(results_dir: str) -> Iterator[Check]:
                 f"the check failed: {type(error).__name__}: {error}",
                 "fix the cause of the error",
             )
-        yield {"check": name, "state": state, "seen": " ".join(finding.split()), "do": do}
+        yield {"check": name, "state": state, "finding": " ".join(finding.split()), "remedy": do}
 
 
 def _versions() -> tuple[str, str, str]:
@@ -193,8 +193,8 @@ def _disk(folder: Path, remedy: str) -> tuple[str, str, str]:
 
 def line(check: Check) -> str:
     """Return a check as one line for a terminal, with its remedy on a second line."""
-    do = f"\n{'':14}-> {check['do']}" if check["do"] else ""
-    return f"{check['check']:8} {check['state']:5}{check['seen']}{do}"
+    do = f"\n{'':14}-> {check['remedy']}" if check["do"] else ""
+    return f"{check['check']:8} {check['state']:5}{check['finding']}{do}"
 
 
 @app.command()

@@ -12,7 +12,7 @@ from normlab.cli.app import app
 
 @app.command()
 def explain(
-    output: Annotated[str, typer.Option("--output", "-o", help="HTML file to write.")] = "explain.html",
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = "explain.html",
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write an HTML page that explains norms and placements.

@@ -14,9 +14,13 @@ from normlab.cli.app import HydraCommand, app, overrides_argument, show_progress
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
 def propagation(
     overrides: Annotated[list[str] | None, overrides_argument("A grid: placement=pre,post model.depth=6,12")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds (of weights and batch) to average over.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of initialisations and batches to average over.")
+    ] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with all profiles over depth.")] = False,
-    page: Annotated[str | None, typer.Option("--page", "-o", help="HTML file for the profiles.")] = None,
+    page: Annotated[
+        str | None, typer.Option("--page", "-o", metavar="FILE", help="HTML file to write the profiles to.")
+    ] = None,
 ) -> None:
     """Measure signal propagation at initialisation.
 

@@ -12,10 +12,12 @@ from normlab.cli.app import ResultsDir, Run, Trust, app
 @app.command()
 def sample(
     run: Run,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
-    tokens: Annotated[int, typer.Option(help="Number of tokens to generate.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 for the most likely token.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to continue.")] = "def ",
+    tokens: Annotated[int, typer.Option(metavar="N", help="Number of tokens to generate.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="Sampling temperature; 0 takes the likeliest token.")
+    ] = 0.8,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:

@@ -18,19 +18,27 @@ def summarize(
             metavar="SWEEP|RUN", help="A sweep, run or results folder: its folder, name, id, or beginning of the id."
         ),
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
+    format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table, json, csv or markdown.")] = "table",
     by: Annotated[
-        str | None, typer.Option("--by", help="Group runs into cells by these options: norm,placement,model.depth.")
+        str | None,
+        typer.Option(
+            "--by", metavar="OPTIONS", help="Group runs into cells by these options: norm,placement,model.depth."
+        ),
     ] = None,
     against: Annotated[
-        str | None, typer.Option("--against", help="With --by: compare each cell with this baseline: norm=layernorm.")
+        str | None,
+        typer.Option(
+            "--against", metavar="OPTION=VALUE", help="With --by: difference to this baseline, as norm=layernorm."
+        ),
     ] = None,
     where: Where = None,
     lr: Annotated[
-        float | None, typer.Option("--lr", help="With --by: compare all cells at this learning rate too.")
+        float | None,
+        typer.Option("--lr", metavar="LR", help="With --by: a learning rate at which to compare all cells too."),
     ] = None,
     target: Annotated[
-        float | None, typer.Option("--target", help="With --by: show steps and seconds until this validation loss.")
+        float | None,
+        typer.Option("--target", metavar="LOSS", help="With --by: steps and seconds to this validation loss."),
     ] = None,
     spikes: Annotated[
         bool,

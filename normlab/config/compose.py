@@ -46,7 +46,7 @@ from normlab.config.override_errors import (
     explaining_errors,
     find_override,
     no_such_option,
-    normalize_overrides,
+    rewrite_overrides,
 )
 from normlab.config.schema import OPTIMIZERS, RunConfig
 from normlab.config.sweep import SweepOptions
@@ -80,7 +80,7 @@ def register_plugins(overrides: Sequence[str]) -> None:
     """Register the norms and placements of the last `plugins=[...]`, which Hydra needs before it composes."""
     named = [text for text in overrides if re.match(r"\+{0,2}plugins=", text)]
     files: list[str] = []
-    for text, override in zip(named, _parse_overrides(normalize_overrides(named)), strict=True):
+    for text, override in zip(named, _parse_overrides(rewrite_overrides(named)), strict=True):
         value = override.value()
         if not isinstance(value, list):
             example = text.partition("=")[2] if isinstance(value, str | QuotedString) and str(value) else "my_norm.py"
@@ -126,7 +126,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     if of_sweep := split_sweep_overrides(overrides)[0]:
         raise ConfigError(f"{of_sweep[0]}: is an option of normlab sweep only; leave it out, or use normlab sweep")
     register_plugins(overrides)
-    return CommandLine(overrides, normalize_overrides(overrides), flags)
+    return CommandLine(overrides, rewrite_overrides(overrides), flags)
 
 
 def parse_command_line_without_job(arguments: Sequence[str]) -> CommandLine:
@@ -200,7 +200,7 @@ def split_sweep_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str
 
 
 def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
-    parsed = _parse_overrides(normalize_overrides(overrides))
+    parsed = _parse_overrides(rewrite_overrides(overrides))
     if override := next((override for override in parsed if override.is_sweep_override()), None):
         text = find_override(override.key_or_group, overrides)
         raise ConfigError(f"{text}: several values of a sweep option; choose one")

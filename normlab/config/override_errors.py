@@ -44,7 +44,7 @@ MOST_RUNS = 10_000
 """Most runs of one grid: every run is composed before the first one starts."""
 
 
-def normalize_overrides(overrides: Iterable[str]) -> list[str]:
+def rewrite_overrides(overrides: Iterable[str]) -> list[str]:
     """Return the overrides in the form that Hydra's grammar reads.
 
     Raises:
@@ -52,7 +52,7 @@ def normalize_overrides(overrides: Iterable[str]) -> list[str]:
     """
     texts = {option for option, kind in _option_types() if re.search(r"\bstr\b|^Any$", kind)} | set(GROUPS)
     booleans = boolean_options()
-    return [_normalize(override, texts, booleans) for override in overrides]
+    return [_rewrite(override, texts, booleans) for override in overrides]
 
 
 def boolean_options() -> set[str]:
@@ -60,7 +60,7 @@ def boolean_options() -> set[str]:
     return {option for option, kind in _option_types() if re.search(r"\bbool\b", kind)}
 
 
-def _normalize(text: str, texts: set[str], booleans: set[str]) -> str:
+def _rewrite(text: str, texts: set[str], booleans: set[str]) -> str:
     key, equals, value = text.partition("=")
     option = key.lstrip("+").strip()
     if not equals or not option or option.startswith("~"):  # no option of a run can be removed

@@ -74,9 +74,11 @@ def initialise(model: GPT, rule_name: str, seed: int) -> None:
 
 
 def _is_linear_bias(model: nn.Module, name: str) -> bool:
-    owner, _, leaf = name.rpartition(".")
+    owner, _, parameter_name = name.rpartition(".")
     return (
-        leaf == "bias" and isinstance(model.get_submodule(owner), nn.Linear) and role_of(owner + ".weight") is not None
+        parameter_name == "bias"
+        and isinstance(model.get_submodule(owner), nn.Linear)
+        and role_of(owner + ".weight") is not None
     )
 
 

@@ -68,8 +68,8 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     yield
     for name, buffer in before.items():
-        owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, buffer)
+        owner, _, buffer_name = name.rpartition(".")
+        setattr(module.get_submodule(owner), buffer_name, buffer)
 
 
 def shrink(config: RunConfig) -> RunConfig:

@@ -31,14 +31,14 @@ FINISHED = "finished"
 """The cause of an outcome if every run of the pack finished or diverged."""
 INTERRUPTED = "interrupted"
 """The cause of an outcome if the process received a stop signal; its runs resume from their checkpoints."""
-RAISED, EXITED, KILLED, HUNG, MEMORY, LOST = "raised", "exited", "killed", "hung", "memory", "lost"
+RAISED, EXITED, KILLED, HUNG, MEMORY, UNREPORTED = "raised", "exited", "killed", "hung", "memory", "unreported"
 FAILURES = {
     RAISED: "raised an exception",
     EXITED: "exited early",
     KILLED: "was killed",
     HUNG: "hung",
     MEMORY: "ran out of memory",
-    LOST: "is lost",
+    UNREPORTED: "ended without reporting an outcome",
 }
 """The causes that are failures, and the text of each."""
 
@@ -246,9 +246,12 @@ def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
     names = [field.name for field in dataclasses.fields(PackOutcome)]
     if not record.keys() >= set(names) or type(record["pack"]) is not int:
         return None
-    if record["cause"] not in (FINISHED, INTERRUPTED, *FAILURES):
+    values = {name: record[name] for name in names}
+    if values["cause"] == "lost":
+        values["cause"] = UNREPORTED  # its name today
+    if values["cause"] not in (FINISHED, INTERRUPTED, *FAILURES):
         return None
-    return PackOutcome(**{name: record[name] for name in names})
+    return PackOutcome(**values)
 
 
 def slurm_folder(folder: Path) -> Path:

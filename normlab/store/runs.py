@@ -206,12 +206,12 @@ class RunFolder:
         """Drop the rows that were appended after the metrics were `size` bytes long.
 
         Raises:
-            StoreError: The metrics are shorter, or no row ends at `size`: rows before the checkpoint are lost.
+            StoreError: The metrics are shorter, or no row ends at `size`: rows before the checkpoint are missing.
         """
         current = self.size()
         if current < size:
             raise StoreError(
-                f"{self.metrics_path}: has {current} bytes where the checkpoint says {size}, rows were lost; "
+                f"{self.metrics_path}: has {current} bytes where the checkpoint says {size}: rows are missing; "
                 "put the file back, or run.fresh=true starts another run beside this one"
             )
         self.close()

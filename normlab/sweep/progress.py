@@ -39,7 +39,7 @@ WAITING, RUNNING, STOPPED = "waiting", "running", "stopped"
 
 
 def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
-    """Yield a sweep's name, runs, packs, notes and tokens; `with_packs`, also a table of the packs to train."""
+    """Yield a sweep's name, runs, packs, notes and tokens, and `with_packs` a table of the packs to train."""
     left = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(folder, run))}
     packs = [pack for pack in plan.packs if left.intersection(pack.runs)]
     completed = len(plan.runs) - len(left)

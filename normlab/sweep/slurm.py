@@ -198,11 +198,11 @@ def _require_slurm(cluster: str) -> None:
 
 def _outcome_of_state(number: int, state: str, *, completed: bool) -> PackOutcome:
     """Return the outcome of a task that wrote no outcome, by its final state in Slurm."""
-    cause = plans.FINISHED if completed else CAUSES.get(state, plans.LOST)
+    cause = plans.FINISHED if completed else CAUSES.get(state, plans.UNREPORTED)
     detail = {
         plans.FINISHED: "",
-        plans.LOST: "no longer in squeue, and it reported no outcome: cancelled or killed",
-        plans.EXITED: "its task ended and reported no outcome; the error is in its log in slurm/",
+        plans.UNREPORTED: "its task was cancelled or killed: squeue no longer lists it",
+        plans.EXITED: "the task exited without reporting an outcome; the error is in its log in slurm/",
         plans.MEMORY: f"Slurm state {state}; raise sweep.slurm.memory_gb",
         plans.INTERRUPTED: f"Slurm state {state}; the same command resumes it",
     }.get(cause, f"Slurm state {state}")

@@ -1,7 +1,7 @@
 """Weights & Biases: a best-effort mirror of the record. Its failures never stop a run.
 
 W&B is imported when a run starts. A tracker works on a thread of its own, so that training waits for W&B at most ten
-seconds at the start and at the end, whatever W&B's process, its server or the disk do. It prints its first failure in
+seconds at the start and at the end, even if W&B's process, its server or the disk hang. It prints its first failure in
 one line on stderr and is silent afterwards; the local record has everything.
 """
 

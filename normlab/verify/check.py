@@ -31,7 +31,7 @@ class Check:
     def row(self) -> dict[str, Any]:
         """Return the object that `normlab verify --json` prints."""
         return {
-            "of": self.subject, "check": self.claim, "passed": self.passed, "seen": self.result,
+            "of": self.subject, "check": self.claim, "passed": self.passed, "result": self.result,
             "kind": self.reference_kind,
         }  # fmt: skip
 

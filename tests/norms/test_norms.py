@@ -25,9 +25,9 @@ IMPORTS_INDUCTOR = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.
 
 
 def rounds_once(options: NormConfig) -> bool:
-    """Whether the norm was asked neither to compute in a narrow dtype nor to round before its gain."""
-    asked = (getattr(options, "compute", "fp32"), getattr(options, "rounding", "scale_then_cast"))
-    return asked == ("fp32", "scale_then_cast")
+    """Whether the options choose neither to compute in a narrow dtype nor to round before its gain."""
+    chosen = (getattr(options, "compute", "fp32"), getattr(options, "rounding", "scale_then_cast"))
+    return chosen == ("fp32", "scale_then_cast")
 
 
 DEFAULTS = [kind() for kind in load_all().values()]  # pyright: ignore[reportCallIssue]

@@ -124,8 +124,8 @@ def test_number_of_parameters_equals_the_declared_one(name: str) -> None:
     options = SHIPPED[name]()  # pyright: ignore[reportCallIssue]
     for width in (8, 24):
         counted = sum(parameter.numel() for parameter in options.build(width).parameters())
-        said = eval(options.parameters, {"__builtins__": {}}, {"D": width})  # noqa: S307
-        assert said == counted
+        declared = eval(options.parameters, {"__builtins__": {}}, {"D": width})  # noqa: S307
+        assert declared == counted
 
 
 @each_class

@@ -1,4 +1,4 @@
-"""`normlab propagation`: its measurements, compared with hooks and with a step of torch's optimizer."""
+"""`normlab propagation`: its measurements, compared with hooks and with a step of torch's optimiser."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_truncate_to_a_checkpoint_and_append(folder):
 def test_truncate_beyond_the_end_is_an_error(folder):
     folder.append(train(1))
     size = folder.size()
-    with pytest.raises(StoreError, match=rf"has {size} bytes where the checkpoint says {size + 1}, .*run.fresh=true"):
+    with pytest.raises(StoreError, match=rf"has {size} bytes where the checkpoint says {size + 1}: .*run.fresh=true"):
         folder.truncate(size + 1)
     assert steps(folder) == [1]
     with pytest.raises(StoreError, match="has 0 bytes"):

@@ -1,4 +1,4 @@
-"""A sweep whose runs train in packs: the records that they would have alone, whatever is killed on the way."""
+"""A sweep whose runs train in packs: their records equal those of single runs, also after kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many runs train together: the rule of `sweep.pack=auto`, equal packs, and what a plan says of its packs."""
+"""How many runs train together: the rule of `sweep.pack=auto`, equal packs, and the notes of a plan on its packs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_packs_are_equal_where_a_size_above_half_of_the_most_divides() -> None:
 
 
 def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., PlannedSweep], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Same overrides, same plan, whatever clocks say; and no process trains anything to make it."""
+    """The same overrides give the same plan on a machine of any speed; no process trains to make it."""
     real = subprocess.Popen
 
     def git_only(command: list[str], **options: Any) -> subprocess.Popen[Any]:

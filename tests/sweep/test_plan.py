@@ -12,7 +12,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from normlab.config.compose import compose_grid, compose_run, compose_sweep, to_config
-from normlab.config.override_errors import normalize_overrides
+from normlab.config.override_errors import rewrite_overrides
 from normlab.config.schema import config_from_record
 from normlab.errors import ConfigError, StoreError
 from normlab.options import flatten_options, plain_tree
@@ -20,6 +20,7 @@ from normlab.paths import config_dir
 from normlab.store.plans import (
     FINISHED,
     KILLED,
+    UNREPORTED,
     Pack,
     PackOutcome,
     Plan,
@@ -57,7 +58,7 @@ def plan(overrides: list[str]) -> Callable[..., PlannedSweep]:
 )
 def test_grid_composed_once_equals_one_composition_per_job(grid: list[str]) -> None:
     """Compare every job of a grid with a composition of its own."""
-    parsed = OverridesParser.create().parse_overrides(normalize_overrides(grid))
+    parsed = OverridesParser.create().parse_overrides(rewrite_overrides(grid))
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     assert len(jobs) > 1
     configs = [plain_tree(config) for config in compose_grid(grid)]
@@ -303,6 +304,11 @@ def test_torn_line_of_outcomes_loses_only_itself(tmp_path: Path) -> None:
         file.write(b'{"pack":2,"cau')
     append_outcome(tmp_path, outcomes[1])
     assert read_outcomes(tmp_path) == outcomes
+
+
+def test_former_name_of_a_cause_is_read(tmp_path: Path) -> None:
+    append_outcome(tmp_path, PackOutcome(1, "lost", "", None, 0.0, 1.0))
+    assert [outcome.cause for outcome in read_outcomes(tmp_path)] == [UNREPORTED]
 
 
 def test_reading_a_plan_imports_no_torch() -> None:

@@ -268,7 +268,7 @@ def test_outcome_of_a_task_that_reported_none_is_slurms_state(
     assert len(cluster.scripts) == 3
 
 
-def test_task_that_left_the_queue_without_an_outcome_is_lost(
+def test_task_that_left_the_queue_without_an_outcome_has_failed(
     overrides: list[str], tmp_path: Path, cluster: Cluster
 ) -> None:
     """Without accounting, and once squeue has forgotten the task: it has failed, and --retry-failed submits it."""
@@ -277,7 +277,7 @@ def test_task_that_left_the_queue_without_an_outcome_is_lost(
     refreshes = iter(range(1000))
 
     def on_refresh() -> None:
-        assert next(refreshes, None) is not None, "the lost task is still shown as running"
+        assert next(refreshes, None) is not None, "the missing task is still shown as running"
         if {1, 2, 3} <= set(read_queue(folder)):
             finish(folder, 1)
             cluster.says(t12_1="")
@@ -285,11 +285,11 @@ def test_task_that_left_the_queue_without_an_outcome_is_lost(
             finish(folder, 3)
 
     outcome, events, _ = run_sweep(grid, on_refresh)
-    assert ("lost", 2, []) in events
+    assert ("unreported", 2, []) in events
     assert outcome.code == 1
-    assert {number: end.cause for number, end in outcome.failed.items()} == {2: "lost"}
-    assert outcome.failed[2].detail == "no longer in squeue, and it reported no outcome: cancelled or killed"
-    assert [end.cause for end in read_outcomes(folder)] == ["finished", "lost", "finished"]
+    assert {number: end.cause for number, end in outcome.failed.items()} == {2: "unreported"}
+    assert outcome.failed[2].detail == "its task was cancelled or killed: squeue no longer lists it"
+    assert [end.cause for end in read_outcomes(folder)] == ["finished", "unreported", "finished"]
     outcome, events, _ = run_sweep(grid)
     assert events[0] == ("start", [], 2, [2])
     options, composed = compose_sweep(grid)
@@ -324,7 +324,7 @@ def test_task_that_ended_without_an_outcome_exited(overrides: list[str], tmp_pat
     outcome, _, _ = run_sweep([*overrides, *THERE, "seed=0"], end_task)
     assert outcome.code == 1
     assert outcome.failed[1].cause == "exited"
-    assert "reported no outcome" in outcome.failed[1].detail
+    assert "exited without reporting an outcome" in outcome.failed[1].detail
 
 
 def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(

@@ -54,13 +54,13 @@ def test_pack_equals_single_runs(name: str, norm: str) -> None:
     overrides = (norm_in(name, norm), f"placement={name}", "model.depth=2")
     configs = [config_of(*overrides, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]
     models = [build_model(config, VOCAB).double() for config in configs]
-    lone = [step_of(c, SingleRun(copy.deepcopy(m), compiled=False)) for c, m in zip(configs, models, strict=True)]
+    singles = [step_of(c, SingleRun(copy.deepcopy(m), compiled=False)) for c, m in zip(configs, models, strict=True)]
     pack = step_of(configs[0], StackedRuns(models, compiled=False))
     generator = torch.Generator().manual_seed(0)
     for step in range(10):
         tokens, targets = cyclic_batch(generator, 2)
         hypers = [hyperparameters_at(config.optim, 10, step) for config in configs]
-        alone = [one(tokens[r], targets[r], hypers[r], measured=step == 9) for r, one in enumerate(lone)]
+        alone = [one(tokens[r], targets[r], hypers[r], measured=step == 9) for r, one in enumerate(singles)]
         together = pack(tokens, targets, hypers, measured=step == 9)
         for name in ("loss", "grad_norm"):
             expected = torch.stack([getattr(out, name) for out in alone], dim=-1)
@@ -68,7 +68,7 @@ def test_pack_equals_single_runs(name: str, norm: str) -> None:
         if step == 9:
             same_inside([together], alone)
     for kind in ("params", "buffers"):
-        for r, one in enumerate(lone):
+        for r, one in enumerate(singles):
             for tensor_name, tensor in getattr(one.runner, kind).items():
                 torch.testing.assert_close(getattr(pack.runner, kind)[tensor_name][r], tensor, atol=1e-9, rtol=0)
 

@@ -229,7 +229,7 @@ def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, ru
     code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", f"placement={name}", "--json")
     (failed,) = (check for check in json.loads(out) if not check["passed"])
     assert (code, failed["check"]) == (1, "has its declared initial values")
-    assert "wiring.attn.scale" in failed["seen"]
+    assert "wiring.attn.scale" in failed["result"]
 
 
 LATE = """from normlab.placements.init_rules import init_rule

@@ -1,4 +1,4 @@
-"""The catalogue of norms, placements, presets and options for `normlab list` and tab completion, without torch.
+"""The catalogue for `normlab list` and tab completion, without torch.
 
 Rows of the algebra and init rules are read from their tables. Classes are parsed from the source, because norms and
 other placements need torch, and because the documentation of an option is in the source only: it is the string below
@@ -101,7 +101,7 @@ def optim() -> list[Entry]:
 
 
 def init() -> list[Entry]:
-    """Return every init rule, with the placements that use it by default and those that it does not fit."""
+    """Return every init rule, with the placements that use it and those that it does not fit."""
     from normlab.placements.init_rules import INIT_RULES
 
     known = placements()
@@ -143,7 +143,7 @@ def _called_name(node: ast.Call) -> str:
 
 
 def _entry(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Entry:
-    """Return the name, the ClassVars, the options (inherited ones included) and the docstring of a class."""
+    """Return the name, ClassVars, options (with inherited options) and docstring of a class."""
     entry: Entry = {}
     options: dict[str, Entry] = {}
     initial_values: dict[str, str] = {}
@@ -199,7 +199,10 @@ def _row(row: Row, kind: Entry) -> Entry:
 
 
 def _rule(name: str, documentation: str, known: list[Entry]) -> Entry:
-    """Return the entry of an init rule: its docstring is the formula, then `Source:` and the source."""
+    """Return the entry of an init rule.
+
+    Its docstring is the formula, then `Source:` and the source.
+    """
     formula, _, source = " ".join(documentation.split()).partition(" Source: ")
     defaults = [placement["name"] for placement in known if placement["init"] == name]
     wrong_for = [
@@ -214,7 +217,7 @@ def _rule(name: str, documentation: str, known: list[Entry]) -> Entry:
 
 
 def _value(node: ast.expr | None) -> Any:
-    """Return a literal, the default inside `option(...)`, the value of a constant, or else the source text."""
+    """Return a literal, the default in `option(...)`, a constant's value, or the source text."""
     if node is None:
         return None
     if isinstance(node, ast.Call) and _called_name(node) == "option":
@@ -266,7 +269,7 @@ def _presets(group: str) -> list[Entry]:
 
 
 def _preset(path: Path) -> Entry:
-    """Return the name of a preset, its first comment, the options that it sets and the class that it extends."""
+    """Return a preset's name, first comment, options and the class that it extends."""
     lines = path.read_text(encoding="utf-8").splitlines()
     about = lines[0].lstrip("# ") if lines and lines[0].startswith("#") else ""
     entry: Entry = {"name": path.stem, "about": about, "sets": {}}
@@ -280,7 +283,7 @@ def _preset(path: Path) -> Entry:
 
 
 def _properties_of_preset(norm: Entry, sets: dict[str, str]) -> Entry:
-    """Return the formula, parameter count and properties of a norm's preset that sets the options in `sets`."""
+    """Return the formula, parameter count and properties of a preset with the options `sets`."""
     defaults = default_options(norm)
     overrides = [f"{name}={value}" for name, value in sets.items()]
     formula = next((other for override, other in norm["formulas"].items() if override in overrides), norm["formula"])
@@ -301,7 +304,7 @@ def _properties_of_preset(norm: Entry, sets: dict[str, str]) -> Entry:
 
 
 def _add_vectors(parameters: str, added: int) -> str:
-    """Return a parameter count such as `2 * D + 1`, `D` or `0` with `added` more vectors of D numbers."""
+    """Return a parameter count such as `2 * D + 1` with `added` more vectors of D numbers."""
     if not added:
         return parameters
     vectors, _, rest = parameters.partition("D")

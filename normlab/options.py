@@ -1,4 +1,4 @@
-"""Typed options: dataclass fields with limits and a mark for the fields that belong to a run's identity.
+"""Typed options: dataclass fields with limits, and which of them identify a run.
 
 A config is a tree of `kw_only, slots` dataclasses. The docstring under each field is its documentation
 (`normlab list` reads it from the source); `option(...)` adds limits and other properties.
@@ -112,7 +112,7 @@ def _check_text(name: str, text: str, longest: int) -> None:
 
 
 def identity_tree(config: Any) -> dict[str, Any]:
-    """Return the options that can change a run's numbers, as nested plain values for canonical JSON."""
+    """Return the options that can change a run's numbers, as nested plain values."""
     tree: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -130,7 +130,7 @@ def plain_tree(config: Any) -> dict[str, Any]:
 
 
 def option_fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Yield the dotted name and the field of each option of a config class and of its parts, in order."""
+    """Yield the dotted name and the field of each option of a config class, in order."""
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(part := field.default_factory):
             yield from option_fields(part, f"{prefix}{field.name}.")
@@ -151,7 +151,9 @@ def flatten_options(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def from_tree(kind: Any, tree: Mapping[str, Any]) -> Any:
-    """Return a config of class `kind` from its plain values; a missing field takes its `absent` value or default.
+    """Return a config of class `kind` from its plain values.
+
+    A missing field takes its `absent` value or its default.
 
     A part is given as plain values too, or as an object if it is one of several classes.
 
@@ -179,7 +181,7 @@ def from_tree(kind: Any, tree: Mapping[str, Any]) -> Any:
 
 
 def _is_instance(value: Any, hint: Any) -> bool:
-    """Return whether a plain value has a field's type; an int is a valid float, a bool is no number."""
+    """Return whether a value has a field's type; an int is a valid float, a bool is not."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return any(_is_instance(value, member) for member in typing.get_args(hint))
     plain = typing.get_origin(hint) or hint

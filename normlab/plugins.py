@@ -31,7 +31,9 @@ _requested: set[str] = set()
 
 
 def claim_name(kind: str, name: str, *, known: bool, same: bool) -> None:
-    """Record that the running plugin, or the package, registers `name`; it replaces another version of the plugin.
+    """Record that the running plugin, or the package, registers `name`.
+
+    A plugin replaces the names of another version of its file.
 
     Args:
         kind: norm, placement or init rule.
@@ -61,7 +63,7 @@ def claim_name(kind: str, name: str, *, known: bool, same: bool) -> None:
 
 
 def version_of(kind: str, name: str, version: int) -> int | str:
-    """Return the version of a registered computation: the number, or for a plugin the SHA-256 of its file."""
+    """Return the version of a registered computation, or the SHA-256 of its plugin's file."""
     return _owner.get((kind, name), "").removeprefix(_PLUGIN) or version
 
 
@@ -92,7 +94,7 @@ def plugin_file(kind: str, name: str) -> str | None:
 
 
 def registered_by_plugins() -> list[tuple[str, str]]:
-    """Return (kind, name) of everything that the plugins of the last call of `run_plugins` registered."""
+    """Return each (kind, name) that the plugins of the last `run_plugins` registered."""
     return [thing for thing, owner in _owner.items() if owner in _requested]
 
 
@@ -141,7 +143,7 @@ def read_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
 
 
 def load_plugins(paths: Sequence[str]) -> None:
-    """Read and run the plugins that the user names, which registers their norms, placements and init rules.
+    """Read and run the user's plugins, which register norms, placements and init rules.
 
     Copies in a run's folder are not trusted and are loaded by `loaded_run`.
 
@@ -152,7 +154,9 @@ def load_plugins(paths: Sequence[str]) -> None:
 
 
 def run_plugins(plugins: Sequence[Plugin]) -> None:
-    """Run plugins. A plugin that has run before runs again only if another version has replaced its names since.
+    """Run plugins.
+
+    A plugin that has run before runs again only if another version has replaced its names since.
 
     This function compiles `content`, because Python's import would prefer a `__pycache__` beside the file.
 
@@ -184,7 +188,7 @@ def run_plugins(plugins: Sequence[Plugin]) -> None:
 
 
 def plugin_line(error: BaseException) -> str | None:
-    """Return the last line of a plugin that an exception passed through, as `FILE line N`, or None."""
+    """Return the last plugin line in an exception's traceback as `FILE line N`, or None."""
     last, frame = None, error.__traceback__
     while frame is not None:
         if str(frame.tb_frame.f_globals.get("__name__", "")).startswith(_PLUGIN):

@@ -1,4 +1,4 @@
-"""Time `normlab compare` on 200 runs of 2,000 steps, and measure its page's size and time to the first figure.
+"""Time `normlab compare` on 200 runs of 2,000 steps, and measure its page.
 
     python scripts/bench_compare.py            # a minute or two on two CPU cores
     python scripts/bench_compare.py --check    # exit 1 above a limit: 15 s to write, 12 MB, 3 s to the first figure

@@ -1,4 +1,4 @@
-"""Measure how much a busy process slows a run on a CPU: ms/step alone and beside the busy process.
+"""Measure how much a busy process slows a run on a CPU, in ms/step.
 
     python scripts/bench_neighbour.py            # two minutes on two CPU cores
     python scripts/bench_neighbour.py --check    # exit 1 if a ratio exceeds its limit

@@ -1,4 +1,4 @@
-"""Time the start-up of `normlab`: its help, its lists, a summary of 200 runs, and a run of one step.
+"""Time the start-up of `normlab`: help, lists, a summary of 200 runs, a run of one step.
 
     python scripts/bench_startup.py            # one to two minutes on two CPU cores
     python scripts/bench_startup.py --check    # exit 1 above the limits: 0.4 s for the help, 1 s for the summary

@@ -1,4 +1,4 @@
-"""Measure the cost of statistics: normlab's, hooks, and torch-module-monitor, over the same step without them.
+"""Measure the cost of statistics: normlab's, hooks, and torch-module-monitor.
 
     python scripts/bench_stats.py              # some minutes on a CPU
     python scripts/bench_stats.py --check      # exit 1 above the limits: 1.10 every step, 1.02 at the default cadence

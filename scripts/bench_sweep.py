@@ -108,7 +108,7 @@ class Side:
 
 
 def serve(pipe: Connection, work: Work) -> None:
-    """Build a side and send its set-up time, then take as many steps as the pipe requests, until 0."""
+    """Build a side and send its set-up time, then take steps as the pipe requests, until 0."""
     logging.disable(logging.WARNING)
     configs = work.configs()
     resolved, corpus = resolve(configs[0]), open_corpus(configs[0].data)

@@ -1,4 +1,4 @@
-"""Install the wheel and the sdist in new environments outside the checkout, and train a run with each.
+"""Install the wheel and the sdist in new environments, and train a run with each.
 
     python scripts/check_install.py                          # every Python 3.11 to 3.13 on this machine
     python scripts/check_install.py --python python3.12      # this Python

@@ -128,7 +128,7 @@ class Processes:
 
     @contextlib.contextmanager
     def start(self, arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a Python process in a session of its own, with its compilers; kill it at the end of the block."""
+        """Start a Python process in a new session; kill it and its children at the end."""
         with self._lock, log.open("wb") as file:
             if self._closed:
                 raise InterruptedError("closed: starts no more processes")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train every norm in every placement for a few steps, and resume each bit for bit after an interruption.
+"""Train every norm in every placement for a few steps, and resume each bit for bit.
 
     .venv/bin/python scripts/matrix.py [--only norm=dyt placement=pre] [--write results/matrix.md]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put mistakes into every entry of the catalogue, and test that the checks of `normlab verify` detect them.
+"""Put mistakes into the catalogue, and test that `normlab verify` detects them.
 
     .venv/bin/python scripts/mutate_catalogue.py [--only rmsnorm,deepnorm] [--list] [--json] [--workers 2]
 

@@ -1,4 +1,4 @@
-"""Statistics of a synthetic run, for `records.py`: the columns of a real run, filled with smooth numbers.
+"""Statistics of a synthetic run, for `records.py`: a real run's columns, smooth numbers.
 
 The columns are those of a GPT-2 at `stats=core`. The numbers follow known results: a pre-norm stream grows with every
 block, a post-norm gradient vanishes below the top, gains drift, and updates follow the learning rate.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write tests/golden/*.json. Only for a change of the maths; the commit says what changed and why.
+"""Write tests/golden/*.json, after a change of the maths that the commit explains.
 
 Usage: OMP_NUM_THREADS=1 .venv/bin/python scripts/refresh_goldens.py
 """

@@ -1,4 +1,4 @@
-"""Compare the streams and gradients of pre-norm and post-norm at depth 24 by their recorded statistics.
+"""Compare the recorded streams and gradients of pre-norm and post-norm at depth 24.
 
     python scripts/signatures.py            # trains both on the default corpus: ten minutes on two CPU cores
     python scripts/signatures.py --write results/signatures.md --page signatures.html

@@ -1,1 +1,1 @@
-"""`normlab explain`: a page that applies each norm to an editable matrix and draws each placement's block."""
+"""`normlab explain`: a page with all norms, an editable matrix and the block diagrams."""

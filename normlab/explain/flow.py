@@ -68,7 +68,7 @@ class Flow:
 
 
 def flows(placement: Placement) -> list[Flow]:
-    """Return the graph of a placement, or one for each kind of block if its formula has a condition."""
+    """Return the graphs of a placement: one, or one for each side of its formula's condition."""
     conditions = conditions_of(placement.formula)
     if not conditions:
         return [_FlowBuilder(placement).build()]
@@ -79,7 +79,7 @@ def flows(placement: Placement) -> list[Flow]:
 
 
 def parse_formula(formula: str, condition_holds: bool = True) -> Statements:
-    """Return a formula's assignments, which semicolons separate; take one side of each `a if condition else b`."""
+    """Return a formula's assignments, with one side of each `a if condition else b`."""
     statements = []
     for statement in ast.parse(formula).body:
         assert isinstance(statement, ast.Assign)

@@ -86,7 +86,10 @@ def _path_from_below(source: Node, target: Node) -> list[Point]:
 
 
 def _path_from_side(nodes: list[Node], source: Node, target: Node) -> list[Point]:
-    """Return a path into the side of a sum, which avoids nodes above its source through the gap beside the sum."""
+    """Return a path into the side of a sum.
+
+    If nodes are above the source, the path avoids them through the gap beside the sum.
+    """
     side = 1 if source.x > target.x else -1
     start, end = (source.x, source.y - source.height / 2), (target.x + side * target.width / 2, target.y)
     if source.column and any(node.column == source.column and source.row < node.row <= target.row for node in nodes):

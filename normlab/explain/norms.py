@@ -115,7 +115,7 @@ def live_norms() -> list[Norm]:
 
 
 def all_norms() -> list[Norm]:
-    """Return each catalogued norm with its module's output on the original matrix and the inputs of each value."""
+    """Return each catalogued norm with its output for the original matrix and its dependencies."""
     entries = {entry["name"]: entry for entry in catalogue.norms()}
     return [_norm(name, entries[name]) for name in load_all() if name in entries]
 
@@ -130,7 +130,7 @@ def build(name: str) -> nn.Module:
 
 
 def dependencies(name: str) -> list[list[int]]:
-    """Return, for each of the N output values, the indices of the input values that it depends on."""
+    """Return the indices of the input values that each of the N output values depends on."""
     import torch
     from torch.func import jacrev, vmap
 

@@ -15,7 +15,9 @@ from normlab.stats.instrument import observe
 
 
 def rotate(x_HTK: Tensor, theta: float) -> Tensor:
-    """Apply rotary position embedding (Su et al. 2021, arXiv:2104.09864, eq. 34), in Llama's half-split layout.
+    """Apply rotary position embedding, in Llama's half-split layout.
+
+    Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
 
     Channels i and i + K/2 are rotated by t * theta^(-2i/K) at position t, in float32, or in float64 for float64 input.
     """

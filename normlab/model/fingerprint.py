@@ -1,4 +1,4 @@
-"""The fingerprint of a run's block: 16 hex digits that depend on its computation and not on its name.
+"""The fingerprint of a run's block: 16 hex digits that depend on its computation only.
 
 Every block of the run's depth is built small, in float64, with weights and an input made from SHA-256. Each output and
 gradient, in training and in evaluation, is reduced to two numbers, rounded to five digits and hashed: two machines or
@@ -32,7 +32,7 @@ SCALES = (1.0, 1e-3)
 
 
 def fingerprint(config: RunConfig) -> str:
-    """Return the fingerprint, 16 hex digits; empty if the norm and the placement fit no small model.
+    """Return the fingerprint, 16 hex digits; empty if no small model is valid.
 
     Args:
         config: The fingerprint depends on its norm, placement, depth, and kinds of attention and MLP.
@@ -94,7 +94,7 @@ def _tensors(stream: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def _digest(value: Tensor) -> str:
-    """Return a tensor's length and its angle to a fixed direction, rounded so that machines agree."""
+    """Return a tensor's length and its cosine with a fixed direction, rounded to five digits."""
     flat = value.detach().double().flatten()
     length = float(torch.linalg.vector_norm(flat))
     if not length > 1e-9:  # the rounding errors of a sum that is zero

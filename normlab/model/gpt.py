@@ -24,7 +24,7 @@ from normlab.stats.instrument import assign_sites, main_stream, observe
 
 
 class Embed(nn.Module):
-    """Token embedding, plus learned positions if configured, then the placement's `input_module`."""
+    """Token embedding, optional learned positions, then the placement's `input_module`."""
 
     def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, vocab_size: int):
         super().__init__()
@@ -42,7 +42,7 @@ class Embed(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, wired to the stream by the placement. Only its tensors depend on the layer."""
+    """Attention and MLP, wired by the placement. Only the tensors depend on the layer."""
 
     def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, layer: int):
         super().__init__()

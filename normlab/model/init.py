@@ -40,7 +40,7 @@ def role_of(name: str) -> str | None:
 
 
 def weight_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of some weights by name, from which every size of a resolved config can be read."""
+    """Return the shapes of some weights by name, which show every size of a resolved config."""
     assert config.mlp_width is not None, "ModelConfig.resolve() sets it"
     shapes = {"embed.tokens.weight": (vocab_size, config.width)}
     if config.positions == "learned":
@@ -53,7 +53,7 @@ def weight_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, 
 
 @torch.no_grad()
 def initialise(model: GPT, rule_name: str, seed: int) -> None:
-    """Draw every weight of the model by an init rule and set the biases of linear layers to 0, in place.
+    """Draw every weight by an init rule and set the biases of linear layers to 0, in place.
 
     Parameters of norms and wirings keep their values.
     """

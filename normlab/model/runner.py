@@ -1,4 +1,4 @@
-"""Model runners: a model with the tensors that it computes with, for a single run or for stacked runs.
+"""Model runners: a model with its tensors, for a single run or for stacked runs.
 
 A single run has no axis of runs and calls its modules directly, at the cost of a plain training loop. Stacked runs (a
 pack) call the same modules under `vmap(functional_call)`, segment by segment, with a leading axis R on every tensor.
@@ -185,7 +185,7 @@ class SingleRun(ModelRunner):
 
 
 class StackedRuns(ModelRunner):
-    """Runs several models of one architecture: their tensors stacked, the first model's modules as the template."""
+    """Runs several models of one architecture: stacked tensors, the first model's modules."""
 
     def __init__(self, models: Sequence[GPT], *, compiled: bool):
         parameters = [dict(model.named_parameters()) for model in models]

@@ -30,7 +30,7 @@ WIDTHS = (16, 24, 32, 48, 64, 96, 128, 256)
 
 
 def hashed_numbers(name: str, *shape: int) -> Tensor:
-    """Return numbers in (-sqrt(3), sqrt(3)) with variance 1 that depend on the name alone, in float64.
+    """Return float64 numbers of mean 0 and variance 1 that depend on the name only.
 
     Each number is a 53-bit fraction of a SHA-256 digest, so no random generator and no math library affects its bits.
     """
@@ -53,7 +53,7 @@ def tokens() -> Tensor:
 
 @torch.no_grad()
 def fill(module: nn.Module, name: str) -> None:
-    """Set matrices to hashed numbers of variance 1 / fan-in, and add 0.3 times hashed numbers to other parameters."""
+    """Set matrices to hashed numbers over sqrt(fan-in); add 0.3 times such numbers to the rest."""
     for leaf, parameter in module.named_parameters():
         noise = hashed_numbers(f"{name}/{leaf}", *parameter.shape)
         if parameter.dim() == 2:
@@ -64,7 +64,7 @@ def fill(module: nn.Module, name: str) -> None:
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore the module's buffers at the end of the block, because norms with running statistics reassign them."""
+    """Restore the module's buffers at the end, because running statistics are reassigned."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     yield
     for name, buffer in before.items():
@@ -73,7 +73,7 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def shrink(config: RunConfig) -> RunConfig:
-    """Return the config of a run at a small width and context; norm, placement, depth and other options stay.
+    """Return a run's config at a small width and context, with its other options unchanged.
 
     Raises:
         ConfigError: No small width is valid.
@@ -142,7 +142,9 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
 
 
 def extra_parameters(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
-    """Yield (layer, name, value) of each parameter outside linear layers and embeddings; layer 0: outside blocks.
+    """Yield (layer, name, value) of each parameter outside linear layers and embeddings.
+
+    Layer 0 stands for parameters outside the blocks.
 
     A shared parameter comes once, under its first name.
     """

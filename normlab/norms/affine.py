@@ -1,4 +1,4 @@
-"""The base class of the norms' modules, with the learned gain and bias and the dtype that norms compute in.
+"""The base class of the norms' modules, the learned gain and bias, and the working dtype.
 
 Shapes: `*batch` any leading axes, D width.
 """
@@ -36,7 +36,7 @@ class Affine(nn.Module):
         self.gain.fill_(value - self.unit_offset)
 
     def effective_gain(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the factor on each channel in `dtype`, shape (D,): `gain`, or 1 + `gain` with a unit offset."""
+        """Return the factor on each channel, (D,): `gain`, or 1 + `gain` with a unit offset."""
         if self.gain is None:
             return None
         if not self.unit_offset:

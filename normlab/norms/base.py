@@ -1,4 +1,4 @@
-"""The base class and the registry of norms. Imports no torch, so that reading a config stays fast.
+"""The base class and the registry of norms. Imports no torch: reading a config stays fast.
 
 A norm is one file with an options dataclass, decorated with `@register_norm`, and the module that it builds. The
 contract of the module, which tests check for the whole registry:
@@ -155,7 +155,7 @@ class AffineNormConfig(NormConfig):
             raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
 
     def reference_affine(self, y_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Return y * gain + bias, or y * (1 + gain) + bias with a unit offset, for use in a `reference`."""
+        """Return y * gain + bias, or y * (1 + gain) + bias with a unit offset."""
         if self.gain:
             y_D = y_D * (weights["affine.gain"] + float(self.unit_offset))
         return y_D + weights["affine.bias"] if self.bias else y_D

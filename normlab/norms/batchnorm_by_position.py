@@ -1,4 +1,4 @@
-"""Batch norm with statistics per position, over all tokens up to the position or over the tokens at it.
+"""Batch norm with statistics per position: over tokens up to it, or over tokens at it.
 
 Shapes: `*batch` any leading axes: the second one, or the only one, is time; T time, N tokens of one position, D width,
 F features: T times D.
@@ -26,14 +26,14 @@ def time_first(x_D: Tensor) -> Tensor:
 
 
 def undo_time_first(y_TND: Tensor, like: Tensor) -> Tensor:
-    """Return values in the layout of `time_first` in the shape of `like`, the tensor before `time_first`."""
+    """Return an output of `time_first` in the shape of `like`, the tensor before it."""
     if like.dim() <= 2:
         return y_TND.view_as(like)
     return y_TND.unflatten(1, (len(like), *like.shape[2:-1])).movedim(0, 1)
 
 
 def past_average(x_TD: Tensor) -> Tensor:
-    """Return the average of x_1 ... x_t for each t; a matrix product, deterministic on every device."""
+    """Return the average of x_1 ... x_t for each t, by a (deterministic) matrix product."""
     steps = len(x_TD)
     weights_TT = x_TD.new_ones(steps, steps).tril() / torch.arange(1, steps + 1, device=x_TD.device).unsqueeze(1)
     with torch.autocast(x_TD.device.type, enabled=False):
@@ -56,7 +56,7 @@ class BatchNormPast(BatchNorm):
         return mean_TD, past_average(within_TD + F.pad(between_TD, (0, 0, 1, 0)))
 
     def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the batch normalised at each position, and mean and biased variance over all tokens, both (D,)."""
+        """Return the normalised batch, and mean and biased variance over all tokens, both (D,)."""
         x_TND = time_first(x_D)
         mean_TD, var_TD = self.statistics(x_TND)
         y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
@@ -108,7 +108,7 @@ class BatchNormPosition(BatchNorm):
     """The module of `BatchNormPositionConfig`. Maps (*batch, D) to the same shape and dtype."""
 
     def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the batch normalised per position, and mean and biased variance over all tokens, both (D,)."""
+        """Return the normalised batch, and mean and biased variance over all tokens, both (D,)."""
         x_TND = time_first(x_D)
         mean_TD, var_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
         y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)

@@ -72,7 +72,7 @@ class LayerNormConfig(AffineNormConfig):
     """Learn a bias per channel, initially 0."""
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's group_norm of one group; with eps outside, the one with eps = 0 times sigma / (sigma + eps)."""
+        """Torch's group_norm of one group; eps outside: with eps = 0, times sigma / (sigma + eps)."""
         eps = self.eps if self.eps_mode == "inside" else 0.0
         y_D = F.group_norm(x_D.reshape(-1, x_D.shape[-1]), 1, eps=eps).view_as(x_D)
         if self.eps_mode == "outside":

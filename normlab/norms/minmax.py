@@ -54,7 +54,7 @@ class MinMaxConfig(AffineNormConfig):
     """Learn a gain per channel."""
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Slope * x + offset, slope = 1 / (range + eps), offset = -slope * min(x); extremes averaged over ties."""
+        """(x - min) / (range + eps) as slope * x + offset; extremes are averaged over ties."""
         top, bottom = (x_D == end for end in (x_D.max(-1, keepdim=True)[0], x_D.min(-1, keepdim=True)[0]))
         high, low = ((x_D * at).sum(-1, keepdim=True) / at.sum(-1, keepdim=True) for at in (top, bottom))
         slope = torch.reciprocal(high - low + self.eps)

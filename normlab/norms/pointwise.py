@@ -22,7 +22,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def odd(half: Function) -> Function:
-    """Return the odd function equal to `half` for x >= 0; unlike a form with sign(x) it keeps the slope at 0."""
+    """Return the odd function equal to `half` for x >= 0, with the slope of `half` at 0."""
 
     def both(x: Tensor) -> Tensor:
         return torch.where(x >= 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))

@@ -138,7 +138,7 @@ class Placement:
         """Raise ConfigError if the placement does not work with this norm."""
 
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
-        """Raise ConfigError if an option has no effect with this norm, or in a model of `depth` blocks.
+        """Raise ConfigError if an option has no effect with this norm or at this depth.
 
         An option that repeats the default is valid, because a grid may contain it.
         """
@@ -164,11 +164,11 @@ class Placement:
         return frozenset()
 
     def head_scale(self) -> bool:
-        """Return whether each head's output has a learned factor (initially 1), before `attn_inner`."""
+        """Return whether heads' outputs have learned factors (initially 1), before `attn_inner`."""
         return False
 
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the module that makes the stream from the embeddings, `forward(x) -> stream`, or None.
+        """Return the module from embeddings to stream, `forward(x) -> stream`, or None.
 
         The default is a norm if `embedding_formula` is one.
         """
@@ -198,7 +198,7 @@ class Placement:
         return head_width**-0.5
 
     def qk_transform(self, heads: int, head_width: int) -> nn.Module | None:
-        """Return the module applied to queries and keys after RoPE, (B, H, T, K) to the same, or None."""
+        """Return the module applied to queries and keys, (B, H, T, K), after RoPE, or None."""
         return None
 
     def hidden_transform(self, site: str, width: int, mlp_width: int) -> nn.Module | None:
@@ -210,7 +210,7 @@ class Placement:
         return None
 
     def project(self, weights: Mapping[str, Tensor]) -> None:
-        """Project the parameters onto the placement's constraint, in place, after init and after each update.
+        """Project the parameters onto a constraint, in place, after init and after each update.
 
         In a pack each tensor has a leading axis of runs, so count axes from the end.
         """

@@ -1,4 +1,4 @@
-"""Init rules: the standard deviation of each weight matrix at initialisation. Imports no torch.
+"""Init rules: the initial standard deviation of each weight matrix. Imports no torch.
 
 A rule is one function from a `Weight` (role, fans, depth of the model) to a standard deviation; weights are drawn
 from a normal distribution with mean 0. Biases start at 0; a norm sets its own gains. Roles: `embed.tokens`,
@@ -71,7 +71,7 @@ def get_init_rule(name: str) -> InitRule:
 
 
 def standard_deviations(name: str, *, depth: int, width: int, mlp_width: int, vocab_size: int) -> list[float]:
-    """Return the standard deviation of every role, layer and pair of fans in a model of these sizes.
+    """Return the standard deviations of all roles, layers and fans in a model of these sizes.
 
     Embeddings and head exist outside the blocks only (layer 0), every other role in the blocks only.
     """

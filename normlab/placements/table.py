@@ -1,4 +1,4 @@
-"""The placements that are rows of the residual algebra, and their schedules. Data only: `algebra.py` reads them.
+"""The rows of the residual algebra, and their schedules: data for `algebra.py`.
 
 Shapes: L blocks, l the number of a block from 1.
 """

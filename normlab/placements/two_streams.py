@@ -1,4 +1,4 @@
-"""Placements of two streams: ResiDual, SiameseNorm, and nanochat's factors on the stream and on the embeddings.
+"""Placements of two streams: ResiDual, SiameseNorm and nanochat's x0 lambdas.
 
 Shapes: B batch, T time, D width.
 """
@@ -21,7 +21,10 @@ Streams = tuple[Tensor, Tensor]
 
 
 def duplicate_stream(x_BTD: Tensor) -> Streams:
-    """Return (x, copy of x); with one shared tensor the first block would need its own compiled graph."""
+    """Return (x, copy of x).
+
+    With one shared tensor the first block would need a compiled graph of its own.
+    """
     return x_BTD, x_BTD.clone()
 
 
@@ -165,7 +168,7 @@ register_placement(Siamese())
 
 
 def interpolate(first: float, last: float, layer: int, depth: int) -> float:
-    """Return the linear interpolation from `first` at block 1 to `last` at block L; `first` if L = 1."""
+    """Interpolate linearly from `first` at block 1 to `last` at block L; `first` if L = 1."""
     return first + (last - first) * (layer - 1) / max(depth - 1, 1)
 
 

@@ -1,4 +1,4 @@
-"""The modules that wire sub-layers to the stream in the residual algebra, and modules shared by other wirings.
+"""The wiring modules of the residual algebra, and modules shared by other wirings.
 
 Shapes: B batch, T time, D width.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """A sub-layer that maps (B, T, D) to (B, T, D) and records the tensor that is added to the stream.
+    """A sub-layer, (B, T, D) to (B, T, D), that records the tensor added to the stream.
 
     Statistics of a branch are computed on this tensor. It is the sub-layer's output, unless the wiring calls
     `mark_update` with another tensor.
@@ -40,7 +40,7 @@ class Branch:
 
 
 class Residual(nn.Module):
-    """x <- C(a x + g b B(F(A(x) / s))) for one sub-layer F. Norms and factors that are absent cost no time."""
+    """x <- C(a x + g b B(F(A(x) / s))) for one sub-layer F, without absent norms and factors."""
 
     skip: Tensor | None
     branch: Tensor | None

@@ -1,1 +1,1 @@
-"""The statistics that a run measures: their definitions (`registry`), their arrays and their computation."""
+"""The statistics of a run: definitions (`registry`), arrays and computation (`measure`)."""

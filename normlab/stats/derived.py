@@ -33,7 +33,7 @@ def dresid_growth(profiles: Profiles) -> dict[str, Array]:
 
 
 def gradient_shares(profiles: Profiles) -> dict[str, Array]:
-    """Return the share of each parameter family in the squared norm of the whole gradient, (S,) each."""
+    """Return each parameter family's share of the gradient's squared norm, (S,)."""
     sums: dict[str, Array] = {}
     norms = profiles.get("grad_norm")
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -47,7 +47,7 @@ def gradient_shares(profiles: Profiles) -> dict[str, Array]:
 
 
 def noise_scale(profiles: Profiles) -> dict[str, Array]:
-    """Return tr(S) / |G|^2 of each parameter, (S, L + 2), and of all of them together as site "all", (S,).
+    """Return tr(S) / |G|^2 of each parameter, (S, L + 2), and of all as site "all", (S,).
 
     Numerator and denominator are averaged over measured steps before the division: the ratio of two noisy numbers is
     biased, and its mean need not exist. NaN where the averaged |G|^2 is not positive.
@@ -68,7 +68,7 @@ def later_half(count: int) -> list[int]:
 
 
 def mean_of_later_half(values: Array) -> Array:
-    """Return at each step the mean over the later half of the measured steps so far, in float64.
+    """Return at each step the float64 mean over the later half of the measured steps so far.
 
     The window grows, so the mean of a stationary statistic converges. It leaves out the start of training.
 

@@ -1,4 +1,4 @@
-"""Instrumentation: the model offers tensors to `observe`, and an open `Collector` computes statistics of them.
+"""Instrumentation: an open `Collector` computes statistics of tensors passed to `observe`.
 
     with Collector(selection) as collector:
         y = segment(x)                      # calls observe("attn", "", branch) and the like
@@ -37,7 +37,7 @@ def select(names: frozenset[str]) -> Selection:
 
 
 class Collector:
-    """Computes the selected statistics of the tensors observed while it is open. Collectors do not nest."""
+    """Computes the selected statistics of observed tensors while open. Collectors do not nest."""
 
     def __init__(self, selection: Selection):
         self.selection = selection
@@ -70,7 +70,7 @@ class Collector:
             self._values.append(value(*views))
 
     def results(self) -> tuple[tuple[tuple[str, str], ...], Tensor]:
-        """Return (statistic, site) pairs and their values, shape (K,); per-token values are averaged.
+        """Return (statistic, site) pairs and their values, (K,); average per-token values.
 
         Values of one shape are averaged together and stay adjacent: one operation for each would cost more.
         """
@@ -142,12 +142,12 @@ def assign_sites(segment: nn.Module) -> None:
 
 
 def norm_site(name: str) -> str:
-    """Return a norm's module name without the parts that all norms share: `attn.in`, `mlp.in`, `attn.q`, `close`."""
+    """Return a norm's site from its module name: `attn.in`, `mlp.in`, `attn.q`, `close`."""
     return ".".join(part for part in name.split(".") if part not in ("wiring", "norms", "qk_norms"))
 
 
 def tap(stream: Any) -> tuple[Any, Tensor]:
-    """Return the stream unchanged, and the tensor in it whose gradient is the stream's gradient at this layer.
+    """Return the stream, and the tensor in it that gets the stream's gradient at this layer.
 
         stream, tapped = tap(stream)                    # before each block
         torch.autograd.grad(loss, [*params, tapped])
@@ -160,5 +160,5 @@ def tap(stream: Any) -> tuple[Any, Tensor]:
 
 
 def main_stream(stream: Any) -> Tensor:
-    """Return the stream that the papers call x: the first one if the placement has several streams."""
+    """Return the stream that the papers call x: the first, if there are several."""
     return stream if isinstance(stream, Tensor) else stream[0]

@@ -1,4 +1,4 @@
-"""Spikes of the loss and the gradient norm, by several published definitions: the field has no common one.
+"""Spikes of the loss and the gradient norm, by several published definitions.
 
 The record holds the loss, gradient norm and clip factor of every step, so a report can apply any rule. A rule leaves
 out the steps whose window is not full.
@@ -43,14 +43,14 @@ class SpikeRule:
 
 
 def deviates(windows: Series, *, deviations: float, both_sides: bool) -> Mask:
-    """Find values further than `deviations` standard deviations (over n) from the mean of the values before."""
+    """Find values further than `deviations` standard deviations (over n) from the earlier mean."""
     before, values = windows[:, :-1], windows[:, -1]
     distance, deviation = values - before.mean(axis=1), before.std(axis=1)
     return ((np.abs(distance) if both_sides else distance) > deviations * deviation) & (deviation > 1e-10)
 
 
 def triples(windows: Series) -> Mask:
-    """Find values at least twice the mean of the values before above that mean, and above the value before."""
+    """Find values that exceed the value before, and the earlier mean m by at least 2 |m|."""
     before, values = windows[:, :-1], windows[:, -1]
     mean = np.nanmean(before, axis=1)
     return (values > before[:, -1]) & (np.abs(values - mean) >= np.abs(2 * mean))
@@ -115,7 +115,7 @@ class SpikeCount(NamedTuple):
 
 
 def count_spikes(series: Mapping[str, Series], rules: Sequence[SpikeRule] = RULES) -> list[SpikeCount]:
-    """Apply each rule to a run's loss, gradient norm or clip factor, up to the first step that is not finite.
+    """Apply each rule to a run's series, up to the first step that is not finite.
 
     Args:
         series: loss, grad_norm and clip_factor, (S,) each, from step 0 on.

@@ -1,4 +1,4 @@
-"""The `Statistic` entry and the values of its fields. `registry.py` holds one entry for each statistic."""
+"""The `Statistic` entry and the values of its fields. `registry.py` holds the entries."""
 
 from __future__ import annotations
 

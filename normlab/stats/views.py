@@ -1,4 +1,4 @@
-"""Observed tensors in float32 or better, with the intermediate values that several statistics share.
+"""Observed tensors in float32 or better, with cached values that statistics share.
 
 Shapes: `*batch` any leading axes, D the last axis, d one of its channels, N `*batch` flattened; B batch, H heads,
 S selected queries, T time, K head width.
@@ -22,7 +22,10 @@ TINY = 1e-37
 
 
 def cached(compute: Callable[[View], Tensor]) -> Any:
-    """Return a property that is computed once; `functools.cached_property` does not compile in Python 3.11."""
+    """Return a property that is computed once.
+
+    `functools.cached_property` does not compile in Python 3.11.
+    """
     name = compute.__name__
 
     def get(view: View) -> Tensor:
@@ -145,7 +148,7 @@ class View:
 
 
 class AttentionView:
-    """The causal attention of evenly spaced queries, from queries and keys of shape (B, H, T, K)."""
+    """The causal attention of evenly spaced queries; queries and keys are (B, H, T, K)."""
 
     def __init__(self, q_BHTK: Tensor, k_BHTK: Tensor, scale: float):
         q_BHTK, k_BHTK = (x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in (q_BHTK, k_BHTK))

@@ -1,4 +1,4 @@
-"""The checks of `normlab verify`: norms, placements and init rules compute what their sources define.
+"""The checks of `normlab verify`, which compare the trained computation with its sources.
 
 Every check computes in float64 on the CPU, on small models. Training does not use this package.
 """

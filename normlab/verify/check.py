@@ -1,4 +1,4 @@
-"""The result of one check, and functions that make one. A failed check has the expected and the actual value."""
+"""The result of one check, and functions that make one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LargestError:
                 )
 
     def fail(self, failure: str) -> None:
-        """Add a failed comparison without a number, such as a wrong shape; only the first such failure is shown."""
+        """Add a failed comparison without a number; only the first such failure is shown."""
         self.count += 1
         if not math.isinf(self.error):
             self.error, self.failure = math.inf, failure

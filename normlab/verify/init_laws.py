@@ -1,4 +1,4 @@
-"""Closed-form laws of signal propagation at initialisation, each with the init rule of its source.
+"""Closed-form laws of signal propagation at initialisation, with their sources' init rules.
 
 That init rule may differ from the placement's own, `init_rules.INIT_OF_PLACEMENT`.
 

@@ -1,4 +1,4 @@
-"""Check init rules against closed forms, in every weight of models of two depths and widths.
+"""Check init rules against closed forms, in models of two depths and widths.
 
 The tables here repeat what `normlab.placements.init_rules` and the placements declare, so that a mistake in one of them
 fails a check.
@@ -70,7 +70,7 @@ INIT_OF_PLACEMENT = {name: (rule, source) for rule, names, source in INITS for n
 
 
 def placement_init_check(placement: Placement) -> Iterator[Check]:
-    """Check a placement's init rule against `INIT_OF_PLACEMENT`; a plugin's placement has no entry there."""
+    """Check a placement's init rule against `INIT_OF_PLACEMENT`, which has no plugins."""
     if placement.name not in INIT_OF_PLACEMENT:
         return
     rule, source = INIT_OF_PLACEMENT[placement.name]

@@ -1,4 +1,4 @@
-"""Check a norm's declarations, and that its module works in a pack. `norms.py` has the comparison with the reference.
+"""Check a norm's declarations, and that its module works in a pack.
 
 A norm declares its parameters and their initial values, causality and invariances. A pack is a stack of runs under
 `torch.func.vmap`, which forbids reading a number from a tensor and branching on it.
@@ -32,7 +32,7 @@ INPUT_SIZES = [10.0**power for power in (0, *range(-15, 0, 3), *range(3, 16, 3))
 
 
 def contract_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Iterator[Check]:
-    """Yield the checks of a norm's declarations and module; causality is also checked at `sizes`."""
+    """Yield the checks of a norm's declarations and module, causality also at `sizes`."""
     yield causality_check(norm, subject, width, sizes)
     yield parameter_check(norm, subject)
     yield options_check(norm, subject, width)
@@ -43,7 +43,7 @@ def contract_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence[
 
 
 def causality_check(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Check:
-    """Check that in training a change of the last token changes earlier outputs only if the norm is not causal."""
+    """Check that in training the last token changes earlier outputs only if not `norm.causal`."""
     cases = [
         (label_of(variant), variant, (batch_size(norm), TIME, width))
         for variant in variants(norm, width)
@@ -59,7 +59,7 @@ def causality_check(norm: NormConfig, subject: str, width: int, sizes: Sequence[
 
 
 def _change_by_last_token(norm: NormConfig, size: Size) -> float:
-    """Return the largest change of an earlier output when the last token changes, in training mode."""
+    """Return the largest change of earlier outputs by the last token, in training mode."""
     batch, time, width = size
     x = input_of(width, batch=batch, time=time)
     changed = x.clone()
@@ -69,7 +69,7 @@ def _change_by_last_token(norm: NormConfig, size: Size) -> float:
 
 
 def parameter_check(norm: NormConfig, subject: str) -> Check:
-    """Check the declared number of parameters with default options, at a width that these accept."""
+    """Check the declared number of parameters with default options, at a valid width."""
     default = type(norm)()  # pyright: ignore[reportCallIssue]
     width = small_config(default, PLACEMENTS["pre"]).model.width
     count = sum(parameter.numel() for parameter in default.build(width).parameters())
@@ -81,7 +81,7 @@ def parameter_check(norm: NormConfig, subject: str) -> Check:
 
 
 def options_check(norm: NormConfig, subject: str, width: int) -> Check:
-    """Check that every option changes an output, a parameter or a buffer of some variant, in some precision."""
+    """Check that every option changes an output, a parameter or a buffer of some variant."""
     fields = option_fields(norm)
     unused = [f.name for f in fields if not any(_has_effect(norm, f, width) for width in (width, 3 * width))]
     return options_have_effect(subject, [field.name for field in fields], unused)
@@ -122,7 +122,7 @@ def _differ(first: list[Tensor], second: list[Tensor]) -> bool:
 
 @torch.no_grad()
 def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
-    """Check that the output in training is invariant exactly to the scale or shift that `invariant_to` lists.
+    """Check that `invariant_to` lists exactly the invariances of the output in training.
 
     A declared invariance is tested with an eps too small to matter. An invariance that is not declared is tested at
     many sizes, because a bounded function is flat at most of them.
@@ -151,7 +151,7 @@ def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
 
 
 def initial_values_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
-    """Check the initial parameters and buffers of each variant against `initial_values`, with the same seed."""
+    """Check the initial parameters and buffers of each variant against `initial_values`."""
     largest, declared, names = LargestError(1e-6), norm.all_initial_values(), set[str]()
     for variant in variants(norm, width):
         with torch.random.fork_rng(devices=[]):
@@ -181,7 +181,7 @@ def _expression(value: Tensor, width: int) -> str:
 
 
 def compare_initial(largest: LargestError, value: Tensor, text: str, known: Mapping[str, Any], location: str) -> None:
-    """Compare an initial value with an expression of `initial_values`, relative to the expression's largest number."""
+    """Compare an initial value with an expression of `initial_values`, by relative error."""
     names = {"sqrt": math.sqrt, "max": max, "normal": torch.randn, **known}
     try:
         expected = torch.as_tensor(eval(text, {"__builtins__": {}}, names), dtype=torch.float64)  # noqa: S307
@@ -193,7 +193,7 @@ def compare_initial(largest: LargestError, value: Tensor, text: str, known: Mapp
 
 
 def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
-    """Check that running mean and variance move towards those of all tokens of the batch, by the momentum."""
+    """Check that the momentum moves running mean and variance towards those of the batch."""
     largest = LargestError(1e-10)
     for variant in variants(norm, width) if norm.batch_statistics else ():
         options = plain_tree(variant)
@@ -218,7 +218,7 @@ def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iter
 
 
 def pack_check(norm: NormConfig, subject: str, width: int) -> Check:
-    """Check that each run of a pack gets the output of a single run, and that the input stays unchanged."""
+    """Check that packed and single runs have equal outputs, and that the input is unchanged."""
     largest = LargestError(1e-12)
     for variant in variants(norm, width):
         modules = [module_of(variant, width).train() for _ in range(RUNS)]

@@ -1,4 +1,4 @@
-"""Check a norm's module against its own `reference`, in three precisions and for inputs of many sizes and shapes.
+"""Check a norm's module against its `reference`, in three precisions, at many input sizes.
 
 Shapes: B batch, T time, D width.
 """
@@ -39,19 +39,22 @@ Size = tuple[int, int, int]
 
 
 def batch_size(norm: NormConfig) -> int:
-    """Return the number of sequences: 3 with batch statistics, because two normalised values are always -1 and 1."""
+    """Return the number of sequences in a batch.
+
+    It is 3 with batch statistics, because two normalised values are always -1 and 1.
+    """
     return BATCH + 1 if norm.batch_statistics else BATCH
 
 
 def large_sizes(norm: NormConfig, width: int) -> list[Size]:
-    """Return the larger sizes that every norm is checked at: long and wide, one sequence, one token."""
+    """Return the larger sizes for the checks: long and wide, one sequence, one token."""
     candidates = (WIDTH_FACTOR * width, *reversed(WIDTHS))
     wide = next((candidate for candidate in candidates if is_valid(norm, candidate)), width)
     return [(batch_size(norm), LONG_TIME, wide), (1, LONG_TIME, wide), (1, 1, wide)]
 
 
 def size_of_run(config: RunConfig) -> Size:
-    """Return the size of a run's micro-batch, with at most `MAX_NUMBERS` numbers and sequences as long as possible."""
+    """Return the size of a run's micro-batch, limited to `MAX_NUMBERS` numbers."""
     model, train = config.model, config.train
     tokens = max(TIME, MAX_NUMBERS // model.width)
     time = min(model.context, tokens)
@@ -64,7 +67,7 @@ def input_of(width: int, scale: float = 1.0, *, batch: int = BATCH, time: int = 
 
 
 def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Return the norm's module with hashed parameters and buffers, in float64 or, for narrower dtypes, float32."""
+    """Return the norm's module with hashed parameters and buffers, in float64 or else float32."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         module = norm.build(width)
@@ -81,7 +84,7 @@ def parameters_and_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def reference_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Iterator[Check]:
-    """Yield the checks of a norm against its reference, also at `sizes`; one failed check without a reference."""
+    """Yield the checks of a norm against its reference; one failed check without a reference."""
     independence = independence_check(norm, subject, width)
     yield independence
     if independence.result != NO_REFERENCE:
@@ -91,7 +94,7 @@ def reference_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence
 
 
 def independence_check(norm: NormConfig, subject: str, width: int) -> Check:
-    """Check that a norm's references run none of its modules: a module always agrees with itself."""
+    """Check that a norm's references do not call the norm's own modules."""
     circular: list[str] = []
     for variant in variants(norm, width):
         module, calls = module_of(variant, width), list[str]()
@@ -147,7 +150,7 @@ def oracle_checks(
 
 
 class Comparison:
-    """A norm's module in one precision beside its reference in float64, both with the same weights."""
+    """A norm's module in one precision, and its reference in float64 with the same weights."""
 
     def __init__(self, norm: NormConfig, width: int, dtype: torch.dtype):
         self.norm, self.width, self.dtype = norm, width, dtype
@@ -161,7 +164,7 @@ class Comparison:
         self.error_weight = 0.25 if getattr(norm, "compute", "fp32") == "input" and dtype == torch.bfloat16 else 1.0
 
     def add_errors(self, largest: LargestError, scale: float, label: str, size: tuple[int, int] | None = None) -> None:
-        """Add the relative errors of the output and of each gradient, in training and in evaluation.
+        """Add the relative errors of the output and the gradients, in training and evaluation.
 
         Args:
             largest: The errors to add to.
@@ -217,13 +220,13 @@ class Comparison:
 def _output_and_gradients(
     forward: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]
 ) -> list[Tensor]:
-    """Return the output, and the gradients of a fixed weighted sum of it for x and the parameters."""
+    """Return the output, and gradients of a fixed weighted sum of it for x and the parameters."""
     x = x.detach().requires_grad_()
     return with_gradients(forward(x), [x, *parameters])
 
 
 def with_gradients(y: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return y, and the gradient of a fixed weighted sum of y for each input, zero where unused."""
+    """Return y, and the gradient of a fixed weighted sum of y for each input, or zeros."""
     # bfloat16 weights are exact in every precision.
     loss = (y.double() * hashed_numbers("cotangent", *y.shape).bfloat16().double()).sum()
     gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
@@ -232,7 +235,7 @@ def with_gradients(y: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def rounding_check(norm: NormConfig, subject: str, width: int) -> Check:
-    """Check that each bfloat16 output is the number next to the reference's, so that it is rounded once.
+    """Check that each bfloat16 output is rounded once: it is next to the reference's number.
 
     Options that round before the gain or compute in bfloat16 must round more often.
     """

@@ -1,4 +1,4 @@
-"""Check a placement: a small model against its formula, and the declarations that the formula does not cover.
+"""Check a placement's small models against its formula, and its other declarations.
 
 A formula is evaluated with the model's own parameters, so it does not cover their initial values.
 
@@ -46,7 +46,7 @@ DEPTHS = (1, 2, 5, 18, 19, 24, 25)
 
 
 def formula_check(small: SmallModel, subject: str) -> Check:
-    """Check that the logits and every parameter's gradient are those of the placement's formula."""
+    """Check the logits and every parameter's gradient against the placement's formula."""
     placement, model = small.config.placement, small.gpt
     # A row of the algebra is an identity of the algebra; any other placement is compared with its own formula.
     reference_kind = "identity" if isinstance(placement, AlgebraPlacement) else "self"
@@ -68,7 +68,7 @@ def formula_check(small: SmallModel, subject: str) -> Check:
 
 
 def _logits_and_gradients(forward: Callable[[Tensor], Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return the logits and the gradient of a fixed weighted sum of them for each parameter, zero where unused."""
+    """Return the logits, and the gradient of a fixed weighted sum of them for each parameter."""
     parameters = dict(model.named_parameters())
     names = ["the logits", *(f"the gradient of {name}" for name in parameters)]
     return dict(zip(names, with_gradients(forward(tokens()), list(parameters.values())), strict=True))
@@ -86,7 +86,7 @@ def norms_check(small: SmallModel, subject: str) -> Check:
 
 @torch.no_grad()
 def logits_checks(small: SmallModel, subject: str) -> Iterator[Check]:
-    """Check which logits depend on later tokens, and that evaluation equals training, as the norm declares.
+    """Check causality, and that evaluation equals training, as the norm declares.
 
     In training a change of the last token changes earlier logits only if the norm is not causal. Logits in evaluation
     equal those in training bit for bit, unless the norm has batch statistics.
@@ -113,7 +113,7 @@ def _logits_of(model: nn.Module, tokens_BT: Tensor, *, training: bool = True) ->
 
 
 def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
-    """Check the names and initial values of the parameters outside norms and linear layers, at several depths."""
+    """Check names and initial values of parameters outside norms and linear layers."""
     declared, largest = placement.initial_values, LargestError(1e-6)
     for depth, norm in product(DEPTHS if declared else DEPTHS[:3], _norms_for(placement)):
         small = build_small(small_config(norm, placement, depth=depth, mlp="swiglu"), filled=False)
@@ -136,7 +136,7 @@ def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
 
 
 def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
-    """Check that a row's factor that is not 1 in some block exists in every block, so that all share one graph.
+    """Check that all blocks have a factor if it is not 1 in one of them: they share a graph.
 
     A factor must not widen the dtype of the stream.
     """
@@ -158,7 +158,7 @@ def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
 
 
 def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
-    """Check that the modules inside the sub-layers keep the dtype and round no more often than necessary.
+    """Check that modules inside sub-layers keep the dtype and round only as often as necessary.
 
     Queries and keys are rounded once; hidden activations and logits twice, because their factor is rounded too.
     """
@@ -183,7 +183,7 @@ def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
 
 
 def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
-    """Check that a row has a norm before the head exactly if its stream does not end in one, and none before block 1.
+    """Check that a row has a norm before the head exactly if its blocks do not end in one.
 
     The formula covers one block; the model's ends are set by switches, which this check compares with the formula.
     """
@@ -199,7 +199,7 @@ def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
 
 
 def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
-    """Check that a placement's projection gives its matrices unit length in each run and changes no other weight."""
+    """Check that the projection gives its matrices unit length and changes no other weight."""
     if not projects(placement):
         return
     largest = LargestError(1e-12)
@@ -217,7 +217,7 @@ def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
 
 
 def _norms_for(placement: Placement) -> list[NormConfig]:
-    """Return norm=none, so that only the placement has parameters; norms with gains if the placement requires them."""
+    """Return norm=none, so that no norm has parameters, or norms with gains if required."""
     none = NORMS["none"]()  # pyright: ignore[reportCallIssue]
     try:
         placement.check_norm(none)

@@ -1,4 +1,4 @@
-"""A reference implementation of the model, driven by the formula that the placement declares.
+"""A reference implementation of the model, driven by the placement's formula.
 
 `Placement.formula` defines the notation. N is computed by the norm's own `reference`.
 
@@ -106,7 +106,7 @@ class ReferenceModel:
     def _apply_inside(
         self, name: str, value: Tensor, owner: nn.Module | None, shape: tuple[int, ...] = (-1,)
     ) -> Tensor:
-        """Apply the placement's `inside` statement for q, a, h or z; `shape` is the shape of its learned scale."""
+        """Apply the `inside` statement for q, a, h or z; `shape` is that of its learned scale."""
         statements = [text for text in self.config.placement.inside.split("; ") if text.startswith(f"{name} = ")]
         scales = {} if owner is None else {n: scale.reshape(shape) for n, scale in owner.named_parameters()}
         if not statements:
@@ -202,7 +202,7 @@ def _compiled(formula: str) -> CodeType:
 
 
 def _rotate(x_BTHK: Tensor, theta: float) -> Tensor:
-    """Apply RoPE as a complex product: channels i and i + K/2 are one number, turned by t theta^(-2i/K)."""
+    """Apply RoPE as a complex product: x_i + j x_(i + K/2) is turned by t theta^(-2i/K)."""
     half = x_BTHK.shape[-1] // 2
     z_BTHK = torch.complex(x_BTHK[..., :half], x_BTHK[..., half:])
     turns = [[cmath.exp(1j * t * theta ** (-i / half)) for i in range(half)] for t in range(x_BTHK.shape[1])]

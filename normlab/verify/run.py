@@ -37,7 +37,7 @@ CHECKED_PARTS = ("norm", "placement", "model", "init", "plugins")
 
 
 def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check]:
-    """Return the checks of a run, or of all entries that its plugins register if the overrides name only plugins.
+    """Return the checks of a run, or of the plugins' entries if the overrides name no others.
 
     Args:
         config: The run's config.
@@ -110,14 +110,14 @@ def checks_of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
 
 
 def checks_of_default_norm(name: str) -> Iterator[Check]:
-    """Yield the checks of a registered norm with its default options, and of the defaults themselves."""
+    """Yield the checks of a registered norm with its defaults, and of the defaults."""
     yield from default_check(name)
     norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
     yield from checks_of_norm(norm, small_config(norm, PLACEMENTS["pre"]).model.width)
 
 
 def checks_of_norm(norm: NormConfig, width: int, config: RunConfig | None = None) -> Iterator[Check]:
-    """Yield the checks of a norm outside a model; with a run's config, also at the size of that run's micro-batch."""
+    """Yield the checks of a norm outside a model, also at the size of a run's micro-batch."""
     subject = f"norm {label_of(norm)}"
     sizes = large_sizes(norm, width) + ([] if config is None else [size_of_run(config)])
     yield from reference_checks(norm, subject, width, sizes)
@@ -173,7 +173,7 @@ def _structure_checks(placement: Placement, subject: str) -> Iterator[Check]:
 
 
 def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: str, each_norm: bool) -> Iterator[Check]:
-    """Check the formula in each kind of model, at other depths, with other options and with each norm."""
+    """Check the formula in each kind of model, at other depths, with other options and norms."""
     placement, plain = small.config.placement, small.config.norm
     yield placements.formula_check(small, subject)
     configs: list[tuple[str, RunConfig]] = []
@@ -203,7 +203,7 @@ def _visible_norm(placement: Placement) -> NormConfig:
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """Return one line: the number of checks that hold, and the number of entries with each kind of reference."""
+    """Return one line: the number of checks, and of entries with each kind of reference."""
     failed = sum(not check.passed for check in checks)
     text = f"{len(checks)} checks: " + (f"{failed} FAILED" if failed else "all hold")
     kinds: dict[str, str] = {}

@@ -29,7 +29,7 @@ def option_fields(options: Any) -> list[dataclasses.Field[Any]]:
 
 
 def other_values(options: Any, field: dataclasses.Field[Any], width: int) -> Iterator[Any]:
-    """Yield the options with each other valid value of one field; with eps=0 if the value requires it."""
+    """Yield the options with each other valid value of one field (eps=0 if required)."""
     for value in _candidates(field, getattr(options, field.name)):
         changed = dataclasses.replace(options, **{field.name: value})
         if getattr(options, "eps", 0) != 0 and not is_valid(changed, width):
@@ -51,7 +51,7 @@ def is_valid(options: Any, width: int) -> bool:
 
 
 def variants(norm: NormConfig, width: int) -> list[NormConfig]:
-    """Return the norm, the norm with each option changed alone, and each of these with a large eps."""
+    """Return the norm, the norm with one option changed, and each of these with a large eps."""
     configs = [norm, *(changed for field in option_fields(norm) for changed in other_values(norm, field, width))]
     if hasattr(norm, "eps"):
         large = [dataclasses.replace(variant, eps=LARGE_EPS) for variant in configs]  # pyright: ignore[reportCallIssue]

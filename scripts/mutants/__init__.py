@@ -1,1 +1,1 @@
-"""Mutants of the catalogue and the checks that detect them: the parts of `scripts/mutate_catalogue.py`."""
+"""The parts of `scripts/mutate_catalogue.py`: mutants, and the checks that detect them."""

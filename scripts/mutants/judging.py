@@ -78,7 +78,7 @@ def _detect_in_child(pipe: Any, mutant: Mutant, checks: Checks) -> None:
 
 
 def summarise(entry: str, mutants: list[Mutant], detections: list[str]) -> dict[str, Any]:
-    """Return counts and errors: survivors without a reason, reasons without a survivor, false detections."""
+    """Return counts, and errors by the keys of `ERRORS`."""
     pairs = list(zip(mutants, detections, strict=True))
     alive = [mutant.text for mutant, detection in pairs if not detection and mutant.text != UNCHANGED]
     reasons = [text for owner, text in EQUIVALENT if owner == entry]

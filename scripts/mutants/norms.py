@@ -1,4 +1,4 @@
-"""Mutants of norms and of built modules: a wrong default, a doubled output, a buffer of zeros."""
+"""Mutants of norms and modules: a wrong default, a doubled output, a buffer of zeros."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of placements: each changes one field of a row, or the init rule of another placement."""
+"""Mutants of placements, each with another field of a row or another init rule."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The computation of statistics: in a training step, in passes between steps, and at initialisation."""
+"""The computation of statistics, in a training step and in passes between steps."""

@@ -1,4 +1,4 @@
-"""The core statistics of a measured step, as one vector, and the (statistic, site, layer) of each value.
+"""The core statistics of a measured step: one vector, and each value's column.
 
 The segments return their statistics, the backward pass gives the stream's gradient where it is tapped, and the
 parameters are measured before and after the update. The first step defines the columns of all steps; a missing
@@ -106,7 +106,7 @@ class CoreStatistics:
 
     @torch.no_grad()
     def before_update(self, grad_norms: Tensor) -> list[Tensor]:
-        """Return gradient norms, parameter norms and statistics of gains, measured before the update.
+        """Return gradient norms, parameter norms and gain statistics from before the update.
 
         Args:
             grad_norms: The norm of each parameter's gradient before clipping, (P, ...R).
@@ -212,7 +212,10 @@ def segment_columns(names: SegmentNames) -> list[Column]:
 
 
 def parameter_column(name: str, depth: int, statistic: str = "") -> Column:
-    """Return the column of a parameter's statistic; the site is the parameter's name in its block or in the model."""
+    """Return the column of a parameter's statistic.
+
+    The site is the parameter's name in its block or in the model.
+    """
     part, _, rest = name.partition(".")
     if part == "blocks":
         layer, _, site = rest.partition(".")
@@ -234,7 +237,7 @@ def parameter_families(model: GPT) -> dict[str, str]:
 
 
 def check_segments(model: GPT, selection: Selection, columns: Collection[Column]) -> None:
-    """Check that every selected statistic was collected in every block, in the head and at every norm.
+    """Check that every block, the head and every norm have their selected statistics.
 
     Raises:
         StatisticsError: A statistic is missing.

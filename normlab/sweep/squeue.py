@@ -39,7 +39,7 @@ class Squeue:
         """By task: the time at which it left the queue, and its final state ("" if unknown)."""
 
     def gone(self, tasks: Collection[str], *, min_seconds: float) -> dict[str, str]:
-        """Return the final state ("" if unknown) of each task that has been out of the queue for `min_seconds`.
+        """Return the final state ("" if unknown) of tasks out of the queue for `min_seconds`.
 
         Args:
             tasks: Slurm's names, JOB or ARRAY_INDEX.

@@ -183,7 +183,7 @@ def read_documents(sources: Iterable[Source], column: str) -> Generator[str]:
 
 
 def _json_column(path: Path, column: str) -> Iterator[Any]:
-    """Yield a column of JSON rows, with None for a row without it; a string is its own text."""
+    """Yield a column of JSON rows, with None for a row without it; a row may be a string."""
     with _opened_text(path) as file:
         rows = (row for value in _json_values(file) for row in (value if isinstance(value, list) else [value]))
         for number, row in enumerate(rows):

@@ -55,7 +55,7 @@ def no_effect(setting: str, other: str) -> ConfigError:
 
 
 def one_line(message: object) -> str:
-    """Return a message on one line, with control characters escaped and very long words shortened."""
+    """Return a message on one line, with control characters escaped and long words cut."""
     line = " ".join(str(message).split())
     line = re.sub(r"\S{400,}", lambda long: f"{long[0][:60]}...{long[0][-20:]}", line)
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)

@@ -30,7 +30,7 @@ def read_at_most(path: Path, max_bytes: int) -> bytes:
 
 
 def from_json(content: bytes) -> dict[str, Any]:
-    """Return the JSON object in `content`. Every JSON file that normlab writes is read through this function.
+    """Return the JSON object in `content`; every JSON file of normlab is read by this function.
 
     Raises:
         ValueError: The content is not a JSON object, or is nested deeper than `MAX_NESTING`.
@@ -49,6 +49,6 @@ def from_json(content: bytes) -> dict[str, Any]:
 
 
 def _is_nested(value: dict[str, Any] | list[Any], levels: int) -> bool:
-    """Return whether `value` has more than `levels` levels of objects and lists, itself included."""
+    """Return whether `value` (included) has more than `levels` levels of objects and lists."""
     items = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_nested(item, levels - 1) for item in items if isinstance(item, dict | list))

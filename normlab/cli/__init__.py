@@ -28,7 +28,7 @@ for _command in COMMANDS:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command and exit: 0 success, 1 failed runs or checks, 2 an error in the input, 128 + n on signal n."""
+    """Run a command and exit with 0, 1 (failed runs or checks), 2 (wrong input) or 128 + signal."""
     limit_spinning()
     _replace_closed_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -81,7 +81,7 @@ def _message_of(error: Exception) -> str | None:
 
 
 def _replace_closed_streams() -> None:
-    """Open the null device for a stream that the caller has closed (`>&-`), which Python sets to None."""
+    """Open the null device for a closed stream (`>&-`), which Python sets to None."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115

@@ -36,7 +36,7 @@ class HydraCommand(TyperCommand):
     """A command that takes Hydra's flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, with long flags for short ones: click would read -cd=x as -c -d -= -x."""
+        """Parse the arguments with long flags, because click reads -cd=x as -c -d -= -x."""
         long = {short[0]: name for name, *short in FLAGS if short}
         parts = [argument.partition("=") for argument in args]
         return super().parse_args(ctx, [long.get(flag, flag) + equals + value for flag, equals, value in parts])
@@ -82,7 +82,7 @@ def show_progress(text: str) -> None:
 
 
 def echo(line: str) -> None:
-    """Print a line. If the reader of a pipe has closed it, discard all output instead of raising an error."""
+    """Print a line; discard all output once the reader of a pipe has closed it."""
     try:
         typer.echo(line)
         sys.stdout.flush()
@@ -91,7 +91,7 @@ def echo(line: str) -> None:
 
 
 def discard_output() -> None:
-    """Redirect standard output to the null device, so that Python reports no broken pipe at exit."""
+    """Redirect stdout to the null device, so that Python reports no broken pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -101,6 +101,6 @@ def warn(message: object) -> None:
 
 
 def replace_interrupt_handler(old: Any, new: Any) -> None:
-    """Replace the handler of SIGINT if it is `old`; keep a caller's handler, and SIG_IGN of a background job."""
+    """Replace the handler of SIGINT if it is `old`, not one of a caller or background job."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is old:
         signal.signal(signal.SIGINT, new)

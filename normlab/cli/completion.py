@@ -73,7 +73,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH}
 
 
 def candidates(line: str, flags: dict[str, list[str]]) -> list[str]:
-    """Return the completions of the last argument of a line, sorted; an empty list for a path or an unknown argument.
+    """Return the sorted completions of the last argument of a line; none for a path.
 
     Args:
         line: The command line up to the cursor, with `normlab` at its start.
@@ -115,7 +115,7 @@ def _overrides(command: str, before: list[str], last: str) -> list[str]:
 
 
 def _values(command: str, chosen: dict[str, str]) -> dict[str, list[str]]:
-    """Return the completions of each option's value; includes options of the chosen norm, placement, corpus, optimizer.
+    """Return the possible values of each option, for the chosen norm, placement and so on.
 
     Args:
         command: train or sweep.

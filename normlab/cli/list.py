@@ -44,7 +44,7 @@ def list_(
         register_plugins(plugins)
     kinds = {"runs": lambda: list_runs(name or results_dir, results_dir), **ENTRIES}
     if what not in kinds:
-        raise ConfigError(unknown("list", what, kinds))
+        raise ConfigError(unknown("kind", what, kinds))
     if what != "runs" and name is not None:
         width = shutil.get_terminal_size((100, 24)).columns
         return typer.echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width))

@@ -36,7 +36,7 @@ def train(
 
 
 def train_one(config: RunConfig) -> None:
-    """Train one run and print its outcome. If a signal stopped the run, exit, so that --multirun stops too."""
+    """Train one run and print its outcome; exit after a signal, to stop --multirun too."""
     from normlab.store.outcome import final_losses, format_loss
     from normlab.store.record import RunRecord
     from normlab.train.run import train

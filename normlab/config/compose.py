@@ -62,7 +62,7 @@ _registered: dict[tuple[str | None, str], Any] = {}
 
 
 def register(plugins: Sequence[str] = ()) -> None:
-    """Register the norms, placements, corpora and optimizers of normlab and of plugins in Hydra's config store."""
+    """Register norms, placements, corpora, optimizers and plugins in Hydra's config store."""
     norms, placements = load_norms(), load_placements()
     load_plugins(plugins)
     nodes: dict[tuple[str | None, str], Any] = {(None, "run_schema"): RunConfig}
@@ -77,7 +77,7 @@ def register(plugins: Sequence[str] = ()) -> None:
 
 
 def register_plugins(overrides: Sequence[str]) -> None:
-    """Register the norms and placements of the last `plugins=[...]`, which Hydra needs before it composes."""
+    """Register the plugins of the last `plugins=[...]`, before Hydra composes."""
     named = [text for text in overrides if re.match(r"\+{0,2}plugins=", text)]
     files: list[str] = []
     for text, override in zip(named, _parse_overrides(rewrite_overrides(named)), strict=True):
@@ -115,7 +115,7 @@ class CommandLine:
 
 
 def parse_command_line(arguments: Sequence[str]) -> CommandLine:
-    """Parse the arguments of a command, register its plugins, and reject flags and options without effect."""
+    """Parse the arguments of a command, register its plugins, and reject unused flags."""
     flags = flag_parser().parse_intermixed_args(list(arguments))
     if flags.config_dir is not None and not os.path.isdir(flags.config_dir):
         raise ConfigError(f"--config-dir={flags.config_dir}: no such folder; choose the folder with your configs")
@@ -130,7 +130,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
 
 
 def parse_command_line_without_job(arguments: Sequence[str]) -> CommandLine:
-    """Parse the arguments of `sweep`, `verify` or `propagation`, and reject options of Hydra and flags of `train`."""
+    """Parse the arguments of `sweep`, `verify` or `propagation`; reject those of `train` only."""
     line = parse_command_line(arguments)
     unused = [f"--{flag.replace('_', '-')}" for flag in ("run", "hydra_help") if getattr(line.flags, flag)]
     if unused := [*unused, *line.hydra_overrides]:
@@ -148,7 +148,7 @@ def compose_run(arguments: Sequence[str]) -> RunConfig:
 
 
 def compose_grid(arguments: Sequence[str]) -> list[RunConfig]:
-    """Return the configs of every combination in a grid such as `norm=rmsnorm,dyt model.depth=6,12`."""
+    """Return the config of each run in a grid such as `norm=rmsnorm,dyt model.depth=6,12`."""
     line = parse_command_line_without_job(arguments)
     return list(compose_jobs(line, expand_grid(line)))
 
@@ -156,7 +156,7 @@ def compose_grid(arguments: Sequence[str]) -> list[RunConfig]:
 def compose_sweep(
     arguments: Sequence[str], report_progress: Callable[[str], None] = lambda _: None
 ) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
-    """Return the options of a sweep and, for each run, its config and its overrides that vary in the grid.
+    """Return the options of a sweep and, for each run, its varied overrides and its config.
 
     Args:
         arguments: A grid, and the options of the sweep (`sweep.option=value`).
@@ -174,7 +174,7 @@ def compose_sweep(
 
 
 def overrides_in(arguments: Sequence[str]) -> list[str]:
-    """Return the overrides of a command line, and --config-name=NAME if it is set, without Hydra's other flags."""
+    """Return the overrides of a command line, and --config-name=NAME if it is set."""
     line = parse_command_line_without_job(arguments)
     return [*line.typed, *([f"--config-name={line.config_name}"] if line.flags.config_name else [])]
 
@@ -217,13 +217,13 @@ def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides by Hydra's grammar; raise ConfigError for the first that is not in the grammar."""
+    """Parse overrides by Hydra's grammar; raise ConfigError for the first invalid one."""
     with explaining_errors(overrides):
         return OverridesParser.create().parse_overrides(list(overrides))
 
 
 def single_job(line: CommandLine) -> list[list[str]]:
-    """Return the overrides of a command line for one run; raise ConfigError for several values of an option."""
+    """Return the overrides of a single run; raise ConfigError for several values of an option."""
     for override in _parse_overrides(line.overrides):
         if override.is_sweep_override():
             text = find_override(override.key_or_group, line.typed)
@@ -236,7 +236,7 @@ def single_job(line: CommandLine) -> list[list[str]]:
 
 
 def expand_grid(line: CommandLine) -> list[list[str]]:
-    """Return the overrides of each run of a grid: every combination of values; the last option varies fastest."""
+    """Return the overrides of each run of a grid; the last option varies fastest."""
     overrides = _parse_overrides(line.overrides)
     values: dict[str, list[str]] = {}
     with explaining_errors(line.typed):
@@ -278,7 +278,7 @@ def compose_jobs(line: CommandLine, jobs: Sequence[Sequence[str]]) -> Iterator[R
 
 @cache
 def _compose_choices(folder: str | None, config_name: str, overrides: tuple[str, ...]) -> DictConfig:
-    """Compose a config with overrides that choose from config groups; `folder` is the value of --config-dir."""
+    """Compose a config with overrides that choose from groups; `folder` is --config-dir."""
     with initialized_hydra(folder) as loader:
         cfg = compose(config_name, overrides=list(overrides), return_hydra_config=True)
         sources = cfg.hydra.runtime.config_sources
@@ -293,7 +293,7 @@ def _compose_choices(folder: str | None, config_name: str, overrides: tuple[str,
 
 
 class _ConfigDir(SearchPathPlugin):
-    """Appends the folder of --config-dir to the search path, at the same position as Hydra's command line does."""
+    """Appends the folder of --config-dir to the search path, as Hydra's command line does."""
 
     folder: str | None = None
 
@@ -305,7 +305,7 @@ class _ConfigDir(SearchPathPlugin):
 
 @contextlib.contextmanager
 def initialized_hydra(folder: str | None) -> Iterator[ConfigLoader]:
-    """Initialize Hydra with the configs of normlab and of --config-dir (`folder`); yield Hydra's config loader."""
+    """Initialize Hydra with normlab's configs and `folder` (--config-dir); yield its loader."""
     GlobalHydra.instance().clear()
     Plugins.instance().register(_ConfigDir)
     _ConfigDir.folder = folder
@@ -327,13 +327,13 @@ def _reject_numbers_as_booleans(folders: Sequence[Path], defaults: Sequence[Any]
 
 
 def _sets_value(override: Override) -> bool:
-    """Return whether an override sets an option of a run. Others choose from or add a group, or set up Hydra."""
+    """Return whether an override sets an option of a run, not a group or an option of Hydra."""
     key = override.key_or_group
     return key not in GROUPS and key.partition(".")[0] in SECTIONS and not (override.is_add() or override.is_delete())
 
 
 def _set_values(cfg: DictConfig, overrides: Sequence[Override]) -> None:
-    """Set values in a composed config in the same way as Hydra, which merges the config groups first."""
+    """Set values in a composed config as Hydra does, after the config groups are merged."""
     for override in overrides:
         force = override.is_add() or override.is_force_add()
         OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=force)
@@ -354,7 +354,7 @@ def to_config(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _reject_unknown_options(node: DictConfig, prefix: str = "") -> None:
-    """Raise ConfigError for an option that `+option=value` added and that is not a field of any config class."""
+    """Raise ConfigError for an option, added by `+option=value`, that no config class has."""
     kind = OmegaConf.get_type(node)
     for key in node:
         option = f"{prefix}{key}"

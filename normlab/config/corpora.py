@@ -123,7 +123,7 @@ class HubData(DataConfig):
 
 @dataclass(kw_only=True, slots=True)
 class NamedData(DataConfig):
-    """A dataset of the hub that has a short name here; its repository is the one that public code commonly reads."""
+    """A dataset of the hub with a short name; public code commonly reads this repository."""
 
     hub: ClassVar[dict[str, Any]]
     """The options of data=hub that select this dataset."""

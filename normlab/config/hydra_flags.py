@@ -98,7 +98,7 @@ def _chosen_launcher(line: CommandLine, job: Sequence[str]) -> str:
 
 
 def _launch(line: CommandLine, jobs: Sequence[Sequence[str]], job: Callable[[RunConfig], Any]) -> list[Exception]:
-    """Start the jobs with a launcher of Hydra (`hydra/launcher=joblib`), and return their errors.
+    """Start the jobs with a launcher of Hydra (`hydra/launcher=joblib`); return their errors.
 
     The steps are those of Hydra's sweeper. A launcher receives the overrides of each job, and the process of the job
     composes the config again.
@@ -126,7 +126,7 @@ def _launch(line: CommandLine, jobs: Sequence[Sequence[str]], job: Callable[[Run
 
 
 def show_config(arguments: Sequence[str]) -> bool:
-    """Print the output of --cfg or --info for each run of a grid; return whether either flag is set."""
+    """Print the output of --cfg or --info for each run; return whether either flag is set."""
     _, others = split_sweep_overrides(arguments)
     line = parse_command_line_without_job(others)
     if not (line.flags.cfg or line.flags.info):
@@ -139,7 +139,7 @@ def show_config(arguments: Sequence[str]) -> bool:
 
 
 def _print_config(line: CommandLine, job: Sequence[str]) -> None:
-    """Print the output of --cfg (the part of the config that --package selects) or --info for one run."""
+    """Print the output of --cfg (with --package) or --info for one run."""
     flags = line.flags
     with explaining_errors(line.typed):
         with initialized_hydra(line.flags.config_dir) as loader:
@@ -165,7 +165,7 @@ def _print_config(line: CommandLine, job: Sequence[str]) -> None:
 
 
 def _print_info(kind: str, cfg: DictConfig, defaults: Any) -> None:
-    """Print Hydra's search path, defaults list, plugins and composed config, or the one named by `kind`."""
+    """Print a part of Hydra's composition (`kind`), or all parts."""
     if kind in ("all", "searchpath"):
         for source in cfg.hydra.runtime.config_sources:
             print(f"{source.provider}: {source['schema']}://{source.path}")

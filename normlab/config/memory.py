@@ -21,7 +21,7 @@ VOCAB_SIZE = 257
 
 
 def estimate(config: RunConfig, activation_bytes: int = 4) -> tuple[int, int]:
-    """Return lower bounds on the bytes of a run's state and of its activations, for a validated config.
+    """Return lower bounds on the bytes of a run's state and of its activations.
 
     The state is weights, gradients, optimiser moments, and the copy of the weights that measured steps make. The
     activations are the values of one micro-batch, `activation_bytes` bytes each, and the tokens of the whole step.
@@ -70,7 +70,7 @@ def check_fits(config: RunConfig, available: int, device: str, activation_bytes:
 
 
 def check_weights_fit(config: RunConfig, available: int, device: str) -> None:
-    """Check that the weights fit into the `available` bytes of `device` twice: in a checkpoint and in the model.
+    """Check that two copies of the weights (checkpoint and model) fit into `available` bytes.
 
     Raises:
         ConfigError: The message names the memory needed and the memory available.
@@ -84,7 +84,7 @@ def check_weights_fit(config: RunConfig, available: int, device: str) -> None:
 
 
 def available_bytes() -> int:
-    """Return the bytes of memory that this process may use: physical memory, or less in a cgroup."""
+    """Return the bytes of memory for this process: physical memory, or less in a cgroup."""
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

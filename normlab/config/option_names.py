@@ -28,7 +28,7 @@ ALIASES = {
 
 
 def meanings(name: str, options: Iterable[str]) -> list[str]:
-    """Return the options that a name may mean: the name itself, its alias, or all options with this last part."""
+    """Return the options that a name may mean: itself, its alias, or those ending in it."""
     options = set(options)
     if name in options:
         return [name]
@@ -39,7 +39,7 @@ def meanings(name: str, options: Iterable[str]) -> list[str]:
 
 
 def hint(name: str, options: Iterable[str]) -> str:
-    """Return `" (did you mean 'optim.lr'?)"` with the options that a name may mean, or with the closest spelling.
+    """Return `" (did you mean 'optim.lr'?)"` with what a name may mean, or the closest option.
 
     A name without a dot is compared with the last part of each option. Return "" if no option is close.
     """

@@ -87,7 +87,7 @@ def _rewrite(text: str, texts: set[str], booleans: set[str]) -> str:
 
 
 def _quote_where_needed(value: str, is_text: bool, is_group: bool) -> str:
-    """Quote a value, or each element of a list or sweep, that Hydra cannot parse or would read as a number."""
+    """Quote each value or element that Hydra cannot parse or would read as a number."""
     parsed = _try_parse([f"x={value}"])
     is_sweep = bool(parsed) and parsed[0].is_sweep_override()
     if is_sweep and not parsed[0].is_choice_sweep():
@@ -113,7 +113,7 @@ def quote(text: str) -> str:
 
 
 def _try_parse(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides by Hydra's grammar; return an empty list if one of them is not in the grammar."""
+    """Parse overrides by Hydra's grammar; return an empty list if one is invalid."""
     try:
         return OverridesParser.create().parse_overrides(list(overrides))
     except (HydraException, ValueError):  # Python raises ValueError for an integer of thousands of digits
@@ -138,7 +138,7 @@ def check_grid(overrides: Iterable[Override]) -> None:
 
 
 def _option_types() -> Iterator[tuple[str, str]]:
-    """Yield (dotted option, source text of its type) for each option of a run or sweep, in every group."""
+    """Yield (dotted option, source text of its type) for each option of a run or sweep."""
     kinds = [(group, kind) for group, kinds in GROUPS.items() for kind in kinds.values()]
     for section, kind in [("", RunConfig), ("sweep", SweepOptions), *kinds]:
         for option, field in option_fields(kind, section and f"{section}."):
@@ -150,13 +150,13 @@ def _option_types() -> Iterator[tuple[str, str]]:
 
 
 def all_options() -> set[str]:
-    """Return the names of all config groups, and the dotted names of all options of runs and sweeps."""
+    """Return the names of all config groups, and of all options of runs and sweeps."""
     fixed = {f"{group}.{name}" for group in GROUPS for name in ("name", "preset")}
     return {option for option, _ in _option_types()} - fixed | {*GROUPS, "+experiment"}
 
 
 def find_override(key: str, overrides: Sequence[str]) -> str:
-    """Return the last override that sets an option or a part of it, or the option's name if there is none."""
+    """Return the last override that sets an option or a part of it, or else the option."""
     return next(
         (text for text in reversed(overrides) if f"{text.lstrip('+~').split('=')[0]}.".startswith(f"{key}.")), key
     )
@@ -164,7 +164,7 @@ def find_override(key: str, overrides: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
-    """Convert errors of Hydra, OmegaConf and YAML to a ConfigError of one line, and hide Hydra's warnings."""
+    """Convert errors of Hydra, OmegaConf and YAML to a ConfigError; hide Hydra's warnings."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra")
@@ -192,7 +192,7 @@ def explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def explain_error(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Convert an error of Hydra or OmegaConf to one line with the override, the choices and the closest name."""
+    """Convert an error of Hydra or OmegaConf to one line with override, choices and remedy."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         if not group:

@@ -106,7 +106,7 @@ class OptimConfig:
     """Which parameters have weight decay: matrices and embeddings, or all, with gains and biases."""
 
     def resolve(self, steps: int) -> None:
-        """Set the options that depend on the schedule and the number of steps, and reject those without effect."""
+        """Set options that depend on schedule and steps, and reject those without effect."""
         if self.warmup_steps is None:
             self.warmup_steps = min(50, steps // 2)
         if self.warmup_steps > steps:
@@ -365,7 +365,7 @@ class RunConfig:
         return widths
 
     def identity(self) -> dict[str, Any]:
-        """Return the options that can change the numbers, with the resolved `init` and the reduced placement."""
+        """Return the options that can change the numbers, with `init` resolved."""
         placement = identity_tree(self.placement.without_defaults(self.model.depth))
         return identity_tree(self) | {"init": self.init_rule, "placement": placement}
 
@@ -402,6 +402,6 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
 
 
 def canonical_hash(tree: Any) -> str:
-    """Return the SHA-256, in hex, of plain values as JSON: keys sorted, no spaces, shortest exact floats."""
+    """Return the SHA-256, in hex, of JSON with sorted keys, no spaces, shortest exact floats."""
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

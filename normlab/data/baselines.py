@@ -33,7 +33,7 @@ COUNTS_FILE = "counts.npz"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of tokens and pairs in the training text, as the baselines of any validation window need them."""
+    """Counts of tokens and pairs in the training text, for the baselines of any window."""
 
     tokens_V: np.ndarray
     """c(b): count of each token."""
@@ -59,9 +59,9 @@ def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Cou
 
 
 def load_or_count(folder: Path, train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
-    """Return `count_tokens(...)`, cached in the folder of the corpus; replace a damaged cache file.
+    """Return `count_tokens(...)`, cached in the folder of the corpus.
 
-    In a read-only folder, the tokens are counted at every call.
+    A damaged cache file is replaced. In a read-only folder, the tokens are counted at every call.
     """
     path = folder / COUNTS_FILE
     with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

@@ -26,7 +26,7 @@ SIGNED = {2: torch.int16, 4: torch.int32}
 
 
 class Batches:
-    """Batches of training windows, drawn uniformly with replacement from all windows of the text.
+    """Batches of training windows, drawn uniformly with replacement.
 
     Args:
         tokens_N: The training tokens.
@@ -73,7 +73,7 @@ class Batches:
         return (uniform_B * self._num_starts).astype(np.int64)
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and targets of a step, both (B, T), int64, on the device; targets are one token later."""
+        """Return tokens and targets (one token later) of a step, both (B, T), int64, on the device."""
         starts_B = self.starts(step)
         if self._on_device_N is None:
             windows = self._tokens_N[starts_B[:, None] + self._offsets_T].astype(np.int64)

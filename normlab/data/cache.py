@@ -28,7 +28,7 @@ QUIET_S = 1.0
 
 @contextlib.contextmanager
 def locked(cache: Path, key: str) -> Iterator[Path]:
-    """Hold the lock for building one folder of a cache; yield the path of a temporary folder for its content.
+    """Hold the lock for building one folder of a cache; yield the path of a temporary folder.
 
     Also delete all temporary folders of killed processes.
 
@@ -76,7 +76,7 @@ def _try_lock(file: TextIO) -> bool:
 
 @contextlib.contextmanager
 def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
-    """Yield a new folder inside `temporary`, which replaces `folder` if the block raises no error.
+    """Yield a new folder, which replaces `folder` if the block raises no error.
 
     Open files of the previous folder stay readable. `temporary` is deleted before and after the block, with all files
     that the block writes there.
@@ -108,7 +108,7 @@ def _remove(path: Path) -> None:
 
 
 def _fsync(path: Path) -> None:
-    """Flush a file or folder to the disk, so that a power cut cannot leave a name without its content."""
+    """Flush a file or folder to the disk, so that a power cut cannot lose its content."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

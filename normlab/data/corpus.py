@@ -57,7 +57,7 @@ class Corpus:
     """Folder in the cache."""
 
     def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        """Return the cross entropy of validation targets under each baseline model, in nats/token (`baselines`)."""
+        """Return the loss of each baseline model on validation targets, in nats/token."""
         return baselines(load_or_count(self.folder, self.train, self.val, self.tokenizer.vocab_size), tokens, targets)
 
 
@@ -146,7 +146,7 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
     held_out = held_out_documents(digests, lengths, config.val_fraction)
 
     def split() -> Iterator[tuple[str, str]]:
-        """Yield the training text and the validation text of each document; one of them may be empty."""
+        """Yield the training and the validation text of each document; one may be empty."""
         for document, digest in zip(documents, digests, strict=True):
             if held_out:
                 yield ("", document) if digest in held_out else (document, "")
@@ -180,7 +180,7 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
 def _write_tokens(
     folder: Path, split_texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, max_tokens: dict[str, int] | None
 ) -> dict[str, dict[str, Any]]:
-    """Write the tokens of both parts, a few pieces at a time; return the length and the hash of each file."""
+    """Write the tokens of both parts; return the length and the hash of each file."""
     dtype = token_dtype(tokenizer.vocab_size)
     end = np.array([tokenizer.end_of_document], dtype)
     hashes = {part: hashlib.sha256() for part in PARTS}
@@ -206,7 +206,7 @@ def _write_tokens(
 
 
 def _batches(split_texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str, bool]]]:
-    """Yield batches of pieces, of about `PIECE` characters, as (part, text, whether the piece ends its document)."""
+    """Yield batches of about `PIECE` characters, as (part, text, whether it ends a document)."""
     batch, characters = [], 0
     for texts in split_texts:
         for part, text in zip(PARTS, texts, strict=True):

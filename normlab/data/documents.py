@@ -21,7 +21,7 @@ MAX_OVERSHOOT = 1.5
 
 
 class Spool:
-    """Documents in a file on disk, written once from an iterator and then read any number of times.
+    """Documents in a file on disk, written once and read any number of times.
 
     Empty documents are dropped.
 
@@ -53,7 +53,7 @@ def first_characters(documents: Iterable[str], characters: int) -> Iterator[str]
 
 
 def held_out_documents(digests: Sequence[bytes], lengths: Sequence[int], val_fraction: float) -> set[bytes]:
-    """Return the digests of the held-out documents, or an empty set if the end of each document must be held out.
+    """Return the digests of the held-out documents; empty to hold out the ends of documents.
 
     Documents are added in the order of their SHA-256 until they have `val_fraction` of all characters. A document that
     would raise the fraction above 1.5 x `val_fraction` is skipped. Equal documents stay together, so that no validation
@@ -81,7 +81,7 @@ def held_out_documents(digests: Sequence[bytes], lengths: Sequence[int], val_fra
 
 
 def tail_start(text: str, val_fraction: float) -> int:
-    """Return the index of the first held-out character of a document; `len(text)` if none is held out.
+    """Return the index of the first held-out character of a document, `len(text)` if none.
 
     The tail is the last `val_fraction` of the characters, rounded down. The tail starts at the beginning of a line,
     unless that would make it less than half as long.

@@ -94,7 +94,7 @@ def source_sha256(sources: Iterable[Source]) -> str:
 
 
 def invalid_utf8_at(path: Path) -> int | None:
-    """Return the offset of the first byte of a file that is not UTF-8, or None if the file is UTF-8.
+    """Return the offset of the first byte that is not UTF-8, or None for a UTF-8 file.
 
     Raises:
         DataError: The file cannot be read.
@@ -183,7 +183,7 @@ def read_documents(sources: Iterable[Source], column: str) -> Generator[str]:
 
 
 def _json_column(path: Path, column: str) -> Iterator[Any]:
-    """Yield a column of JSON rows, with None for a row without the column. A row may also be a string: its text."""
+    """Yield a column of JSON rows, with None for a row without it; a row may be a string."""
     with _opened_text(path) as file:
         rows = (row for value in _json_values(file) for row in (value if isinstance(value, list) else [value]))
         for number, row in enumerate(rows):
@@ -193,7 +193,7 @@ def _json_column(path: Path, column: str) -> Iterator[Any]:
 
 
 def _json_values(file: io.TextIOWrapper) -> Iterator[Any]:
-    """Yield the JSON values of a file; a value may span lines. Memory holds one chunk, or twice the longest value."""
+    """Yield the JSON values of a file, with at most twice the longest value in memory."""
     decoder, text = json.JSONDecoder(), ""
     while chunk := file.read(max(CHUNK, len(text))):
         text += chunk
@@ -263,7 +263,7 @@ def _files(paths: Iterable[str]) -> list[Source]:
 
 
 def files_below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Source]:
-    """Return the files below a folder, sorted by path, without hidden files and the folders in `skipped`."""
+    """Return the files below a folder, sorted by path, without hidden and `skipped` ones."""
     paths = []
     for folder, folders, names in os.walk(root, onerror=_raise_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in skipped]

@@ -126,7 +126,7 @@ class HubText:
                 raise self._error(error) from error
 
     def _may_be_cached(self) -> bool:
-        """Return whether the cache of `datasets` has a folder of the dataset; importing `datasets` takes too long."""
+        """Return whether the cache of `datasets` has the dataset, without the slow import."""
         from huggingface_hub import constants
 
         cache = Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")).expanduser()

@@ -49,7 +49,7 @@ def endpoint() -> str:
 
 
 def query_hub(request: Callable[[float], T]) -> T:
-    """Return the result of a request to the hub, within the timeout even if name resolution hangs.
+    """Return the result of a request to the hub; raise NoAnswer after the timeout.
 
     Args:
         request: Sends the request, with a timeout in seconds.
@@ -150,7 +150,7 @@ def _causes(error: Exception) -> list[BaseException]:
 
 
 def _timeout() -> float:
-    """Return the timeout of the first request in seconds: `NORMLAB_HUB_PATIENCE`, or `DEFAULT_TIMEOUT_S`.
+    """Return the timeout in seconds: `NORMLAB_HUB_PATIENCE`, or `DEFAULT_TIMEOUT_S`.
 
     Raises:
         DataError: The variable is not a positive number.

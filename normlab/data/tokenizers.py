@@ -99,7 +99,7 @@ class BytesTokenizer(Tokenizer):
 
 
 class CharsTokenizer(Tokenizer):
-    """Characters in the order of their code points, then the end of a document, then the unknown character.
+    """Characters by code point, then the end of a document, then the unknown character.
 
     A character outside the alphabet encodes to `unknown`, which decodes to U+FFFD.
 
@@ -168,7 +168,7 @@ class SubwordTokenizer:
             raise ValueError(f"{name}: has a token {self.end_of_document - 1} (at most {MAX_VOCAB_SIZE - 2})")
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, without the special tokens that some tokenizers add around it."""
+        """Return the tokens of a text, without special tokens at its start and end."""
         return np.concatenate(self.encode_batch(list(pieces(text))))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -241,7 +241,7 @@ def from_state(state: dict[str, Any]) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> SubwordTokenizer:
-    """Train byte-level BPE with at most `vocab_size` tokens; it can encode every text, and decoding is exact.
+    """Train byte-level BPE, which encodes every text exactly, with at most `vocab_size` tokens.
 
     256 tokens are bytes and one is the end of a document. A pair that occurs once is not merged, so a short text gives
     a smaller vocabulary. Training is deterministic.
@@ -268,7 +268,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> Sub
 
 
 def pretrained_tokenizer(name: str) -> SubwordTokenizer:
-    """Return a tokenizer by its name on the hub or by its path. Only tokenizer.json is read; no code runs.
+    """Return a tokenizer by its name on the hub or its path, from tokenizer.json alone.
 
     A tokenizer in the cache of the hub's library is used without a request.
 
@@ -293,7 +293,7 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
 
 
 def local_tokenizer(name: str) -> Path | None:
-    """Return the tokenizer.json that `name` is the path of, or None if `name` is not such a path."""
+    """Return the tokenizer.json at the path `name`, or None if there is no such file."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user
     if path.is_dir():
         path = path / "tokenizer.json"
@@ -319,12 +319,12 @@ def _download(name: str) -> Path:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the narrowest little-endian unsigned dtype, of 16 or 32 bits, that holds every token."""
+    """Return the little-endian unsigned dtype, of 16 or 32 bits, that holds every token."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces of at most `PIECE` characters, such that the tokens of all pieces are those of the text.
+    """Yield pieces of at most `PIECE` characters whose tokens together are those of the text.
 
     This is exact for bytes, characters and byte-level BPE that is cut at a space. A pretrained tokenizer that marks the
     start of its input (SentencePiece) marks the start of each piece.
@@ -340,7 +340,7 @@ def pieces(text: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """Convert a Rust panic to a RuntimeError; its class is a BaseException that cannot be imported."""
+    """Convert a Rust panic, whose BaseException cannot be imported, to a RuntimeError."""
     try:
         yield
     except BaseException as error:
@@ -373,7 +373,7 @@ def _code_points(text: str) -> np.ndarray:
 
 
 def _checked(tokens_T: np.ndarray | Iterable[int], vocab_size: int) -> np.ndarray:
-    """Return the tokens as int64; raise ValueError outside 0..V-1, because numpy accepts negative indices."""
+    """Return the tokens as int64; raise ValueError for a token outside 0..V-1."""
     ids_T = np.asarray(tokens_T if isinstance(tokens_T, np.ndarray) else list(tokens_T), dtype=np.int64)
     if ids_T.size and not (ids_T.min() >= 0 and ids_T.max() < vocab_size):
         raise ValueError(f"tokens must be in 0..{vocab_size - 1}; got {ids_T.min()}..{ids_T.max()}")

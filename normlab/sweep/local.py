@@ -29,7 +29,7 @@ _MEMORY_MESSAGES = ("std::bad_alloc", "Cannot allocate memory", "CUDA out of mem
 
 
 class LocalExecutor:
-    """Runs packs as processes of this machine; has the same methods as `SlurmExecutor`, for the supervisor.
+    """Runs packs as processes of this machine; has the methods of `SlurmExecutor`.
 
     Args:
         folder: The folder of the sweep.
@@ -66,7 +66,7 @@ class LocalExecutor:
                 yield outcome
 
     def stop(self, *, again: bool) -> str:
-        """Stop the processes after a signal, or kill them after a second signal (`again`); return a message."""
+        """Stop the processes after a signal, kill them after a second (`again`); return a message."""
         for process in self._processes:
             process.stop()
             if again:
@@ -151,7 +151,7 @@ class PackProcess:
         return PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time())
 
     def stop(self, cause: str = _STOPPED[0], detail: str = _STOPPED[1]) -> None:
-        """Send SIGTERM, so that the process writes a checkpoint and stops; `poll` kills it after `GRACE_S`."""
+        """Stop the process with a checkpoint (SIGTERM); `poll` kills it after `GRACE_S`."""
         if self._stopped is None:
             self._stopped, self._kill_at = (cause, detail), time.monotonic() + GRACE_S
             with contextlib.suppress(ProcessLookupError):
@@ -180,7 +180,7 @@ class PackProcess:
         return [line for line in text.splitlines() if line.strip()][-lines:]
 
     def _seconds_silent(self) -> float:
-        """Return the seconds since a byte was written to the log or to the record of one of the runs."""
+        """Return the seconds since the last write to the log or to the record of a run."""
         runs = [plans.run_of(self._folder, run) for run in self._runs]
         # A new status or checkpoint replaces a file, which changes the folder.
         paths = [path for run in runs for path in (run.path, run.metrics_path)]
@@ -231,7 +231,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _memory_kills() -> int:
-    """Return the number of processes in this control group that the system has killed for lack of memory."""
+    """Return the number of processes in this cgroup that were killed for lack of memory."""
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
         lines = Path("/sys/fs/cgroup", group.lstrip("/"), "memory.events").read_text().splitlines()

@@ -27,7 +27,7 @@ _PER_RUN = {
 
 
 def pack_key(config: RunConfig) -> str:
-    """Return as canonical JSON the options that must be equal within a pack; runs with one key may share a pack."""
+    """Return as canonical JSON the options that must be equal within a pack."""
     tree = plain_tree(config)
     for option in ("seed", "init", "tracking"):
         del tree[option]

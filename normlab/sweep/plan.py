@@ -43,7 +43,7 @@ def make_plan(
     composed: Sequence[tuple[list[str], RunConfig]],
     show_progress: Callable[[str], None] = lambda _: None,
 ) -> PlannedSweep:
-    """Return the plan of a sweep, with the packs of the stored plan if it exists. Writes no file.
+    """Return the plan of a sweep, with the packs of the stored plan, if any; write no file.
 
     Args:
         options: The options of the sweep.
@@ -94,7 +94,7 @@ def make_plan(
 
 
 def _pack_size(options: SweepOptions, configs: Sequence[RunConfig]) -> tuple[int, int | None]:
-    """Return the largest pack size of the sweep and, with sweep.pack=auto, the memory in bytes that limits it.
+    """Return the largest pack size and, with sweep.pack=auto, the bytes that limit it.
 
     With sweep.pack=auto, the size is the smallest of the sizes for each config.
     """
@@ -118,7 +118,7 @@ def _size_notes(packs: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _existing_run_notes(runs: Sequence[RunFolder], packs: Sequence[Sequence[int]]) -> list[str]:
-    """Return a note on existing runs that were trained in other packs than a new sweep would train them in.
+    """Return a note on existing runs that were trained in other packs than planned.
 
     Args:
         runs: All runs of the sweep.
@@ -209,7 +209,7 @@ def _check_configs(configs: Sequence[RunConfig]) -> None:
 
 
 def _default_name(options: SweepOptions, runs: Sequence[PlannedRun]) -> str:
-    """Return a name made of the varied options and a hash of the runs, equal for equal overrides."""
+    """Return a name of varied options and a hash of the runs, equal for equal overrides."""
     keys = dict.fromkeys(
         override.partition("=")[0].lstrip("+").rpartition(".")[2] for run in runs for override in run.overrides
     )

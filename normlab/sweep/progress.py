@@ -39,7 +39,7 @@ WAITING, RUNNING, STOPPED = "waiting", "running", "stopped"
 
 
 def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
-    """Yield a sweep's name, runs, packs, notes and tokens, and `with_packs` a table of the packs to train."""
+    """Yield a sweep's name, runs, packs, notes and tokens, and (`with_packs`) its open packs."""
     left = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(folder, run))}
     packs = [pack for pack in plan.packs if left.intersection(pack.runs)]
     completed = len(plan.runs) - len(left)
@@ -113,7 +113,7 @@ def _result_row(run: RunFolder, planned: PlannedRun, failure: PackOutcome | None
 
 
 class PackProgress:
-    """The progress of a pack, from the records of its runs; a run with an unreadable record counts as not started.
+    """The progress of a pack, from the records of its runs (0 without a readable one).
 
     Args:
         folder: The folder of the sweep.
@@ -192,7 +192,7 @@ class ProgressDisplay:
         self._stream = SafeStream(sys.stderr)
 
     def start(self, plan: Plan, packs: Sequence[Pack], failed: Mapping[int, PackOutcome]) -> None:
-        """Show the packs to train and the failed packs that are not retried; on a terminal, start the table.
+        """Show the packs to train and the failed packs; on a terminal, start the table.
 
         Args:
             plan: The plan of the sweep; all packs that are in neither argument below are completed.
@@ -282,7 +282,7 @@ class ProgressDisplay:
         return table
 
     def _summary(self) -> str:
-        """Return as text the number of packs by state, the number of unusual outcomes, and the time left."""
+        """Return as text the packs by state, the unusual outcomes and the time left."""
         packs = self._packs.values()
         states = Counter("failed" if pack.state in FAILURES else pack.state for pack in packs)
         states["completed"] = states.pop(FINISHED, 0) + self._completed_before
@@ -298,7 +298,7 @@ class ProgressDisplay:
 
 
 def _time_left(gained: float, left: float, started: float) -> str:
-    """Return the estimated time for the work `left`, at the speed since `started`; empty if unknown."""
+    """Return the estimated time for the work `left` at the speed so far; empty if unknown."""
     return format_duration(left * (time.monotonic() - started) / gained) if gained > 0 and left else ""
 
 

@@ -31,7 +31,7 @@ NOTICE_S = 120
 
 
 class SlurmExecutor:
-    """Submits the packs of a sweep to Slurm, and reads their outcomes; has the same methods as `LocalExecutor`.
+    """Submits packs to Slurm, and reads their outcomes; has the methods of `LocalExecutor`.
 
     Args:
         folder: The folder of the sweep.
@@ -93,7 +93,7 @@ class SlurmExecutor:
         return []
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
-        """Yield the outcome of each pack whose task has ended, and report tasks whose log shows that they started."""
+        """Yield the outcome of each pack whose task has ended; report tasks that have started."""
         if time.monotonic() - self._polled >= POLL_EVERY_S:
             self._polled = time.monotonic()
             for number in sorted(self._not_started & {pack.number for pack in plan.packs}):
@@ -120,7 +120,7 @@ class SlurmExecutor:
             plans.write_queue(self._folder, self._queue)
 
     def stop(self, *, again: bool) -> str:
-        """Stop watching; the tasks continue, because a shell on a login node dies easily. `again` is unused."""
+        """Stop watching; the tasks continue, because a shell on a login node dies easily."""
         del again
         packs = "1 pack continues" if len(self._queue) == 1 else f"{len(self._queue)} packs continue"
         command, self._queue, self._not_started = self.cancel_command, {}, set()
@@ -174,7 +174,7 @@ class SlurmExecutor:
         plans.write_queue(self._folder, self._queue)
 
     def _ended(self, gone_for_s: float) -> dict[int, str]:
-        """Return the packs whose tasks have ended, by number, with the task's final state, "" if unknown."""
+        """Return the final state ("" if unknown) of each pack whose task has ended, by number."""
         ended: dict[int, str] = {}
         in_slurm: dict[str, int] = {}
         for number, submitted in self._queue.items():

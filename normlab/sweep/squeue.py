@@ -1,7 +1,7 @@
 """Ask Slurm which tasks have left its queue, with or without accounting.
 
 squeue lists every pending or running task and, for some minutes (`MinJobAge`), the final state of a task. sacct keeps
-the final state, but works only if accounting is set up. A command that fails says nothing about a task.
+the final state, but works only if accounting is set up. The failure of a command is no evidence that a task has ended.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ class Squeue:
     """Records the time at which each task left the queue."""
 
     def __init__(self) -> None:
-        self._asked = self._answered = -float("inf")
+        self._last_call = self._last_answer = -float("inf")
         self._gone: dict[str, tuple[float, str]] = {}
         """By task: the time at which it left the queue, and its final state ("" if unknown)."""
 
     def gone(self, tasks: Collection[str], *, min_seconds: float) -> dict[str, str]:
-        """Return the final state ("" if unknown) of each task that has been out of the queue for `min_seconds`.
+        """Return the final state ("" if unknown) of tasks out of the queue for `min_seconds`.
 
         Args:
             tasks: Slurm's names, JOB or ARRAY_INDEX.
             min_seconds: Time between the first and the last answer of squeue without the task.
         """
         now = time.monotonic()
-        if tasks and now - self._asked >= ASK_EVERY_S:
-            self._asked = now
+        if tasks and now - self._last_call >= ASK_EVERY_S:
+            self._last_call = now
             states = _ask(tasks, "squeue", "--array", "--states=all", "--format=%i|%T")
             if states is not None:
-                self._answered = now
+                self._last_answer = now
                 for task in tasks:
                     state = states.get(task, "")
                     if state and state not in CAUSES:
@@ -61,7 +61,7 @@ class Squeue:
         gone = {
             task: state
             for task, (since, state) in self._gone.items()
-            if task in tasks and self._answered - since >= min_seconds
+            if task in tasks and self._last_answer - since >= min_seconds
         }
         if unknown := [task for task, state in gone.items() if not state]:
             # The answer is None without accounting.

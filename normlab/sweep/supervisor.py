@@ -43,7 +43,7 @@ class SweepResult:
 
     @property
     def code(self) -> int:
-        """The exit code of the command: 0 if all packs are completed, 128 + n after signal n, else 1."""
+        """The exit code: 0 if all packs are completed, 128 + n after signal n, else 1."""
         return 128 + self.signal if self.signal else int(bool(self.failed or self.incomplete))
 
 
@@ -155,7 +155,7 @@ class _Supervisor:
         self.display.pack_ended(self.plan, outcome, halves)
 
     def _halve_after(self, outcome: PackOutcome) -> list[Pack]:
-        """If a pack of several runs ran out of memory, replace it by two halves in the plan; return the halves."""
+        """If a pack ran out of memory, replace it by two halves in the plan; return the halves."""
         pack = self.plan.pack_of(outcome.pack)
         if outcome.cause != MEMORY or len(pack.runs) < 2:
             return []
@@ -170,7 +170,7 @@ class _Supervisor:
 
 @contextmanager
 def _received_signals() -> Iterator[list[int]]:
-    """Yield a list to which SIGINT and SIGTERM are appended instead of ending the process (in the main thread)."""
+    """Yield a list that collects SIGINT and SIGTERM instead of ending the process."""
     received: list[int] = []
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

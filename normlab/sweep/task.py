@@ -68,7 +68,7 @@ class Task:
         return outcome.cause
 
     def checkpoint(self) -> DelayedSubmission:
-        """Stop the pack with a checkpoint, and return the task to queue. submitit calls this in a signal handler."""
+        """Stop the pack with a checkpoint and return the task to queue, in submitit's handler."""
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:

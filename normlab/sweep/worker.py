@@ -74,14 +74,14 @@ def _train(folder: Path, number: int) -> int:
 
 
 def wait_until_inactive(runs: Sequence[RunFolder]) -> None:
-    """Wait until the processes of a killed supervisor have written the checkpoints of these runs."""
+    """Wait until the processes of a killed supervisor have written their checkpoints."""
     deadline = time.monotonic() + GRACE_S + 5
     while any(run.is_active() for run in runs) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
 def _stop_with_parent() -> None:
-    """Wait until standard input closes; then send SIGTERM, and kill this session after the grace period."""
+    """Stop this process when standard input closes; kill its session after `GRACE_S`."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass

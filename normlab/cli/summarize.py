@@ -40,17 +40,17 @@ def summarize(
 ) -> None:
     """Print outcome, losses and speed of each run or cell.
 
-    With --by, the runs that agree in these options form a cell, shown with means and intervals over seeds. A cell is
-    shown at its best learning rate, selected on the same validation loss, and at a learning rate that all cells share.
+    With --by, runs with the same values of these options form a cell, with means and intervals over seeds. A cell is
+    printed at its best learning rate, selected on the same loss, and at a learning rate that all cells share.
 
-    Options may be short where one option has that name: depth for model.depth.
+    Unambiguous short names are accepted: depth for model.depth.
 
-    Outcomes: a run is stuck if its final loss is in the band around the corpus's unigram entropy, and no evaluation was
-    lower. The band reaches from 5 % below the entropy (or from halfway to the bigram entropy, if that is closer) to 5 %
-    above it. A run has regressed if an evaluation was below this band and the last one is not, if one was in it and the
-    last is above, or if the last is more than 5 % above both ln V and the initial loss. It has diverged if the loss is
-    not finite, or more than 1 nat/token above both ln V and the initial loss. In paired tests a
-    diverged run counts as worse than any finite loss; it is never dropped.
+    Outcomes: the band reaches from 5 % below the corpus's unigram entropy (or from halfway to the bigram entropy, if
+    that is closer) to 5 % above it. A run is stuck if its final loss is in the band and no evaluation was below it. A
+    run has regressed if its final loss is in a higher range than its best loss: the ranges are below the band, in it,
+    above it, and more than 5 % above both ln V and the initial loss. A run has diverged if its loss is not finite, or
+    more than 1 nat/token above both ln V and the initial loss. In paired tests a diverged run counts as worse than any
+    finite loss; a diverged run is never dropped.
     """
     from normlab.report.runs_table import summarize as rows_of
     from normlab.report.tables import render

@@ -45,11 +45,11 @@ LARGEST_LOSS = 3.5e38
 RULES = {
     STUCK: f"the final validation loss is in the band around the unigram entropy ({BAND:.0%}), and no evaluation "
     "was below that band: the run has learned how often tokens occur, and nothing of their context",
-    REGRESSED: "an evaluation was below the band around the unigram entropy and the last one is not, or one was in the "
-    f"band and the last one is above it, or the last one is more than {BAND:.0%} above the larger of ln V and the "
-    "initial loss",
-    DIVERGED: f"the loss or gradient was NaN or infinite, or the final validation loss is more than {MARGIN:g} nat "
-    "above the larger of ln V and the initial loss",
+    REGRESSED: "the final validation loss is in a higher range than the best one; the ranges are: below the band "
+    f"around the unigram entropy, in the band, above the band, and more than {BAND:.0%} above the larger of ln V and "
+    "the initial loss",
+    DIVERGED: f"the loss or gradient was NaN or infinite, or the final validation loss is more than {MARGIN:g} "
+    "nat/token above the larger of ln V and the initial loss",
 }
 """The rules as text, for tables and pages."""
 WHOLE_TEXT_NOTE = "baselines of the whole validation text"

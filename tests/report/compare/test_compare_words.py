@@ -88,7 +88,7 @@ def test_another_results_folder(sweeps, run_command, tmp_path):
         (["-o", "Makefile"], "-o Makefile: exists and is not HTML; choose another name, such as Makefile.html"),
         (["nane0"], "nane0: neither a folder nor a sweep; no run 'nane0' in results (did you mean 'name0'?)"),
         (["later"], "later: none of the sweep's 1 runs has started"),
-        (["deserted"], "no runs in deserted: make one"),
+        (["deserted"], "no runs in deserted: train one"),
         (["results", "--results-dir", "nowhere", "-o", "x.pdf"], "-o x.pdf: a page is HTML"),
         (["-o", "results"], "-o results: is a folder"),
         (["--format", "pdf"], "--format pdf: unknown format 'pdf'"),
@@ -96,7 +96,7 @@ def test_another_results_folder(sweeps, run_command, tmp_path):
         (["--by", "narm"], "--by narm: no run has this option (did you mean 'norm'?)"),
         (["--where", "norm=dyt"], "--where norm=dyt: no run matches"),
         (["--where", "norm"], "--where 'norm': not a condition"),
-        (["--results-dir", "nowhere"], "no runs in nowhere: make one"),
+        (["--results-dir", "nowhere"], "no runs in nowhere: train one"),
     ],
 )
 def test_errors_are_one_line_and_leave_no_file(sweeps, run_command, arguments, message):

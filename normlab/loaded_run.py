@@ -24,11 +24,11 @@ from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
 from normlab.store.files import io_error
+from normlab.store.format import CLIP_FACTOR_KEY, RUN_FILE
 from normlab.store.query import resolve_run
 from normlab.store.reading import LARGEST_TOKENIZER
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.store.schema import CLIP_FACTOR_KEY, RUN_FILE
 from normlab.train import checkpoint
 from normlab.train.identity import versions
 from normlab.train.prepare import PLUGINS, TOKENIZER_FILE

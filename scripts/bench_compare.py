@@ -27,7 +27,7 @@ from playwright.sync_api import Error, sync_playwright
 from records import Record, write_sweep
 
 from normlab.report.pages.browser import FLAGS, find_browser
-from normlab.store.schema import DIVERGED, FINISHED
+from normlab.store.format import DIVERGED, FINISHED
 
 NORMS = ("rmsnorm", "layernorm", "batchnorm", "dyt", "scalenorm")
 PLACEMENTS = ("pre", "post")

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from records import Record, write_run
 
-from normlab.store.schema import DIVERGED, FINISHED, RUNS_FOLDER
+from normlab.store.format import DIVERGED, FINISHED, RUNS_FOLDER
 
 NORMS = ("rmsnorm", "layernorm", "batchnorm", "dyt", "scalenorm")
 PLACEMENTS = ("pre", "post", "peri", "deepnorm")

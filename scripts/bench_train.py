@@ -57,8 +57,8 @@ from normlab.data.corpus import Corpus, open_corpus
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.store.runs import RunFolder
-from normlab.tracking.base import Row
 from normlab.tracking.console import Console
+from normlab.tracking.tracker import Row
 from normlab.tracking.wandb import WandbTracker
 from normlab.train.loop import Loop
 from normlab.train.machine import RuntimeSettings, apply, resolve

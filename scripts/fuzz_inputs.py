@@ -735,7 +735,7 @@ SIZES = ("context", "width", "mlp_width", "depth", "heads")
 
 def with_absurd_size(draw: random.Random, record: dict[str, Any]) -> tuple[str, bytes]:
     """Return a run.json with an absurd size in its config and a valid checksum."""
-    from normlab.store.schema import CHECKSUM_KEY, with_checksum
+    from normlab.store.format import CHECKSUM_KEY, with_checksum
 
     name, value = draw.choice(SIZES), draw.choice([-1, 0, 7, 2**17, 2**20, 2**40, 10**30, 1.5, "x", None])
     record["config"]["model"][name] = value

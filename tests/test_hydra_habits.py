@@ -29,7 +29,7 @@ CONFIGS: dict[str, Any] = {
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("normlab.train.run", "train"),
     "sweep": ("normlab.sweep.plan", "make_plan"),
-    "verify": ("normlab.verify.run", "checks_of_run"),
+    "verify": ("normlab.verify.selection", "checks_of_run"),
     "propagation": ("normlab.propagation.measure", "measure_rows"),
 }
 """For each command the function that receives the config or configs."""

@@ -13,8 +13,8 @@ import pytest
 import normlab
 from normlab.config import memory
 from normlab.errors import StoreError
+from normlab.store.format import CHECKSUM_KEY, with_checksum
 from normlab.store.runs import RunFolder
-from normlab.store.schema import CHECKSUM_KEY, with_checksum
 from support.run_folders import Command, contents
 
 

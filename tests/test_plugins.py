@@ -21,8 +21,8 @@ from normlab.norms.base import NORMS
 from normlab.placements.algebra import ROWS_BY_NAME
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.init_rules import INIT_RULES
+from normlab.store.format import CHECKSUM_KEY, with_checksum
 from normlab.store.runs import RunFolder
-from normlab.store.schema import CHECKSUM_KEY, with_checksum
 from normlab.train.identity import describe
 from normlab.train.machine import resolve
 from normlab.train.run import train

@@ -15,10 +15,10 @@ from normlab.config.schema import AdamW
 from normlab.report.results import read_results
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
+from normlab.store.format import LOCK_FILE
 from normlab.store.query import select_runs
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.store.schema import LOCK_FILE
 from normlab.store.series import series
 from normlab.train.optim import learning_rate
 from normlab.train.run import train

@@ -123,7 +123,7 @@ def _values(command: str, chosen: dict[str, str]) -> dict[str, list[str]]:
     """
     from normlab.config.corpora import DATA
     from normlab.config.schema import OPTIMIZERS, RunConfig
-    from normlab.config.sweep import SweepOptions
+    from normlab.config.sweep_options import SweepOptions
     from normlab.placements.init_rules import INIT_RULES
 
     values: dict[str, list[str]] = {}

@@ -141,7 +141,7 @@ def _compiler() -> tuple[str, str, str]:
 
 def _corpus() -> tuple[str, str, str]:
     from normlab.config.corpora import StdlibData
-    from normlab.data.files import find_sources
+    from normlab.data.corpus_files import find_sources
 
     try:
         sources = find_sources(StdlibData())
@@ -152,7 +152,7 @@ def _corpus() -> tuple[str, str, str]:
 
 
 def _wandb() -> tuple[str, str, str]:
-    from normlab.tracking.wandb import wandb_environment
+    from normlab.tracking.wandb_service import wandb_environment
 
     try:
         settings = wandb_environment()

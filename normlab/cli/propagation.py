@@ -29,7 +29,7 @@ def propagation(
     from normlab.config.compose import compose_grid
     from normlab.config.hydra_flags import show_config
     from normlab.propagation.measure import measure_rows
-    from normlab.propagation.table import power_laws, table_row, write_page
+    from normlab.propagation.render import power_laws, table_row, write_page
     from normlab.report.pages.shell import check_page
     from normlab.report.tables import render
 

@@ -23,7 +23,7 @@ def verify(
     from normlab.config.compose import compose_run, norm_presets, overrides_in
     from normlab.config.hydra_flags import show_config
     from normlab.report.tables import render
-    from normlab.verify.run import checks_of_catalogue, select_checks, verdict
+    from normlab.verify.selection import checks_of_catalogue, select_checks, verdict
 
     if show_config(overrides or []):
         return 0

@@ -49,7 +49,7 @@ from normlab.config.override_errors import (
     rewrite_overrides,
 )
 from normlab.config.schema import OPTIMIZERS, RunConfig
-from normlab.config.sweep import SweepOptions
+from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, no_effect
 from normlab.norms.base import NormConfig
 from normlab.norms.base import load_all as load_norms

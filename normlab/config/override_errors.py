@@ -23,7 +23,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, Vali
 from normlab.config.corpora import DATA, HubData
 from normlab.config.option_names import hint, meanings
 from normlab.config.schema import OPTIMIZERS, RunConfig, RunOptions
-from normlab.config.sweep import SweepOptions
+from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.norms.base import NORMS
 from normlab.options import option_fields

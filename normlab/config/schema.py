@@ -20,7 +20,7 @@ from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import FORMER_NAMES, PLACEMENTS, Placement
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import plugin_file
-from normlab.stats.options import StatsConfig
+from normlab.stats.config import StatsConfig
 from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 
 

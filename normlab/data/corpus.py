@@ -25,8 +25,8 @@ from normlab.config.schema import canonical_hash
 from normlab.data import tokenizers
 from normlab.data.baselines import baselines, load_or_count
 from normlab.data.cache import atomic_folder, locked
+from normlab.data.corpus_files import FilesText
 from normlab.data.documents import SPLIT_VERSION, Spool, first_characters, held_out_documents, tail_start
-from normlab.data.files import FilesText
 from normlab.data.hub import HubText
 from normlab.data.tokenizers import PIECE, Tokenizer, local_tokenizer, pieces, pretrained_tokenizer, token_dtype
 from normlab.errors import DataError

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from normlab.config.corpora import HubData, NamedData
-from normlab.data.files import files_below, source_sha256
+from normlab.data.corpus_files import files_below, source_sha256
 from normlab.data.hub_access import NoAnswer, endpoint, hub_error, import_hub, query_hub, reason_of
 from normlab.errors import DataError, did_you_mean, notify
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab import catalogue
-from normlab.explain import norms
+from normlab.explain import norm_examples
 from normlab.explain.flow import flows
 from normlab.explain.layout import layout
 from normlab.placements.base import load_all
@@ -32,13 +32,13 @@ def page_data() -> dict[str, Any]:
     """Return the matrix, the live norms, every norm's output, and every placement."""
     return {
         "version": __version__,
-        "original": norms.ORIGINAL,
-        "limit": norms.LIMIT,
-        "presets": norms.PRESETS,
-        "updates": norms.UPDATES,
-        "groups": norms.GROUPS,
-        "live": norms.live_norms(),
-        "norms": norms.all_norms(),
+        "original": norm_examples.ORIGINAL,
+        "limit": norm_examples.LIMIT,
+        "presets": norm_examples.PRESETS,
+        "updates": norm_examples.UPDATES,
+        "groups": norm_examples.GROUPS,
+        "live": norm_examples.live_norms(),
+        "norms": norm_examples.all_norms(),
         "placements": placements(),
     }
 

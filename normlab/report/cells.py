@@ -16,9 +16,9 @@ from normlab.report.intervals import Replicate
 from normlab.report.learning_rates import Losses, Ranking, arrange, badness, best_lr, ranking
 from normlab.report.results import UNFINISHED, RunResult, damage_of, damaged_run_warnings, mixed_settings
 from normlab.report.settings import LR, format_setting, setting
+from normlab.store.format import DAMAGED, DIVERGED, number
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.parts import Setting
-from normlab.store.schema import DAMAGED, DIVERGED, number
 
 
 @dataclass(frozen=True)

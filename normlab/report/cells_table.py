@@ -22,10 +22,10 @@ from normlab.report.learning_rates import USABLE, sensitivity, shared_lr
 from normlab.report.results import STATES, RunResult, mixed_settings, read_results
 from normlab.report.settings import format_setting, parse_conditions, resolve_options, select_where
 from normlab.report.tables import Row
+from normlab.store.format import number
 from normlab.store.outcome import loss_of
 from normlab.store.query import select_runs
 from normlab.store.record import RunRecord
-from normlab.store.schema import number
 from normlab.store.series import Evaluation, evaluations
 
 BEST, SHARED = "", "shared_"

@@ -13,8 +13,8 @@ from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format
 from normlab.report.learning_rates import EDGE
 from normlab.report.results import STATES
 from normlab.report.tables import Row, fold_lines, render, terminal_width
+from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, WHOLE_TEXT_NOTE
-from normlab.store.schema import FINISHED
 
 NO_SENSITIVITY = "-"
 """S of a cell without a usable learning rate."""

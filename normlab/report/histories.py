@@ -17,9 +17,9 @@ from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
 from normlab.stats.derived import later_half
 from normlab.stats.profiles import Array, Profiles, join
 from normlab.stats.registry import STATISTICS, layers_of, values_of
+from normlab.store.format import COMPLETED_STATES, RUNNING
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.store.schema import COMPLETED_STATES, RUNNING
 
 SPIKES = "spikes"
 """The name that `normlab inspect` accepts for the spikes of the loss and the gradient norm."""

@@ -20,12 +20,12 @@ from normlab.report.settings import (
     setting,
     settings_of,
 )
+from normlab.store.format import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, STATUS_FILE
 from normlab.store.outcome import OUTCOMES, loss_of
 from normlab.store.parts import Setting
 from normlab.store.query import NO_RUN_STATES, count_not_started
 from normlab.store.reading import HOW_TO_FIX
 from normlab.store.record import RunRecord
-from normlab.store.schema import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, STATUS_FILE
 
 UNFINISHED = "unfinished"
 STATES = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)

@@ -12,12 +12,7 @@ from typing import Any
 from normlab.errors import StoreError
 from normlab.report.settings import select_where, setting
 from normlab.report.tables import Row, counted
-from normlab.store.outcome import OUTCOMES, final_losses
-from normlab.store.parts import Setting, finite
-from normlab.store.query import select_runs
-from normlab.store.reading import HOW_TO_FIX, Rows
-from normlab.store.record import RunRecord
-from normlab.store.schema import (
+from normlab.store.format import (
     DAMAGED,
     DIVERGED,
     FAILED,
@@ -27,6 +22,11 @@ from normlab.store.schema import (
     STATUS_FILE,
     number,
 )
+from normlab.store.outcome import OUTCOMES, final_losses
+from normlab.store.parts import Setting, finite
+from normlab.store.query import select_runs
+from normlab.store.reading import HOW_TO_FIX, Rows
+from normlab.store.record import RunRecord
 from normlab.store.series import evaluations_of
 from normlab.store.status import Status, or_unknown
 

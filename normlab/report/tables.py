@@ -24,8 +24,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from normlab.errors import NormlabError, unknown
+from normlab.store.format import encode, number
 from normlab.store.outcome import WHOLE_TEXT_NOTE, format_loss
-from normlab.store.schema import encode, number
 
 T = TypeVar("T")
 Row = dict[str, Any]

@@ -29,8 +29,8 @@ from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import CORE, OF, TIERS
 from normlab.store.files import AppendFile, io_error, make_folder, write_atomic
+from normlab.store.format import with_checksum
 from normlab.store.reading import read_bytes, read_record
-from normlab.store.schema import with_checksum
 
 STATISTICS_FOLDER = "stats"
 """The name of the statistics folder in a run's folder."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error, write_all
-from normlab.store.schema import to_json
+from normlab.store.format import to_json
 
 _ATTEMPTS = 20
 _PAUSE_S = 0.01

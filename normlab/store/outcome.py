@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.store.schema import DIVERGED, FINISHED, number
+from normlab.store.format import DIVERGED, FINISHED, number
 
 STUCK = "stuck"
 REGRESSED = "regressed"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar
 
-from normlab.store.schema import number
+from normlab.store.format import number
 
 T = TypeVar("T")
 Setting = str | int | float | bool | None

@@ -18,9 +18,9 @@ from typing import Any
 
 from normlab.errors import StoreError
 from normlab.store.files import AppendFile, io_error, write_atomic
+from normlab.store.format import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, SWEEPS_FOLDER, to_json, with_checksum
 from normlab.store.reading import HOW_TO_FIX, read_record, read_rows
 from normlab.store.runs import RunFolder
-from normlab.store.schema import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, SWEEPS_FOLDER, to_json, with_checksum
 
 _TIMED_NOTE = "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
 """The note of an older plan with timing trials."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from normlab.errors import StoreError, did_you_mean, one_line
 from normlab.store.files import io_error
+from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATUS_FILE
 from normlab.store.plans import has_plan, read_plan, run_of, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.store.schema import RUN_FILE, RUNS_FOLDER, STATUS_FILE
 
 EMPTY = "empty"
 """State of a folder without run.json and status.json: the run was killed before it started."""

@@ -16,7 +16,7 @@ from typing import Any
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error
-from normlab.store.schema import (
+from normlab.store.format import (
     CHECKSUM_KEY,
     PLAN_FILE,
     QUEUE_FILE,

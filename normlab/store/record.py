@@ -14,6 +14,7 @@ from typing import Any
 
 from normlab.errors import StoreError
 from normlab.store.files import io_error
+from normlab.store.format import DAMAGED, DIVERGED
 from normlab.store.outcome import References, loss_of
 from normlab.store.parts import (
     Setting,
@@ -28,7 +29,6 @@ from normlab.store.parts import (
     text,
 )
 from normlab.store.runs import RunFolder
-from normlab.store.schema import DAMAGED, DIVERGED
 from normlab.store.status import Divergence, Pack, Status, divergence_at_end, outcome_of
 
 RUN_FIELDS = frozenset({
@@ -164,7 +164,7 @@ class RunRecord:
 
     folder: RunFolder
     state: str
-    """One of `schema.STATES`; killed or damaged; or one of `query.NO_RUN_STATES`."""
+    """One of `format.STATES`; killed or damaged; or one of `query.NO_RUN_STATES`."""
     problem: str
     """What cannot be read; empty if nothing is damaged."""
     options: Mapping[str, Setting]

@@ -25,9 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from normlab.errors import StoreError
 from normlab.store.files import AppendFile, delete_temporaries, io_error, make_folder, write_atomic
-from normlab.store.lock import file_lock, is_locked
-from normlab.store.reading import HOW_TO_FIX, Rows, read_bytes, read_record, read_rows
-from normlab.store.schema import (
+from normlab.store.format import (
     COMPLETED_STATES,
     KILLED,
     LOCK_FILE,
@@ -41,6 +39,8 @@ from normlab.store.schema import (
     with_checksum,
     with_new_names,
 )
+from normlab.store.lock import file_lock, is_locked
+from normlab.store.reading import HOW_TO_FIX, Rows, read_bytes, read_record, read_rows
 
 if TYPE_CHECKING:
     from normlab.store.arrays import StatisticsFiles

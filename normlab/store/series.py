@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normlab.errors import StoreError
+from normlab.store.format import CLIP_FACTOR_KEY, COMPLETED_STATES, number
 from normlab.store.runs import RunFolder
-from normlab.store.schema import CLIP_FACTOR_KEY, COMPLETED_STATES, number
 
 if TYPE_CHECKING:
     import numpy as np

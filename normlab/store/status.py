@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from normlab.store.format import DIVERGED, FINISHED
 from normlab.store.outcome import MARGIN, References, format_loss, loss_of, outcome
 from normlab.store.parts import finite, json_field, json_part, mapping_or_none, number, parse_part, text, texts
-from normlab.store.schema import DIVERGED, FINISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Status:
     """The content of status.json. Losses are in nats/token."""
 
     state: str | None = json_field(text)
-    """One of `schema.STATES`; a reader uses `RunRecord.state`, which knows killed runs too."""
+    """One of `format.STATES`; a reader uses `RunRecord.state`, which knows killed runs too."""
     step: float | None = json_field(finite)
     """Updates made."""
     train_loss: float | None = json_field(number)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from normlab.config import memory
 from normlab.config.schema import RunConfig, canonical_hash
-from normlab.config.sweep import SweepOptions
+from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
+from normlab.store.format import COMPLETED_STATES
 from normlab.store.parts import parse_part
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.store.schema import COMPLETED_STATES
 from normlab.store.status import Pack as RecordedPack
 from normlab.sweep.packs import auto_pack_size, make_packs
 from normlab.train.identity import identity, run_id_of

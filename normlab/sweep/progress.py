@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from normlab.errors import StoreError
 from normlab.report.runs_table import row_of
 from normlab.report.tables import render
-from normlab.store import schema
+from normlab.store import format as record_format
 from normlab.store.outcome import OUTCOMES, REGRESSED, STUCK, final_losses
 from normlab.store.plans import FAILURES, FINISHED, Pack, PackOutcome, Plan, PlannedRun, log_of, run_of
 from normlab.store.reading import read_last_row
@@ -76,13 +76,13 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
     """
     failures = {index: failed[pack.number] for pack in plan.packs if pack.number in failed for index in pack.runs}
     rows = [_result_row(run_of(folder, run), run, failures.get(index)) for index, run in enumerate(plan.runs)]
-    unusual = (*FAILURES, STUCK, REGRESSED, schema.DIVERGED, schema.DAMAGED)
+    unusual = (*FAILURES, STUCK, REGRESSED, record_format.DIVERGED, record_format.DAMAGED)
     yield render([row for row in rows if len(rows) <= MOST_LINES or row["state"] in unusual])
     states = Counter[str]()
     for index, state in enumerate(row["state"] for row in rows):
         # A second Ctrl-C kills runs, but their packs have not failed.
         left = "failed" if index in failures else "left to train"
-        states[state if state in (*OUTCOMES, schema.DAMAGED) else left] += 1
+        states[state if state in (*OUTCOMES, record_format.DAMAGED) else left] += 1
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     yield f"{plan.name}: {_count(len(plan.runs), 'run')}, {counts}"
     for number, outcome in sorted(failed.items()):
@@ -105,7 +105,7 @@ def _result_row(run: RunFolder, planned: PlannedRun, failure: PackOutcome | None
     return {
         "run": " ".join(planned.overrides) or planned.run_id,
         "id": planned.run_id,
-        "state": "running elsewhere" if state == schema.RUNNING else state,
+        "state": "running elsewhere" if state == record_format.RUNNING else state,
         **{key: row.get(key) for key in ("step", "val_loss", "last_val_loss")},
         "steps": planned.config["train"]["steps"],
         "note": note,
@@ -314,9 +314,9 @@ def _progress(run: RunFolder) -> tuple[str, float, float | None]:
     except StoreError:
         return "", 0, None
     # The step of a training row counts from 0; the step of any other row is the number of updates so far.
-    step = (schema.number(row.get("step")) or 0) + (row.get("kind") == "train")
+    step = (record_format.number(row.get("step")) or 0) + (row.get("kind") == "train")
     state = status.get("outcome", status["state"])
-    return state, step, final_losses(state, schema.number(status.get("val_loss")))[0]
+    return state, step, final_losses(state, record_format.number(status.get("val_loss")))[0]
 
 
 def _cost(run: PlannedRun) -> float:

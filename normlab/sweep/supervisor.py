@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normlab.config.sweep import SweepOptions
+from normlab.config.sweep_options import SweepOptions
 from normlab.errors import StoreError
 from normlab.store import plans
 from normlab.store.files import delete_temporaries, make_folder

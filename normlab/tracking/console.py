@@ -15,12 +15,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from normlab.stats.profiles import Profiles
+from normlab.store.format import DIVERGED
 from normlab.store.outcome import WHOLE_TEXT_NOTE, explain_loss, format_loss
 from normlab.store.parts import parse_part
 from normlab.store.record import Corpus
-from normlab.store.schema import DIVERGED
 from normlab.store.status import Status
-from normlab.tracking.base import Row
+from normlab.tracking.tracker import Row
 
 if TYPE_CHECKING:
     from rich.progress import Progress

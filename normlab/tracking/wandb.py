@@ -8,30 +8,25 @@ one line on stderr and is silent afterwards; the local record has everything.
 from __future__ import annotations
 
 import glob
-import math
-import netrc
 import os
 import queue
 import shlex
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any
 
 from normlab.config.schema import TrackingConfig
 from normlab.errors import notify
 from normlab.stats.profiles import Profiles
-from normlab.store.outcome import final_losses
 from normlab.store.status import Status
-from normlab.tracking.base import Row
-from normlab.tracking.step_metrics import SUMMARIZED_BY_MAX, step_metrics
+from normlab.tracking.tracker import Row
+from normlab.tracking.wandb_payloads import final_summary, flat_config, payloads, step_metrics
+from normlab.tracking.wandb_service import SERVICE, kill_service, no_error_reports, start_run, wandb_environment
 
 WAIT_S = 9.0
 """Longest wait for all trackers of a process to start, and to finish, in seconds."""
@@ -40,23 +35,6 @@ LAST_WAIT_S = 1.0
 NO_ANSWER = "does not answer and is abandoned"
 MAX_CALLS = 10_000
 """Most calls that wait for a tracker; a tracker that falls further behind is abandoned."""
-SETTINGS: dict[str, Any] = {
-    "silent": True,
-    "console": "off",
-    "disable_git": True,
-    "disable_code": True,
-    "save_code": False,
-    "x_disable_stats": True,
-    "x_disable_meta": True,
-    "x_save_requirements": False,
-    "init_timeout": 10.0,
-    "finish_timeout": 8.0,
-    "finish_timeout_raises": True,
-    "x_transaction_log_flush_interval": 2.0,
-}
-"""No output, no data about the machine, and bounded waits: 8 s for W&B's server at the end, and 2 s of rows that are
-not yet on disk. `WAIT_S` ends before `init_timeout`, so that the two never coincide. Settings that the installed
-version lacks are left out."""
 
 
 class WandbTracker:
@@ -136,13 +114,13 @@ class WandbTracker:
                     self.is_active = False
                     self._warn(f"{failure}: {_one_line(error)}")
             self.started.set()
-        _SERVICE.leave(self, failed=self._failed)
+        SERVICE.leave(self, failed=self._failed)
         self.finished.set()
 
     def _start(self, run: Mapping[str, Any], first_step: int) -> None:
         config = run["config"]
         self._tokens_per_step = config["train"]["batch_size"] * config["model"]["context"]
-        with _SERVICE.init, _no_error_reports():
+        with SERVICE.init, no_error_reports():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._earlier = self._parts("offline-run", "*")
             environment = wandb_environment()
@@ -150,33 +128,33 @@ class WandbTracker:
             if mode == "disabled":
                 self.is_active = False
                 return
-            _SERVICE.users.add(self)
+            SERVICE.users.add(self)
             # Computed first, because an attempt to start online leaves a folder.
             offline_options = self.options(run, self._part(run, first_step, online=False))
             if mode != "online":
-                self._run = _start_run(mode=mode, **offline_options)
+                self._run = start_run(mode=mode, **offline_options)
                 return
             try:
                 # Checked here, because W&B would prompt for a key on the terminal and wait.
                 if not environment.has_login:
                     raise PermissionError("no login for W&B; `wandb login` makes one")
-                if _SERVICE.refusal:
-                    raise ConnectionError(_SERVICE.refusal)
+                if SERVICE.refusal:
+                    raise ConnectionError(SERVICE.refusal)
                 self.starts_online = True
                 options = self.options(run, self._part(run, first_step, online=True))
-                self._run = _start_run(mode="online", resume="allow", **options)
+                self._run = start_run(mode="online", resume="allow", **options)
             except Exception as error:
                 if not self.is_active:
                     raise
-                _SERVICE.refusal = _SERVICE.refusal or _one_line(error)
+                SERVICE.refusal = SERVICE.refusal or _one_line(error)
                 # W&B's process reserves the id of a run that failed to start.
-                if self.starts_online and _SERVICE.users == {self}:
-                    _SERVICE.end()
+                if self.starts_online and SERVICE.users == {self}:
+                    SERVICE.end()
                 elif self.starts_online:
                     offline_options = self.options(run, self._part(run, first_step, online=False))
                 self.starts_online = False
-                self._run = _start_run(mode="offline", **offline_options)
-                self._warn(f"continues offline: {_SERVICE.refusal}")
+                self._run = start_run(mode="offline", **offline_options)
+                self._warn(f"continues offline: {SERVICE.refusal}")
                 self._sync_printed = True
             self.starts_online = False
 
@@ -290,7 +268,7 @@ def wait_for_start(trackers: Sequence[WandbTracker]) -> None:
     """
     started = [tracker.started for tracker in trackers]
     if _wait(started, WAIT_S) == len(trackers) and any(tracker.starts_online for tracker in trackers):
-        _SERVICE.refusal = "it does not answer"
+        SERVICE.refusal = "it does not answer"
         kill_service()
         _wait(started, LAST_WAIT_S)
 
@@ -315,190 +293,6 @@ def _wait(events: Sequence[threading.Event], seconds: float) -> int:
     """Wait for all events, `seconds` in all; return how many are missing."""
     deadline = time.monotonic() + seconds
     return sum(not event.wait(max(0.0, deadline - time.monotonic())) for event in events)
-
-
-class WandbEnvironment(NamedTuple):
-    """W&B's settings on this machine."""
-
-    mode: str
-    """Mode of `tracking.wandb=auto`: online, offline, disabled, ..."""
-    host: str
-    """Host name of the server."""
-    has_login: bool
-    """Whether there are credentials for the server."""
-
-
-def wandb_environment() -> WandbEnvironment:
-    """Return W&B's mode, host and login from its settings and variables; sends and starts nothing."""
-    import wandb
-
-    settings = wandb.setup(wandb.Settings(silent=True)).settings
-    mode = {"run": "online", "dryrun": "offline"}.get(settings.mode, settings.mode)
-    has_login = _has_login(settings)
-    if mode == "online" and not has_login:
-        mode = "offline"
-    return WandbEnvironment(mode, urlsplit(settings.base_url).netloc, has_login)
-
-
-def payloads(rows: Sequence[Row], tokens_per_step: int) -> list[dict[str, float]]:
-    """Return an interval's payloads, oldest first: a dict per step, with its evaluation and pace merged in.
-
-    Only the last training row is sent, because a call of W&B's for each step is too expensive. It carries the largest
-    loss of the interval (NaN if one was), so that a spike in between is visible.
-    """
-    training = [row for row in rows if row["kind"] == "train"]
-    merged: dict[int, dict[str, float]] = {}
-    for row in [*training[-1:], *(row for row in rows if row["kind"] != "train")]:
-        step = row["step"]
-        payload = merged.setdefault(step, {"train/step": step, "train/tokens": step * tokens_per_step})
-        payload |= {name: row[key] for key, name in _NAMES[row["kind"]].items() if key in row}
-    if training:
-        losses = (row["loss"] for row in training)
-        merged[training[-1]["step"]]["train/loss_max"] = max(losses, key=lambda x: (math.isnan(x), x))
-    return [merged[step] for step in sorted(merged)]
-
-
-def final_summary(status: Status) -> dict[str, Any]:
-    """Return what the W&B summary holds of the last status: state, outcome, losses and the number of spikes."""
-    summary: dict[str, Any] = {key: getattr(status, key) for key in ("state", "outcome", "best_val_loss")}
-    summary["val_loss"], summary["last_val_loss"] = final_losses(status.state, status.val_loss)
-    summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
-    return {key: value for key, value in summary.items() if value is not None}
-
-
-_NAMES = {
-    "train": {
-        "loss": "train/loss",
-        "grad_norm": "train/grad_norm",
-        "clip": "train/clip_coef",
-        "lr": "train/lr",
-    },
-    "eval": {"loss": "eval/loss", "loss_batch_statistics": "eval/loss_batch_statistics"},
-    "pace": {"tokens_per_s": "perf/tokens_per_s", "seconds": "perf/seconds"},
-}
-
-
-def flat_config(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the W&B config of a run: settings to group by at the top level, and the full tree under `config`."""
-    config, resolved, corpus = run["config"], run["resolved"], run["corpus"]
-    model, train = config["model"], config["train"]
-    return {
-        "norm": config["norm"]["preset"] or config["norm"]["name"],
-        "placement": config["placement"]["name"],
-        "model": model["preset"],
-        **{key: model[key] for key in ("depth", "width", "heads", "context")},
-        "seed": config["seed"],
-        "data_seed": config["data"]["seed"],
-        "optim": config["optim"]["name"],
-        "lr": config["optim"]["lr"],
-        "batch_size": train["batch_size"],
-        "steps": train["steps"],
-        "tokens": train["steps"] * train["batch_size"] * model["context"],
-        **{key: resolved[key] for key in ("init", "device", "precision")},
-        "corpus": corpus["name"],
-        "corpus_sha256": corpus["sha256"],
-        "vocab_size": corpus["vocab_size"],
-        "baselines": corpus["baselines"],
-        "fingerprint": run.get("fingerprint"),  # older records have none
-        "causal": run["norm"]["causal"],
-        "config": config,
-        "versions": run["versions"],
-        "git": run["git"],
-    }
-
-
-def _start_run(**options: Any) -> Any:
-    """Start a W&B run; `options` are those of `wandb.init`, without settings."""
-    import wandb
-
-    available = wandb.Settings.model_fields
-    settings = wandb.Settings(**{key: value for key, value in SETTINGS.items() if key in available})
-    run = wandb.init(settings=settings, **options)
-    # W&B counts the steps of each part from 0, so the axis is `train/step`.
-    run.define_metric("train/step")
-    run.define_metric("*", step_metric="train/step")
-    run.define_metric("eval/loss", step_metric="train/step", summary="min")
-    for key in SUMMARIZED_BY_MAX:
-        run.define_metric(key, step_metric="train/step", summary="max")
-    return run
-
-
-def _has_login(settings: Any) -> bool:
-    """Whether W&B finds credentials for its server without a prompt."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or settings.api_key:
-        return True
-    try:
-        entries = netrc.netrc(os.path.expanduser(os.environ.get("NETRC") or "~/.netrc"))
-    except (OSError, netrc.NetrcParseError):
-        return False
-    entry = entries.authenticators(urlsplit(settings.base_url).netloc)
-    return bool(entry and entry[2])
-
-
-@contextmanager
-def _no_error_reports() -> Iterator[None]:
-    """Turn off W&B's reports about its own errors, which only an environment variable can; then restore it."""
-    before = os.environ.get("WANDB_ERROR_REPORTING")
-    os.environ["WANDB_ERROR_REPORTING"] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["WANDB_ERROR_REPORTING"]
-        else:
-            os.environ["WANDB_ERROR_REPORTING"] = before
-
-
-class _Service:
-    """W&B's process, wandb-core, which all trackers of this process share."""
-
-    def __init__(self) -> None:
-        self.init = threading.Lock()
-        """Held while a run starts: W&B starts its process and its runs one at a time."""
-        self.refusal = ""
-        """Why the server rejected a run; the other runs that share the process then start offline."""
-        self.users: set[WandbTracker] = set()
-        self._lock = threading.Lock()
-        self._failed = False
-
-    def leave(self, tracker: WandbTracker, *, failed: bool) -> None:
-        """Remove a user; end the process after the last one if one of them failed.
-
-        Otherwise W&B's exit hook would wait for the unsent rows of a failed run, and a later run would reuse the
-        process.
-        """
-        with self._lock:
-            self.users.discard(tracker)
-            self._failed |= failed
-            if not self.users:
-                if self._failed:
-                    self.end()
-                self._failed, self.refusal = False, ""
-
-    def end(self) -> None:
-        """Kill the process and make W&B discard it, which ends every W&B run of this process."""
-        kill_service()
-        if "wandb" in sys.modules:
-            # teardown raises if the process is gone, and may call sys.exit; by then it has released everything.
-            with suppress(Exception, SystemExit):
-                import wandb
-
-                wandb.teardown()
-
-
-_SERVICE = _Service()
-
-
-def kill_service() -> None:
-    """Kill the processes that W&B started from this one, on Linux; what they wrote stays.
-
-    Calls that wait for them then fail. W&B offers no public handle on them.
-    """
-    for task in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):
-            for pid in map(int, task.read_text().split()):
-                if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
-                    os.kill(pid, signal.SIGKILL)
 
 
 def _needs_sync(folder: Path) -> bool:

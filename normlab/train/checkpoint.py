@@ -25,8 +25,8 @@ from normlab.config import memory
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error, sync
+from normlab.store.format import CHECKSUM_KEY, decode, has_valid_checksum, to_json, with_checksum, with_new_names
 from normlab.store.reading import LARGEST_RECORD
-from normlab.store.schema import CHECKSUM_KEY, decode, has_valid_checksum, to_json, with_checksum, with_new_names
 
 FOLDER = "checkpoints"
 """The name of the checkpoints folder in a run's folder."""

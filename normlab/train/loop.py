@@ -30,9 +30,9 @@ from normlab.stats.measure.core import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
+from normlab.store.format import COMPLETED_STATES, DIVERGED, FAILED, INTERRUPTED, RUNNING
 from normlab.store.parts import parse_part, part_to_json
 from normlab.store.record import Corpus as RecordedCorpus
-from normlab.store.schema import COMPLETED_STATES, DIVERGED, FAILED, INTERRUPTED, RUNNING
 from normlab.store.series import evaluations
 from normlab.store.status import Status
 from normlab.train import checkpoint

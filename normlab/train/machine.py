@@ -14,8 +14,8 @@ import torch
 from normlab.config import memory
 from normlab.config.corpora import FilesData
 from normlab.config.schema import RunConfig
-from normlab.config.sweep import SlurmOptions
-from normlab.data.files import find_sources
+from normlab.config.sweep_options import SlurmOptions
+from normlab.data.corpus_files import find_sources
 from normlab.errors import ConfigError
 from normlab.openmp import wait_policy
 

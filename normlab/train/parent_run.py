@@ -17,9 +17,9 @@ from normlab.config.schema import RunConfig
 from normlab.errors import StoreError, notify
 from normlab.parsing import from_json
 from normlab.store.files import write_atomic
+from normlab.store.format import decode
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
-from normlab.store.schema import decode
 from normlab.train import checkpoint
 from normlab.train.checkpoint import Checkpoint
 from normlab.train.optim import decay_start

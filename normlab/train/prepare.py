@@ -16,11 +16,7 @@ from normlab.data.corpus import Corpus
 from normlab.errors import ConfigError, StoreError, notify
 from normlab.store.arrays import STATISTICS_FOLDER
 from normlab.store.files import io_error, write_atomic
-from normlab.store.parts import parse_part
-from normlab.store.reading import HOW_TO_FIX
-from normlab.store.record import RunRecord
-from normlab.store.runs import RunFolder
-from normlab.store.schema import (
+from normlab.store.format import (
     COMPLETED_STATES,
     METRICS_FILE,
     RUN_FILE,
@@ -29,6 +25,10 @@ from normlab.store.schema import (
     STATUS_FILE,
     to_json,
 )
+from normlab.store.parts import parse_part
+from normlab.store.reading import HOW_TO_FIX
+from normlab.store.record import RunRecord
+from normlab.store.runs import RunFolder
 from normlab.store.status import Pack, Status
 from normlab.train import checkpoint
 from normlab.train.identity import describe, runs_before_versions

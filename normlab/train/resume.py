@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from normlab.errors import StoreError, notify
+from normlab.store.format import COMPLETED_STATES, DIVERGED, FINISHED, RUNNING, STATUS_FILE
 from normlab.store.parts import Setting, part_to_json
 from normlab.store.record import RunRecord
-from normlab.store.schema import COMPLETED_STATES, DIVERGED, FINISHED, RUNNING, STATUS_FILE
 from normlab.train import checkpoint
 from normlab.train.loop import Loop
 from normlab.train.training_run import FRESH, Progress, TrainingRun

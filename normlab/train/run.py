@@ -16,13 +16,13 @@ from normlab.errors import ConfigError, OutOfMemoryError, StoreError
 from normlab.model.fingerprint import fingerprint
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
+from normlab.store.format import COMPLETED_STATES, INTERRUPTED
 from normlab.store.parts import part_to_json
 from normlab.store.runs import RunFolder
-from normlab.store.schema import COMPLETED_STATES, INTERRUPTED
 from normlab.store.series import series
 from normlab.store.status import Status
-from normlab.tracking.base import Tracker
 from normlab.tracking.console import Console
+from normlab.tracking.tracker import Tracker
 from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
 from normlab.train.loop import Loop
 from normlab.train.machine import apply, resolve

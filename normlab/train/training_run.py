@@ -12,11 +12,11 @@ from torch import Tensor
 from normlab.config.schema import RunConfig
 from normlab.errors import StoreError, notify
 from normlab.stats.profiles import Profiles
+from normlab.store.format import CLIP_FACTOR_KEY
 from normlab.store.parts import parse_part, part_to_json
 from normlab.store.runs import RunFolder
-from normlab.store.schema import CLIP_FACTOR_KEY
 from normlab.store.status import Divergence, Pack, Status, StepNumbers
-from normlab.tracking.base import Row, Tracker
+from normlab.tracking.tracker import Row, Tracker
 from normlab.train import checkpoint
 from normlab.train.optim import branch_step, learning_rate
 

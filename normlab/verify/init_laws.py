@@ -21,7 +21,7 @@ from normlab.model.init import build_model, initialise
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
 from normlab.propagation.measure import VOCAB, measure
-from normlab.propagation.table import slope
+from normlab.propagation.render import slope
 from normlab.verify.check import Check
 
 SEEDS = 6

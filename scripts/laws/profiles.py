@@ -10,7 +10,7 @@ import torch
 
 from normlab.config.compose import compose_run
 from normlab.propagation.measure import measure_rows
-from normlab.propagation.table import slope
+from normlab.propagation.render import slope
 
 OVERRIDES = [
     "model.width=128", "model.heads=4", "model.bias=false", "model.tie_embeddings=false", "model.context=64",

@@ -22,20 +22,20 @@ from normlab.placements.algebra import EarlyBlocks, Row, SubLayer
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.init_rules import INIT_RULES
 from normlab.verify import init_rules as init_rule_checks
-from normlab.verify import run
+from normlab.verify import selection
 from normlab.verify.check import Check
 
 
 def norm_checks(*names: str) -> Iterator[Check]:
     """Yield the checks of norms by name, with a mutant in place."""
     for name in names:
-        yield from run.checks_of_default_norm(name)
+        yield from selection.checks_of_default_norm(name)
 
 
 def placement_checks(*names: str) -> Iterator[Check]:
     """Yield the checks of placements by name."""
     for name in names:
-        yield from run.checks_of_placement(PLACEMENTS[name], thorough=False)
+        yield from selection.checks_of_placement(PLACEMENTS[name], thorough=False)
 
 
 def feature_rows() -> list[Row]:
@@ -87,7 +87,7 @@ def algebra_checks(*names: str) -> Iterator[Check]:
     """Yield the checks of rows by name, and of the test rows."""
     for row in feature_rows():
         algebra.register_row(row)
-        yield from run.checks_of_placement(PLACEMENTS[row.name], thorough=False)
+        yield from selection.checks_of_placement(PLACEMENTS[row.name], thorough=False)
     yield from placement_checks(*names)
 
 

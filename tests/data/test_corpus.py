@@ -25,8 +25,8 @@ from normlab.config.corpora import FilesData, StdlibData
 from normlab.data import corpus as module
 from normlab.data.cache import atomic_folder
 from normlab.data.corpus import Corpus, open_corpus
+from normlab.data.corpus_files import find_sources
 from normlab.data.documents import held_out_documents
-from normlab.data.files import find_sources
 from normlab.errors import DataError
 
 Files = Callable[..., FilesData]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from playwright.sync_api import Browser, Page
 
 from normlab import catalogue
-from normlab.explain import norms, page
+from normlab.explain import norm_examples, page
 from normlab.explain.flow import conditions_of, parse_formula
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
@@ -24,7 +24,7 @@ from support.browser import PHONE, opened
 
 Command = Callable[..., tuple[int, str, str]]
 
-ORIGINAL = np.array(norms.ORIGINAL)
+ORIGINAL = np.array(norm_examples.ORIGINAL)
 LARGE = 1e12
 MATRICES = {
     "original": ORIGINAL,
@@ -63,7 +63,7 @@ LIVE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "zscore": lambda x: by_module("zscore", x, "column"),
     "minmax": lambda x: by_module("minmax", x, "column"),
     "batchnorm": lambda x: by_module("batchnorm", x),
-    "batchnorm_eval": lambda x: batchnorm_evaluated(x, norms.UPDATES),
+    "batchnorm_eval": lambda x: batchnorm_evaluated(x, norm_examples.UPDATES),
     "layernorm": lambda x: by_module("layernorm", x),
     "rmsnorm": lambda x: by_module("rmsnorm", x),
 }
@@ -168,7 +168,7 @@ def test_running_statistics_equal_the_module(open_page: Page, updates: int) -> N
     kept = np.array([float(cell["value"]) for cell in numbers(open_page, "table.kept td.stat")]).reshape(4, 6)
     expected = [module.running_mean, x.mean(0), module.running_var, x.var(0, ddof=1)]
     np.testing.assert_allclose(kept, np.stack(expected), rtol=1e-6)
-    open_page.get_by_label("training updates").fill(str(norms.UPDATES))
+    open_page.get_by_label("training updates").fill(str(norm_examples.UPDATES))
 
 
 def test_buttons_show_invariances(open_page: Page) -> None:
@@ -218,7 +218,7 @@ def test_message_stays_while_any_field_is_invalid(open_page: Page) -> None:
 def test_every_live_norm_has_a_card_with_its_source_and_eps(open_page: Page) -> None:
     keys = open_page.locator("[data-live]").evaluate_all("cards => cards.map(card => card.dataset.live)")
     assert keys == list(LIVE)
-    for each in norms.LIVE:
+    for each in norm_examples.LIVE:
         card = open_page.locator(f"#live-{each['key']}").inner_text()
         assert load_norms()[each["norm"]].source in card
         eps = load_norms()[each["norm"]]().eps  # pyright: ignore
@@ -231,10 +231,10 @@ def test_every_norm_shows_its_modules_output(open_page: Page, name: str) -> None
     details.locator("summary").focus()
     open_page.keyboard.press("Enter")
     assert details.get_attribute("open") is not None
-    torch.manual_seed(norms.SEED)
-    options = load_norms()[name](**norms.OPTIONS.get(name, {}))  # pyright: ignore
+    torch.manual_seed(norm_examples.SEED)
+    options = load_norms()[name](**norm_examples.OPTIONS.get(name, {}))  # pyright: ignore
     module = options.build(6).double()
-    shape = (norms.SEQUENCES.get(name, 1), -1, 6)
+    shape = (norm_examples.SEQUENCES.get(name, 1), -1, 6)
     x = torch.tensor(ORIGINAL).reshape(shape)
     with torch.no_grad():
         expected = module(x).reshape(4, 6).numpy()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from normlab.explain import flow, norms
+from normlab.explain import flow, norm_examples
 from normlab.explain.layout import layout
 from normlab.explain.mathematics import GREEK, mathematics
 from normlab.norms.base import load_all as load_norms
@@ -151,15 +151,15 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_group_kind_of_each_norm(name: str) -> None:
-    assert norms.group_kind(norms.dependencies(name)) == KINDS[name]
+    assert norm_examples.group_kind(norm_examples.dependencies(name)) == KINDS[name]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", load_norms())
 def test_dependencies_equal_finite_differences(name: str) -> None:
     """Compare the Jacobian's nonzero entries with finite differences at random matrices."""
-    module = norms.build(name)
-    shape = (norms.SEQUENCES.get(name, 1), -1, 6)
+    module = norm_examples.build(name)
+    shape = (norm_examples.SEQUENCES.get(name, 1), -1, 6)
     generator = torch.Generator().manual_seed(1)
     moved = torch.zeros(24, 24, dtype=torch.bool)
     with torch.no_grad():
@@ -168,4 +168,4 @@ def test_dependencies_equal_finite_differences(name: str) -> None:
             stepped = torch.cat([x[None], x + 1e-3 * torch.eye(24, dtype=torch.float64)])
             y = torch.stack([module(x.reshape(shape)).flatten() for x in stepped])
             moved |= ((y[1:] - y[0]).abs() > 1e-12).T
-    assert [row.nonzero().flatten().tolist() for row in moved] == norms.dependencies(name)
+    assert [row.nonzero().flatten().tolist() for row in moved] == norm_examples.dependencies(name)

@@ -16,7 +16,7 @@ from normlab.config.compose import compose_grid, compose_run
 from normlab.model.init import build_model
 from normlab.placements.init_rules import INIT_RULES
 from normlab.propagation.measure import VOCAB, measure, measure_rows, zipf_tokens
-from normlab.propagation.table import power_laws, slope, table_row, write_page
+from normlab.propagation.render import power_laws, slope, table_row, write_page
 from normlab.report.tables import render_table
 
 Command = Callable[..., tuple[int, str, str]]

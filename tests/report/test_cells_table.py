@@ -15,8 +15,8 @@ from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.report.cells_table import summarize_by
 from normlab.report.cells_text import notes, render_cells, table_rows
 from normlab.report.results import MAX_DAMAGED
+from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
-from normlab.store.schema import with_checksum
 
 
 @pytest.fixture

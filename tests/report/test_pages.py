@@ -11,7 +11,7 @@ import pytest
 
 from normlab.errors import ConfigError, StoreError
 from normlab.report.pages.shell import check_page, page, write_page
-from normlab.store.schema import encode
+from normlab.store.format import encode
 from support.browser import opened
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>"

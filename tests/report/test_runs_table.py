@@ -9,7 +9,7 @@ import pytest
 from normlab.errors import StoreError
 from normlab.report.runs_table import COLUMNS, summarize
 from normlab.report.tables import FORMATS, render
-from normlab.store.schema import with_checksum
+from normlab.store.format import with_checksum
 
 
 def test_row_has_settings_and_losses(make_run, tmp_path):

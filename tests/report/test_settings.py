@@ -8,9 +8,9 @@ import pytest
 
 from normlab.report.cells_table import summarize_by
 from normlab.report.results import comparability_warnings, read_results
+from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, read_plan, sweep_folder, write_plan
 from normlab.store.record import RunRecord
-from normlab.store.schema import with_checksum
 
 OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]
 ACROSS_SWEEPS = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "second", "runs": ["d"]}]

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from normlab.errors import StoreError
+from normlab.store.format import with_checksum
 from normlab.store.query import find_runs, resolve_run
 from normlab.store.runs import RunFolder
-from normlab.store.schema import with_checksum
 
 
 def make(results, run_id: str, name: str | None = None) -> RunFolder:

@@ -11,7 +11,7 @@ import pytest
 from normlab.errors import StoreError
 from normlab.parsing import from_json
 from normlab.store import reading
-from normlab.store.schema import decode, to_json
+from normlab.store.format import decode, to_json
 
 PIECES = [
     b"\n", b"{", b"}", b'"', b",", b"[", b"]", b":", b'{"kind":"eval"}', b"\n\n", b"\xff", b"\x00", b"\\", b"nan",

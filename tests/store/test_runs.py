@@ -11,8 +11,8 @@ import time
 import pytest
 
 from normlab.errors import StoreError
+from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
-from normlab.store.schema import with_checksum
 
 WRITER = """
 import os, sys

@@ -9,8 +9,8 @@ from typing import Any
 
 from records import Record
 
+from normlab.store.format import DIVERGED
 from normlab.store.outcome import STUCK
-from normlab.store.schema import DIVERGED
 
 STEPS = 400
 BY = "norm,placement,model.depth"

@@ -64,7 +64,8 @@ from normlab.config.schema import TrackingConfig
 from normlab.store.parts import parse_part
 from normlab.store.status import Status
 from normlab.tracking import wandb as tracking
-from normlab.tracking.wandb import SETTINGS, WandbTracker, wait_for_finish, wait_for_start
+from normlab.tracking.wandb import WandbTracker, wait_for_finish, wait_for_start
+from normlab.tracking.wandb_service import SETTINGS
 
 # A busy machine is slow. Tests of the limits set them shorter.
 PATIENCE = tracking.WAIT_S = 90.0

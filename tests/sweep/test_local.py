@@ -19,7 +19,7 @@ from typing import IO, Any
 import pytest
 
 from normlab.config.compose import compose_sweep
-from normlab.config.sweep import SweepOptions
+from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, StoreError
 from normlab.store.lock import file_lock
 from normlab.store.plans import lock_of, read_outcomes, read_plan, run_of, sweep_folder

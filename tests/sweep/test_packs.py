@@ -14,10 +14,10 @@ import pytest
 from normlab.config import memory
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.config.schema import RunConfig, config_from_record
-from normlab.config.sweep import SweepOptions
+from normlab.config.sweep_options import SweepOptions
+from normlab.store.format import CHECKSUM_KEY, PLAN_FILE, with_checksum
 from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
-from normlab.store.schema import CHECKSUM_KEY, PLAN_FILE, with_checksum
 from normlab.sweep.packs import auto_pack_size, split
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.sweep.supervisor import supervise

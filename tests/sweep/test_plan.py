@@ -17,6 +17,7 @@ from normlab.config.schema import config_from_record
 from normlab.errors import ConfigError, StoreError
 from normlab.options import flatten_options, plain_tree
 from normlab.paths import config_dir
+from normlab.store.format import PLAN_FILE
 from normlab.store.plans import (
     FINISHED,
     KILLED,
@@ -32,7 +33,6 @@ from normlab.store.plans import (
     write_plan,
 )  # fmt: skip
 from normlab.store.runs import RunFolder
-from normlab.store.schema import PLAN_FILE
 from normlab.sweep.packs import make_packs, pack_key
 from normlab.sweep.plan import PlannedSweep, make_plan
 from normlab.train.run import train

@@ -11,9 +11,9 @@ import pytest
 
 from normlab.config.compose import compose_run
 from normlab.report.inspect import spike_rows
-from normlab.stats.options import StatsConfig
+from normlab.stats.config import StatsConfig
 from normlab.stats.profiles import Profiles
-from normlab.tracking.step_metrics import PROFILED, step_metrics
+from normlab.tracking.wandb_payloads import PROFILED, step_metrics
 from normlab.train.run import train
 
 NAMES = StatsConfig().names("core") | {"attn_ratio", "mlp_ratio", "resid_crest"}

@@ -16,6 +16,7 @@ from normlab.config.schema import TrackingConfig
 from normlab.store.status import Status
 from normlab.tracking import wandb
 from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
+from normlab.tracking.wandb_service import SETTINGS
 from support.wandb_runs import RUN
 
 
@@ -159,4 +160,4 @@ def test_tracker_that_falls_too_far_behind_is_abandoned(
 
 def test_waits_are_ten_seconds_at_most() -> None:
     assert wandb.WAIT_S + wandb.LAST_WAIT_S <= 10
-    assert wandb.SETTINGS["init_timeout"] > wandb.WAIT_S, "W&B's own timeout would come first"
+    assert SETTINGS["init_timeout"] > wandb.WAIT_S, "W&B's own timeout would come first"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.tracking.wandb import flat_config
+from normlab.tracking.wandb_payloads import flat_config
 from support.wandb_runs import RUN, drive, folders, prints_the_sync_command, read, warning
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from normlab.store.status import Status
-from normlab.tracking.wandb import final_summary, flat_config, payloads
+from normlab.tracking.wandb_payloads import final_summary, flat_config, payloads
 from support.wandb_runs import RUN
 
 

@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 
 import normlab
 from normlab.errors import StoreError
+from normlab.store.format import with_checksum
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
-from normlab.store.schema import with_checksum
 from normlab.train import checkpoint
 from support.run_folders import OVERRIDES, Command, Train, contents, damage, differences, steps_of
 

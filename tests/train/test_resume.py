@@ -28,8 +28,8 @@ from normlab.data.corpus import open_corpus
 from normlab.norms.base import NORMS
 from normlab.options import plain_tree
 from normlab.report.runs_table import summarize
+from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
-from normlab.store.schema import with_checksum
 from normlab.train import checkpoint, parent_run, prepare
 from normlab.train.identity import describe
 from normlab.train.machine import resolve

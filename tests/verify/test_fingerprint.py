@@ -105,7 +105,7 @@ def test_depends_on_the_depth_if_the_blocks_do() -> None:
 
 
 def test_is_in_the_record_and_in_wandb(overrides: list[str], tmp_path: Path) -> None:
-    from normlab.tracking.wandb import flat_config
+    from normlab.tracking.wandb_payloads import flat_config
 
     config = compose_run([*overrides, "train.steps=1"])
     run = train(config, trackers=[]).folder.run()

@@ -21,7 +21,7 @@ from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.table import ROWS
 from normlab.placements.wiring import Residual
-from normlab.verify import init_laws, placements, run
+from normlab.verify import init_laws, placements, selection
 from normlab.verify.check import Check, LargestError
 from normlab.verify.defaults import DEFAULTS, default_check
 from normlab.verify.init_rules import INIT_OF_PLACEMENT, placement_init_check
@@ -51,13 +51,13 @@ def small_model(norm: str, placement: str) -> SmallModel:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", load_all())
 def test_a_norm_passes_its_checks(name: str) -> None:
-    assert failed(run.checks_of_norm(NORMS[name](), 16)) == []  # pyright: ignore[reportCallIssue]
+    assert failed(selection.checks_of_norm(NORMS[name](), 16)) == []  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", load_placements())
 def test_a_placement_passes_its_checks(name: str) -> None:
-    assert failed(run.checks_of_placement(PLACEMENTS[name])) == []
+    assert failed(selection.checks_of_placement(PLACEMENTS[name])) == []
 
 
 @pytest.mark.exhaustive
@@ -381,7 +381,7 @@ def test_a_row_with_a_wrong_init_fails(name: str, wrong: str, monkeypatch: pytes
     monkeypatch.setitem(algebra.ROWS_BY_NAME, name, dataclasses.replace(algebra.ROWS_BY_NAME[name], init=wrong))
     checks = [
         check
-        for check in run.checks_of_placement(PLACEMENTS[name], thorough=False)
+        for check in selection.checks_of_placement(PLACEMENTS[name], thorough=False)
         if check.claim.startswith("has init=")
     ]
     assert [(check.passed, check.reference_kind) for check in (right, *checks)] == [(True, ""), (False, "")]
@@ -439,7 +439,8 @@ def test_a_failed_comparison_says_what_was_expected_and_found(found: list[float]
 )
 def test_a_norm_passes_with_options_at_the_ends_of_their_ranges(overrides: list[str], width: int) -> None:
     assert (
-        failed(run.checks_of_norm(compose_run([*overrides, f"model.width={width}", "model.heads=2"]).norm, width)) == []
+        failed(selection.checks_of_norm(compose_run([*overrides, f"model.width={width}", "model.heads=2"]).norm, width))
+        == []
     )
 
 
@@ -459,7 +460,7 @@ def test_a_norm_without_reference_fails_and_counts_for_no_oracle(monkeypatch: py
     monkeypatch.setattr(NORMS["rmsnorm"], "reference", none)
     (check,) = reference_checks(NORMS["rmsnorm"](), "norm mine", 16, [])  # pyright: ignore[reportCallIssue]
     assert (check.passed, check.result, check.reference_kind) == (False, "no reference", "")
-    assert run.verdict([check]).endswith("references: 0 external code, 0 identities, 0 our own formula")
+    assert selection.verdict([check]).endswith("references: 0 external code, 0 identities, 0 our own formula")
 
 
 # The command

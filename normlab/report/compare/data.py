@@ -27,10 +27,10 @@ from normlab.report.runs_table import COLUMNS, row_of, unreadable_lines_note
 from normlab.report.settings import format_setting, options_of, select_where, setting, short_names
 from normlab.report.tables import Row, counted, evenly_spaced, format_value
 from normlab.stats.spikes import RULES, count_spikes
+from normlab.store.format import DAMAGED, DIVERGED, RUNNING, number
 from normlab.store.query import NO_RUN_STATES, Selection
 from normlab.store.reading import Rows
 from normlab.store.record import RunRecord
-from normlab.store.schema import DAMAGED, DIVERGED, RUNNING, number
 from normlab.store.series import evaluations_of, series_of
 
 RunIndex = Mapping[Path, int]

@@ -15,8 +15,8 @@ from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses
 from normlab.report.results import UNFINISHED, reason_not_comparable
 from normlab.report.settings import format_setting
 from normlab.report.tables import counted
+from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.schema import DAMAGED, DIVERGED, FAILED
 
 
 def best_cell(cells: Sequence[Cell]) -> int | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from normlab.errors import ConfigError
 from normlab.store.files import io_error, write_atomic
-from normlab.store.schema import encode
+from normlab.store.format import encode
 
 SHARED = Path(__file__).parent
 """The folder of the shared styles and scripts."""

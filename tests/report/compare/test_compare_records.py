@@ -11,10 +11,10 @@ import pytest
 
 from normlab.report.compare.write import write_compare
 from normlab.stats.profiles import Profiles
+from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.query import select_runs
 from normlab.store.runs import RunFolder
-from normlab.store.schema import with_checksum
 
 IMG = "<img src=x onerror=alert(1)>"
 ODD = [

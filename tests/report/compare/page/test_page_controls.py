@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from normlab.store.schema import DIVERGED
+from normlab.store.format import DIVERGED
 from support.browser import opened
 from support.compare_pages import SECTIONS, STEPS, drawn, grid, lines, normlab, ready, saved
 

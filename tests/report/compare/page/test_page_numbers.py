@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from records import Record
 
-from normlab.store.schema import DIVERGED, RUNS_FOLDER, number
+from normlab.store.format import DIVERGED, RUNS_FOLDER, number
 from support.browser import opened
 from support.compare_pages import BY, SECTIONS, STEPS, drawn, grid, lines, normlab, ready
 

@@ -9,7 +9,7 @@ import pytest
 from records import Record, write_run
 
 from normlab.store.files import write_atomic
-from normlab.store.schema import DIVERGED, RUNS_FOLDER, with_checksum
+from normlab.store.format import DIVERGED, RUNS_FOLDER, with_checksum
 from support.browser import PHONE, WIDE, opened
 from support.compare_pages import SECTIONS, drawn, normlab, ready
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from normlab.store.schema import decode, encode, number, to_json
+from normlab.store.format import decode, encode, number, to_json
 
 
 def test_strict_json_keeps_non_finite_numbers():

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from normlab.config.corpora import DataConfig, FilesData, StdlibData
-from normlab.data import files as module
+from normlab.data import corpus_files as module
+from normlab.data.corpus_files import find_sources, invalid_utf8_at, read_documents, source_sha256
 from normlab.data.documents import Spool
-from normlab.data.files import find_sources, invalid_utf8_at, read_documents, source_sha256
 from normlab.errors import DataError
 
 Files = Callable[..., FilesData]

@@ -1,13 +1,15 @@
-"""Convert the statistics of a measured step to metrics for a tracker.
+"""What W&B receives of a run: its config, the rows of an interval, and the metrics of a measured step.
 
-The keys are the same at every depth, unless metrics of single layers are requested.
+The keys of a measured step are the same at every depth, unless `tracking.layers` is set.
 
 Shapes: P layers of a statistic.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from normlab.errors import StatisticsError
 from normlab.stats.derived import slope_over_layers
 from normlab.stats.profiles import Array, Profiles
 from normlab.stats.registry import layers_of, values_of
+from normlab.store.outcome import final_losses
+from normlab.store.status import Status
+from normlab.tracking.tracker import Row
 
 PROFILED = (
     "resid_rms", "attn_rms", "mlp_rms", "attn_ratio", "mlp_ratio", "resid_uniform", "resid_kurt", "resid_crest",
@@ -90,3 +95,70 @@ def _last_step(profiles: Profiles, name: str) -> dict[str, Array]:
         return {site: values[-1] for site, values in values_of(profiles, name).items()}
     except StatisticsError:
         return {}
+
+
+def payloads(rows: Sequence[Row], tokens_per_step: int) -> list[dict[str, float]]:
+    """Return an interval's payloads, oldest first: a dict per step, with its evaluation and pace merged in.
+
+    Only the last training row is sent, because a call of W&B's for each step is too expensive. It carries the largest
+    loss of the interval (NaN if one was), so that a spike in between is visible.
+    """
+    training = [row for row in rows if row["kind"] == "train"]
+    merged: dict[int, dict[str, float]] = {}
+    for row in [*training[-1:], *(row for row in rows if row["kind"] != "train")]:
+        step = row["step"]
+        payload = merged.setdefault(step, {"train/step": step, "train/tokens": step * tokens_per_step})
+        payload |= {name: row[key] for key, name in _NAMES[row["kind"]].items() if key in row}
+    if training:
+        losses = (row["loss"] for row in training)
+        merged[training[-1]["step"]]["train/loss_max"] = max(losses, key=lambda x: (math.isnan(x), x))
+    return [merged[step] for step in sorted(merged)]
+
+
+_NAMES = {
+    "train": {
+        "loss": "train/loss",
+        "grad_norm": "train/grad_norm",
+        "clip": "train/clip_coef",
+        "lr": "train/lr",
+    },
+    "eval": {"loss": "eval/loss", "loss_batch_statistics": "eval/loss_batch_statistics"},
+    "pace": {"tokens_per_s": "perf/tokens_per_s", "seconds": "perf/seconds"},
+}
+
+
+def flat_config(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the W&B config of a run: settings to group by at the top level, and the full tree under `config`."""
+    config, resolved, corpus = run["config"], run["resolved"], run["corpus"]
+    model, train = config["model"], config["train"]
+    return {
+        "norm": config["norm"]["preset"] or config["norm"]["name"],
+        "placement": config["placement"]["name"],
+        "model": model["preset"],
+        **{key: model[key] for key in ("depth", "width", "heads", "context")},
+        "seed": config["seed"],
+        "data_seed": config["data"]["seed"],
+        "optim": config["optim"]["name"],
+        "lr": config["optim"]["lr"],
+        "batch_size": train["batch_size"],
+        "steps": train["steps"],
+        "tokens": train["steps"] * train["batch_size"] * model["context"],
+        **{key: resolved[key] for key in ("init", "device", "precision")},
+        "corpus": corpus["name"],
+        "corpus_sha256": corpus["sha256"],
+        "vocab_size": corpus["vocab_size"],
+        "baselines": corpus["baselines"],
+        "fingerprint": run.get("fingerprint"),  # older records have none
+        "causal": run["norm"]["causal"],
+        "config": config,
+        "versions": run["versions"],
+        "git": run["git"],
+    }
+
+
+def final_summary(status: Status) -> dict[str, Any]:
+    """Return what the W&B summary holds of the last status: state, outcome, losses and the number of spikes."""
+    summary: dict[str, Any] = {key: getattr(status, key) for key in ("state", "outcome", "best_val_loss")}
+    summary["val_loss"], summary["last_val_loss"] = final_losses(status.state, status.val_loss)
+    summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
+    return {key: value for key, value in summary.items() if value is not None}

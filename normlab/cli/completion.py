@@ -117,7 +117,8 @@ def _overrides(command: str, before: list[str], last: str) -> list[str]:
 def _values(command: str, chosen: dict[str, str]) -> dict[str, list[str]]:
     """Return the values to offer for each option, with the options of the chosen norm, placement, corpus, optimizer."""
     from normlab.config.corpora import DATA
-    from normlab.config.schema import OPTIMIZERS, RunConfig
+    from normlab.config.optim import OPTIMIZERS
+    from normlab.config.schema import RunConfig
     from normlab.config.sweep import SweepOptions
     from normlab.placements.init_rules import INIT_RULES
 

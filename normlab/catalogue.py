@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from normlab.placements.algebra import Row
 
 _PACKAGE = Path(__file__).resolve().parent
-_CONFIGS = ("config/schema.py", "config/corpora.py")
+_CONFIGS = ("config/schema.py", "config/optim.py", "config/corpora.py")
 
 Entry = dict[str, Any]
 

@@ -52,7 +52,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normlab.config.compose import compose_run
-from normlab.config.schema import AdamW, RunConfig
+from normlab.config.optim import AdamW
+from normlab.config.schema import RunConfig
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model

@@ -16,7 +16,7 @@ import pytest
 from normlab.cli import completion
 from normlab.config.compose import compose_run
 from normlab.config.corpora import DATA
-from normlab.config.schema import OPTIMIZERS
+from normlab.config.optim import OPTIMIZERS
 from normlab.norms.base import NORMS, load_all
 from normlab.options import flatten_options
 from normlab.placements.base import PLACEMENTS

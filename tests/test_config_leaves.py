@@ -14,7 +14,8 @@ import pytest
 
 from normlab.config.compose import compose_run
 from normlab.config.corpora import DATA, NamedData
-from normlab.config.schema import OPTIMIZERS, RunConfig
+from normlab.config.optim import OPTIMIZERS
+from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, DataError, NormlabError
 from normlab.model.init import build_model

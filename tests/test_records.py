@@ -11,7 +11,7 @@ from records import BASELINES, STUCK, Record, learning_rates, main, write_run, w
 from records_inside import Size, layout
 
 from normlab.config.compose import compose_run
-from normlab.config.schema import AdamW
+from normlab.config.optim import AdamW
 from normlab.report.results import read_results
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE

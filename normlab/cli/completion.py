@@ -122,7 +122,8 @@ def _values(command: str, chosen: dict[str, str]) -> dict[str, list[str]]:
         chosen: The choice from each config group.
     """
     from normlab.config.corpora import DATA
-    from normlab.config.schema import OPTIMIZERS, RunConfig
+    from normlab.config.optim import OPTIMIZERS
+    from normlab.config.schema import RunConfig
     from normlab.config.sweep_options import SweepOptions
     from normlab.placements.init_rules import INIT_RULES
 

@@ -37,6 +37,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normlab.config.corpora import DATA
 from normlab.config.flags import flag_parser
+from normlab.config.optim import OPTIMIZERS
 from normlab.config.override_errors import (
     GROUPS,
     SECTIONS,
@@ -48,7 +49,7 @@ from normlab.config.override_errors import (
     no_such_option,
     rewrite_overrides,
 )
-from normlab.config.schema import OPTIMIZERS, RunConfig
+from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, no_effect
 from normlab.norms.base import NormConfig

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from normlab.config.schema import SGD, RunConfig
+from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.stats.registry import NEEDS_PARAMETER_COPY
 from normlab.stats.statistic import CORE
@@ -28,14 +28,13 @@ def estimate(config: RunConfig, activation_bytes: int = 4) -> tuple[int, int]:
     """
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
-    moments = 2 if not isinstance(config.optim, SGD) else 1 if config.optim.momentum else 0
     tokens = train.batch_size // train.accumulation * model.context
     # Per layer: both residual sums and their norms, q, k, v, the attention output, the MLP before and after its
     # nonlinearity.
     per_token = model.depth * (8 * model.width + 2 * model.mlp_width) * activation_bytes + 2 * VOCAB_SIZE * 4
     copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
     activations = tokens * per_token + 16 * train.batch_size * (model.context + 1)
-    return 4 * num_weights(config) * (2 + moments + copies), activations
+    return 4 * num_weights(config) * (2 + len(config.optim.moments) + copies), activations
 
 
 def num_weights(config: RunConfig) -> int:

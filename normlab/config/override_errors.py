@@ -21,8 +21,9 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from normlab.config.corpora import DATA, HubData
+from normlab.config.optim import OPTIMIZERS
 from normlab.config.option_names import hint, meanings
-from normlab.config.schema import OPTIMIZERS, RunConfig, RunOptions
+from normlab.config.schema import RunConfig, RunOptions
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.norms.base import NORMS

@@ -11,9 +11,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from normlab.config.corpora import DATA, DataConfig, HubData
+from normlab.config.optim import OPTIMIZERS, OptimConfig
 from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.options import check, from_tree, identity_tree, option
@@ -77,96 +78,6 @@ class ModelConfig:
             raise no_effect(f"model.rope_theta={self.rope_theta}", "model.positions=learned")
         if self.mlp_width is None:
             self.mlp_width = 4 * self.width if self.mlp == "gelu" else -(-8 * self.width // 96) * 32
-
-
-@dataclass(kw_only=True, slots=True)
-class OptimConfig:
-    """Options that all optimisers share: learning rate and schedule, clipping, weight decay."""
-
-    formula: ClassVar[str]
-    source: ClassVar[str]
-
-    name: str
-    """Name of the optimiser; chosen by `optim=`."""
-    lr: float = option(1e-3, above=0)
-    """Peak learning rate, per step."""
-    schedule: str = option("cosine", choices=("cosine", "linear", "constant", "wsd"))
-    """Schedule after the warm-up: cosine, linear, constant, or wsd (warm-up, stable, decay)."""
-    warmup_steps: int | None = option(None, at_least=0)
-    """Steps of linear warm-up to the peak; unless set the smaller of 50 and half of all steps."""
-    final_lr_fraction: float | None = option(None, at_least=0, at_most=1)
-    """Final learning rate over the peak; 0.1 unless set (0 for wsd). Not with schedule=constant."""
-    decay_fraction: float | None = option(None, above=0, at_most=1)
-    """Fraction of the steps in which wsd lowers the learning rate; 0.2 unless set. Only with schedule=wsd."""
-    clip: float | None = option(1.0, above=0)
-    """Largest norm of the gradient over all parameters; null for no clipping."""
-    weight_decay: float = option(0.1, at_least=0)
-    """Decoupled for AdamW, added to the gradient for SGD."""
-    decay: str = option("matrices", choices=("matrices", "all"))
-    """Which parameters have weight decay: matrices and embeddings, or all, with gains and biases."""
-
-    def resolve(self, steps: int) -> None:
-        """Set options that depend on schedule and steps, and reject those without effect."""
-        if self.warmup_steps is None:
-            self.warmup_steps = min(50, steps // 2)
-        if self.warmup_steps > steps:
-            raise ConfigError(
-                f"optim.warmup_steps={self.warmup_steps}: more than train.steps={steps}; lower it or raise train.steps"
-            )
-        if self.schedule == "constant":
-            if self.final_lr_fraction is not None:
-                raise no_effect(f"optim.final_lr_fraction={self.final_lr_fraction}", "optim.schedule=constant")
-        elif self.final_lr_fraction is None:
-            self.final_lr_fraction = 0.0 if self.schedule == "wsd" else 0.1
-        if self.schedule == "wsd":
-            self.decay_fraction = 0.2 if self.decay_fraction is None else self.decay_fraction
-        elif self.decay_fraction is not None:
-            raise no_effect(f"optim.decay_fraction={self.decay_fraction}", f"optim.schedule={self.schedule}")
-        if self.decay == "all" and self.weight_decay == 0:
-            raise no_effect("optim.decay=all", "optim.weight_decay=0")
-
-
-@dataclass(kw_only=True, slots=True)
-class AdamW(OptimConfig):
-    """Adam with decoupled weight decay."""
-
-    formula: ClassVar[str] = "w <- w - lr (m^/(sqrt(v^) + eps) + wd w)"
-    source: ClassVar[str] = "Loshchilov & Hutter 2017, arXiv:1711.05101, algorithm 2"
-
-    name: str = "adamw"
-    beta1: float = option(0.9, at_least=0, below=1)
-    """Decay per step of the mean of the gradients."""
-    beta2: float = option(0.95, at_least=0, below=1)
-    """Decay per step of the mean of the squared gradients."""
-    eps: float = option(1e-8, above=0)
-    """Added to the square root of the second moment."""
-
-
-@dataclass(kw_only=True, slots=True)
-class SGD(OptimConfig):
-    """Gradient descent with momentum."""
-
-    formula: ClassVar[str] = "b <- momentum b + (g + wd w);  w <- w - lr b"
-    source: ClassVar[str] = "Sutskever et al. 2013; torch.optim.SGD's form, dampening 0"
-
-    name: str = "sgd"
-    lr: float = option(0.1, above=0)
-    """Peak learning rate, per step."""
-    weight_decay: float = option(0.0, at_least=0)
-    """Added to the gradient, as weight_decay x weight."""
-    momentum: float = option(0.9, at_least=0, below=1)
-    """Decay per step of the velocity."""
-    nesterov: bool = False
-    """Whether to use Nesterov momentum."""
-
-    def resolve(self, steps: int) -> None:
-        """Also reject Nesterov without momentum."""
-        super(SGD, self).resolve(steps)
-        if self.nesterov and self.momentum == 0:
-            raise no_effect("optim.nesterov=true", "optim.momentum=0")
-
-
-OPTIMIZERS: dict[str, type[OptimConfig]] = {"adamw": AdamW, "sgd": SGD}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -304,7 +215,7 @@ class RunConfig:
 
     def _check_statistics(self) -> None:
         selected = set(self.stats.also)
-        for name in selected & set(ADAM_STATISTICS) if self.optim.name != "adamw" else ():
+        for name in selected & set(ADAM_STATISTICS) if self.optim.adam_constants is None else ():
             raise no_effect(f"stats.also={name}", f"optim={self.optim.name}")
         if self.norm.batch_statistics or self.eval.sequences < 2:
             cause = f"norm={self.norm.label}" if self.norm.batch_statistics else f"eval.sequences={self.eval.sequences}"

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.config.corpora import StdlibData
-from normlab.config.schema import AdamW, ModelConfig, RunConfig
+from normlab.config.optim import AdamW
+from normlab.config.schema import ModelConfig, RunConfig
 from normlab.errors import ConfigError
 from normlab.model.gpt import GPT, Block
 from normlab.norms.base import NormConfig

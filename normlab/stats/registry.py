@@ -367,7 +367,7 @@ ENTRIES = (
 STATISTICS = {statistic.name: statistic for statistic in ENTRIES}
 
 ADAM_STATISTICS = ("adam_rms", "adam_eps_frac", "sharpness_pre")
-"""Statistics that exist for AdamW only."""
+"""Statistics of optimisers with `adam_constants` only."""
 PER_EXAMPLE_STATISTICS = ("gns", "gns_trace", "gns_square")
 """Statistics that compare the gradients of at least two independent examples."""
 NEEDS_PARAMETER_COPY = ("param_norm", "update_norm")

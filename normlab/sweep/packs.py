@@ -15,26 +15,16 @@ from normlab.config.schema import RunConfig
 from normlab.options import plain_tree
 from normlab.stats.statistic import EXTENDED, PROBE
 
-_PER_RUN = {
-    "data": ("seed",),
-    "optim": (
-        *("lr", "weight_decay", "beta1", "beta2", "momentum"),
-        *("warmup_steps", "schedule", "final_lr_fraction", "decay_fraction"),
-    ),
-    "run": ("name",),
-}
-"""Options, by config group, that may differ within a pack, in addition to `seed`, `init` and tracking."""
-
 
 def pack_key(config: RunConfig) -> str:
     """Return as canonical JSON the options that must be equal within a pack."""
     tree = plain_tree(config)
     for option in ("seed", "init", "tracking"):
         del tree[option]
-    for group, options in _PER_RUN.items():
-        for option in options:
-            tree[group].pop(option, None)
-    # The threshold of clipping is a number per run, but training without clipping is another computation.
+    del tree["data"]["seed"], tree["run"]["name"]
+    for option in config.optim.per_run:
+        del tree["optim"][option]
+    # A threshold per run is a tensor; training with and without clipping are two computations.
     tree["optim"]["clip"] = config.optim.clip is not None
     return json.dumps(tree, sort_keys=True)
 

@@ -1,8 +1,8 @@
 """The identity of a run, its id, and the content of `run.json`.
 
 The identity holds the config fields that can change the numbers, the corpus, the device kind, the precision, the
-compile mode, and the versions of the norm, the placement and the init rule. Its hash is part of the run id: the same
-command on the same machine finds the same folder again, and a norm with a new version starts a new run.
+compile mode, and the versions of the norm, the placement, the init rule and the optimiser. Its hash is part of the run
+id: the same command on the same machine finds the same folder again, and a norm with a new version starts a new run.
 """
 
 from __future__ import annotations
@@ -44,12 +44,16 @@ def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
 
 
 def versions(config: RunConfig) -> dict[str, int | str]:
-    """Return the versions of the norm, the placement and the init rule; for a plugin the SHA-256 of its file."""
+    """Return the versions of the norm, the placement and the init rule; for a plugin the SHA-256 of its file.
+
+    The version of the optimiser is left out while it is 1: the ids of older runs do not have it.
+    """
     norm, placement, rule = config.norm, config.placement, config.init_rule
     return {
         "norm": version_of("norm", norm.name, norm.version),
         "placement": version_of("placement", placement.name, placement.version),
         "init": version_of("init rule", rule, INIT_RULE_VERSIONS.get(rule, 1)),
+        **({"optim": config.optim.version} if config.optim.version > 1 else {}),
     }
 
 

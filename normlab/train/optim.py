@@ -9,13 +9,14 @@ Shapes: R runs, the leading axis of every tensor of stacked runs; `...R` marks a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normlab.config.schema import SGD, AdamW, OptimConfig
+from normlab.config.optim import SGD, AdamW, OptimConfig
 
 Tensors = dict[str, Tensor]
 
@@ -72,18 +73,60 @@ class Hyperparameters:
     """The hyperparameters of one update of a run."""
 
     lr: float
+    """Of this step."""
+    options: OptimConfig
+    """Of this run."""
+
+
+def hyperparameters_at(options: OptimConfig, steps: int, step: int) -> Hyperparameters:
+    """Return the hyperparameters of the update from `step` to `step + 1`, of `steps` in all."""
+    return Hyperparameters(learning_rate(options, steps, step), options)
+
+
+@dataclass(slots=True)
+class Group:
+    """The parameters of one run that have the same weight decay, and what their update needs."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    moments: list[list[Tensor]]
+    """One list for each of the optimiser's `moments`."""
+    count: Tensor
+    """Updates made, with this one."""
+    lr: float
     weight_decay: float
-    beta1: float
-    """The momentum for SGD."""
-    beta2: float
-    """Unused by SGD."""
+    skip: Tensor
+    """1 if nothing may change, else 0."""
+
+
+def adamw(options: AdamW, group: Group) -> None:
+    """Update in place by AdamW."""
+    mean, square = group.moments
+    torch._fused_adamw_(
+        group.params, group.grads, mean, square, [], [group.count] * len(group.params), lr=group.lr,
+        beta1=options.beta1, beta2=options.beta2, weight_decay=group.weight_decay, eps=options.eps, amsgrad=False,
+        maximize=False, found_inf=group.skip,
+    )  # fmt: skip
+
+
+def sgd(options: SGD, group: Group) -> None:
+    """Update in place by SGD with momentum."""
+    velocity = group.moments[0] if options.momentum else []  # the kernel requires an empty list without momentum
+    torch._fused_sgd_(
+        group.params, group.grads, velocity, weight_decay=group.weight_decay, momentum=options.momentum, lr=group.lr,
+        dampening=0.0, nesterov=options.nesterov, maximize=False, is_first_step=False, found_inf=group.skip,
+    )  # fmt: skip
+
+
+UPDATES: dict[type[OptimConfig], Callable[[Any, Group], None]] = {AdamW: adamw, SGD: sgd}
+"""The update of each optimiser: one kernel for one run's parameters of a group."""
 
 
 class Optimizer:
-    """The state and the update of AdamW or SGD with momentum.
+    """The state of an optimiser, and its updates.
 
     Args:
-        options: `config.AdamW` or `config.SGD`.
+        options: Those of the run, or of any of the stacked runs.
         params: The parameters, whose shapes the moments have.
         decayed: The names of the parameters with weight decay.
     """
@@ -92,7 +135,7 @@ class Optimizer:
         self.options = options
         self.moments: dict[str, Tensors] = {
             kind: {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
-            for kind in (("mean", "square") if isinstance(options, AdamW) else ("velocity",))
+            for kind in options.moments
         }
         """By kind and parameter."""
         self.groups = (list(decayed), [name for name in params if name not in set(decayed)])
@@ -122,45 +165,15 @@ class Optimizer:
                 continue
             tensors = [[state[name].detach() for name in names] for state in (params, grads, *self.moments.values())]
             if isinstance(hyperparameters, Hyperparameters):
-                self._update_group(tensors, hyperparameters, hyperparameters.weight_decay if decays else 0.0, skip)
+                self._update_group(tensors, hyperparameters, decays, skip)
                 continue
             stacked = [[tensor.unbind() for tensor in kind] for kind in tensors]
             for run, values in enumerate(hyperparameters):
                 run_tensors = [[tensor[run] for tensor in kind] for kind in stacked]
-                self._update_group(run_tensors, values, values.weight_decay if decays else 0.0, skip[run])
+                self._update_group(run_tensors, values, decays, skip[run])
 
-    def _update_group(
-        self, tensors: list[list[Tensor]], hyper: Hyperparameters, weight_decay: float, skip: Tensor
-    ) -> None:
-        """Update one run's parameters of a group in one kernel, unless `skip` is 1.
-
-        Args:
-            tensors: The parameters, their gradients, and the moments of each kind.
-            hyper: The run's hyperparameters.
-            weight_decay: The group's weight decay.
-            skip: 1 or 0.
-        """
-        if isinstance(self.options, AdamW):
-            params, grads, mean, square = tensors
-            torch._fused_adamw_(
-                params, grads, mean, square, [], [self.count] * len(params), lr=hyper.lr, beta1=hyper.beta1,
-                beta2=hyper.beta2, weight_decay=weight_decay, eps=self.options.eps, amsgrad=False, maximize=False,
-                found_inf=skip,
-            )  # fmt: skip
-        else:
-            assert isinstance(self.options, SGD)
-            params, grads, velocity = tensors
-            velocity = velocity if hyper.beta1 else []  # the kernel requires an empty list without momentum
-            torch._fused_sgd_(
-                params, grads, velocity, weight_decay=weight_decay, momentum=hyper.beta1, lr=hyper.lr, dampening=0.0,
-                nesterov=self.options.nesterov, maximize=False, is_first_step=False, found_inf=skip,
-            )  # fmt: skip
-
-
-def hyperparameters_at(options: OptimConfig, steps: int, step: int) -> Hyperparameters:
-    """Return the hyperparameters of the update from `step` to `step + 1`, of `steps` in all."""
-    lr = learning_rate(options, steps, step)
-    if isinstance(options, AdamW):
-        return Hyperparameters(lr, options.weight_decay, options.beta1, options.beta2)
-    assert isinstance(options, SGD)
-    return Hyperparameters(lr, options.weight_decay, options.momentum, 0.0)
+    def _update_group(self, tensors: list[list[Tensor]], values: Hyperparameters, decays: bool, skip: Tensor) -> None:
+        params, grads, *moments = tensors
+        weight_decay = values.options.weight_decay if decays else 0.0
+        group = Group(params, grads, moments, self.count, values.lr, weight_decay, skip)
+        UPDATES[type(values.options)](values.options, group)

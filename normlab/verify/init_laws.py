@@ -16,7 +16,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from normlab.config.corpora import StdlibData
-from normlab.config.schema import AdamW, ModelConfig, RunConfig, TrainConfig
+from normlab.config.optim import AdamW
+from normlab.config.schema import ModelConfig, RunConfig, TrainConfig
 from normlab.model.init import build_model, initialise
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.config.schema import SGD, AdamW
+from normlab.config.optim import OPTIMIZERS, SGD, AdamW
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
+from normlab.options import plain_tree
 from normlab.train.optim import (
+    UPDATES,
     Optimizer,
     decay_start,
     hyperparameters_at,
@@ -55,6 +57,19 @@ OPTIONS = [
     SGD(lr=0.05, momentum=0.7, nesterov=True, schedule="constant", warmup_steps=0),
     SGD(lr=0.05, momentum=0.0, schedule="constant", warmup_steps=0),
 ]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimiser_is_complete(name: str) -> None:
+    kind = OPTIMIZERS[name]
+    options = kind()
+    assert options.name == name
+    assert kind.formula
+    assert kind.source
+    assert kind in UPDATES
+    assert kind in {type(compared) for compared in OPTIONS}, "add a row to OPTIONS, compared with torch"
+    assert set(kind.per_run) <= set(plain_tree(options))
+    assert options.adam_constants is None or {"mean", "square"} <= set(kind.moments)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["adamw", "adamw-all", "sgd", "nesterov", "plain-sgd"])

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from normlab.config.schema import AdamW
 from normlab.model.gpt import GPT
 from normlab.model.runner import SingleRun
 from normlab.stats.instrument import select
@@ -126,20 +125,20 @@ class ExtendedPass:
                 yield parameter_column(name, depth, "gns_trace"), trace
                 yield parameter_column(name, depth, "gns_square"), square
 
-    def _adam(self) -> AdamW | None:
-        """Return the optimiser's options if it is AdamW and has made an update."""
-        options = self.optimizer.options
-        return options if isinstance(options, AdamW) and self.optimizer.count else None
+    def _adam(self) -> tuple[float, float, float] | None:
+        """Return beta1, beta2 and eps if the optimiser has the form of Adam and has made an update."""
+        return self.optimizer.options.adam_constants if self.optimizer.count else None
 
     def _adam_statistics(self) -> Iterator[tuple[Column, Tensor]]:
         """Yield the size of Adam's update of each matrix, and the share of it that eps determines."""
-        options, count, depth = self._adam(), self.optimizer.count, len(self.model.blocks)
-        if options is None or not self.names & set(ADAM_STATISTICS):
+        constants, count, depth = self._adam(), self.optimizer.count, len(self.model.blocks)
+        if constants is None or not self.names & set(ADAM_STATISTICS):
             return
+        beta1, beta2, eps = constants
         for name, p in self._runner.params.items():
             if p.dim() >= 2:
                 mean, square = (self.optimizer.moments[kind][name] for kind in ("mean", "square"))
-                root = (square / (1 - options.beta2**count)).sqrt()
-                update = mean / (1 - options.beta1**count) / (root + options.eps)
+                root = (square / (1 - beta2**count)).sqrt()
+                update = mean / (1 - beta1**count) / (root + eps)
                 yield parameter_column(name, depth, "adam_rms"), update.square().mean().sqrt()
-                yield parameter_column(name, depth, "adam_eps_frac"), (root < 10 * options.eps).to(root.dtype).mean()
+                yield parameter_column(name, depth, "adam_eps_frac"), (root < 10 * eps).to(root.dtype).mean()

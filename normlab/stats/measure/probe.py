@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normlab.config.schema import AdamW, OptimConfig
+from normlab.config.optim import OptimConfig
 from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
 from normlab.stats.instrument import main_stream, tap
@@ -45,10 +45,11 @@ def adam_preconditioner(options: OptimConfig, squares: Mapping[str, Tensor], cou
         squares: v by parameter, as the optimiser keeps it.
         count: The number of updates.
     """
-    if not isinstance(options, AdamW) or not count:
+    if options.adam_constants is None or not count:
         return None
-    correction = 1 - options.beta2**count
-    return {name: (square / correction).sqrt() + options.eps for name, square in squares.items()}
+    _, beta2, eps = options.adam_constants
+    correction = 1 - beta2**count
+    return {name: (square / correction).sqrt() + eps for name, square in squares.items()}
 
 
 @dataclass(slots=True)

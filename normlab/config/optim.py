@@ -1,0 +1,121 @@
+"""The optimisers: their options, and what other modules must know of them. `train/optim.py` has their updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from normlab.errors import ConfigError, no_effect
+from normlab.options import option
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimConfig:
+    """Options of every optimiser: learning rate and schedule, clipping, weight decay."""
+
+    formula: ClassVar[str]
+    source: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Raise it with every change of the update that changes its numbers: then the runs have other ids."""
+    moments: ClassVar[tuple[str, ...]]
+    """Kinds of moment that the optimiser keeps for each parameter; part of the tensor names of a checkpoint."""
+    per_run: ClassVar[tuple[str, ...]] = (
+        *("lr", "weight_decay", "warmup_steps", "schedule", "final_lr_fraction", "decay_fraction"),
+    )
+    """Options in which the runs of a pack may differ."""
+
+    name: str
+    """Name of the optimiser; chosen by `optim=`."""
+    lr: float = option(1e-3, above=0)
+    """Peak learning rate, per step."""
+    schedule: str = option("cosine", choices=("cosine", "linear", "constant", "wsd"))
+    """Schedule after the warm-up: cosine, linear, constant, or wsd (warm-up, stable, decay)."""
+    warmup_steps: int | None = option(None, at_least=0)
+    """Steps of linear warm-up to the peak; unless set the smaller of 50 and half of all steps."""
+    final_lr_fraction: float | None = option(None, at_least=0, at_most=1)
+    """Final learning rate over the peak; 0.1 unless set (0 for wsd). Not with schedule=constant."""
+    decay_fraction: float | None = option(None, above=0, at_most=1)
+    """Fraction of the steps in the decay phase of wsd; 0.2 unless set. Only with schedule=wsd."""
+    clip: float | None = option(1.0, above=0)
+    """Largest norm of the gradient over all parameters; null for no clipping."""
+    weight_decay: float = option(0.1, at_least=0)
+    """Decoupled for AdamW, added to the gradient for SGD."""
+    decay: str = option("matrices", choices=("matrices", "all"))
+    """Parameters with weight decay: matrices and embeddings, or all, with gains and biases."""
+
+    @property
+    def adam_constants(self) -> tuple[float, float, float] | None:
+        """beta1, beta2 and eps if the update divides the moment `mean` by sqrt(`square`) + eps as Adam; else None."""
+        return None
+
+    def resolve(self, steps: int) -> None:
+        """Set the options that depend on the schedule and the number of steps, and reject those without effect."""
+        if self.warmup_steps is None:
+            self.warmup_steps = min(50, steps // 2)
+        if self.warmup_steps > steps:
+            raise ConfigError(
+                f"optim.warmup_steps={self.warmup_steps}: more than train.steps={steps}; lower it or raise train.steps"
+            )
+        if self.schedule == "constant":
+            if self.final_lr_fraction is not None:
+                raise no_effect(f"optim.final_lr_fraction={self.final_lr_fraction}", "optim.schedule=constant")
+        elif self.final_lr_fraction is None:
+            self.final_lr_fraction = 0.0 if self.schedule == "wsd" else 0.1
+        if self.schedule == "wsd":
+            self.decay_fraction = 0.2 if self.decay_fraction is None else self.decay_fraction
+        elif self.decay_fraction is not None:
+            raise no_effect(f"optim.decay_fraction={self.decay_fraction}", f"optim.schedule={self.schedule}")
+        if self.decay == "all" and self.weight_decay == 0:
+            raise no_effect("optim.decay=all", "optim.weight_decay=0")
+
+
+@dataclass(kw_only=True, slots=True)
+class AdamW(OptimConfig):
+    """Adam with decoupled weight decay."""
+
+    formula: ClassVar[str] = "w <- w - lr (m^/(sqrt(v^) + eps) + wd w)"
+    source: ClassVar[str] = "Loshchilov & Hutter 2017, arXiv:1711.05101, algorithm 2"
+    moments: ClassVar[tuple[str, ...]] = ("mean", "square")
+    per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "beta1", "beta2")
+
+    name: str = "adamw"
+    beta1: float = option(0.9, at_least=0, below=1)
+    """Decay per step of the mean of the gradients."""
+    beta2: float = option(0.95, at_least=0, below=1)
+    """Decay per step of the mean of the squared gradients."""
+    eps: float = option(1e-8, above=0)
+    """Added to the square root of the second moment."""
+
+    @property
+    def adam_constants(self) -> tuple[float, float, float]:
+        """beta1, beta2 and eps."""
+        return self.beta1, self.beta2, self.eps
+
+
+@dataclass(kw_only=True, slots=True)
+class SGD(OptimConfig):
+    """Gradient descent with momentum."""
+
+    formula: ClassVar[str] = "b <- momentum b + (g + wd w);  w <- w - lr b"
+    source: ClassVar[str] = "Sutskever et al. 2013; torch.optim.SGD's form, dampening 0"
+    moments: ClassVar[tuple[str, ...]] = ("velocity",)
+    per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "momentum")
+
+    name: str = "sgd"
+    lr: float = option(0.1, above=0)
+    """Peak learning rate, per step."""
+    weight_decay: float = option(0.0, at_least=0)
+    """Added to the gradient, as weight_decay x weight."""
+    momentum: float = option(0.9, at_least=0, below=1)
+    """Decay per step of the velocity."""
+    nesterov: bool = False
+    """Whether to use Nesterov momentum."""
+
+    def resolve(self, steps: int) -> None:
+        """Also reject Nesterov without momentum."""
+        super(SGD, self).resolve(steps)
+        if self.nesterov and self.momentum == 0:
+            raise no_effect("optim.nesterov=true", "optim.momentum=0")
+
+
+OPTIMIZERS: dict[str, type[OptimConfig]] = {"adamw": AdamW, "sgd": SGD}

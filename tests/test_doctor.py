@@ -44,7 +44,7 @@ def test_doctor_reports_this_machine(run_command: Command, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("versions", "state", "seen", "do"),
+    ("versions", "state", "finding", "remedy"),
     [
         ({}, "ok", "", ""),
         ({"datasets": "3.6.0"}, "bad", "datasets should be ", "pip install 'datasets"),
@@ -53,7 +53,7 @@ def test_doctor_reports_this_machine(run_command: Command, tmp_path: Path, monke
     ],
 )
 def test_versions(
-    versions: dict[str, str | None], state: str, seen: str, do: str, monkeypatch: pytest.MonkeyPatch
+    versions: dict[str, str | None], state: str, finding: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = metadata.version
 
@@ -66,8 +66,8 @@ def test_versions(
     monkeypatch.setattr(metadata, "version", version)
     result = check("normlab")
     assert result["state"] == state
-    assert seen in result["finding"]
-    assert do in result["remedy"]
+    assert finding in result["finding"]
+    assert remedy in result["remedy"]
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_wandb(variables: dict[str, str], expected: tuple[str, str], tmp_path: P
     )  # fmt: skip
     (result,) = [check for check in json.loads(done.stdout) if check["check"] == "W&B"]
     assert result["state"] == expected[0]
-    assert expected[1] in result["seen"]
+    assert expected[1] in result["finding"]
     assert done.stderr == ""
 
 

@@ -193,7 +193,7 @@ def _disk(folder: Path, remedy: str) -> tuple[str, str, str]:
 
 def line(check: Check) -> str:
     """Return a check as one line for a terminal, with its remedy on a second line."""
-    do = f"\n{'':14}-> {check['remedy']}" if check["do"] else ""
+    do = f"\n{'':14}-> {check['remedy']}" if check["remedy"] else ""
     return f"{check['check']:8} {check['state']:5}{check['finding']}{do}"
 
 

@@ -15,8 +15,8 @@ from normlab.options import plain_tree
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
-from normlab.report.signal_propagation import slope
-from normlab.train.signal_propagation import measure
+from normlab.propagation.measure import measure
+from normlab.propagation.render import slope
 from normlab.verify import init_laws
 
 Command = Callable[..., tuple[int, str, str]]

@@ -262,7 +262,7 @@ def test_by_and_format_are_checked(make, tmp_path):
     for bad in ("norm,norm", "norm,", ""):
         with pytest.raises(ConfigError) as caught:
             rows(tmp_path, bad)
-        assert str(caught.value) == f"--by {bad}: give one option or more, each once, such as norm,placement"
+        assert str(caught.value) == f"--by {bad}: name at least one option, each once, such as norm,placement"
     with pytest.raises(NormlabError, match="unknown format 'xml'"):
         render_cells(summarize_by(tmp_path, ["norm"]), "xml")
 

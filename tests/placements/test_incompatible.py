@@ -27,9 +27,7 @@ load_placements()
 def test_a_norm_without_effect_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         compose_run(["placement=rezero"])
-    assert str(caught.value) == (
-        "placement=rezero: has no norm, so norm=rmsnorm, named or by default, has no effect; add norm=none"
-    )
+    assert str(caught.value) == ("placement=rezero: has no norms, so norm=rmsnorm has no effect; set norm=none")
     for overrides in (["norm=none"], ["model.qk_norm=head"], ["placement.final_norm=true"]):
         compose_run(["placement=rezero", *overrides])
 

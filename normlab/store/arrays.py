@@ -29,11 +29,9 @@ from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import CORE, OF, TIERS
 from normlab.store.files import AppendFile, io_error, make_folder, write_atomic
-from normlab.store.format import with_checksum
+from normlab.store.format import STATISTICS_FOLDER, with_checksum
 from normlab.store.reading import read_bytes, read_record
 
-STATISTICS_FOLDER = "stats"
-"""The name of the statistics folder in a run's folder."""
 ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
 PLACES = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
 CADENCE_FILE = "cadence.json"

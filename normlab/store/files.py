@@ -112,6 +112,8 @@ def delete_temporaries(folder: Path) -> list[str]:
 
     Only the folder's single writer may call this, because temporary files of live processes look the same.
     """
+    if not folder.exists():
+        return []
     names = sorted(entry.name for entry in os.scandir(folder) if _TEMPORARY.fullmatch(entry.name))
     for name in names:
         (folder / name).unlink(missing_ok=True)

@@ -28,6 +28,7 @@ QUEUE_FILE = "queue.json"
 RUN_FILE = "run.json"
 STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
+STATISTICS_FOLDER = "stats"
 LOCK_FILE = "lock"
 
 CLIP_FACTOR_KEY = "clip"

@@ -33,6 +33,7 @@ from normlab.store.format import (
     RUN_FILE,
     RUNNING,
     STATES,
+    STATISTICS_FOLDER,
     STATUS_FILE,
     decode,
     to_json,
@@ -166,7 +167,8 @@ class RunFolder:
         """
         make_folder(self.path)
         with file_lock(self.path / LOCK_FILE, f"run {self.run_id}") as self._lock:
-            delete_temporaries(self.path)
+            for folder in (self.path, self.path / STATISTICS_FOLDER):
+                delete_temporaries(folder)
             try:
                 yield
             finally:

@@ -14,7 +14,6 @@ from typing import Any
 from normlab.config.schema import RunConfig, canonical_hash, config_from_record
 from normlab.data.corpus import Corpus
 from normlab.errors import ConfigError, StoreError, notify
-from normlab.store.arrays import STATISTICS_FOLDER
 from normlab.store.files import io_error, write_atomic
 from normlab.store.format import (
     COMPLETED_STATES,
@@ -22,6 +21,7 @@ from normlab.store.format import (
     RUN_FILE,
     RUNNING,
     RUNS_FOLDER,
+    STATISTICS_FOLDER,
     STATUS_FILE,
     to_json,
 )

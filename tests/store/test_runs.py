@@ -11,7 +11,7 @@ import time
 import pytest
 
 from normlab.errors import StoreError
-from normlab.store.format import with_checksum
+from normlab.store.format import STATISTICS_FOLDER, with_checksum
 from normlab.store.runs import RunFolder
 
 WRITER = """
@@ -286,9 +286,11 @@ def test_one_writer(folder):
 
 
 def test_lock_deletes_temporary_files_of_a_killed_writer(folder):
-    (folder.path / ".status.json.0123abcd.tmp").touch()
+    (folder.path / STATISTICS_FOLDER).mkdir()
+    for name in (".status.json.0123abcd.tmp", f"{STATISTICS_FOLDER}/.core.json.0123abcd.tmp"):
+        (folder.path / name).touch()
     with folder.lock():
-        assert not list(folder.path.glob(".*.tmp"))
+        assert not list(folder.path.rglob(".*.tmp"))
 
 
 def test_running_run_without_a_lock_is_killed(folder):

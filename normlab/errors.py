@@ -44,9 +44,9 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, options: Iterable[str]) -> str:
-    """Return the message for an unknown name: the name, the choices and the closest choice."""
+    """Return the message for an unknown name: the name, the closest choice and all choices."""
     options = sorted(options)
-    return f"unknown {kind} {name!r}: choose one of {', '.join(options)}{did_you_mean(name, options)}"
+    return f"unknown {kind} {name!r}{did_you_mean(name, options)}: choose one of {', '.join(options)}"
 
 
 def no_effect(setting: str, other: str) -> ConfigError:

@@ -6,7 +6,7 @@
 
 Prints for each placement, at the init of the law, the gradient of the first and of the last MLP's down projection and
 the RMS of the stream after the last block, at each depth, as means over the seeds; then each law with the expected and
-the measured number; then the project's first measurements, and where they differ. Exits with 1 if a law does not hold.
+the measured number. Exits with 1 if a law does not hold.
 The measurements are written beside the tables as JSON, from which `--again` makes the tables without measuring.
 """
 
@@ -25,7 +25,6 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from laws.claims import compared
 from laws.expected import LAWS
 from laws.profiles import CASES, LAYERNORM, OVERRIDES, Case, Cases, measure_case
 
@@ -62,11 +61,11 @@ def tables(measured: dict[str, Any]) -> tuple[bool, str]:
         f"torch {measured['torch']} on a CPU; `{' '.join([*LAYERNORM, *OVERRIDES])}`; "
         "none is `norm=none placement=pre`."
     )
-    return all(holds for holds, _ in verdicts), "\n".join([about, "", *lines, "", *compared(cases)])
+    return all(holds for holds, _ in verdicts), "\n".join([about, "", *lines])
 
 
 def main() -> int:
-    """Measure, or read measurements, and test the laws and the first measurements."""
+    """Measure, or read measurements, and test the laws."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--depths", type=int, nargs="+", default=[6, 12, 24, 48])

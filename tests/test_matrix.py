@@ -30,8 +30,14 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "norm=dty", "placement=pre"], "--only norm=dty: unknown norm 'dty': choose one of batchnorm, "),
-        (["--only", "nrom=dyt"], "--only nrom=dyt: unknown argument 'nrom': choose one of norm, placement"),
+        (
+            ["--only", "norm=dty", "placement=pre"],
+            "--only norm=dty: unknown norm 'dty' (did you mean 'dyt'?)",
+        ),
+        (
+            ["--only", "nrom=dyt"],
+            "--only nrom=dyt: unknown argument 'nrom' (did you mean 'norm'?)",
+        ),
         (["--only", "placement="], "--only placement=: unknown placement ''"),
         (["--only", "norm=dyt", "--write", "x.md"], "leave out --only or --write"),
     ],

@@ -119,7 +119,7 @@ def test_the_same_file_and_row_inside_the_package(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr + done.stdout
         assert "softsign" in done.stdout
         if command[0] == "list":
-            assert "scale=1.0: Where it turns flat, unit of x." in done.stdout
+            assert "scale=1.0: Magnitude at which the output is half of its maximum, unit of x." in done.stdout
 
 
 @pytest.mark.process

@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
-        message = _message_of(error)
+        message = _message_of(error, next(iter(arguments), ""))
         if debug or message is None:
             raise
         if isinstance(error, OSError) and error.filename is None:
@@ -57,8 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
         replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)
 
 
-def _message_of(error: Exception) -> str | None:
-    """Return the message for an error that the user can fix, or None for any other error."""
+def _message_of(error: Exception, command: str) -> str | None:
+    """Return the message for an error of a command that the user can fix, or None for any other error."""
     if isinstance(error, NormlabError):
         return str(error)
     if isinstance(error, OSError):
@@ -70,11 +70,10 @@ def _message_of(error: Exception) -> str | None:
             return f"the output cannot be written ({error.strerror}); free some space, or redirect it"
         return None
     if hasattr(error, "format_message"):  # typer's errors about arguments, whose class is not public
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "normlab"
         text = error.format_message().rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
         text = re.sub(r"\.? Did you mean (.*\?)$", r" (did you mean \1)", text[:1].lower() + text[1:])
-        return f"{text}; {command} --help lists the {'options' if context and context.parent else 'commands'}"
+        known = command in COMMANDS
+        return f"{text}; normlab {command + ' ' if known else ''}--help lists the {'options' if known else 'commands'}"
     if (where := plugin_line(error)) is not None:
         return f"plugins: {where}: {type(error).__name__}: {error}; fix the file (--debug prints the traceback)"
     return None

@@ -19,7 +19,7 @@ def propagation(
     ] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with all profiles over depth.")] = False,
     page: Annotated[
-        str | None, typer.Option("--page", "-o", metavar="FILE", help="HTML file to write the profiles to.")
+        str | None, typer.Option("--output", "-o", "--page", metavar="FILE", help="HTML file to write the profiles to.")
     ] = None,
 ) -> None:
     """Measure signal propagation at initialisation.
@@ -36,7 +36,7 @@ def propagation(
     if show_config(overrides or []):
         return
     if page is not None:
-        check_page(Path(page), "--page")
+        check_page(Path(page), "--output")
     rows = list(measure_rows(compose_grid(overrides or []), seeds, show_progress))
     typer.echo(render(rows if json else [table_row(row) for row in rows], "json" if json else "table"))
     if not json:

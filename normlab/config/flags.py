@@ -49,4 +49,4 @@ def flag_parser() -> argparse.ArgumentParser:
 
 
 def _reject_flag(message: str) -> NoReturn:
-    raise ConfigError(f"{message}; normlab train --hydra-help lists the flags")
+    raise ConfigError(f"{message}; --help lists the flags")

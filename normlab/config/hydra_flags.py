@@ -31,17 +31,18 @@ from normlab.config.flags import flag_parser
 from normlab.config.override_errors import explaining_errors
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError, NormlabError, one_line
+from normlab.placements.init_rules import INIT_RULES
 
 _HELP = """\
 normlab train [option=value ...]: train one run.
 The same command resumes the run, or reports that it is finished.
 
-== Choices (group=value) ==
+== Choices (option=value) ==
 {choices}
 
-== Options and their defaults (option=value) ==
+== All options and their defaults (option=value) ==
 {options}
-normlab list norms|placements|models|data|optim lists the choices.
+normlab list norms|placements|models|data|optim|init describes each choice.
 Hydra's flags work too: --cfg job, --info, --config-dir DIR, --multirun, hydra/launcher=..., --hydra-help"""
 
 _WRITE_NOTHING = (
@@ -183,5 +184,7 @@ def _print_help(line: CommandLine) -> None:
     with explaining_errors(line.typed), initialized_hydra(line.flags.config_dir) as loader:
         cfg = compose(line.config_name, overrides=line.overrides)
         groups = [group for group in loader.list_groups("") if group != "hydra"]
-        choices = [f"{group}: {', '.join(sorted(loader.get_group_options(group)))}" for group in sorted(groups)]
-    print(_HELP.format(choices="\n".join(choices), options=OmegaConf.to_yaml(cfg)), flush=True)
+        choices = {group: sorted(loader.get_group_options(group)) for group in groups}
+    choices["init"] = ["auto", *sorted(INIT_RULES)]
+    lines = [f"{option}: {', '.join(names)}" for option, names in sorted(choices.items())]
+    print(_HELP.format(choices="\n".join(lines), options=OmegaConf.to_yaml(cfg)), flush=True)

@@ -39,7 +39,7 @@ class OptimConfig:
     clip: float | None = option(1.0, above=0)
     """Largest norm of the gradient over all parameters; null for no clipping."""
     weight_decay: float = option(0.1, at_least=0)
-    """Decoupled for AdamW, added to the gradient for SGD."""
+    """Strength of the weight decay; the formula of the optimiser has it as wd."""
     decay: str = option("matrices", choices=("matrices", "all"))
     """Parameters with weight decay: matrices and embeddings, or all, with gains and biases."""
 

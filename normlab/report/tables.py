@@ -197,7 +197,7 @@ def render_table(rows: Sequence[Row], width: int) -> str:
     below += [_old_baselines_note(rows), _corpora_note(rows)]
     if dropped:
         titles = ", ".join(_TITLES.get(key, key) for key in dropped)
-        below.append(f"not shown: {titles} (use a wider terminal, or --format json for all values)")
+        below.append(f"not shown: {titles} (use a wider terminal, or JSON for all values)")
     above = "in common: " + ", ".join(f"{_TITLES.get(key, key)} {value}" for key, value in shared.items())
     parts = [fold_lines([above] if shared else [], width), _grid(columns, widths), fold_lines(below, width)]
     return "\n\n".join(filter(None, parts))

@@ -39,7 +39,8 @@ class StatsConfig:
         for field, allowed in (("tiers", TIERS), ("also", STATISTICS), ("without", STATISTICS)):
             for name in getattr(self, field):
                 if name not in allowed:
-                    raise ConfigError(f"stats.{field}={name}: " + unknown("name", name, allowed))
+                    kind = "tier" if allowed is TIERS else "statistic"
+                    raise ConfigError(f"stats.{field}={name}: " + unknown(kind, name, allowed))
         measured = self._of_tiers()
         for name in self.also:
             if _inputs(name) <= measured:

@@ -119,7 +119,7 @@ def sgd(options: SGD, group: Group) -> None:
 
 
 UPDATES: dict[type[OptimConfig], Callable[[Any, Group], None]] = {AdamW: adamw, SGD: sgd}
-"""The update of each optimiser: one kernel for one run's parameters of a group."""
+"""The update of each optimiser, in place: a function of one run's options and tensors (`Group`)."""
 
 
 class Optimizer:

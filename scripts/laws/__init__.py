@@ -1,1 +1,1 @@
-"""The measurements, the laws and the earlier claims of `scripts/init_laws.py`."""
+"""The measurements and the laws of `scripts/init_laws.py`."""

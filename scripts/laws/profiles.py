@@ -95,11 +95,6 @@ def root_of_2l(depth: int) -> float:
     return math.sqrt(2 * depth)
 
 
-def harmonic(depth: int) -> float:
-    """Return the sum of 1 / l over the blocks."""
-    return math.fsum(1 / layer for layer in range(1, depth + 1))
-
-
 def _depths(cases: Cases) -> list[int]:
     return next(iter(cases.values())).depths
 

@@ -498,7 +498,7 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
 @pytest.mark.parametrize(
     ("overrides", "pattern"),
     [
-        (["data.tokenizer=byts"], r"unknown tokenizer 'byts': .*did you mean 'bytes'.*pretrained"),
+        (["data.tokenizer=byts"], r"unknown tokenizer 'byts' .*did you mean 'bytes'.*pretrained"),
         (["data.tokenizer=bpee"], r"did you mean 'bpe'"),
         (["data.vocab_size=500"], r"has no effect with data.tokenizer=bytes; .*data.tokenizer=bpe"),
         (["data.vocab_size=256", "data.tokenizer=bpe"], r"data.vocab_size=256: must be at least 257"),

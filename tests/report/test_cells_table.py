@@ -243,7 +243,7 @@ def test_pair_with_a_diverged_run_counts_as_a_loss(make, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"against": "norm=laynorm"}, r"unknown norm 'laynorm': .*did you mean 'layernorm'"),
+        ({"against": "norm=laynorm"}, r"unknown norm 'laynorm' .*did you mean 'layernorm'"),
         ({"against": "placement=pre"}, r"placement is not in --by norm"),
         ({"against": "norm>layernorm"}, r"write option=value"),
         ({"where": ["model.dpth>3"]}, r"did you mean 'model.depth'"),

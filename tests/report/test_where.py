@@ -43,7 +43,7 @@ def test_conditions(texts, which):
     [
         ("model.dpth>=8", "--where model.dpth: no run has this option .did you mean 'model.depth'"),
         ("nrom=rmsnorm", "did you mean 'norm'"),
-        ("norm=rmsnrm", "unknown norm 'rmsnrm': choose one of layernorm, none, rmsnorm .did you mean 'rmsnorm'"),
+        ("norm=rmsnrm", "unknown norm 'rmsnrm' .did you mean 'rmsnorm'..: choose one of layernorm, none, rmsnorm"),
         ("norm>rmsnorm", "compares numbers"),
         ("x.depth>4", "--where x.depth: no run has this option .did you mean 'model.depth'"),
         ("model.depth>16", "no run matches; model.depth is 16, 4, 8"),

@@ -44,7 +44,7 @@ def test_statistics_have_names_of_their_own_and_are_in_the_order_of_their_tensor
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["stats.without=[resid_rm]"], "stats.without=resid_rm: unknown name .*did you mean 'resid_rms'"),
+        (["stats.without=[resid_rm]"], "stats.without=resid_rm: unknown statistic .*did you mean 'resid_rms'"),
         (["stats.also=[resid_rms]"], "has no effect, since it is measured already"),
         (["stats.also=[gns]", "norm=batchnorm"], "stats.also=gns: has no effect with norm=batchnorm"),
         (["stats.also=[gns]", "eval.sequences=1"], "stats.also=gns: has no effect with eval.sequences=1"),
@@ -67,7 +67,7 @@ def test_options_without_effect_fail(overrides: list[str], message: str) -> None
 
 def test_unknown_preset_fails(run_command: Command) -> None:
     assert run_command("train", "stats=of") == (
-        2, "", "error: stats=of: unknown stats 'of': choose one of core, full, off (did you mean 'off'?)\n"
+        2, "", "error: stats=of: unknown stats 'of' (did you mean 'off'?): choose one of core, full, off\n"
     )  # fmt: skip
 
 
@@ -135,8 +135,8 @@ OVERRIDES = [
 @pytest.mark.parametrize(
     ("name", "body", "missing"),
     [
-        ("no_mlp", "return x + attn(self.norm(self.other(x)))", "mlp_rms, layer 1: .*what the MLP adds"),
-        ("no_attn", "return x + mlp(self.norm(self.other(x)))", "attn_rms, layer 1: .*what attention adds"),
+        ("no_mlp", "return x + attn(self.norm(self.other(x)))", "mlp_rms, layer 1: .*the tensor that the MLP adds"),
+        ("no_attn", "return x + mlp(self.norm(self.other(x)))", "attn_rms, layer 1: .*the tensor that attention adds"),
         (
             "no_norm", "return x + attn(self.norm(x)) + mlp(x)",
             "norm_in_rms at other, layer 1: .*the input and the output of a norm",

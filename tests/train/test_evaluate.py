@@ -64,7 +64,7 @@ def test_bf16_and_compile_train_the_same_model(overrides: list[str]) -> None:
         assert other.folder.run_id != plain.folder.run_id
         pairs = zip(other.folder.rows("train").rows, plain.folder.rows("train").rows, strict=True)
         assert all(a["loss"] == pytest.approx(b["loss"], abs=tolerance) for a, b in pairs)
-        assert other.status["val_loss"] != plain.status["val_loss"]
+        assert other.status.val_loss != plain.status.val_loss
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.config.optim import OPTIMIZERS, SGD, AdamW
+from normlab.config.optim import OPTIMIZERS, SGD, AdamW, OptimConfig
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.options import plain_tree
@@ -37,26 +39,36 @@ def gradients(step: int, like: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     return {n: torch.randn(p.shape, generator=generator, dtype=torch.float64) for n, p in like.items()}
 
 
-def reference(options: AdamW | SGD, params: dict[str, torch.Tensor], decayed: list[str]) -> torch.optim.Optimizer:
+def torch_adamw(options: AdamW, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    betas = (options.beta1, options.beta2)
+    return torch.optim.AdamW(groups, lr=options.lr, betas=betas, eps=options.eps, foreach=False)
+
+
+def torch_sgd(options: SGD, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=options.nesterov, foreach=False)
+
+
+TORCH: dict[type, Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]] = {AdamW: torch_adamw, SGD: torch_sgd}
+"""The optimiser of torch that each of ours must equal."""
+
+
+def reference(options: OptimConfig, params: dict[str, torch.Tensor], decayed: list[str]) -> torch.optim.Optimizer:
     groups = [
         {"params": [p for n, p in params.items() if n in decayed], "weight_decay": options.weight_decay},
         {"params": [p for n, p in params.items() if n not in decayed], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
-    if isinstance(options, AdamW):
-        return torch.optim.AdamW(
-            groups, lr=options.lr, betas=(options.beta1, options.beta2), eps=options.eps, foreach=False
-        )
-    return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=options.nesterov, foreach=False)
+    return TORCH[type(options)](options, [group for group in groups if group["params"]])
 
 
-OPTIONS = [
-    AdamW(lr=0.01, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3, schedule="constant", warmup_steps=0),
-    AdamW(lr=0.02, weight_decay=0.3, decay="all", schedule="constant", warmup_steps=0),
-    SGD(lr=0.05, momentum=0.7, weight_decay=0.2, schedule="constant", warmup_steps=0),
-    SGD(lr=0.05, momentum=0.7, nesterov=True, schedule="constant", warmup_steps=0),
-    SGD(lr=0.05, momentum=0.0, schedule="constant", warmup_steps=0),
-]
+CONSTANT: dict[str, Any] = {"schedule": "constant", "warmup_steps": 0}
+OPTIONS: dict[str, OptimConfig] = {
+    "adamw": AdamW(lr=0.01, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3, **CONSTANT),
+    "adamw-all": AdamW(lr=0.02, weight_decay=0.3, decay="all", **CONSTANT),
+    "sgd": SGD(lr=0.05, momentum=0.7, weight_decay=0.2, **CONSTANT),
+    "nesterov": SGD(lr=0.05, momentum=0.7, nesterov=True, **CONSTANT),
+    "plain-sgd": SGD(lr=0.05, momentum=0.0, **CONSTANT),
+}
+with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -67,13 +79,14 @@ def test_every_optimiser_is_complete(name: str) -> None:
     assert kind.formula
     assert kind.source
     assert kind in UPDATES
-    assert kind in {type(compared) for compared in OPTIONS}, "add a row to OPTIONS, compared with torch"
+    assert kind in TORCH, "add the optimiser of torch that it must equal"
+    assert kind in set(map(type, OPTIONS.values())), "add a row of options"
     assert set(kind.per_run) <= set(plain_tree(options))
     assert options.adam_constants is None or {"mean", "square"} <= set(kind.moments)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["adamw", "adamw-all", "sgd", "nesterov", "plain-sgd"])
-def test_update_of_a_single_run_equals_torch_optim(options: AdamW | SGD) -> None:
+@with_options
+def test_update_of_a_single_run_equals_torch_optim(options: OptimConfig) -> None:
     params = drawn()
     reference_params = {n: p.clone().requires_grad_() for n, p in params.items()}
     decayed = [n for n, p in params.items() if is_decayed(options, p)]
@@ -90,8 +103,8 @@ def test_update_of_a_single_run_equals_torch_optim(options: AdamW | SGD) -> None
             torch.testing.assert_close(p, reference_params[n].detach(), atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["adamw", "adamw-all", "sgd", "nesterov", "plain-sgd"])
-def test_update_of_stacked_runs_equals_single_updates(options: AdamW | SGD) -> None:
+@with_options
+def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig) -> None:
     runs = [copy.deepcopy(options) for _ in range(3)]
     for number, run in enumerate(runs):
         run.lr, run.weight_decay = options.lr * (1 + number), 0.1 * number
@@ -114,8 +127,8 @@ def test_update_of_stacked_runs_equals_single_updates(options: AdamW | SGD) -> N
             torch.testing.assert_close(p[r], single[r][n], atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("options", OPTIONS[:3], ids=["adamw", "adamw-all", "sgd"])
-def test_skipped_update_changes_no_bit(options: AdamW | SGD) -> None:
+@with_options
+def test_skipped_update_changes_no_bit(options: OptimConfig) -> None:
     params = drawn()
     optimizer = Optimizer(options, params, list(params))
     optimizer.update(params, gradients(0, params), hyperparameters_at(options, STEPS, 0), torch.tensor(True))

@@ -57,10 +57,10 @@ def test_stacked_runs_equal_single_runs(overrides: tuple[str, ...], compiled: bo
         outputs = [single(tokens[r], targets[r], hypers[r]) for r, single in enumerate(singles)]
         together = pack(tokens, targets, hypers)
         losses = together.loss
-        for name in ("loss", "grad_norm", "clip"):
+        for name in ("loss", "grad_norm", "clip_factor"):
             expected = torch.stack([getattr(out, name) for out in outputs])
             torch.testing.assert_close(getattr(together, name), expected, atol=1e-9, rtol=0)
-    # Without this the comparison could be single of two models that learned nothing.
+    # Without this assertion, the compared models could have learned nothing.
     assert losses.max() < math.log(VOCAB)
     for kind in ("params", "buffers"):
         stacked = getattr(pack.runner, kind)

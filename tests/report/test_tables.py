@@ -205,7 +205,7 @@ def test_width_without_a_terminal_is_160(rows, monkeypatch):
 
 
 def test_unknown_format_is_an_error(rows):
-    with pytest.raises(NormlabError, match=r"unknown format 'jsn' .did you mean 'json'..: choose one of csv, json, mark"):
+    with pytest.raises(NormlabError, match=r"unknown format 'jsn' .did you mean 'json'..: choose one of csv, json"):
         render(rows, "jsn")
 
 

@@ -53,7 +53,7 @@ _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
 }
 """Settings outside the config that the loss depends on, and the sweep, whose plan fixes the sizes of its packs."""
 
-_CODE = {"norm": "the norm's code", "placement": "the placement's code"}
+_CODE = {"norm": "the norm's code", "placement": "the placement's code", "optim": "the optimiser's code"}
 """Parts of the code with a version in a run's identity, and the name of the version as a setting."""
 _INIT_RULE = "init rule"
 """The rule that `init=auto` resolves to."""
@@ -216,7 +216,7 @@ def settings_of(run: RunRecord) -> dict[str, Setting]:
         if option not in (LR, *SEEDS) and not (run.corpus.sha256 and option.startswith("data."))
     }
     environment = {name: read(run) for name, read in _ENVIRONMENT.items()}
-    code = {name: str(run.code_versions.get(part))[:8] for part, name in _CODE.items()}
+    code = {name: str(run.code_versions.get(part, 1))[:8] for part, name in _CODE.items()}
     return environment | options | code | {"init": run.options.get("init"), _INIT_RULE: run.machine.init}
 
 

@@ -64,8 +64,10 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
     Raises:
         ConfigError: An option of `by` or a condition is invalid.
     """
+    results, warnings = read_results(selection.records)  # warns of every damaged run, which can meet no condition
     records = select_where(selection.records, where)
-    results, warnings = read_results(records)
+    selected = set(records)
+    results = [result for result in results if result.record in selected]
     if by is None:
         options = distinguishing_options(results)[:MAX_OPTIONS] or list(DEFAULT_OPTIONS)
     else:

@@ -116,6 +116,16 @@ def test_where_selects_runs(sweeps, run_command):
     assert ids("results/compare.html") == ["abc1"]
 
 
+def test_where_reports_damaged_runs(sweeps, run_command):
+    """A damaged record meets no condition, so the command reports it instead."""
+    Path("results/runs/abc2/run.json").write_text("{")
+    code, _, _ = run_command("compare", "--where", "seed>=1")
+    assert code == 0
+    assert ids("results/compare.html") == ["abc1"]
+    [warning] = page_data(Path("results/compare.html"))["warnings"]
+    assert warning.startswith("run abc2 is damaged and is left out: ")
+
+
 def test_damaged_plan_is_an_error(sweeps, run_command):
     Path("results/sweeps/first/plan.json").write_text("{")
     code, _, err = run_command("compare", "first")

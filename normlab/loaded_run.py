@@ -25,10 +25,12 @@ from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
 from normlab.store.files import io_error
 from normlab.store.format import CLIP_FACTOR_KEY, RUN_FILE
+from normlab.store.parts import parse_part
 from normlab.store.query import resolve_run
 from normlab.store.reading import LARGEST_TOKENIZER
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
+from normlab.store.status import Status
 from normlab.train import checkpoint
 from normlab.train.identity import versions
 from normlab.train.prepare import PLUGINS, TOKENIZER_FILE
@@ -66,18 +68,18 @@ class LoadedRun:
         self.folder = folder
         self.trust = trust
         """Whether plugins in the folder may be executed."""
-        self.record: dict[str, Any] = folder.run()
-        """The content of run.json."""
-        if problem := RunRecord.read(folder).problem:
-            notify(one_line(problem))
+        self._run_json: dict[str, Any] = folder.run()
+        self.record = RunRecord.read(folder)
+        if self.record.problem:
+            notify(one_line(self.record.problem))
 
     def __repr__(self) -> str:
-        return f"LoadedRun({self.folder.run_id!r}, {self.status['state']})"
+        return f"LoadedRun({self.folder.run_id!r}, {self.status.state})"
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """The current content of status.json."""
-        return self.folder.status()
+        return parse_part(Status, self.folder.status())
 
     @cached_property
     def config(self) -> RunConfig:
@@ -91,7 +93,7 @@ class LoadedRun:
         placements.load_all()
         run_plugins(self._trusted_plugins())
         try:
-            config = config_from_record(self.record.get("config", {}))
+            config = config_from_record(self._run_json.get("config", {}))
             config.validate()
         except ConfigError as error:
             raise StoreError(
@@ -213,7 +215,7 @@ class LoadedRun:
 
     def _warn_about_other_versions(self) -> None:
         """Print a warning if the run trained another version of its norm or placement than the installed one."""
-        identity = self.record.get("identity")
+        identity = self._run_json.get("identity")
         if isinstance(identity, dict) and "sources" in identity:
             notify(
                 f"run {self.folder.run_id} was recorded before norms and placements had versions; its model may "

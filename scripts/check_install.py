@@ -90,7 +90,7 @@ def check(python: str, package: Path, folder: Path) -> str:
         raise CommandError(summary)
     call(normlab, "doctor", cwd=work)
     loss = call(
-        venv / "bin" / "python", "-c", "import normlab; print(normlab.load('rmsnorm').status['val_loss'])", cwd=work
+        venv / "bin" / "python", "-c", "import normlab; print(normlab.load('rmsnorm').status.val_loss)", cwd=work
     )
     return f"trained, summarised, loaded; validation loss {float(loss):.6f}"
 

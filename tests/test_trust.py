@@ -94,7 +94,7 @@ def test_no_command_executes_code_in_a_runs_folder(
     code, _, err = run_command("train", *plugin_overrides)
     assert (code, "resumes from step 2" in err) == (0, True), err
     run = normlab.load("mine")
-    assert run.status["state"] == "finished"
+    assert run.status.state == "finished"
     assert run.tokenizer.decode(run.tokenizer.encode("a b")) == "a b"
     assert len(run.metrics)
     assert not MARKER.exists()

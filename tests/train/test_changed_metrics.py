@@ -96,7 +96,7 @@ def test_longer_run_does_not_branch_from_changed_metrics(run: RunFolder, run_com
     code, _, err = run_command("train", *longer)
     assert code == 0
     assert f"{message}; this run does not branch from it" in err
-    assert "continued_from" not in load("longer", run.path.parents[1]).record
+    assert not load("longer", run.path.parents[1]).record.is_branch
 
 
 def test_resumed_branched_and_old_runs_are_not_reported(run: RunFolder, run_command: Command) -> None:

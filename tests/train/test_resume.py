@@ -524,7 +524,7 @@ def test_load_returns_config_metrics_and_model(reference: Path, run_command: Com
     with torch.no_grad():
         loss = F.cross_entropy(run.model(tokens).flatten(0, 1), targets.flatten()).item()
     assert loss == pytest.approx(losses[16], abs=1e-6)
-    assert loss == pytest.approx(run.status["val_loss"], abs=1e-6)
+    assert loss == pytest.approx(run.status.val_loss, abs=1e-6)
 
     arguments = ["sample", str(reference), "--prompt", "The norm ", "--tokens", "12", "--seed", "3"]
     code, out, err = run_command(*arguments)
